@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from growkit.probing.probe import probe
     from growkit.probing.settings import ProbeSettings
     from growkit.proof.verdict import verify
-    from growkit.recipe.files import load_recipe
     from growkit.recipe.manifest import check
-    from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
+    from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, load_recipe
     from growkit.report.saving import save_report
     from growkit.report.terminal import Bars, show
     from growkit.results.inspection import CheckResult, Inference, Inspection

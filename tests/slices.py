@@ -24,9 +24,8 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.families.family import family_of
 from growkit.families.headers import Headers
-from growkit.recipe.files import parse_recipe
 from growkit.recipe.planner import plan_recipe
-from growkit.recipe.recipe import Recipe
+from growkit.recipe.recipe import Recipe, parse_recipe
 from tests.conftest import save_random
 from tests.fuzz.steps import any_operation, options
 from tests.sizes import KINDS

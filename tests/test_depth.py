@@ -207,7 +207,7 @@ def test_orders(options: dict[str, str], order: list[Any]) -> None:
         ({"layers": "6", "blocks": "stack"}, "no multiple of the present 4"),
         ({"layers": "9", "blocks": "overlap"}, "more than twice"),
         ({"layers": "8", "blocks": "stack", "place": "end"}, "decides where"),
-        ({"layers": "eight"}, "layers is 'eight'"),
+        ({"layers": "eight"}, "layers 'eight' is not understood"),
         ({"layers": "8", "place": "-1"}, "place is '-1'"),
         ({"layers": "8", "blocks": "mirror"}, "choose identity or stack"),
     ],

@@ -19,7 +19,7 @@ from growkit.base.names import did_you_mean, nearest, perhaps
 from growkit.base.units import size
 from growkit.cli.app import app
 from growkit.planning.operation import operations
-from growkit.recipe.files import shipped_recipes
+from growkit.recipe.recipe import shipped_recipes
 from tests.conftest import save_model, seeded
 
 

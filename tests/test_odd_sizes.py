@@ -36,8 +36,7 @@ from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
 from growkit.families.family import Family, stored_family
-from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
-from growkit.growth.expanding import expand
+from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY, expand
 from growkit.planning.operation import Change
 from growkit.recipe import recipe as recipes
 from tests.conftest import relative_error, save_random, seeded

@@ -86,7 +86,7 @@ def test_a_setting_that_no_prompt_shows(
         change(target, **{key: value}, **also)
         decides, told = found(source, target)
         checkpoints = Checkpoint(source), Checkpoint(target)
-        origin = origin_of(*checkpoints, read_record(checkpoints[1]).recipe)
+        origin = origin_of(*checkpoints, read_record(checkpoints[1]))
         by_manifest = compare_with_plan(*checkpoints, origin.lineage.plans[-1].config)
     finally:
         (target / "config.json").write_bytes(was)

@@ -20,8 +20,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Spool
 from growkit.engine.lending import Stored, can_stay, lend
 from growkit.planning.plan import Planned
-from growkit.recipe.files import parse_recipe
 from growkit.recipe.planner import plan_recipe
+from growkit.recipe.recipe import parse_recipe
 from tests.conftest import edit_weights, seeded
 
 Make = Callable[..., Path]

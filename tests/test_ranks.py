@@ -28,9 +28,8 @@ from growkit.conversions.shared_diff import RANKS_PER_PASS, smallest_rank
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.recipe.files import load_recipe
 from growkit.recipe.planner import plan_recipe
-from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, load_recipe
 from tests.conftest import folder_bytes, load_strict, relative_error, save_model, seeded
 from tests.test_calibration import TEXT, with_tokenizer
 

@@ -39,7 +39,7 @@ import growkit
 from growkit.cli.app import app
 from growkit.cli.demo import MODEL, held_out_text
 from growkit.families.family import families
-from growkit.recipe.files import shipped_recipe
+from growkit.recipe.recipe import shipped_recipe
 from tests import reference
 from tests.conftest import save_model, save_random
 

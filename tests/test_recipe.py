@@ -21,8 +21,14 @@ from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.cli.app import app
 from growkit.cli.demo import MODEL
-from growkit.recipe.files import load_recipe, parse_recipe, shipped_recipe, shipped_recipes
-from growkit.recipe.recipe import GrowStep, Recipe
+from growkit.recipe.recipe import (
+    GrowStep,
+    Recipe,
+    load_recipe,
+    parse_recipe,
+    shipped_recipe,
+    shipped_recipes,
+)
 
 Make = Callable[..., Path]
 GOOD = """

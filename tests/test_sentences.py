@@ -127,8 +127,8 @@ def test_what_is_empty_in_python_and_in_recipes() -> None:
     [
         ("grow source out --hidden x2.0000001", "would make hidden 32.000002; "),
         ("grow source out --hidden x1.03", "would make hidden 16.48; "),
-        ("grow source out --hidden 99999999999999999999", "is too large; "),
-        ("grow source out --hidden x99999999999999999999", "is too large; "),
+        ("grow source out --hidden 99999999999999999999", "is not understood; "),
+        ("grow source out --hidden x99999999999999999999", "is not understood; "),
         ("run source", "source holds no growkit.json"),
         (f"{GROW} --text source", "text source is a folder, and a file was expected"),
         (f"{GROW} --text blank", "text blank holds blanks alone"),

@@ -26,9 +26,8 @@ from growkit.algebra.law import grow_moments
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.growth import copying
-from growkit.recipe.files import load_recipe
 from growkit.recipe.planner import change
-from growkit.recipe.recipe import GrowStep
+from growkit.recipe.recipe import GrowStep, load_recipe
 from growkit.results.proof import VerifyResult
 from tests.conftest import relative_error, save_random, seeded
 from tests.families import SIZES
@@ -112,7 +111,7 @@ def test_sizes_that_cannot_be_had_are_refused(make: Make, tmp_path: Path) -> Non
     refused: list[tuple[dict[str, Any], str]] = [
         ({"ffn": 23}, "less than the present 24, and nothing is taken away; choose 24 or more"),
         ({"ffn": "x23/24"}, "less than the present 24"),
-        ({"ffn": "x10/7"}, "would make ffn 34.2857; choose"),
+        ({"ffn": "x10/7"}, "would make ffn 34.28571429; choose"),
         ({"ffn": "400/3"}, "not understood"),
         ({"heads": 10, "kv_heads": "x1"}, "no multiple of num_key_value_heads 4"),
         ({"hidden": 72}, "rounds; hidden can grow .* whole copies.* --promise bounded"),

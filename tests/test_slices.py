@@ -22,8 +22,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import WeightFile
 from growkit.families.family import family_of
 from growkit.families.headers import Headers
-from growkit.recipe.files import parse_recipe
 from growkit.recipe.planner import plan_recipe
+from growkit.recipe.recipe import parse_recipe
 from tests.conftest import folder_bytes, seeded
 from tests.orders import sweep
 from tests.slices import any_case, look

@@ -17,7 +17,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.units import duration, size
 from growkit.cli.app import app
-from growkit.recipe.files import load_recipe, parse_recipe
+from growkit.recipe.recipe import load_recipe, parse_recipe
 from growkit.report.proof import glance, headroom, proof_view
 from growkit.results.advice import name_result, next_step
 from growkit.results.proof import Finding, VerifyResult

@@ -93,7 +93,7 @@ def test_states_that_are_not_tried(trained: tuple[Path, Path, Path], tmp_path: P
     """A manifest has nothing read outside the two folders; what is not tried is said."""
     source, state, out = trained
     before, after = Checkpoint(source), Checkpoint(out)
-    recipe = read_record(after).recipe
+    recipe = read_record(after)
     assert recipe
     assert state_paths(before, after, recipe, None).source == state
     elsewhere = replace(recipe, optimizer=f"../{tmp_path.name}")
@@ -102,9 +102,7 @@ def test_states_that_are_not_tried(trained: tuple[Path, Path, Path], tmp_path: P
     assert "was not tried, as that of the source is not in its folder" in places.untried
     bare = tmp_path / "bare"
     growkit.grow(source, bare, hidden="x2", symmetry="keep", verify=False)
-    assert not state_paths(
-        before, Checkpoint(bare), read_record(Checkpoint(bare)).recipe, None
-    ).untried
+    assert not state_paths(before, Checkpoint(bare), read_record(Checkpoint(bare)), None).untried
     with pytest.raises(InputError, match="holds no optimizer's state that could be compared"):
         growkit.verify(source, bare, **QUICK, steps=1, optimizer=state)
     with pytest.raises(InputError, match="add --steps"):

@@ -24,8 +24,8 @@ from growkit.optimizer.groups import class_updates
 from growkit.optimizer.growing import grown_moments
 from growkit.planning.updates import Update, law_of
 from growkit.proof import training as proof
-from growkit.recipe.files import parse_recipe
 from growkit.recipe.planner import plan_recipe
+from growkit.recipe.recipe import parse_recipe
 from growkit.training import param_groups
 from tests.conftest import load_strict, save_model, save_random
 

@@ -44,7 +44,7 @@ def pair(place: Path, engine: str = "torch", **options: Any) -> tuple[Path, Path
 def lineage_of(source: Path, out: Path) -> Any:
     """How the target was made."""
     after = Checkpoint(out)
-    return origin_of(Checkpoint(source), after, read_record(after).recipe).lineage
+    return origin_of(Checkpoint(source), after, read_record(after)).lineage
 
 
 def unlike(source: Path, out: Path, state: Path) -> str:

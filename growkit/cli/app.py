@@ -43,8 +43,17 @@ from growkit.cli.signals import heed_signals
 from growkit.engine.user_family import load_description
 from growkit.planning.operation import operations
 from growkit.probing.settings import ProbeSettings
-from growkit.recipe.files import load_recipe, recipe_file, shipped_recipe, shipped_recipes
-from growkit.recipe.recipe import DEFAULT_METHOD, ConvertStep, GrowStep, Recipe, Step
+from growkit.recipe.recipe import (
+    DEFAULT_METHOD,
+    ConvertStep,
+    GrowStep,
+    Recipe,
+    Step,
+    load_recipe,
+    recipe_file,
+    shipped_recipe,
+    shipped_recipes,
+)
 from growkit.version import __version__
 
 app = typer.Typer(

@@ -16,8 +16,7 @@ from growkit.base.settings import Settings, option
 from growkit.checkpoint.folder import check_name
 from growkit.planning.operation import SizeOption, Switch, operations
 from growkit.probing.settings import ProbeSettings
-from growkit.recipe.files import shipped_recipes
-from growkit.recipe.recipe import Recipe
+from growkit.recipe.recipe import Recipe, shipped_recipes
 
 PATHS = ("SRC", "OUT", "FILE", "PATH", "FOLDER", "RECIPE", "RECIPE…")
 """Forms of values that are paths."""

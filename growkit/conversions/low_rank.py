@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import Any
 
 from growkit.base.lazy import Tensor, torch
 from growkit.planning.plan import Judged
@@ -266,7 +267,7 @@ class Heads:
         return (most + 1) // 2 if pairs else most
 
     def factorise(
-        self, weight: Tensor, rank: int, moment: Tensor | None, dtype: torch.dtype
+        self, weight: Tensor, rank: int, moment: Tensor | None = None, dtype: Any = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best parts of a projection: base, down and up, as ``growkit.modeling`` stores them.
 
@@ -274,8 +275,10 @@ class Heads:
             weight: [(signal + noise) · head_dim, hidden], in float64.
             rank: of the updates.
             moment: second moment of the inputs, [hidden, hidden]; None to weigh all inputs equally.
-            dtype: of the rounded parts; the base is that of the rounded updates.
+            dtype: of the rounded parts, float64 by default; the base is that of the rounded
+                updates.
         """
+        dtype = dtype or weight.dtype
         found = share(self.members(weight), rank, moment)
         down = self._by_head(found.down).transpose(-1, -2).reshape(-1, weight.shape[1]).to(dtype)
         up = self._by_head(found.up).reshape(-1, rank).to(dtype)

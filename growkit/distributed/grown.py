@@ -33,9 +33,8 @@ from growkit.engine.user_family import temporary_family, unlisted_family
 from growkit.families.family import family_of
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Planned
-from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.planner import plan_recipe
-from growkit.recipe.recipe import Recipe
+from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.sources import find
 
 if TYPE_CHECKING:

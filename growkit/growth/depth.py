@@ -13,14 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
 from growkit.families.description import Tensor
 from growkit.families.family import Family, stored_family
 from growkit.families.sizes import MOST_LAYERS
-from growkit.planning.operation import Change, Operation, Option, SizeOption, parse_size
+from growkit.planning.operation import Change, Operation, Option, SizeOption
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Constant, Kept, Transform
 
@@ -31,13 +30,9 @@ def _is_place(text: str) -> bool:
     return text in PLACES or bool(re.fullmatch(r"[0-9]{1,5}( *, *[0-9]{1,5})*", text))
 
 
+LAYERS = SizeOption("layers", "the number of layers; x1.5 turns 2 into 3", axes=("layers",))
 OPTIONS: tuple[Option, ...] = (
-    SizeOption(
-        "layers",
-        "the number of layers; x1.5 turns 2 into 3",
-        axes=("layers",),
-        accepts=lambda text: parse_size(text, 1) is not None,
-    ),
+    LAYERS,
     Option(
         "blocks",
         "what new layers do: start as identity, so that the function stays the same (identity); "
@@ -125,21 +120,17 @@ def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:
                 "choose --blocks interpose"
             )
         new = _new(count, options.get("layers"))
-        if blocks == "stack":
-            if new % count:
-                raise InputError(
-                    f"layers would be {count + new}, which is no multiple of the present {count}; "
-                    "a stack needs that, choose --blocks overlap or interpose"
-                )
+        if blocks == "stack" and new % count == 0:
             return [Layer(of) for of in [*range(count)] * (1 + new // count)]
-        if new > count:
-            raise InputError(
-                f"layers would be {count + new}, which is more than twice the present {count}; two "
-                "overlapping copies have no more, choose --blocks stack or interpose"
-            )
-        # The first layers and the last ones, so many of each that those between come twice.
-        last = (count + new) // 2
-        return [Layer(of) for of in (*range(count + new - last), *range(count - last, count))]
+        if blocks == "overlap" and new <= count:
+            # The first layers and the last ones, so many of each that those between come twice.
+            last = (count + new) // 2
+            return [Layer(of) for of in (*range(count + new - last), *range(count - last, count))]
+        problem = "no multiple of" if blocks == "stack" else "more than twice"
+        raise InputError(
+            f"layers would be {count + new}, {problem} the present {count}, which {blocks} cannot "
+            "make; choose another number, or --blocks interpose"
+        )
     behind = _behind(count, options.get("layers"), place or PLACES[0])
     order = []
     for layer in range(count):
@@ -160,7 +151,6 @@ def _behind(count: int, layers: str | None, place: str) -> list[int]:
             f"place names layer {behind[-1]}, but there are {count} layers, counted from 0; choose "
             f"numbers up to {count - 1}"
         )
-    _check_most(count + len(behind))
     if layers is not None and _new(count, layers) != len(behind):
         raise InputError(
             f"layers {layers} adds {_new(count, layers)} to the present {count}, but place names "
@@ -175,23 +165,13 @@ def _new(count: int, layers: str | None) -> int:
         raise InputError(
             f"layers is missing; give a factor like x1.5 or x2, or a number like {2 * count}"
         )
-    wanted = parse_size(layers, count) or Fraction(0)
-    if wanted.denominator != 1:
+    wanted = int(count * LAYERS.factor(layers, count))
+    if not count < wanted <= MOST_LAYERS:
         raise InputError(
-            f"layers {layers} makes {float(wanted):g} of the present {count}; choose a whole "
-            f"number, such as {int(wanted) + 1}"
+            f"layers {layers} makes {wanted:,} of the present {count}; choose more, such as "
+            f"x2, and at most {MOST_LAYERS:,}"
         )
-    if wanted <= count:
-        raise InputError(
-            f"layers {layers} is no more than the present {count}; choose more, such as x2"
-        )
-    _check_most(int(wanted))
-    return int(wanted) - count
-
-
-def _check_most(wanted: int) -> None:
-    if wanted > MOST_LAYERS:
-        raise InputError(f"layers would be {wanted:,}; at most {MOST_LAYERS:,} can be made")
+    return wanted - count
 
 
 def _check(family: Family, complete: Config, order: Sequence[Layer], where: str) -> None:
@@ -206,16 +186,14 @@ def _check(family: Family, complete: Config, order: Sequence[Layer], where: str)
             f"{model} has norms behind the sum of what a layer adds and what it is given, so that "
             "no new layer can leave that as it is; choose --blocks stack, overlap or interpose"
         )
-    why = family.fixed(complete).get("layers")
-    if why:
+    if why := family.fixed(complete).get("layers"):
         raise InputError(f"layers of {model} {why}")
     numbered = family.numbered(complete)
     for place, layer in enumerate(order):
         if numbered and layer.of != place and not layer.idle:
             raise InputError(
                 f"layer {layer.of} of {model} would be number {place}, but with {numbered} layers "
-                "compute with their number; put new layers behind the others (--place end)"
-                + ("" if any(each.idle for each in order) else " as identity blocks")
+                "compute with their number; put identity blocks behind the others (--place end)"
             )
 
 

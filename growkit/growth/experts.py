@@ -56,17 +56,8 @@ from growkit.families.description import Tensor as Described
 from growkit.families.family import Family, families, stored_family
 from growkit.families.sizes import MOST_EXPERTS
 from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
-from growkit.planning.operation import (
-    Change,
-    Operation,
-    Option,
-    SizeOption,
-    Value,
-    check_whole,
-    is_within,
-    parse_size,
-)
-from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
+from growkit.planning.operation import Change, Operation, Option, SizeOption, is_within
+from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import (
     Computed,
     Constant,
@@ -139,10 +130,7 @@ class MoreExperts(Operation):
             each.name: _copied(source, each, present[EXPERTS], copies, shares) for each in found
         }
         plan = Plan.made(source, family, config, made, unused=unused, copies={EXPERTS: copies})
-        settled: dict[str, Value | None] = {
-            "symmetry": options["symmetry"],
-            "snr_db": shares.snr_db,
-        }
+        settled = {"symmetry": options["symmetry"], "snr_db": shares.snr_db}
         if follows:
             return Change([plan], settled=settled)
         lost = "copies of some experts are chosen in the place of others, since top_k was given"
@@ -216,22 +204,14 @@ def wanted_experts(size: str, present: int, layers: int) -> int:
         InputError: the number is not understood, no multiple of the present one, or more than any
             model has.
     """
-    wanted = parse_size(size, present)
-    if not wanted:
-        raise InputError(
-            f"experts {size!r} is not understood; write a whole factor like x2 or a number like "
-            f"{8 * present}"
-        )
-    check_whole(EXPERTS, size, {EXPERTS: wanted})
-    experts = int(wanted)
+    experts = int(present * NUMBER.factor(size, present))
     if experts == present:
         raise InputError(f"{experts} experts are no more than there are; choose {2 * experts}")
     if experts % present:
-        below = max(experts // present * present, present)
-        choices = " or ".join(str(each) for each in (below, below + present) if each > present)
+        more = experts // present + 1
         raise InputError(
             f"{experts} experts cannot be had by copying each of the present {present} equally "
-            f"often, so that all copies of what is chosen are chosen; choose {choices}"
+            f"often, so that all copies of what is chosen are chosen; choose {more * present}"
         )
     if experts * layers > MOST_EXPERTS:
         raise InputError(
@@ -320,17 +300,16 @@ class Upcycle(Operation):
         """See ``growkit.planning.operation.Operation``."""
         family = stored_family(source)
         target, experts, dense = _with_experts(family, source)
-        old = family.sizes(source.config)
-        cut = _cut(options, old["ffn"], old["layers"])
-        config = _upcycled_config(source, family, target, dense, cut)
-        upcycling = _Upcycling(source, target, experts, cut, options.get("drop"), seed)
-        plan = upcycling.plan(config, unused_tensors(source, family))
-        settled = {"top_k": cut.top_k}
-        if "drop" in options:
-            lost = f"{float(options['drop']):.0%} of the hidden units of every expert, drawn anew"
+        old, drop = family.sizes(source.config), options.get("drop")
+        count, top_k, pieces = _numbers_of_experts(options, old["ffn"], old["layers"])
+        made = _Upcycling(source, target, experts, count, top_k, pieces, old["ffn"], drop, seed)
+        plan = made.plan(made.config(family, dense), unused_tensors(source, family))
+        settled = {"top_k": top_k}
+        if drop:
+            lost = f"{float(drop):.0%} of the hidden units of every expert, drawn anew"
             return Change([plan], "different", lost, settled)
         dtype = main_dtype(source.tensors)
-        if cut.pieces > 1 and dtype in SHORT and not experts.float32:
+        if pieces > 1 and dtype in SHORT and not experts.float32:
             lost = (
                 f"tokens for which two groups of experts get the same number in "
                 f"{TORCH_NAMES[dtype]} may get pieces of both; --dtype float32 makes it exact"
@@ -339,27 +318,8 @@ class Upcycle(Operation):
         return Change([plan], settled=settled)
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """How a dense MLP becomes experts.
-
-    Attributes:
-        experts: number of experts.
-        top_k: number of experts that a token goes through.
-        pieces: number of experts that make up the MLP.
-        ffn: width of the MLP.
-        width: of an expert.
-    """
-
-    experts: int
-    top_k: int
-    pieces: int
-    ffn: int
-    width: int
-
-
-def _cut(options: Mapping[str, str], ffn: int, layers: int) -> _Cut:
-    """What was asked for.
+def _numbers_of_experts(options: Mapping[str, str], ffn: int, layers: int) -> tuple[int, int, int]:
+    """Experts, experts that a token goes through, and experts that make up the MLP.
 
     Raises:
         InputError: it cannot be exact, or cannot learn; names what would work.
@@ -378,16 +338,12 @@ def _cut(options: Mapping[str, str], ffn: int, layers: int) -> _Cut:
                 f"{name} {number} is no multiple of granularity {pieces}, so that the chosen "
                 "experts would not always make up the MLP; choose numbers that are"
             )
-    if top_k > experts:
+    if not 1 < top_k <= experts:
         raise InputError(
-            f"top_k {top_k} of {experts} experts cannot be chosen; choose at most {experts}"
+            f"top_k is {top_k}, but there are {experts} experts, and a router with one choice "
+            f"could never learn; choose at least 2 and at most {experts}"
         )
-    if top_k == 1:
-        raise InputError(
-            "with top_k 1 the weight of the chosen expert is 1 for any router, so that it could "
-            "never learn; choose at least 2"
-        )
-    return _Cut(experts, top_k, pieces, ffn, ffn // pieces)
+    return experts, top_k, pieces
 
 
 def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Dense]:
@@ -418,62 +374,76 @@ def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Den
     )
 
 
-def _upcycled_config(
-    source: Weights, family: Family, target: Family, dense: Dense, cut: _Cut
-) -> dict[str, object]:
-    """The config of the model with experts; what the dense class assumed is written out.
-
-    Raises:
-        InputError: the dense model has something that the class with experts lacks.
-    """
-    assert target.experts
-    given, complete = source.config, family.complete(source.config)
-    for key, values in dense.only.items():
-        if given.get(key, values[0]) not in values:
-            raise InputError(
-                f"config.json in {source.where()} has {key} {given[key]!r}, which a {target.name} "
-                f"model cannot have; only one with {' or '.join(map(repr, values))} can be upcycled"
-            )
-    config = {key: value for key, value in given.items() if key != "auto_map"}
-    rope = given.get("rope_parameters")
-    rope = rope if isinstance(rope, Mapping) else {}
-    config |= {k: v for k, v in dense.assumed.items() if k not in config and k not in rope}
-    config |= {key: complete[key] for key in target.defaults if key in family.defaults}
-    config |= dict(dense.ignored) | dict(target.experts.config)
-    config |= {"model_type": target.model_types[0], target.experts.top_k: cut.top_k}
-    sizes = family.sizes(given) | {EXPERTS: cut.experts}
-    sizes |= {**target.experts.sizes(cut.ffn, cut.pieces), target.experts.width: cut.width}
-    for key, axes in target.axes_of({**target.defaults, **config}).items():
-        config[key] = sum(sizes[axis] for axis in axes)
-    for key, other in target.aliases.items():
-        if key in config:
-            config.pop(other, None)
-    target.complete(config)
-    return config
-
-
 @dataclass(frozen=True)
 class _Upcycling:
-    """How the tensors of a model with experts are made; see ``Upcycle``."""
+    """How a model with experts is made.
+
+    Attributes:
+        source: the dense model.
+        target: the family of the model with experts.
+        experts: what the family declares about them.
+        count: number of experts.
+        top_k: number of experts that a token goes through.
+        pieces: number of experts that make up the MLP.
+        ffn: width of the MLP.
+        drop: part of the hidden units to draw anew; None for none.
+        seed: of what is drawn.
+    """
 
     source: Weights
     target: Family
     experts: Experts
-    cut: _Cut
+    count: int
+    top_k: int
+    pieces: int
+    ffn: int
     drop: str | None
     seed: int
 
-    def plan(self, config: Config, unused: tuple[Mapping[str, str], Mapping[str, str]]) -> Plan:
-        """All rules.
+    def config(self, family: Family, dense: Dense) -> Config:
+        """The config of the model; what the dense class assumed is written out.
+
+        Raises:
+            InputError: the dense model has something that the class with experts lacks.
+        """
+        given, complete = self.source.config, family.complete(self.source.config)
+        for key, values in dense.only.items():
+            if given.get(key, values[0]) not in values:
+                raise InputError(
+                    f"config.json in {self.source.where()} has {key} {given[key]!r}, which a "
+                    f"{self.target.name} model cannot have; only one with "
+                    f"{' or '.join(map(repr, values))} can be upcycled"
+                )
+        config = {key: value for key, value in given.items() if key != "auto_map"}
+        rope = given.get("rope_parameters")
+        rope = rope if isinstance(rope, Mapping) else {}
+        config |= {k: v for k, v in dense.assumed.items() if k not in config and k not in rope}
+        config |= {key: complete[key] for key in self.target.defaults if key in family.defaults}
+        config |= dict(dense.ignored) | dict(self.experts.config)
+        config |= {"model_type": self.target.model_types[0], self.experts.top_k: self.top_k}
+        sizes = family.sizes(given) | {EXPERTS: self.count}
+        sizes |= self.experts.sizes(self.ffn, self.pieces)
+        sizes[self.experts.width] = self.ffn // self.pieces
+        for key, axes in self.target.axes_of({**self.target.defaults, **config}).items():
+            config[key] = sum(sizes[axis] for axis in axes)
+        for key, other in self.target.aliases.items():
+            if key in config:
+                config.pop(other, None)
+        self.target.complete(config)
+        return config
+
+    def plan(self, config: Config, unused: tuple[dict[str, str], dict[str, str]]) -> Plan:
+        """The plan.
 
         Raises:
             InputError: the class with experts has no place for a tensor.
         """
         sizes = self.target.sizes(config)
-        rules = [
-            self._rule(place, place.pattern.shape(sizes)) for place in places(self.target, config)
-        ]
-        used = {name for rule in rules for name in rule.sources}
+        made = {
+            place.name: self._transform(place, place.pattern.shape(sizes))
+            for place in places(self.target, config)
+        }
+        used = {name for transform in made.values() for name in transform.sources}
         for name in sorted(self.source.tensors.keys() - used - unused[0].keys()):
             raise InputError(
                 f"a {self.target.name} model has no place for tensor {name} of "
@@ -481,27 +451,26 @@ class _Upcycling:
                 "computes"
             )
         # While all experts are the same function, only rounding depends on a router.
-        same = self.cut.pieces == 1 and self.drop is None
-        routers = {rule.target for rule in rules if isinstance(rule.transform, Computed)}
-        return Plan.checked(
+        same = self.pieces == 1 and self.drop is None
+        return Plan.made(
             self.source,
             self.target,
             config,
-            rules,
+            made,
             unused=unused,
-            copies={EXPERTS: self.cut.experts // self.cut.pieces},
-            waits=routers if same else (),
+            copies={EXPERTS: self.count // self.pieces},
+            waits=[name for name, each in made.items() if same and isinstance(each, Computed)],
             apart="experts train on the tokens that a new router gives them",
         )
 
-    def _rule(self, place: ExpertTensor, shape: tuple[int, ...]) -> Rule:
+    def _transform(self, place: ExpertTensor, shape: tuple[int, ...]) -> Transform:
         of = place.tensor.dense
         if of == NEW:
             info = TensorInfo(shape, main_dtype(self.source.tensors))
             if place.pattern.dimensions[0].axes != {EXPERTS} or len(shape) == 1:
-                return Rule(place.name, info, Constant(info, 0.0, "new, zero"))
-            compute = partial(_router, f"{self.seed}:{place.name}", info, self.cut.pieces)
-            return Rule(place.name, info, Computed((), "new, small random numbers", compute))
+                return Constant(info, 0.0, "new, zero")
+            router = partial(_router, f"{self.seed}:{place.name}", info, self.pieces)
+            return Computed((), "new, small random numbers", router)
         names = [place.name] if of is None else [each.format(layer=place.layer) for each in of]
         for name in names:
             if name not in self.source.tensors:
@@ -509,38 +478,35 @@ class _Upcycling:
                     f"a {self.target.name} model needs {place.name}, but there is no {name} in "
                     f"{self.source.where()}; it cannot be upcycled"
                 )
-        info = TensorInfo(shape, self.source.tensors[names[0]].dtype)
         if of is None:
-            return taken_over(place.name, info)
+            return Kept(place.name)
         if len(shape) == 2:
-            return Rule(place.name, info, self._copied(names[0], place, place.expert))
+            return self._copied(names[0], place, place.expert)
         rows = shape[1] // len(names)
         stacked = [
             [(self._copied(name, place, expert), rows) for name in names]
-            for expert in range(self.cut.experts)
+            for expert in range(self.count)
         ]
-        return Rule(place.name, info, Stacked(stacked, "the dense MLP for every expert"))
+        return Stacked(stacked, "the dense MLP for every expert")
 
     def _copied(self, name: str, place: ExpertTensor, expert: int | None) -> Transform:
         """The part of the dense MLP's tensor in an expert, or in shared experts (None)."""
-        last = place.is_last
-        times = 1.0
-        if last:
-            shared = expert is None
-            times = self.experts.beside if shared else self.experts.part * self.cut.pieces
-        scaled = f", times {times:g}" if times != 1 else ""
-        whole: Transform = Kept(name, times, f"the dense MLP{scaled}")
+        dimension, times = (1 if place.is_last else 0), 1.0
+        if place.is_last:
+            times = self.experts.beside if expert is None else self.experts.part * self.pieces
+        why = f"the dense MLP, times {times:g}" if times != 1 else "the dense MLP"
+        whole: Transform = Kept(name, times, why)
         if self.drop is not None and expert is not None:
             units = f"{self.seed}:{place.layer}:{expert}"
-            dimension = 1 if last else 0
             drawn = partial(_dropped, float(self.drop), units, name, dimension, times)
-            whole = Computed((name,), f"the dense MLP{scaled}, units drawn anew", drawn)
-        if expert is None or self.cut.pieces == 1:
+            whole = Computed((name,), f"{why}, units drawn anew", drawn)
+        if expert is None or self.pieces == 1:
             return whole
-        number = expert % self.cut.pieces
-        begin = number * self.cut.width
-        why = f"piece {number + 1} of {self.cut.pieces} of {whole.why}"
-        return Section(whole, (0, begin) if last else (begin, 0), why)
+        number = expert % self.pieces
+        begin = [0, 0]
+        begin[dimension] = number * (self.ffn // self.pieces)
+        why = f"piece {number + 1} of {self.pieces} of {whole.why}"
+        return Section(whole, tuple(begin), why)
 
 
 def _router(key: str, info: TensorInfo, pieces: int) -> Tensor:

@@ -25,9 +25,8 @@ from growkit.checkpoint.model_files import carried_bytes
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
 from growkit.engine.user_family import temporary_family
 from growkit.planning.plan import SMALL as SMALL_TENSOR
-from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.planner import describe, plan_recipe
-from growkit.recipe.recipe import Recipe
+from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.results.operation import Estimate, LargePlan
 from growkit.sources import find
 

@@ -28,7 +28,6 @@ from growkit.families.family import family_of
 from growkit.pipeline.estimate import disk_needed, estimate
 from growkit.planning.operation import Value
 from growkit.proof.preflight import check_settings, preflight
-from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.manifest import manifest_of
 from growkit.recipe.planner import describe, plan_recipe, planned_tensors
 from growkit.recipe.recipe import (
@@ -38,6 +37,8 @@ from growkit.recipe.recipe import (
     ConvertStep,
     GrowStep,
     Recipe,
+    load_recipe,
+    recipe_file,
 )
 from growkit.report.card import model_card
 from growkit.results.operation import GrowResult

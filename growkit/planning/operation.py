@@ -68,7 +68,7 @@ class Option:
             if self.needed:
                 raise InputError(f"{self.name} is missing; give {self.help} ({self.form})")
             return self.values[0] if self.values else None
-        self.check_kind(value, self.name)
+        self._check_kind(value)
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         if self.values:
             for known in self.values:
@@ -82,19 +82,9 @@ class Option:
             raise InputError(f"{self.name} is {text!r}; give {self.help} ({self.form})")
         return text
 
-    def check_kind(self, value: object, where: str, shown: Callable[[object], str] = repr) -> None:
-        """Refuse a value of a kind that it cannot have.
-
-        Args:
-            value: as written in a recipe or in Python.
-            where: what it is, for the message.
-            shown: how values are written there.
-
-        Raises:
-            InputError: it is of another kind.
-        """
+    def _check_kind(self, value: object) -> None:
         if not isinstance(value, self.kinds) or isinstance(value, bool) != (bool in self.kinds):
-            raise InputError(f"{where} is {shown(value)}; {self.expected} was expected")
+            raise InputError(f"{self.name} is {value!r}; {self.expected} was expected")
 
     @property
     def expected(self) -> str:
@@ -111,7 +101,7 @@ class Switch(Option):
     def read(self, value: Value | None) -> str | None:
         """See ``Option``."""
         if value is not None:
-            self.check_kind(value, self.name)
+            self._check_kind(value)
         return "on" if value else None
 
 
@@ -133,6 +123,40 @@ class SizeOption(Option):
     def expected(self) -> str:
         """See ``Option``."""
         return "a factor like x2, x1.5 or x3/2, or a size"
+
+    def factor(self, size: str, current: int, sizes: Mapping[str, int] | None = None) -> Fraction:
+        """By what ``current`` is multiplied to become ``size``.
+
+        Args:
+            size: as users write it.
+            current: the size in its unit.
+            sizes: of axes that the factor must make whole numbers; by default the current one.
+
+        Raises:
+            InputError: the size is not understood, or smaller than the current one; or an axis
+                would have no whole number.
+        """
+        wanted = parse_size(size, current)
+        if not wanted:
+            raise InputError(
+                f"{self.name} {size!r} is not understood; write a factor like x2, x1.5 or x3/2, or "
+                f"a size like {2 * current}"
+            )
+        if wanted < current:
+            text = size.strip()
+            meant = f", or x{text} for a factor" if text.isdigit() and 1 < int(text) < 10 else ""
+            raise InputError(
+                f"{self.name} {size} is less than the present {current}, and nothing is taken "
+                f"away; choose {current} or more{meant}"
+            )
+        ratio = wanted / current
+        for axis, present in (sizes or {self.name: current}).items():
+            if (new := present * ratio).denominator != 1:
+                raise InputError(
+                    f"{self.name} {size} would make {axis} {float(new):.10g}; choose a size or a "
+                    "factor that makes it a whole number"
+                )
+        return ratio
 
 
 @dataclass(frozen=True)
@@ -256,18 +280,27 @@ def config_key_aliases(options: Iterable[Option]) -> dict[str, str]:
     return {key: name for (key, name), _ in reversed(votes.most_common())}
 
 
-def complete(
-    operation: Operation,
-    options: Mapping[str, Value],
-    having: Callable[[str, Collection[str]], str] = lambda option, known: "",
-) -> dict[str, str]:
-    """The options of an operation with their defaults.
+def suggest_operation(option: str, known: Collection[str]) -> str:
+    """Which operations have an option, as what to choose for it; empty if none has.
 
     Args:
-        operation: it.
-        options: those that were given.
-        having: of an option that is none of those that it has, what to choose for it; empty if
-            nothing has it.
+        option: its name, or the config key of the size that it changes.
+        known: the options of the operation that lacks it.
+    """
+    every = {verb: operations(verb).values() for verb in PACKAGES}
+    options = [each for found in every.values() for one in found for each in one.options]
+    name = config_key_aliases(options).get(option, option)
+    if name in known:
+        return ""
+    ways = []
+    for verb, way in (("grow", "the growth method"), ("convert", "the conversion to")):
+        named = [one.name for one in every[verb] if name in (each.name for each in one.options)]
+        ways += [f"{way} {' or '.join(named)}"] if named else []
+    return f"for {name} choose {' or '.join(ways)}" if ways else ""
+
+
+def complete(operation: Operation, options: Mapping[str, Value]) -> dict[str, str]:
+    """The options of an operation with their defaults.
 
     Raises:
         InputError: there is no such option or value; lists those that exist.
@@ -275,12 +308,9 @@ def complete(
     known = {option.name: option for option in operation.options}
     for name in options:
         if name not in known:
-            other = having(name, known)
-            hint = (
-                f"; {other}"
-                if other
-                else perhaps(name, known, config_key_aliases(operation.options))
-            )
+            other = suggest_operation(name, known)
+            aliases = config_key_aliases(operation.options)
+            hint = f"; {other}" if other else perhaps(name, known, aliases)
             has = f"; it has {', '.join(known)}" if known else ", nor any other"
             raise InputError(f"{operation.name} has no option {name}{has}{hint}")
     read = {name: option.read(options.get(name)) for name, option in known.items()}
@@ -314,56 +344,3 @@ def parse_size(size: str, current: int) -> Fraction | None:
     if divisor:
         return current * Fraction(int(whole), int(divisor)) if int(divisor) else None
     return current * Fraction(f"{whole}.{decimals or 0}")
-
-
-def size_factor(name: str, size: str, current: int) -> Fraction:
-    """By what ``current`` is multiplied to become ``size``.
-
-    Raises:
-        InputError: the size is not understood, or smaller than the current one.
-    """
-    wanted = parse_size(size, current)
-    digits = size.strip().lower().lstrip("x×")
-    if wanted is None and digits.isdecimal():
-        raise InputError(
-            f"{name} {size} is too large; a number of more than 12 digits is none that a size has"
-        )
-    if not wanted:
-        raise InputError(
-            f"{name} {size!r} is not understood; write a factor like x2, x1.5 or x3/2, or a size "
-            f"like {2 * current}"
-        )
-    if wanted < current:
-        text = size.strip()
-        meant = f", or x{text} for a factor" if text.isdigit() and 1 < int(text) < 10 else ""
-        raise InputError(
-            f"{name} {size} is less than the present {current}, and nothing is taken away; "
-            f"choose {current} or more{meant}"
-        )
-    return wanted / current
-
-
-def _decimal(number: Fraction) -> str:
-    """A number that is not whole, with as many digits as show that."""
-    every = (f"{float(number):.{digits}g}" for digits in range(6, 18))
-    shown = (text for text in every if "e" not in text and not float(text).is_integer())
-    return next(shown, str(number))
-
-
-def check_whole(name: str, size: str, sizes: Mapping[str, Fraction]) -> None:
-    """Refuse a factor that does not make whole numbers.
-
-    Args:
-        name: of the option.
-        size: its value.
-        sizes: of axes, as they would become.
-
-    Raises:
-        InputError: names the axis.
-    """
-    for axis, new in sizes.items():
-        if new.denominator != 1:
-            raise InputError(
-                f"{name} {size} would make {axis} {_decimal(new)}; choose a size or a factor that "
-                "makes it a whole number"
-            )

@@ -30,6 +30,7 @@ from growkit.base.tensors import (
     Where,
     cut,
     full,
+    main_dtype,
     parts,
 )
 from growkit.families.family import Family
@@ -159,12 +160,16 @@ class Plan:
         transforms: Mapping[str, Transform],
         **more: Any,
     ) -> Plan:
-        """See ``checked``; every target has the dtype of what it is made from."""
+        """See ``checked``; every target has the dtype of what it is made from, if of anything."""
         patterns, sizes = family.patterns(config), family.sizes(config)
         rules = []
         for name, each in transforms.items():
-            like = each.info if isinstance(each, Constant) else source.tensors[each.sources[0]]
-            rules.append(Rule(name, TensorInfo(patterns[name].shape(sizes), like.dtype), each))
+            dtype = main_dtype(source.tensors)
+            if isinstance(each, Constant):
+                dtype = each.info.dtype
+            elif each.sources:
+                dtype = source.tensors[each.sources[0]].dtype
+            rules.append(Rule(name, TensorInfo(patterns[name].shape(sizes), dtype), each))
         return cls.checked(source, family, config, rules, **more)
 
     @classmethod

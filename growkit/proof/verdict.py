@@ -128,10 +128,9 @@ def verify_found(
             "add --steps"
         )
     before, after = pair(source, target)
-    record = read_record(after)
-    check_order(before, after, record.recipe)
-    verdict = prove(before, after, settings, record.recipe, progress, optimizer)
-    verdict.kl_by_rank = list(record.kl_by_rank)
+    recipe = read_record(after)
+    check_order(before, after, recipe)
+    verdict = prove(before, after, settings, recipe, progress, optimizer)
     return name_result(verdict, source.name, target.name)
 
 

@@ -105,7 +105,7 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
     """
     made = None
     with suppress(InputError):  # a source's manifest may be anything
-        made = read_record(before).recipe
+        made = read_record(before)
     if made is None or _explains(before, after, recipe) or not _explains(after, before, made):
         return
     raise InputError(

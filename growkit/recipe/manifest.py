@@ -7,7 +7,6 @@ must be; nothing else in it is believed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,14 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import MANIFEST, own_hash
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
-from growkit.recipe.files import parse_recipe
-from growkit.recipe.recipe import Recipe
+from growkit.recipe.recipe import Recipe, parse_recipe
 from growkit.results import versions
 from growkit.results.inspection import CheckResult, Difference
 from growkit.results.operation import GrowResult
-from growkit.results.proof import RankCost
 from growkit.version import __version__
 
 FORMAT = 2
 """Version of the manifest: from 2 on, a recipe with random splits gives the same bits for ever."""
-
-MOST_COSTS = 10_000
-"""Ranks whose costs are read from a manifest, at most."""
 
 COPIED = (
     *("promise", "lost", "kept", "source_parameters", "parameters", "bytes", "dtype", "rounded"),
@@ -78,34 +72,20 @@ def manifest_of(
     return manifest
 
 
-@dataclass(frozen=True)
-class Record:
-    """What is read from a manifest.
-
-    Attributes:
-        recipe: how the folder was made; None if there is no manifest.
-        kl_by_rank: the costs of the ranks that were tried.
-    """
-
-    recipe: Recipe | None = None
-    kl_by_rank: tuple[RankCost, ...] = ()
-
-
-def read_record(target: Checkpoint) -> Record:
-    """Read the manifest of a folder, if there is one.
+def read_record(target: Checkpoint) -> Recipe | None:
+    """The recipe in the manifest of a folder; None if there is no manifest.
 
     Raises:
         InputError: it is damaged, or has no recipe.
     """
     if not target.opened.has(MANIFEST):
-        return Record()
+        return None
     file = target.folder / MANIFEST
-    manifest = target.opened.json(MANIFEST)
-    recipe = manifest.get("recipe")
+    recipe = target.opened.json(MANIFEST).get("recipe")
     if not isinstance(recipe, dict):
         raise InputError(f"{file} holds no recipe; remove the file to compare logits alone")
     try:
-        found = parse_recipe(recipe, str(file))
+        return parse_recipe(recipe, str(file))
     except InputError:
         raise
     except Exception as error:  # untrusted values may raise anything
@@ -113,20 +93,6 @@ def read_record(target: Checkpoint) -> Record:
             f"the recipe in {file} cannot be read ({reason(error)}); remove the file to compare "
             "without it"
         ) from None
-    verification = manifest.get("verification")
-    costs = verification.get("kl_by_rank") if isinstance(verification, dict) else None
-    listed = costs[:MOST_COSTS] if isinstance(costs, list) else []
-    return Record(found, tuple(cost for each in listed for cost in _cost(each)))
-
-
-def _cost(each: Any) -> list[RankCost]:
-    """A rank and its cost; empty unless they are a whole rank and a finite cost."""
-    match each:
-        case {"rank": int(rank), "kl_nats_per_token": int(cost) | float(cost)} if (
-            not isinstance(rank, bool) and 0 < rank < 2**31 and abs(cost) < 1e300
-        ):
-            return [RankCost(rank=rank, kl_nats_per_token=cost)]
-    return []
 
 
 def changed_since(target: Checkpoint, names: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from growkit.checkpoint.reading import Widened, rounded
 from growkit.families.description import EAGER_EXPERTS
 from growkit.families.family import family_of, stored_family
 from growkit.planning.layouts import read_layout
-from growkit.planning.operation import PROMISES, Change, complete, operations
+from growkit.planning.operation import PROMISES, Change, complete
 from growkit.planning.plan import Lineage, Plan, Planned
 from growkit.planning.transforms import AS_IT_IS
 from growkit.recipe.recipe import Recipe, Step
@@ -72,7 +72,7 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
         try:
             taken = change(step, grown, recipe.seed)
         except InputError as error:
-            raise InputError(f"{error}{_two_conversions(recipe, step, grown)}") from None
+            raise InputError(f"{error}{_through_diff(step, grown, recipe.seed)}") from None
         changes.append(taken)
         steps.append(type(step)(step.name, {**step.options, **taken.settled}))
         for each in _with_defaults(grown, taken.plans):
@@ -103,27 +103,18 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
     )
 
 
-def _two_conversions(recipe: Recipe, step: Step, source: Weights) -> str:
-    """The end of an error message on a conversion that takes another one first; else empty."""
-    found: dict[str, str] = {}
-    for name, operation in operations(step.verb).items() if step.verb == "convert" else ():
-        if name == step.name or any(option.needed for option in operation.options):
-            continue
-        try:
-            first = change(type(step)(name), source, recipe.seed)
-            between = source
-            for plan in first.plans:
-                between = Planned(between, plan)
-            second = change(step, between, recipe.seed)
-        except InputError:
-            continue
-        config = second.plans[-1].config if second.plans else source.config
-        if config["model_type"] != source.config["model_type"]:
-            found.setdefault(max(first.promise, second.promise, key=PROMISES.index), name)
-    if not found:
+def _through_diff(step: Step, source: Weights, seed: int) -> str:
+    """The end of an error message on a conversion that takes one to DIFF first; else empty."""
+    if step.verb != "convert" or step.name == "diff":
         return ""
-    first_of = found[min(found, key=PROMISES.index)]
-    return f"; convert it --to {first_of} first, and then --to {step.name}"
+    try:
+        between = source
+        for plan in change(type(step)("diff"), source, seed).plans:
+            between = Planned(between, plan)
+        change(step, between, seed)
+    except InputError:
+        return ""
+    return f"; convert it --to diff first, and then --to {step.name}"
 
 
 def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
