@@ -30,8 +30,8 @@ from growkit.families.diff_transformer import (
 )
 from growkit.growth.group_diff import OPERATION as GROUP_DIFF
 from growkit.planning.operation import Change, Option, Row
-from growkit.planning.plan import Plan, Planned, Rule
-from growkit.planning.transforms import Computed
+from growkit.planning.plan import Plan, Planned
+from growkit.planning.transforms import Computed, Transform
 
 LAMBDA_INIT = 0.5
 """λ_init of every layer; λ is the same, and what is left of a head is ½."""
@@ -114,28 +114,28 @@ def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
     # The factor 1 - λ_init is ½ as well, so that o_proj × 2 makes up for it.
     switches["head_output_scale"] = "one_minus_lambda_init"
 
-    def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
+    def special(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
         names = ("input_layernorm.weight", "self_attn.v_proj.weight", "self_attn.v_proj.bias")
         bias = diff["attention_bias"]
         values = tuple(f"model.layers.{layer}.{each}" for each in names[: 3 if bias else 2])
         if name.endswith("head_norm.weight"):
             compute = partial(_size_everywhere, info)
-            return Rule(name, info, Computed(values, "the size of values", compute))
+            return Computed(values, "the size of values", compute)
         if head_norm == "plain" and name.endswith("o_proj.weight"):
             why = "× 2 and the size of values"
-            return Rule(name, info, Computed((name, *values), why, _sized))
+            return Computed((name, *values), why, _sized)
         return _from_softmax(name, info, layer)
 
     plan = rewrite(source, differential(diff, switches), special)
     return Change([plan], "different", "the sizes of heads: a head norm cannot be undone")
 
 
-def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
+def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
     last = name.rpartition(".")[2]
     if last in LAMBDA:
         # Equal dot products, so that the exponentials cancel; not zero, so that they can train.
         compute = partial(_vector, f"{layer}.{last[:-1]}", info)
-        return Rule(name, info, Computed((), "λ = ½", compute))
+        return Computed((), "λ = ½", compute)
     if name.endswith(("k_proj.weight", "k_proj.bias")):
         return doubled(name, info, "noise keys copy signal keys")
     return noise_like_signal(name, info, layer)

@@ -18,8 +18,7 @@ from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads
 from growkit.planning.operation import Change, Row
-from growkit.planning.plan import Rule
-from growkit.planning.transforms import Constant, Kept, Mapped, row_maps
+from growkit.planning.transforms import Constant, Kept, Mapped, Transform, row_maps
 
 
 class DiffV2(OnDiffTransformer):
@@ -51,21 +50,21 @@ def differential(config: Config, switches: Mapping[str, object]) -> Config:
     return config | dict(switches) | {"num_attention_heads": 2 * heads, "num_noise_heads": heads}
 
 
-def doubled(name: str, info: TensorInfo, why: str) -> Rule:
-    """The rule of a tensor whose rows come twice."""
+def doubled(name: str, info: TensorInfo, why: str) -> Transform:
+    """A tensor whose rows come twice."""
     rows, *others = info.shape
     maps = partial(row_maps, (rows // 2, *others), (*range(rows // 2),) * 2)
-    return Rule(name, info, Mapped(name, maps, why, alike=False))
+    return Mapped(name, maps, why, alike=False)
 
 
-def noise_like_signal(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
+def noise_like_signal(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
     """Noise queries copy signal queries, λ is ½, and the output makes up for it."""
     if name.endswith(("q_proj.weight", "q_proj.bias")):
         return doubled(name, info, "noise heads copy signal heads")
     if name.endswith("o_proj.weight"):
-        return Rule(name, info, Kept(name, 2.0, "× 2, because λ is ½"))
+        return Kept(name, 2.0, "× 2, because λ is ½")
     if name.endswith("lambda_proj.weight"):
-        return Rule(name, info, Constant(info, 0.0, "zero, so that λ is ½"))
+        return Constant(info.dtype, 0.0, "zero, so that λ is ½")
     return None
 
 

@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from growkit.base.tensors import TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.planning.operation import Change, Option, Row
-from growkit.planning.plan import Rule
-from growkit.planning.transforms import Computed, Constant
+from growkit.planning.transforms import Computed, Constant, Transform
 
 
 class Dint(OnDiffTransformer):
@@ -56,19 +55,20 @@ class Dint(OnDiffTransformer):
         if options["integral"] == "column_mean":
             config["use_cache"] = False
 
-        def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
+        def special(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
             if name.endswith("gamma_gate"):
-                why = "zero, so that the integral adds nothing yet"
-                return Rule(name, info, Constant(info, 0.0, why))
+                return Constant(info.dtype, 0.0, "zero, so that the integral adds nothing yet")
             if not (moves and name.endswith("head_norm.weight")):
                 return None
-            factor, wide = 1 - diff["lambda_init"][layer], TensorInfo(info.shape, "F64")
+            factor = 1 - diff["lambda_init"][layer]
             if diff["head_norm"] == "plain":
-                return Rule(name, wide, Constant(wide, factor, "the factor 1 - λ_init"))
-            scaled = Computed(
-                (name,), "times the factor 1 - λ_init", lambda norm: norm.double() * factor
+                return Constant("F64", factor, "the factor 1 - λ_init")
+            return Computed(
+                (name,),
+                "times the factor 1 - λ_init",
+                lambda norm: norm.double() * factor,
+                dtype="F64",
             )
-            return Rule(name, wide, scaled)
 
         plan = rewrite(source, config, special)
         if options["gamma"] == "gated":

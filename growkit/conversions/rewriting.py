@@ -12,11 +12,12 @@ from growkit.families.diff_transformer import has_noise_heads, variant
 from growkit.families.family import Family
 from growkit.planning.layouts import layout_names, write_layout
 from growkit.planning.operation import Change, Operation
-from growkit.planning.plan import Check, Plan, Rule, taken_over, unused_tensors
+from growkit.planning.plan import Check, Plan, Rule, unused_tensors
+from growkit.planning.transforms import Kept, Transform
 
-Special = Callable[[str, TensorInfo, int | None], Rule | None]
-"""From a tensor's name, its expected header and its layer (None outside of the layers) to its rule;
-None for a tensor that is taken over."""
+Special = Callable[[str, TensorInfo, int | None], Transform | None]
+"""From a tensor's name, its expected header and its layer (None outside of the layers) to how it is
+made; None for a tensor that is taken over."""
 
 
 class OnDiffTransformer(Operation):
@@ -49,7 +50,7 @@ def rewrite(
     Args:
         source: a DIFF Transformer.
         config: of the target.
-        special: rules of tensors that change.
+        special: transforms of tensors that change.
         checks: what must hold of targets that are not repeatable.
     """
     dropped, duplicates = unused_tensors(source, DIFF)
@@ -61,8 +62,8 @@ def rewrite(
         known = source.tensors.get(name)
         dtype = known.dtype if known else main_dtype(source.tensors)
         info = TensorInfo(patterns[name].shape(sizes), dtype)
-        rule = special(name, info, layer) or taken_over(name, info)
-        rules.append(rule)
+        made = special(name, info, layer) or Kept(name)
+        rules.append(Rule(name, TensorInfo(info.shape, made.dtype or dtype), made))
     used = {name for rule in rules for name in rule.sources}
     for name in sorted(source.tensors.keys() - used - dropped.keys()):
         dropped[name] = "the new attention has no use for it"

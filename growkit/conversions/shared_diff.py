@@ -31,8 +31,8 @@ from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import shared_keys, shared_queries
 from growkit.families.llama import ATTENTION
 from growkit.planning.operation import Change, Option, Row, Value, is_within
-from growkit.planning.plan import Check, Plan, Rule, taken_over, unused_tensors
-from growkit.planning.transforms import Computed
+from growkit.planning.plan import Check, Plan, unused_tensors
+from growkit.planning.transforms import Computed, Kept, Transform
 from growkit.results.operation import RankTried
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _special(search: Search, way: Way) -> Special:
     """The rules of the parts."""
     factors: dict[str, Callable[[int, TensorInfo, Tensor], Tensor]] = {}
 
-    def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
+    def special(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
         module, part, heads = _shared(name, search.projections)
         if heads and part in PARTS:
             assert layer is not None
@@ -144,8 +144,8 @@ def _special(search: Search, way: Way) -> Special:
             made = factors.setdefault(of, _factors(heads, rank, moment))
             compute = partial(made, PARTS.index(part), info)
             why = f"best base and rank-{rank} updates, scope {heads.scope}"
-            return Rule(name, info, Computed((of,), why, compute, repeatable=False))
-        return taken_over(name, info, f"{module}.bias") if part == "up.bias" else None
+            return Computed((of,), why, compute, repeatable=False)
+        return Kept(f"{module}.bias") if part == "up.bias" else None
 
     return special
 
@@ -215,13 +215,13 @@ def multiplied_out(config: Config) -> Special:
     """Rules for a model with full projections, from a Shared DIFF model of this config."""
     shared = projections(config)
 
-    def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
+    def special(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
         module, part, heads = _shared(name, shared)
         if heads and part == "weight":
             sources = tuple(f"{module}.{each}" for each in PARTS)
             compute = partial(_product, info, heads)
-            return Rule(name, info, Computed(sources, "multiplied out", compute))
-        return taken_over(name, info, f"{module}.up.bias") if part == "bias" else None
+            return Computed(sources, "multiplied out", compute)
+        return Kept(f"{module}.up.bias") if part == "bias" else None
 
     return special
 

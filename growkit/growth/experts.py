@@ -468,7 +468,7 @@ class _Upcycling:
         if of == NEW:
             info = TensorInfo(shape, main_dtype(self.source.tensors))
             if place.pattern.dimensions[0].axes != {EXPERTS} or len(shape) == 1:
-                return Constant(info, 0.0, "new, zero")
+                return Constant(info.dtype, 0.0, "new, zero")
             router = partial(_router, f"{self.seed}:{place.name}", info, self.pieces)
             return Computed((), "new, small random numbers", router)
         names = [place.name] if of is None else [each.format(layer=place.layer) for each in of]

@@ -21,14 +21,14 @@ from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
-from growkit.base.tensors import Config, TensorInfo, Weights, main_dtype
+from growkit.base.tensors import Config, Weights, main_dtype
 from growkit.families.description import DiffForm
 from growkit.families.description import Tensor as Described
 from growkit.families.diff_transformer import DEFAULTS, OF_SOME
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, families, family_of, stored_family
-from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
-from growkit.planning.transforms import Computed, Mapped, row_maps
+from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Transform, row_maps
 
 OF_THE_FOLDER = ("architectures", "auto_map", "model_type", "transformers_version")
 HEAD_NORM = "head_norm.weight"
@@ -161,16 +161,13 @@ def read_layout(source: Weights) -> Plan:
         (tensor.canonical or tensor.name).format(layer=layer): (name, tensor)
         for name, tensor, layer in family.members(source.config)
     }
-    rules = []
-    for target, described, _ in DIFF.members(config):
+    made = {}
+    for target, _, _ in DIFF.members(config):
         name, tensor = stored[target]
-        info = TensorInfo(
-            Pattern.parse(described.pattern).shape(DIFF.sizes(config)), source.tensors[name].dtype
-        )
         order = tensor.order(family.sizes(source.config)) if tensor.order else ()
         inverse = sorted(range(len(order)), key=order.__getitem__)
-        rules.append(_reordered(target, name, info, inverse))
-    return Plan.checked(source, DIFF, config, rules, unused=unused)
+        made[target] = _reordered(name, source.tensors[name].shape, inverse)
+    return Plan.made(source, DIFF, config, made, unused=unused)
 
 
 def write_layout(source: Weights, family: Family) -> Plan:
@@ -192,8 +189,11 @@ def write_layout(source: Weights, family: Family) -> Plan:
                 "choose another layout"
             )
     sizes = family.sizes(config)
-    rules = [_written(source, diff, form, sizes, *member) for member in members]
-    return Plan.checked(source, family, config, rules, unused=unused)
+    made = {
+        name: _written(source, diff, form, sizes, name, tensor, layer)
+        for name, tensor, layer in members
+    }
+    return Plan.made(source, family, config, made, unused=unused)
 
 
 def _written(
@@ -204,8 +204,8 @@ def _written(
     name: str,
     tensor: Described,
     layer: int | None,
-) -> Rule:
-    """The rule of one tensor of another layout.
+) -> Transform:
+    """How one tensor of another layout is made.
 
     Args:
         source: the DIFF Transformer.
@@ -217,8 +217,7 @@ def _written(
         layer: of the tensor.
     """
     of = (tensor.canonical or tensor.name).format(layer=layer)
-    dtype = source.tensors[of].dtype if of in source.tensors else main_dtype(source.tensors)
-    info = TensorInfo(Pattern.parse(tensor.pattern).shape(sizes), dtype)
+    shape = Pattern.parse(tensor.pattern).shape(sizes)
     if layer is not None:
         weighted = diff["head_norm"] == "affine"
         was = diff["lambda_init"][layer] if diff.get("lambda_init") else 0.0
@@ -229,26 +228,25 @@ def _written(
         if of.endswith(LAMBDA_VECTORS) and was != will_be:
             prefix, _, vector = of.rpartition(".")
             which = LAMBDA_VECTORS.index(vector)
-            solved = Computed(
+            return Computed(
                 tuple(f"{prefix}.{each}" for each in LAMBDA_VECTORS),
                 f"λ solved again for λ_init {will_be:.4f} instead of {was:.4f}",
                 partial(_solved, which, was, will_be, source.where(of)),
             )
-            return Rule(name, info, solved)
         if of.endswith(HEAD_NORM) and not (weighted and factor == 1):
-            info = TensorInfo(info.shape, dtype if factor == 1 else "F64")
-            why = f"scaled by {factor:.6g}" if weighted else f"the number {factor:.6g}"
-            compute = partial(_scaled, factor, info)
-            return Rule(name, info, Computed((of,) if weighted else (), why, compute))
+            dtype = main_dtype(source.tensors) if factor == 1 else "F64"
+            if not weighted:
+                return Constant(dtype, factor, f"the number {factor:.6g}")
+            why = f"scaled by {factor:.6g}"
+            return Computed((of,), why, lambda weight: weight.double() * factor, dtype=dtype)
         in_norm = form.switches["head_norm"] == "affine"
         if of.endswith(OUTPUT) and not in_norm and (weighted or factor != 1):
-            folded = Computed(
+            return Computed(
                 (of, of.replace(OUTPUT, HEAD_NORM)) if weighted else (of,),
                 "the head norm's weight and factor go into the columns",
                 partial(_folded, factor, source.where(of), name),
             )
-            return Rule(name, info, folded)
-    return _reordered(name, of, info, tensor.order(sizes) if tensor.order else ())
+    return _reordered(of, shape, tensor.order(sizes) if tensor.order else ())
 
 
 def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
@@ -324,12 +322,11 @@ def _form(family: Family, where: str) -> DiffForm:
     return family.form
 
 
-def _reordered(target: str, of: str, info: TensorInfo, order: Sequence[int]) -> Rule:
+def _reordered(of: str, shape: tuple[int, ...], order: Sequence[int]) -> Transform:
     """Rows of the source in other places; ``order`` gives the old number of each, if it changes."""
     if list(order) == list(range(len(order))):
-        return taken_over(target, info, of)
-    rows = partial(row_maps, info.shape, tuple(order))
-    return Rule(target, info, Mapped(of, rows, "rows in another order"))
+        return Kept(of)
+    return Mapped(of, partial(row_maps, shape, tuple(order)), "rows in another order")
 
 
 def _solved(which: int, was: float, will_be: float, where: str, *vectors: Tensor) -> Tensor:
@@ -348,11 +345,6 @@ def _solved(which: int, was: float, will_be: float, where: str, *vectors: Tensor
             f"numbers per vector (it would be {error:.1e} off); pass a wider --dtype"
         )
     return solved[which]
-
-
-def _scaled(factor: float, info: TensorInfo, *weight: Tensor) -> Tensor:
-    scaled = weight[0].double() if weight else torch.ones(info.shape, dtype=torch.float64)
-    return (scaled * factor).to(info.torch_dtype)
 
 
 def _folded(factor: float, where: str, name: str, matrix: Tensor, *norm: Tensor) -> Tensor:

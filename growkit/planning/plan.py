@@ -34,7 +34,7 @@ from growkit.base.tensors import (
     parts,
 )
 from growkit.families.family import Family
-from growkit.planning.transforms import Constant, Kept, Mapped, Transform
+from growkit.planning.transforms import Kept, Mapped, Transform
 
 if TYPE_CHECKING:
     from growkit.results.proof import Spectrum
@@ -164,11 +164,11 @@ class Plan:
         patterns, sizes = family.patterns(config), family.sizes(config)
         rules = []
         for name, each in transforms.items():
-            dtype = main_dtype(source.tensors)
-            if isinstance(each, Constant):
-                dtype = each.info.dtype
-            elif each.sources:
-                dtype = source.tensors[each.sources[0]].dtype
+            dtype = each.dtype or (
+                source.tensors[each.sources[0]].dtype
+                if each.sources
+                else main_dtype(source.tensors)
+            )
             rules.append(Rule(name, TensorInfo(patterns[name].shape(sizes), dtype), each))
         return cls.checked(source, family, config, rules, **more)
 
@@ -297,11 +297,6 @@ class _Once(Weights):
         if name not in self._read:
             self._read[name] = self._source.read(name)
         return cut(self._read[name], where)
-
-
-def taken_over(name: str, info: TensorInfo, of: str | None = None) -> Rule:
-    """The rule of a tensor that stays as it is, but for its name if ``of`` is another."""
-    return Rule(name, info, Kept(of or name))
 
 
 def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dict[str, str]]:

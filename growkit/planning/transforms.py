@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from growkit.algebra.axes import Role
@@ -17,7 +17,7 @@ from growkit.algebra.law import Read, Rows, copies_in, grow_moments, grow_slice,
 from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
-from growkit.base.tensors import TensorInfo, Weights
+from growkit.base.tensors import TORCH_NAMES, Weights
 from growkit.planning.updates import Update
 
 Slices = Sequence[slice]
@@ -39,9 +39,11 @@ class Transform(ABC):
         why: one phrase for users.
         holds: whether it gives its source back, bit for bit.
         among: number of tensors that copy this source, each with an equal part of its gradient.
+        dtype: of the target; None for that of the first source, or of most tensors without one.
     """
 
     why: str
+    dtype: str | None = None
     holds: bool = False
     among: int = 1
 
@@ -322,6 +324,7 @@ class Computed(Transform):
     why: str
     compute: Callable[..., Tensor]
     repeatable: bool = True
+    dtype: str | None = None
 
     local = False
 
@@ -345,14 +348,14 @@ class Computed(Transform):
 class Constant(Transform):
     """A new tensor, all of one value."""
 
-    info: TensorInfo
+    dtype: str = field()  # else the class's default is inherited
     value: float
     why: str
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
         shape = [each.stop - each.start for each in where]
-        return torch.full(shape, self.value, dtype=self.info.torch_dtype)
+        return torch.full(shape, self.value, dtype=getattr(torch, TORCH_NAMES[self.dtype]))
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
@@ -360,7 +363,7 @@ class Constant(Transform):
 
     def moments(self, order: int) -> Transform:
         """A new tensor has gathered none."""
-        return Constant(self.info, 0.0, self.why)
+        return Constant(self.dtype, 0.0, self.why)
 
 
 @dataclass(frozen=True, eq=False)
