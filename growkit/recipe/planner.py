@@ -111,8 +111,10 @@ def _through_diff(step: Step, source: Weights, seed: int) -> str:
         between = source
         for plan in change(type(step)("diff"), source, seed).plans:
             between = Planned(between, plan)
-        change(step, between, seed)
+        plans = change(step, between, seed).plans
     except InputError:
+        return ""
+    if (plans[-1] if plans else between).config["model_type"] == source.config["model_type"]:
         return ""
     return f"; convert it --to diff first, and then --to {step.name}"
 

@@ -16,8 +16,7 @@ from growkit.base.errors import InputError
 from growkit.cli.app import app
 from growkit.families.family import families
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.planning.operation import Operation, Option, SizeOption, Switch
-from growkit.recipe.recipe import PACKAGES, operations
+from growkit.planning.operation import PACKAGES, Operation, Option, SizeOption, Switch, operations
 from tests.fuzz.odd import (
     HOSTILE,
     REAL,
