@@ -27,7 +27,7 @@ from growkit.families.headers import Headers
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe, parse_recipe
 from tests.conftest import save_random
-from tests.fuzz.steps import any_operation, options
+from tests.fuzz.targets import any_operation, chosen_options
 from tests.sizes import KINDS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
@@ -52,7 +52,7 @@ def any_case(seed: int) -> Case:
         taken = []
         for _ in range(chance.choice([1, 1, 2])):
             verb, operation = any_operation(chance)
-            taken.append({verb: operation.name, **options(chance, operation, 0)})
+            taken.append({verb: operation.name, **chosen_options(chance, operation, 0)})
         if any("calibration" in step or "auto" in step.values() for step in taken):
             continue  # texts are read for these
         content = {"source": "source", "output": "out", "verify": False, "steps": taken}

@@ -16,7 +16,6 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.folder import read_json
 from growkit.conversions.low_rank import share
 from growkit.engine.strict import strict_float64
-from growkit.planning.operation import operations
 from growkit.recipe.recipe import ConvertStep, Recipe
 from growkit.training import GammaRamp
 from tests.conftest import edit_json, load_strict, relative_error, save_model, save_random, seeded
@@ -238,14 +237,6 @@ def test_what_makes_no_sense_is_refused(
     with pytest.raises(InputError, match=why):
         convert(source, tmp_path / "target", to, **options)
     assert not (tmp_path / "target").exists()
-
-
-def test_the_table_in_the_documents_is_that_of_the_code() -> None:
-    page = (Path(growkit.__file__).parents[1] / "docs" / "conversions.md").read_text("utf-8")
-    for conversion in operations("convert").values():
-        for row in conversion.rows:
-            line = f"| {row.source} | {row.target} | {row.promise} | {row.how} |"
-            assert line in page, line
 
 
 def test_the_gate_is_ramped(tmp_path: Path) -> None:

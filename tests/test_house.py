@@ -28,12 +28,11 @@ OPERATION = CopyMethod(
 CONVERSION = """
 from growkit.conversions.rewriting import OnDiffTransformer, rewrite
 from growkit.families.diff_transformer import FAMILY
-from growkit.planning.operation import Change, Row
+from growkit.planning.operation import Change
 
 
 class Unscaled(OnDiffTransformer):
     name, paper, options = "unscaled", "-", ()
-    rows = (Row("DIFF", "DIFF without its factor", "different", "the factor is left out"),)
 
     def plan(self, source, options, seed):
         config = FAMILY.complete(source.config) | {"head_output_scale": "none"}

@@ -48,7 +48,7 @@ QUICK = growkit.Settings(prompts=1, length=16)
 class ByHand:
     """A growth method whose expansions are given."""
 
-    name, paper, rows, options = "by-hand", "-", (), (SYMMETRY, SNR_DB)
+    name, paper, options = "by-hand", "-", (SYMMETRY, SNR_DB)
 
     def __init__(self, **expansions: Expansion) -> None:
         self.expansions = expansions

@@ -29,7 +29,7 @@ from growkit.families.diff_transformer import (
     shared_queries,
 )
 from growkit.growth.group_diff import OPERATION as GROUP_DIFF
-from growkit.planning.operation import Change, Option, Row
+from growkit.planning.operation import Change, Option
 from growkit.planning.plan import Plan, Planned
 from growkit.planning.transforms import Computed, Transform
 
@@ -47,25 +47,6 @@ class Diff(OnDiffTransformer):
             "head_norm",
             "norm of the heads of a softmax model: none, or one that cannot be undone",
             ("none", "affine", "plain"),
-        ),
-    )
-    rows = (
-        Row("grouped DIFF, G:1", "DIFF", "exact", "every noise head is copied G times"),
-        Row("Shared DIFF", "DIFF", "exact in float64, else one rounding", "multiplied out"),
-        Row("DINT, gated", "DIFF", "exact at g = 0, else different", "the integral is left out"),
-        Row("DINT, unified", "DIFF", "different", "the integral is left out"),
-        Row(
-            "softmax",
-            "DIFF without head norm",
-            "exact",
-            "noise heads copy signal heads, λ = ½ from its vectors, `o_proj` × 2; trainable",
-        ),
-        Row(
-            "softmax",
-            "DIFF with head norm",
-            "different",
-            "likewise; every head gets the size of the layer's values, in the norm's weight "
-            "(`affine`) or in `o_proj` (`plain`)",
         ),
     )
 

@@ -17,7 +17,7 @@ from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads
-from growkit.planning.operation import Change, Row
+from growkit.planning.operation import Change
 from growkit.planning.transforms import Constant, Kept, Mapped, Transform, row_maps
 
 
@@ -26,14 +26,6 @@ class DiffV2(OnDiffTransformer):
 
     name = "diff-v2"
     paper = "https://github.com/microsoft/unilm/tree/master/Diff-Transformer/Diff-Transformer-V2"
-    rows = (
-        Row(
-            "softmax",
-            "DIFF V2",
-            "exact",
-            "noise query = copy of its signal query, λ projection zero, `o_proj` × 2; trainable",
-        ),
-    )
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""

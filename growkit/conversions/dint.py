@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from growkit.base.tensors import TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
-from growkit.planning.operation import Change, Option, Row
+from growkit.planning.operation import Change, Option
 from growkit.planning.transforms import Computed, Constant, Transform
 
 
@@ -32,15 +32,6 @@ class Dint(OnDiffTransformer):
         Option(
             "integral", "which integral; column_mean sees later tokens", ("causal", "column_mean")
         ),
-    )
-    rows = (
-        Row(
-            "DIFF",
-            "DINT, gated",
-            "exact",
-            "γ = g·λ with g = 0, learnable; the factor 1 − λ_init moves into the head norm",
-        ),
-        Row("DIFF", "DINT, unified", "different", "the paper's DINT from the first step"),
     )
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:

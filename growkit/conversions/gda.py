@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from growkit.base.tensors import Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
-from growkit.planning.operation import Change, Row
+from growkit.planning.operation import Change
 
 
 class GroupedDiff(OnDiffTransformer):
@@ -20,14 +20,6 @@ class GroupedDiff(OnDiffTransformer):
 
     name = "gda"
     paper = "https://arxiv.org/abs/2510.06949"
-    rows = (
-        Row(
-            "DIFF",
-            "grouped DIFF, 1:1",
-            "exact",
-            "as it is, with `num_noise_heads`; `grow --method group-diff` makes it G:1",
-        ),
-    )
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""

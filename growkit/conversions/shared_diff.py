@@ -30,7 +30,7 @@ from growkit.conversions.rewriting import OnDiffTransformer, Special, refuse, re
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import shared_keys, shared_queries
 from growkit.families.llama import ATTENTION
-from growkit.planning.operation import Change, Option, Row, Value, is_within
+from growkit.planning.operation import Change, Option, Value, is_within
 from growkit.planning.plan import Check, Plan, unused_tensors
 from growkit.planning.transforms import Computed, Kept, Transform
 from growkit.results.operation import RankTried
@@ -89,14 +89,6 @@ class SharedDiff(OnDiffTransformer):
             "in it) to 1 (all count alike); by default, what costs least on the text",
             form="SHARE",
             accepts=partial(is_within, least=0, most=1),
-        ),
-    )
-    rows = (
-        Row(
-            "DIFF, grouped DIFF",
-            "Shared DIFF",
-            "bounded; exact but for rounding once 2r reaches the rank of the difference",
-            "singular value decomposition of the difference of signal and noise projections",
         ),
     )
 

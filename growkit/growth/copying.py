@@ -60,7 +60,6 @@ from growkit.planning.operation import (
     Change,
     Operation,
     Option,
-    Row,
     SizeOption,
     Switch,
     Value,
@@ -133,14 +132,12 @@ class CopyMethod(Operation):
         paper: name and address of the source.
         sizes: which spaces it copies, and which size follows which.
         needs: axes without which the method makes no sense.
-        rows: see ``Operation``.
     """
 
     name: str
     paper: str
     sizes: tuple[SizeOption, ...]
     needs: tuple[str, ...] = ()
-    rows: tuple[Row, ...] = ()
 
     @property
     def options(self) -> tuple[Option, ...]:

@@ -160,23 +160,6 @@ class SizeOption(Option):
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table of promises.
-
-    Attributes:
-        source: what it starts from.
-        target: what it makes.
-        promise: of the function.
-        how: in a few words.
-    """
-
-    source: str
-    target: str
-    promise: str
-    how: str
-
-
-@dataclass(frozen=True)
 class Change:
     """What an operation will do to a checkpoint.
 
@@ -215,11 +198,6 @@ class Operation(ABC):
     @property
     def options(self) -> tuple[Option, ...]:
         """Its options; a size comes after the one that it follows."""
-        return ()
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """Its promises, for the table in ``docs/conversions.md``."""
         return ()
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
