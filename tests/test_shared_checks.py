@@ -133,6 +133,7 @@ def test_a_tensor_that_is_not_repeatable_needs_a_check(tmp_path: Path) -> None:
     plan: Plan = plan_recipe(Recipe("source", steps, "target"), source).lineage.plans[-1]
     read = Planned(source, read_layout(source))
     unused = plan.dropped, plan.duplicates
-    Plan.checked(read, DIFF, plan.config, plan.rules, unused=unused, checks=plan.checks)
+    made = {rule.target: rule.transform for rule in plan.rules}
+    Plan.checked(read, DIFF, plan.config, made, unused=unused, checks=plan.checks)
     with pytest.raises(AssertionError, match="unchecked"):
-        Plan.checked(read, DIFF, plan.config, plan.rules, unused=unused)
+        Plan.checked(read, DIFF, plan.config, made, unused=unused)

@@ -75,32 +75,54 @@ class Arrangement:
         return found
 
 
+Pieces = tuple["Index | None", int, list[float]]
+"""How some weights are read: the places in what is needed (None for all of it), the number of parts
+into which they are split (0 for given factors), and the factors."""
+
+
 @dataclass(frozen=True)
 class Slice:
-    """Some neighbouring coordinates of a grown dimension, and what they need of the source.
+    """Some neighbouring coordinates of a grown dimension, and how they are made of the source.
 
     Attributes:
         begin: first coordinate of the target.
         needed: coordinates of the source, in ascending order.
         place: for each coordinate of the slice the place in ``needed``, or ``NOTHING``.
         whole: whether all coordinates of the source are needed.
-        copied: puts copies of what is needed in their places.
+        kinds: of reading; empty where copies are written.
+        arrangement: puts copies of what is needed, or all parts and products, in their places.
     """
 
     begin: int
     needed: Index
     place: Index
     whole: bool
-    copied: Arrangement
+    kinds: list[Pieces]
+    arrangement: Arrangement
 
 
 @lru_cache(maxsize=256)  # of all blocks of a tensor, the columns are the same
 def _slice(mapped: IndexMap, begin: int, end: int) -> Slice:
-    source = mapped.source[begin:end]
-    needed = np.unique(source[source != NOTHING])
-    place = np.where(source == NOTHING, NOTHING, np.searchsorted(needed, source))
-    copied = Arrangement.of(np.zeros_like(place), place)
-    return Slice(begin, needed, place, len(needed) == mapped.size, copied)
+    here = slice(begin, end)
+    source = mapped.source[here]
+    some = source != NOTHING
+    needed = np.unique(source[some])
+    within = np.where(some, np.searchsorted(needed, source), NOTHING)
+    piece, place, pieces = np.zeros_like(within), within.copy(), 0
+    kinds: list[Pieces] = []
+    if mapped.role is Role.READ and not mapped.identity:
+        parts, which, share = mapped.parts[here], mapped.part[here], mapped.share[here]
+        for count in np.unique(parts[some]).tolist():
+            chosen = np.flatnonzero((parts == count) & some)
+            columns = np.unique(within[chosen])
+            factors, number = np.unique(share[chosen], return_inverse=True)
+            piece[chosen] = pieces + (which[chosen] if count else number)
+            pieces += count or len(factors)
+            place[chosen] = np.searchsorted(columns, within[chosen])
+            every = len(columns) == len(needed)
+            kinds.append((None if every else columns, count, [] if count else factors.tolist()))
+    whole = len(needed) == mapped.size
+    return Slice(begin, needed, within, whole, kinds, Arrangement.of(piece, place))
 
 
 def grow_slice(
@@ -131,7 +153,7 @@ def grow_slice(
             assert split_at is None, f"{name} reads two spaces that grow"
             split_at = position
         else:
-            tensor = each.copied([tensor], position)
+            tensor = each.arrangement([tensor], position)
     if split_at is None:
         return tensor
     return _spread(tensor, split_at, maps, slices, name, shares)
@@ -147,40 +169,6 @@ def _joined(read: Rows, needed: Index, position: int) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found, position)
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How a slice of a read dimension is made.
-
-    Attributes:
-        kinds: for each kind of reading the places in the needed coordinates (None for all of
-            them), the number of parts into which the weight is split (0 for given factors), and the
-            factors.
-        arrangement: of all parts and products, in order.
-    """
-
-    kinds: list[tuple[Index | None, int, list[float]]]
-    arrangement: Arrangement
-
-
-@lru_cache(maxsize=256)
-def _reading(mapped: IndexMap, begin: int, end: int) -> Reading:
-    sliced, here = _slice(mapped, begin, end), slice(begin, end)
-    parts, which, share = mapped.parts[here], mapped.part[here], mapped.share[here]
-    some = sliced.place != NOTHING
-    kinds: list[tuple[Index | None, int, list[float]]] = []
-    piece, place, pieces = np.zeros_like(sliced.place), sliced.place.copy(), 0
-    for count in np.unique(parts[some]).tolist():
-        chosen = np.flatnonzero((parts == count) & some)
-        columns = np.unique(sliced.place[chosen])
-        factors, number = np.unique(share[chosen], return_inverse=True)
-        piece[chosen] = pieces + (which[chosen] if count else number)
-        pieces += count or len(factors)
-        place[chosen] = np.searchsorted(columns, sliced.place[chosen])
-        every = len(columns) == len(sliced.needed)
-        kinds.append((None if every else columns, count, [] if count else factors.tolist()))
-    return Reading(kinds, Arrangement.of(piece, place))
-
-
 def _spread(
     tensor: Tensor,
     position: int,
@@ -191,7 +179,6 @@ def _spread(
 ) -> Tensor:
     """Split a read dimension over its copies (L_in): the parts of a weight sum to it exactly."""
     here = slices[position]
-    reading = _reading(maps[position], here.begin, here.begin + len(here.place))
     places = [np.arange(each.begin, each.begin + len(each.place)) for each in slices]
     # Noise has a number for each coordinate of the target, but of the split dimension for each
     # coordinate of the source.
@@ -199,7 +186,7 @@ def _spread(
     lengths[position] = maps[position].size
     split_weight = split_apart if len(maps) == 1 and shares.amplitude else split
     pieces: list[Tensor] = []
-    for columns, count, factors in reading.kinds:
+    for columns, count, factors in here.kinds:
         weight, places[position] = tensor, here.needed
         if columns is not None:
             weight = tensor.index_select(position, torch.from_numpy(columns))
@@ -217,7 +204,7 @@ def _spread(
             return _noisy(places, lengths, shares, shares.key(name, node, number)).view(shape)
 
         pieces += split_weight(weight, count, draw)
-    return reading.arrangement(pieces or [tensor], position)
+    return here.arrangement(pieces or [tensor], position)
 
 
 def _noisy(places: Sequence[Index], lengths: Sequence[int], shares: Shares, key: str) -> Tensor:

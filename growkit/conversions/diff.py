@@ -101,7 +101,7 @@ def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
         values = tuple(f"model.layers.{layer}.{each}" for each in names[: 3 if bias else 2])
         if name.endswith("head_norm.weight"):
             compute = partial(_size_everywhere, info)
-            return Computed(values, "the size of values", compute)
+            return Computed(values, "the size of values", compute, dtype=info.dtype)
         if head_norm == "plain" and name.endswith("o_proj.weight"):
             why = "× 2 and the size of values"
             return Computed((name, *values), why, _sized)

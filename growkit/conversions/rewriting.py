@@ -12,7 +12,7 @@ from growkit.families.diff_transformer import has_noise_heads, variant
 from growkit.families.family import Family
 from growkit.planning.layouts import layout_names, write_layout
 from growkit.planning.operation import Change, Operation
-from growkit.planning.plan import Check, Plan, Rule, unused_tensors
+from growkit.planning.plan import Check, Plan, unused_tensors
 from growkit.planning.transforms import Kept, Transform
 
 Special = Callable[[str, TensorInfo, int | None], Transform | None]
@@ -35,7 +35,8 @@ class OnDiffTransformer(Operation):
         """
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
-            raise refuse(self.name, diff, problem)
+            first = f"convert it --to diff first, and then --to {self.name}"
+            raise refuse(self.name, diff, f"{problem}; {first}")
         return diff
 
 
@@ -55,20 +56,18 @@ def rewrite(
     """
     dropped, duplicates = unused_tensors(source, DIFF)
     sizes, patterns = DIFF.sizes(config), DIFF.patterns(config)
-    rules: list[Rule] = []
+    made: dict[str, Transform] = {}
     # Layer by layer, so that what is computed together is written together.
-    members = sorted(DIFF.members(config), key=lambda m: -1 if m[2] is None else m[2])
-    for name, _, layer in members:
+    for name, _, layer in sorted(DIFF.members(config), key=lambda m: -1 if m[2] is None else m[2]):
         known = source.tensors.get(name)
         dtype = known.dtype if known else main_dtype(source.tensors)
         info = TensorInfo(patterns[name].shape(sizes), dtype)
-        made = special(name, info, layer) or Kept(name)
-        rules.append(Rule(name, TensorInfo(info.shape, made.dtype or dtype), made))
-    used = {name for rule in rules for name in rule.sources}
+        made[name] = special(name, info, layer) or Kept(name)
+    used = {name for each in made.values() for name in each.sources}
     for name in sorted(source.tensors.keys() - used - dropped.keys()):
         dropped[name] = "the new attention has no use for it"
     unused = dropped, duplicates
-    return Plan.checked(source, DIFF, config, rules, unused=unused, checks=tuple(checks))
+    return Plan.checked(source, DIFF, config, made, unused=unused, checks=tuple(checks))
 
 
 def refuse(name: str, config: Config, why: str) -> InputError:

@@ -136,7 +136,7 @@ def _special(search: Search, way: Way) -> Special:
             made = factors.setdefault(of, _factors(heads, rank, moment))
             compute = partial(made, PARTS.index(part), info)
             why = f"best base and rank-{rank} updates, scope {heads.scope}"
-            return Computed((of,), why, compute, repeatable=False)
+            return Computed((of,), why, compute, repeatable=False, dtype=info.dtype)
         return Kept(f"{module}.bias") if part == "up.bias" else None
 
     return special
@@ -212,7 +212,7 @@ def multiplied_out(config: Config) -> Special:
         if heads and part == "weight":
             sources = tuple(f"{module}.{each}" for each in PARTS)
             compute = partial(_product, info, heads)
-            return Computed(sources, "multiplied out", compute)
+            return Computed(sources, "multiplied out", compute, dtype=info.dtype)
         return Kept(f"{module}.up.bias") if part == "bias" else None
 
     return special

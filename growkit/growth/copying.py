@@ -276,7 +276,7 @@ def _untied(source: Weights, options: Mapping[str, str]) -> Plan | None:
     (embedding,) = (name for name, each in before.items() if "vocab" in each.axes(Role.READ))
     separate = Kept(embedding, why="the embedding, as it is")
     made = {name: Kept(name) if name in before else separate for name in family.patterns(config)}
-    return Plan.made(source, family, config, made, unused=unused)
+    return Plan.checked(source, family, config, made, unused=unused)
 
 
 def _with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None:
@@ -312,7 +312,7 @@ def _with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None
         "probabilities do not"
     )
     config = family.resized(source.config, {**sizes, "vocab": new})
-    return Plan.made(source, family, config, made, unused=unused, lost=lost)
+    return Plan.checked(source, family, config, made, unused=unused, lost=lost)
 
 
 @dataclass(frozen=True, eq=False)
@@ -416,7 +416,8 @@ def expand(
         for name, of, tensor in growth.members(source.config, config)
     }
     copies = {axis: int(each.counts.max(initial=0)) for axis, each in made.items()}
-    return Plan.made(source, family, config, transforms, unused=unused, copies=copies, apart=apart)
+    more = {"unused": unused, "copies": copies, "apart": apart}
+    return Plan.checked(source, family, config, transforms, **more)
 
 
 @dataclass(frozen=True)

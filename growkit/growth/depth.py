@@ -93,7 +93,7 @@ class Depth(Operation):
         family.check_bounds(config, "the deeper model")
         made = _transforms(family, source, config, order)
         layers = tuple(None if layer.idle else layer.of for layer in order)
-        plan = Plan.made(source, family, config, made, unused=unused, layers=layers)
+        plan = Plan.checked(source, family, config, made, unused=unused, layers=layers)
         settled = {"blocks": options["blocks"]}
         if options["blocks"] in ("identity", "interpose"):
             settled["place"] = options.get("place", PLACES[0])

@@ -129,7 +129,7 @@ class MoreExperts(Operation):
         made = {
             each.name: _copied(source, each, present[EXPERTS], copies, shares) for each in found
         }
-        plan = Plan.made(source, family, config, made, unused=unused, copies={EXPERTS: copies})
+        plan = Plan.checked(source, family, config, made, unused=unused, copies={EXPERTS: copies})
         settled = {"symmetry": options["symmetry"], "snr_db": shares.snr_db}
         if follows:
             return Change([plan], settled=settled)
@@ -452,7 +452,7 @@ class _Upcycling:
             )
         # While all experts are the same function, only rounding depends on a router.
         same = self.pieces == 1 and self.drop is None
-        return Plan.made(
+        return Plan.checked(
             self.source,
             self.target,
             config,

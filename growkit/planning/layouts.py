@@ -167,7 +167,7 @@ def read_layout(source: Weights) -> Plan:
         order = tensor.order(family.sizes(source.config)) if tensor.order else ()
         inverse = sorted(range(len(order)), key=order.__getitem__)
         made[target] = _reordered(name, source.tensors[name].shape, inverse)
-    return Plan.made(source, DIFF, config, made, unused=unused)
+    return Plan.checked(source, DIFF, config, made, unused=unused)
 
 
 def write_layout(source: Weights, family: Family) -> Plan:
@@ -193,7 +193,7 @@ def write_layout(source: Weights, family: Family) -> Plan:
         name: _written(source, diff, form, sizes, name, tensor, layer)
         for name, tensor, layer in members
     }
-    return Plan.made(source, family, config, made, unused=unused)
+    return Plan.checked(source, family, config, made, unused=unused)
 
 
 def _written(
@@ -268,7 +268,8 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
         problems.append("a head norm")
     if problems:
         raise InputError(
-            f"a {family.name} model cannot express {', '.join(problems)}; choose another layout"
+            f"a {family.name} model cannot express {', '.join(problems)}; choose another layout, "
+            "or convert it --to diff first"
         )
     only = {*DEFAULTS, *DIFF.axes, *OF_THE_FOLDER} - {*family.defaults, "lambda_std_dev"}
     config = {key: value for key, value in diff.items() if key not in only}

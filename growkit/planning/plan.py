@@ -9,7 +9,7 @@ every target tensor is written exactly once, with the shape that its pattern pre
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
@@ -152,53 +152,38 @@ class Plan:
         ]
 
     @classmethod
-    def made(
+    def checked(
         cls,
         source: Weights,
         family: Family,
         config: Config,
-        transforms: Mapping[str, Transform],
+        made: Mapping[str, Transform],
         **more: Any,
     ) -> Plan:
-        """See ``checked``; every target has the dtype of what it is made from, if of anything."""
-        patterns, sizes = family.patterns(config), family.sizes(config)
-        rules = []
-        for name, each in transforms.items():
-            dtype = each.dtype or (
-                source.tensors[each.sources[0]].dtype
-                if each.sources
-                else main_dtype(source.tensors)
-            )
-            rules.append(Rule(name, TensorInfo(patterns[name].shape(sizes), dtype), each))
-        return cls.checked(source, family, config, rules, **more)
-
-    @classmethod
-    def checked(
-        cls, source: Weights, family: Family, config: Config, rules: Iterable[Rule], **more: Any
-    ) -> Plan:
-        """A plan that uses or drops every source tensor, and writes every target once.
+        """A plan that uses or drops every source tensor, and makes every target.
 
         Args:
             source: what it is made of.
             family: of the target.
             config: of the target.
-            rules: in the order in which targets are written.
+            made: how every target is made, in the order in which they are written.
             **more: other attributes; ``unused`` for what ``unused_tensors`` returned.
         """
+        patterns, sizes = family.patterns(config), family.sizes(config)
+        assert made.keys() == patterns.keys(), "the targets are not those of the pattern"
+        rules = []
+        for name, each in made.items():
+            like = source.tensors[each.sources[0]].dtype if each.sources else None
+            dtype = each.dtype or like or main_dtype(source.tensors)
+            rules.append(Rule(name, TensorInfo(patterns[name].shape(sizes), dtype), each))
         dropped, duplicates = more.pop("unused")
         plan = cls(config, tuple(rules), dropped=dropped, duplicates=duplicates, **more)
-        patterns, sizes = family.patterns(config), family.sizes(config)
-        used = {name for rule in plan.rules for name in rule.sources}
+        used = {name for each in made.values() for name in each.sources}
         assert used | set(dropped) == set(source.tensors), "a source tensor was forgotten"
         assert not used & set(dropped), "a dropped tensor is used"
-        written = [rule.target for rule in plan.rules]
-        assert len(written) == len(set(written)), "a target is written twice"
-        assert set(written) == set(patterns), "the targets are not those of the pattern"
         checked = {name for check in plan.checks for name in check.targets}
-        for rule in plan.rules:
-            assert rule.info.shape == patterns[rule.target].shape(sizes), rule.target
-            assert rule.transform.repeatable or rule.target in checked, "unchecked"
-        assert checked <= set(written), "a check for what is not written"
+        assert all(each.repeatable or name in checked for name, each in made.items()), "unchecked"
+        assert checked <= made.keys(), "a check for what is not written"
         assert all(used.issuperset(check.sources) for check in plan.checks), "a check of nothing"
         return plan
 

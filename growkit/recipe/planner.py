@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from growkit.algebra.axes import Pattern
-from growkit.base.errors import InputError
 from growkit.base.tensors import (
     FLOAT_BYTES,
     TORCH_NAMES,
@@ -69,10 +68,7 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
     steps: list[Step] = []
     changes: list[Change] = []
     for step in recipe.steps:
-        try:
-            taken = change(step, grown, recipe.seed)
-        except InputError as error:
-            raise InputError(f"{error}{_through_diff(step, grown, recipe.seed)}") from None
+        taken = change(step, grown, recipe.seed)
         changes.append(taken)
         steps.append(type(step)(step.name, {**step.options, **taken.settled}))
         for each in _with_defaults(grown, taken.plans):
@@ -101,22 +97,6 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
         warnings,
         eager_experts=bool(ragged),
     )
-
-
-def _through_diff(step: Step, source: Weights, seed: int) -> str:
-    """The end of an error message on a conversion that takes one to DIFF first; else empty."""
-    if step.verb != "convert" or step.name == "diff":
-        return ""
-    try:
-        between = source
-        for plan in change(type(step)("diff"), source, seed).plans:
-            between = Planned(between, plan)
-        plans = change(step, between, seed).plans
-    except InputError:
-        return ""
-    if (plans[-1] if plans else between).config["model_type"] == source.config["model_type"]:
-        return ""
-    return f"; convert it --to diff first, and then --to {step.name}"
 
 
 def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:

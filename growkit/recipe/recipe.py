@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from growkit.base.errors import InputError
-from growkit.base.names import NOTHING, did_you_mean, name_of, nearest, perhaps
+from growkit.base.names import NOTHING, did_you_mean, name_of, nearest
 from growkit.base.parsing import in_yaml
 from growkit.base.registry import members
 from growkit.base.settings import Settings, check_seed, option
@@ -34,6 +34,7 @@ from growkit.checkpoint.publishing import MANIFEST, Inputs
 from growkit.engine.user_family import load_description
 from growkit.families.described import described
 from growkit.planning.operation import (
+    KINDS,
     PACKAGES,
     Operation,
     Value,
@@ -273,13 +274,8 @@ class Recipe:
 
 NEEDED = ("source", "steps", "output")
 
-KINDS: dict[str, tuple[Any, str]] = {
-    "str": (str, "text"),
-    "int": (int, "a whole number"),
-    "float": (int | float, "a number such as 0.01"),
-    "bool": (bool, "true or false"),
-}
-"""The values of each type of field, and their name in messages."""
+TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+"""The types of fields that are checked, by their name."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -419,13 +415,11 @@ def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
 def _parse_step(step: Any, where: str) -> Step:
     verbs = [verb for verb in STEPS if isinstance(step, dict) and verb in step]
     if len(verbs) != 1:
-        keys = [key for key in step if nearest(key, STEPS)] if isinstance(step, dict) else []
-        hint = perhaps(keys[0], STEPS) if keys and not verbs else ""
         raise InputError(
-            f"{where} must be a mapping with either 'grow: METHOD' or 'convert: VARIANT'{hint}"
+            f"{where} must be a mapping with either 'grow: METHOD' or 'convert: VARIANT'"
         )
     (verb,) = verbs
-    _check_kind("str", step[verb], f"{verb} in {where}")
+    _check_kind(str, step[verb], f"{verb} in {where}")
     for key in step:
         if step[key] is None:
             raise InputError(f"{key} in {where} is null; give a value, or leave it out")
@@ -453,12 +447,12 @@ def _fields(
     for key, value in content.items():
         if key not in types:
             raise InputError(f"{where} has an unknown key {key!r}; {did_you_mean(key, types)}")
-        if types[key] in KINDS:
-            _check_kind(types[key], value, f"{key} in {where}")
+        if types[key] in TYPES:
+            _check_kind(TYPES[types[key]], value, f"{key} in {where}")
     return dict(content)
 
 
-def _check_kind(kind: str, value: Any, what: str) -> None:
-    types, words = KINDS[kind]
-    if not isinstance(value, types) or (isinstance(value, bool) and kind != "bool"):
-        raise InputError(f"{what} is {in_yaml(value)}; {words} was expected")
+def _check_kind(kind: type, value: Any, what: str) -> None:
+    allowed = int | float if kind is float else kind
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+        raise InputError(f"{what} is {in_yaml(value)}; {KINDS[kind]} was expected")
