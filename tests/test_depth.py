@@ -149,7 +149,7 @@ TWICE, STACK = {"layers": "x2"}, {"layers": "x2", "blocks": "stack"}
     [
         ("opt", {"do_layer_norm_before": False}, TWICE, "choose --blocks stack, overlap or inter"),
         ("gpt2", INVERSE, TWICE, r"with scale_attn_by_inverse_layer_idx .*--place end"),
-        ("gpt2", INVERSE, STACK, "--place end.* as identity blocks"),
+        ("gpt2", INVERSE, STACK, "put identity blocks behind .*--place end"),
         ("deepseek_v2", {"first_k_dense_replace": 1}, STACK, "--blocks identity or interpose"),
         ("deepseek_v2", {"first_k_dense_replace": "1"}, TWICE, "a whole number was ex"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, TWICE, "a number from 1 upwards"),
@@ -198,9 +198,9 @@ def test_orders(options: dict[str, str], order: list[Any]) -> None:
     ("options", "why"),
     [
         ({}, "layers is missing"),
-        ({"layers": "x1.3"}, "makes 5.2 of the present 4; choose a whole number, such as 6"),
-        ({"layers": "4"}, "no more than the present 4"),
-        ({"layers": "x0.5"}, "no more than the present 4"),
+        ({"layers": "x1.3"}, "would make layers 5.2; choose a size or"),
+        ({"layers": "4"}, "makes 4 of the present 4; choose more"),
+        ({"layers": "x0.5"}, "less than the present 4"),
         ({"layers": "x9999"}, "at most 10,000"),
         ({"layers": "6", "place": "1"}, "place names 1 places"),
         ({"place": "4"}, "numbers up to 3"),

@@ -125,7 +125,7 @@ def test_what_is_empty_in_python_and_in_recipes() -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("grow source out --hidden x2.0000001", "would make hidden 32.000002; "),
+        ("grow source out --hidden x2.0000001", "would make hidden 32.0000016; "),
         ("grow source out --hidden x1.03", "would make hidden 16.48; "),
         ("grow source out --hidden 99999999999999999999", "is not understood; "),
         ("grow source out --hidden x99999999999999999999", "is not understood; "),

@@ -536,7 +536,8 @@ def _dropped(
     gone = weight.index_select(dimension, chosen).contiguous()
     drawn = torch.from_numpy(_numbers(f"{units}:{name}", gone.shape) % gone.numel())
     anew = gone.flatten()[drawn.flatten()].view(gone.shape)
-    made = weight.index_copy(dimension, chosen, anew)
+    index = torch.arange(count).index_copy(0, chosen, count + torch.arange(len(chosen)))
+    made = torch.cat([weight, anew], dimension).index_select(dimension, index)
     return made if times == 1 else (made.double() * times).to(made.dtype)
 
 
