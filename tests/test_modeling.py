@@ -786,7 +786,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "no key heads": ({"num_key_value_heads": 0}, "num_key_value_heads is 0; at least 1"),
     "no value width": ({"value_head_dim": 0}, "value_head_dim is 0; at least 1"),
     "noise only": ({"num_noise_heads": 8}, "leave at least 1 signal head"),
-    "uneven groups": ({"num_noise_heads": 3}, "5 signal heads are no multiple of .* 3; .* group"),
+    "uneven groups": ({"num_noise_heads": 3}, "5 signal heads are no multiple of .* 3, .* group"),
     "odd key heads": ({"num_key_value_heads": 3}, "num_key_value_heads is 3; .* must be even"),
     "signal without values": ({"num_key_value_heads": 6}, "4 signal heads .* the 3 value heads"),
     "noise without values": (

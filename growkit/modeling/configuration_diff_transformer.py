@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import transformers
@@ -157,24 +158,15 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
             kwargs[name] = value if kwargs.get(name) is None else kwargs[name]
         for name in DiffTransformerConfig.__annotations__:
             setattr(self, name, kwargs.pop(name, getattr(DiffTransformerConfig, name)))
-        if self.num_attention_heads < 1:
-            raise ValueError(
-                f"num_attention_heads is {self.num_attention_heads}; at least 1 is needed"
-            )
-        self._derive()
-        for switch, choices in SWITCHES.items():
-            if getattr(self, switch) not in choices:
-                raise ValueError(
-                    f"{switch} is {getattr(self, switch)!r}; choose one of {', '.join(choices)}"
-                )
-        self._check_heads()
-        self._check_numbers()
-        self._check_combinations()
         for key in ("sliding_window", "layer_types"):
             if kwargs.get(key):
                 raise ValueError(
                     f"{key} is {kwargs[key]!r}; a DIFF Transformer has no windows, remove the key"
                 )
+        self._derive()
+        problems = self._switch_problems, self._head_problems, self._other_problems
+        for problem in chain.from_iterable(find() for find in problems):
+            raise ValueError(problem)
         super().__init__(**kwargs)
 
     def _derive(self) -> None:
@@ -188,7 +180,7 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
         default("num_noise_heads", self.num_attention_heads // 2)
         groups = self.num_noise_heads or self.num_attention_heads
         default("num_key_value_heads", groups * (2 if self.has_noise_keys else 1))
-        default("head_dim", self.hidden_size // self.num_attention_heads)
+        default("head_dim", self.hidden_size // max(self.num_attention_heads, 1))
         default("value_head_dim", 2 * self.head_dim)
         default("head_norm_eps", self.rms_norm_eps)
         default("attention_output_bias", self.attention_bias)
@@ -224,77 +216,64 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
         assert self.shared_rank is not None
         return self.shared_rank[layer] if isinstance(self.shared_rank, list) else self.shared_rank
 
-    def _check_heads(self) -> None:
+    def _head_problems(self) -> Iterator[str]:
+        """What is wrong with numbers and widths of heads; each relies on those before."""
         signal, noise = self.num_signal_heads, self.num_noise_heads
-        if noise < 0 or signal < 1:
-            raise ValueError(
-                f"num_noise_heads is {noise} of num_attention_heads {self.num_attention_heads}; "
-                "it must be 0 or more, and leave at least 1 signal head"
-            )
-        for key in ("num_key_value_heads", "head_dim", "value_head_dim"):
+        for key in ("num_attention_heads", "num_key_value_heads", "head_dim", "value_head_dim"):
             if getattr(self, key) < 1:
-                raise ValueError(f"{key} is {getattr(self, key)}; at least 1 is needed")
+                yield f"{key} is {getattr(self, key)}; at least 1 is needed"
+        if noise < 0 or signal < 1:
+            yield f"num_noise_heads is {noise}; 0 or more must leave at least 1 signal head"
         if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}; RoPE turns pairs, so it must be even")
+            yield f"head_dim is {self.head_dim}; RoPE turns pairs, so it must be even"
         if noise and signal % noise:
-            raise ValueError(
-                f"{signal} signal heads are no multiple of num_noise_heads {noise}; each noise "
-                "head serves a whole group of signal heads"
-            )
+            yield f"{signal} signal heads are no multiple of num_noise_heads {noise}, one a group"
         if self.has_noise_keys and self.num_key_value_heads % 2:
-            raise ValueError(
-                f"num_key_value_heads is {self.num_key_value_heads}; it counts key heads of signal "
-                "and noise together, and must be even"
+            yield (
+                f"num_key_value_heads is {self.num_key_value_heads}; half of them are of noise "
+                "heads, so it must be even"
             )
         for kind, count in (("signal", signal), ("noise", noise)):
             if count % self.num_value_heads:
-                raise ValueError(
+                yield (
                     f"{count} {kind} heads are no multiple of the {self.num_value_heads} value "
-                    f"heads (num_key_value_heads {self.num_key_value_heads}); each value head "
-                    f"serves a whole group of {kind} heads"
+                    f"heads (num_key_value_heads {self.num_key_value_heads}), one for a group"
                 )
 
-    def _check_numbers(self) -> None:
+    def _other_problems(self) -> Iterator[str]:
+        """What is wrong with numbers and activation."""
         limits = [(key, 1.0, "between 0 and 1") for key in ("rms_norm_eps", "head_norm_eps")]
         limits += [(key, math.inf, "above 0") for key in MULTIPLIERS]
         for key, most, expected in limits:
             value = getattr(self, key)
             number = isinstance(value, float | int) and not isinstance(value, bool)
             if not number or not 0 < value < most:
-                raise ValueError(f"{key} is {value!r}; a number {expected} was expected")
+                yield f"{key} is {value!r}; a number {expected} was expected"
+        if self.hidden_act != "poly_norm" and self.hidden_act not in ACT2FN:
+            yield f"hidden_act is {self.hidden_act!r}; choose poly_norm or one of transformers"
 
-    def _check_combinations(self) -> None:
+    def _switch_problems(self) -> Iterator[str]:
+        """What is wrong with the switches, and with what they need."""
+        for switch, choices in SWITCHES.items():
+            if getattr(self, switch) not in choices:
+                yield f"{switch} is {getattr(self, switch)!r}; choose one of {', '.join(choices)}"
         noise, layers = self.num_noise_heads, self.num_hidden_layers
         needed = ["lambda_type 'vectors'"] if noise and self.lambda_type == "vectors" else []
         needed += ["head_output_scale"] if self.head_output_scale != "none" else []
         if self.lambda_init is None and needed:
-            raise ValueError(f"{' and '.join(needed)} need lambda_init, one number per layer")
+            yield f"{' and '.join(needed)} need lambda_init, one number per layer"
         if self.lambda_init is not None and len(self.lambda_init) != layers:
-            raise ValueError(
-                f"lambda_init has {len(self.lambda_init)} numbers for {layers} layers; "
-                "it needs one per layer"
-            )
-        if self.hidden_act != "poly_norm" and self.hidden_act not in ACT2FN:
-            raise ValueError(
-                f"hidden_act is {self.hidden_act!r}; choose poly_norm or an activation that "
-                "transformers knows, such as silu"
-            )
-        if noise == 0 and self.integral != "none":
-            raise ValueError(
-                f"integral {self.integral!r} needs noise heads: its weight γ is a multiple of λ, "
-                "and without noise heads there is no λ; set num_noise_heads or integral 'none'"
-            )
-        if self.qk_projection == "full":
-            return
-        if noise == 0:
-            raise ValueError(
-                "qk_projection 'shared' needs noise heads, which share a base with their "
-                "signal heads; set num_noise_heads or qk_projection 'full'"
-            )
-        ranks = self.shared_rank
-        listed = ranks if isinstance(ranks, list) else [ranks] * layers
-        if len(listed) != layers or not all(type(rank) is int and rank >= 1 for rank in listed):
-            raise ValueError(
-                f"shared_rank is {ranks!r}; qk_projection 'shared' needs the rank of its "
-                "updates, at least 1, or a list with one for each layer"
+            yield f"lambda_init has {len(self.lambda_init)} numbers for {layers} layers"
+        for switch in ("integral", "qk_projection"):
+            if noise == 0 and getattr(self, switch) not in ("none", "full"):
+                why = "there is no λ without them" if switch == "integral" else "they share bases"
+                yield f"{switch} {getattr(self, switch)!r} needs noise heads: {why}"
+        ranks = self.shared_rank if isinstance(self.shared_rank, list) else [self.shared_rank]
+        fit = len(ranks) == layers or not isinstance(self.shared_rank, list)
+        if self.qk_projection == "shared" and not (
+            fit and all(type(rank) is int and rank > 0 for rank in ranks)
+        ):
+            yield (
+                f"shared_rank is {self.shared_rank!r}; qk_projection 'shared' needs the rank of "
+                "its updates, at least 1, or a list with one for each layer"
             )
