@@ -21,8 +21,8 @@ from growkit.checkpoint.publishing import write_manifest
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.prompts import load_tokenizer
 from growkit.families.family import family_of
-from growkit.proof.companions import changed_sidecars, same_ids
 from growkit.proof.folder import compare_with_plan
+from growkit.proof.sidecars import changed_sidecars, same_ids
 from tests.conftest import CONFIGS, save_model
 from tests.test_mutations import DEMO, opened
 

@@ -18,8 +18,8 @@ import growkit
 from growkit.checkpoint.folder import Folder
 from growkit.engine.oracle import resolved
 from growkit.engine.user_family import temporary_family
-from growkit.proof.companions import same_ids
 from growkit.proof.config import different_settings, not_compared
+from growkit.proof.sidecars import same_ids
 from tests.conftest import save_random
 from tests.test_other_settings import MODEL
 from tests.test_without_manifest import QUICK, Make, change, found

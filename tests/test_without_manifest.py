@@ -14,7 +14,7 @@ import growkit
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.prompts import load_tokenizer
-from growkit.proof import companions
+from growkit.proof import sidecars
 from growkit.proof.folder import compare_with_source
 from tests.conftest import edit_json, save_model
 from tests.test_calibration import with_tokenizer
@@ -167,14 +167,14 @@ def test_a_tokenizer_depends_on_the_config(
         loaded.append(folder)
         return load_tokenizer(folder)
 
-    monkeypatch.setattr(companions, "load_tokenizer", load)
-    assert companions.changed_sidecars(first, second) == []
+    monkeypatch.setattr(sidecars, "load_tokenizer", load)
+    assert sidecars.changed_sidecars(first, second) == []
     assert not loaded  # nothing differs that could make another tokenizer
     change(second.path, **{key: "other"})
-    assert companions.changed_sidecars(first, second) == []
+    assert sidecars.changed_sidecars(first, second) == []
     assert loaded == [first, second]
-    monkeypatch.setattr(companions, "first_difference", lambda *tokenizers: "the ids")
-    (said,) = companions.changed_sidecars(first, second)
+    monkeypatch.setattr(sidecars, "first_difference", lambda *tokenizers: "the ids")
+    (said,) = sidecars.changed_sidecars(first, second)
     assert "depends on config.json" in said
 
 

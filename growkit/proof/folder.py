@@ -18,7 +18,7 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import GENERATION, carried, code_of, is_of_tokenizer, matches
+from growkit.checkpoint.model_files import carried, code_of, is_of_tokenizer, matches
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.checkpoint.scratch import temporary
@@ -27,16 +27,7 @@ from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
 from growkit.engine.user_family import unlisted_family
 from growkit.families.family import families, family_of
 from growkit.optimizer.optimizer import outputs
-from growkit.proof.companions import (
-    PROCESSORS,
-    SETTINGS,
-    TOKENIZER,
-    changed_generation,
-    changed_sidecars,
-    rewritten,
-    same_bytes,
-    same_ids,
-)
+from growkit.proof import sidecars
 from growkit.proof.config import (
     copied_layers,
     different_settings,
@@ -179,7 +170,7 @@ def compare_with_plan(
     values += by_plan
     changed = [each["name"] for each in values]
     changed += [name for name, content in code.items() if not _holds(target, name, content)]
-    changed += changed_sidecars(source.opened, target.opened)
+    changed += sidecars.changed_sidecars(source.opened, target.opened)
     expected = {*WRITTEN, *code, *carried(source.opened), *_weights_of(target)}
     if recipe is not None and recipe.optimizer is not None:
         states = target.opened.names(*outputs())
@@ -189,7 +180,7 @@ def compare_with_plan(
     for name in target.opened.names():
         if name not in expected and _is_read(name, runs):
             changed.append(name)
-        elif name not in expected and not _is_compared(name):
+        elif name not in expected and not sidecars.is_compared(name):
             unknown.append(name)
     named = _without_effect(wanted, target, "its class") + _rewritten(source, target)
     if target.config.get(SPEED) not in (None, wanted.get(SPEED)):
@@ -205,7 +196,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
         InputError: the two have different vocabularies.
     """
     loads, loaded = loading(source), loading(target)
-    ids, unseen = same_ids(source.opened, target.opened)
+    ids, unseen = sidecars.same_ids(source.opened, target.opened)
     was, now = (
         # Without a dtype in its config, a folder is loaded in that of its weights.
         loading(each).config
@@ -235,16 +226,13 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     named += _without_effect({**loads.config, **source.config}, target, loaded.model)
     named += [f"not compared: {unseen}"] if unseen else _rewritten(source, target)
     changed += [f"the tokenizer ({ids})"] if ids else []
-    changed += [
-        GENERATION if key == GENERATION else f"{key} in the generation settings"
-        for key in changed_generation(source.opened, target.opened)
-    ]
+    changed += sidecars.changed_generation(source.opened, target.opened)
     code = foreign_code(target.opened)
     if code and loaded.own_class and not same_code(source.opened, target.opened):
         changed += code
     changed += _changed_buffers(source, target)
     own = code_of(target.opened) if target.config.get("auto_map") else []
-    known = {*WRITTEN, *code, *own, *_weights_of(target), TOKENIZER, SETTINGS, GENERATION}
+    known = {*WRITTEN, *code, *own, *_weights_of(target), *sidecars.READ}
     names = [name for name in target.opened.names() if name not in known]
     unknown = [name for name in names if not _is_of_source(name, source, target)]
     changed = [*dict.fromkeys(changed)]
@@ -256,7 +244,7 @@ def _is_of_source(name: str, source: Checkpoint, target: Checkpoint) -> bool:
     if matches(name, INERT) or (source.opened.has(name) and is_of_tokenizer(name)):
         return True
     with suppress(InputError):  # of a large file, nothing is known
-        return source.opened.has(name) and same_bytes(source.opened, target.opened, name)
+        return source.opened.has(name) and sidecars.same_bytes(source.opened, target.opened, name)
     return False
 
 
@@ -280,7 +268,7 @@ def _without_effect(wanted: Config, target: Checkpoint, model: str) -> list[str]
 
 def _rewritten(source: Checkpoint, target: Checkpoint) -> list[str]:
     """A note on a tokenizer's files that are not the same bytes."""
-    names = rewritten(source.opened, target.opened)
+    names = sidecars.rewritten(source.opened, target.opened)
     note = f"what transformers does with {listed(names)} was compared, not every byte"
     return [note] if names else []
 
@@ -315,11 +303,6 @@ def _is_read(name: str, runs: bool) -> bool:
     if "/" in name:
         return name.startswith(GENERATE.split("/")[0] + "/")
     return matches(name, WEIGHTS) or (runs and name.endswith(".py"))
-
-
-def _is_compared(name: str) -> bool:
-    """Whether ``changed_sidecars`` reports a file that was added."""
-    return is_of_tokenizer(name) or ("/" not in name and matches(name, (GENERATION, *PROCESSORS)))
 
 
 def _holds(target: Checkpoint, name: str, content: bytes) -> bool:

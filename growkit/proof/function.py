@@ -41,7 +41,7 @@ from growkit.proof.preflight import vocabulary_error
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import Origin
 from growkit.results.proof import Fault, Finding, Fingerprint, ModeResult
-from growkit.results.sentences import counted, too_much
+from growkit.results.sentences import counted, too_much, trainability_sentence
 
 NUMBERS = frozenset({"layer_idx", "layer_id", "layer_number", "training"})
 """Attributes that number a layer, or record how it is used."""
@@ -418,6 +418,14 @@ class FunctionProof:
                 Finding(name="amount", kept=None, sentence=said, measured=count, limit=FEW)
             )
         return found
+
+    def trainability_findings(self) -> list[Finding]:
+        """Whether the new capacity can train; it decides where that was asked for."""
+        if not self.trainability:
+            return []
+        kept = self.trainability.trainable if self._look else None
+        said = f"new capacity: {trainability_sentence(self.trainability)}"
+        return [Finding(name="trainability", kept=kept, sentence=said)]
 
     def _sentence(self, *, kept: bool) -> str:
         """How far logits are apart; of another function, how much it loses."""

@@ -34,15 +34,8 @@ from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
 from growkit.results import versions
 from growkit.results.advice import failed, name_result
-from growkit.results.proof import (
-    Fault,
-    Finding,
-    LayerError,
-    Trainability,
-    TrainingProof,
-    VerifyResult,
-)
-from growkit.results.sentences import fault_place, trainability_sentence
+from growkit.results.proof import Fault, Finding, LayerError, VerifyResult
+from growkit.results.sentences import fault_place
 from growkit.sources import Source, find, pair
 
 VERDICTS = {
@@ -190,7 +183,16 @@ def prove(
         training = None
         if states and not failed(findings):
             training = prove_training(before, after, lineage, settings, place, states)
-        findings += findings_on_training(training, logits.trainability, settings)
+            findings.append(
+                Finding(
+                    name="training",
+                    kept=training.kept,
+                    sentence=training.reason,
+                    measured=training.relative,
+                    limit=training.tolerance,
+                )
+            )
+        findings += logits.trainability_findings()
         fingerprint = logits.fingerprint()
     notes = [*files.named, *logits.notes]
     verdict = verdict_of(lineage.promise, findings, settings.max_kl)
@@ -262,28 +264,6 @@ def _explain(findings: Sequence[Finding], fault: Fault | None, *, exact: bool) -
     for each in (weights, logits):
         if each.kept is False and fault:
             each.place = fault_place(fault) or each.place
-
-
-def findings_on_training(
-    training: TrainingProof | None, capacity: Trainability | None, settings: Settings
-) -> list[Finding]:
-    """Source and target trained side by side, and whether the new capacity can train.
-
-    Args:
-        training: None if they were not trained.
-        capacity: None where nothing is new.
-        settings: say whether the new capacity decides.
-    """
-    found = []
-    if training:
-        finding = Finding(name="training", kept=training.kept, sentence=training.reason)
-        finding.measured, finding.limit = training.relative, training.tolerance
-        found.append(finding)
-    if capacity:
-        kept = capacity.trainable if settings.trainability else None
-        said = f"new capacity: {trainability_sentence(capacity)}"
-        found.append(Finding(name="trainability", kept=kept, sentence=said))
-    return found
 
 
 def verdict_of(promise: str, findings: Sequence[Finding], max_kl: float | None) -> str:

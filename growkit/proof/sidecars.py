@@ -33,6 +33,9 @@ LEFT_OUT = (*VOCABULARIES, SPECIAL, ADDED, "chat_template.json")
 PROCESSORS = ("*processor_config.json", "audio_tokenizer_config.json", "chat_template.json")
 """Files that transformers reads for models of more than text."""
 
+READ = (TOKENIZER, SETTINGS, GENERATION)
+"""Files of which what transformers makes of them is compared."""
+
 OF_TOKENIZERS = ("model_type", "tokenizer_class", "transformers_version")
 """Keys of ``config.json`` on which it depends what transformers makes of a tokenizer's files."""
 
@@ -73,6 +76,11 @@ def changed_sidecars(source: Folder, target: Folder) -> list[str]:
         found = _changed_in_tokenizer(source, target, read, lost)
         differ = [name for name in differ if name not in read]
     return found + [name for name in differ if not _same_json(source, target, name)]
+
+
+def is_compared(name: str) -> bool:
+    """Whether ``changed_sidecars`` reports a file that was added."""
+    return is_of_tokenizer(name) or ("/" not in name and matches(name, (GENERATION, *PROCESSORS)))
 
 
 def _changed_in_tokenizer(
@@ -144,7 +152,8 @@ def changed_generation(before: Folder, after: Folder) -> list[str]:
         same = (first, second) == (None, None) and same_bytes(before, after, GENERATION)
         return [] if same else [GENERATION]
     one, other = _given(first), _given(second)
-    return [key for key in sorted(one | other) if one.get(key) != other.get(key)]
+    changed = [key for key in sorted(one | other) if one.get(key) != other.get(key)]
+    return [f"{key} in the generation settings" for key in changed]
 
 
 def has_tokenizer(folder: Folder) -> bool:
