@@ -240,27 +240,6 @@ def is_untouched(folder: Path, *, partly: bool = False) -> bool:
     )
 
 
-def remove(folder: Path) -> None:
-    """Delete a folder that is untouched, at least in part; see ``is_untouched``.
-
-    The manifest goes last, so that a removal that was interrupted can be resumed.
-
-    Raises:
-        OSError: something cannot be deleted, or is not growkit's.
-    """
-    if os.path.lexists(folder / MANIFEST):
-        recorded = read_json(folder / MANIFEST)["files"]
-        for name, (_, _, mode, *_) in sorted(contents(folder).items(), reverse=True):
-            if stat.S_ISDIR(mode):  # after what is in it
-                with suppress(OSError):
-                    (folder / name).rmdir()
-            elif name in recorded:
-                (folder / name).unlink()
-        if [path.name for path in folder.iterdir()] == [MANIFEST]:
-            (folder / MANIFEST).unlink()
-    folder.rmdir()
-
-
 # Before a run
 
 
@@ -533,10 +512,14 @@ def tidy(
     try:
         for old in scratch.glob(f"{OLD}*"):
             _finish(new, old, scratch.with_name(old.name.removeprefix(OLD)))
-            if os.path.lexists(old) and (new.is_dir() or not _removed(old, known)):
+            if not new.is_dir():
+                _remove(old, known)
+            if os.path.lexists(old):
                 stays.append(old)
-        if not stays and _identity(new, False) != own and not _removed(new, known):
-            stays.append(new)
+        if not stays and _identity(new, False) != own:
+            _remove(new, known)
+            if os.path.lexists(new / MANIFEST):  # else it was still being written
+                stays.append(new)
     except OSError:
         return [scratch] if os.path.lexists(scratch) else []
     if not stays:
@@ -546,7 +529,7 @@ def tidy(
 
 def _finish(new: Path, old: Path, final: Path) -> None:
     """Replace an output that lost its name already; if that cannot be, it has its name again."""
-    if os.path.lexists(final) or not new.is_dir():
+    if os.path.lexists(final) or not os.path.lexists(new / MANIFEST):
         return
     try:
         move(new, final)
@@ -555,15 +538,23 @@ def _finish(new: Path, old: Path, final: Path) -> None:
     flush(final.parent)
 
 
-def _removed(folder: Path, known: Collection[Contents]) -> bool:
-    """Delete an earlier output, unless it was changed; gives whether nothing of it is left.
+def _remove(folder: Path, known: Collection[Contents]) -> None:
+    """Delete an earlier output, unless it was changed.
 
-    What has no manifest is none: it was still being written.
+    One recorded name is deleted after the other, and the manifest last, so that a removal that was
+    interrupted can be resumed.
     """
     with suppress(OSError, InputError):
         if contents(folder) in known or is_untouched(folder, partly=True):
-            remove(folder)
-    return not os.path.lexists(folder / MANIFEST)
+            recorded = read_json(folder / MANIFEST)["files"]
+            for name, (_, _, mode, *_) in sorted(contents(folder).items(), reverse=True):
+                if stat.S_ISDIR(mode):  # after what is in it
+                    (folder / name).rmdir()
+                elif name in recorded:
+                    (folder / name).unlink()
+            if [path.name for path in folder.iterdir()] == [MANIFEST]:
+                (folder / MANIFEST).unlink()
+                folder.rmdir()
 
 
 def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
@@ -608,7 +599,7 @@ def _candidates(place: Path) -> Iterator[Path]:
 
 
 def flush_tree(folder: Path) -> None:
-    """The same for everything in a folder, and then for the folder: data before names."""
+    """Wait until a folder with everything in it is on the disk: data before names."""
 
     def stop(error: OSError) -> None:
         raise error

@@ -26,14 +26,7 @@ from unittest.mock import patch
 from growkit.base.errors import InputError, reason
 from growkit.base.lazy import Tensor, torch
 from growkit.base.parsing import parse_json
-from growkit.base.tensors import (
-    SAFETENSORS_NAMES,
-    STORED_NAMES,
-    TensorInfo,
-    Weights,
-    cut,
-    full,
-)
+from growkit.base.tensors import SAFETENSORS_NAMES, STORED_NAMES, TensorInfo, Weights, cut, full
 from growkit.checkpoint.folder import Folder, State, read, state_of
 
 MOST_DIMENSIONS = 16

@@ -23,13 +23,7 @@ from typing import NamedTuple
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
-from growkit.base.tensors import (
-    FLOAT_BYTES,
-    TensorInfo,
-    Weights,
-    total_bytes,
-    total_parameters,
-)
+from growkit.base.tensors import FLOAT_BYTES, TensorInfo, Weights, total_bytes, total_parameters
 from growkit.checkpoint.scratch import flush
 
 WORKERS = 2
