@@ -1,4 +1,4 @@
-"""The tests of growkit, and sweeps that run by hand: ``python -m tests.NAME``."""
+"""The tests of growkit, of which ``pytest --all`` runs every case."""
 
 from __future__ import annotations
 

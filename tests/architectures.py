@@ -1,8 +1,4 @@
-"""A tiny random model of every causal language model that transformers has.
-
-``python -m tests.architectures`` verifies all of them against copies, and against copies with a
-fault; ``python -m tests.architectures mamba jamba`` some.
-"""
+"""A tiny random model of every causal language model that transformers has."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import logging
 
 import growkit
 from growkit.base.errors import InputError
@@ -205,36 +200,3 @@ def outcome(source: Path, target: Path) -> str:
     except InputError as error:
         return f"refused: {error}"
     return ("preserved: " if found["kept"] else "not preserved: ") + found["reason"]
-
-
-def main() -> None:
-    """Verify every type against a copy, and against a copy with a fault."""
-    import sys
-    import tempfile
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    counts: dict[str, int] = {}
-    for kind in sys.argv[1:] or TYPES:
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            try:
-                source = save(kind, folder / "source")
-            except Exception as error:  # what transformers itself cannot make
-                found = [f"not built: {error}"]
-            else:
-                shutil.copytree(source, folder / "copy")
-                found = [outcome(source, folder / "copy")]
-                if found[0].startswith("preserved"):
-                    name = with_fault(source, folder / "spoiled")
-                    said = outcome(source, folder / "spoiled")
-                    fault = "missed" if said.startswith("preserved") else "caught"
-                    found.append(f"{fault if name else 'no'} fault: {name}, {said}")
-            for each in found:
-                counts[each.split(":")[0]] = counts.get(each.split(":")[0], 0) + 1
-                print(kind, " ".join(each.replace(scratch, "").split())[:300], flush=True)  # noqa: T201
-    print(counts)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -13,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
-from tests.conftest import relative_error, save_random, seeded
-from tests.families import FAMILIES, MOE, coin, gpt2, softmax
+from tests.conftest import edit_json, relative_error, save_random, seeded
+from tests.families import FAMILIES, coin, gpt2, softmax
 
 Config = dict[str, Any]
 
@@ -48,8 +47,6 @@ KINDS: dict[str, Callable[[Random], Config]] = {
     **{kind: each.any for kind, each in FAMILIES.items()},
     "llama": lambda c: softmax(c, "attention_bias", "mlp_bias", head_dim=False),
     "mistral": lambda c: softmax(c, sliding_window=c.choice([None, 5])),
-    "mixtral": lambda c: softmax(c, **MOE, num_local_experts=3),
-    "qwen3": lambda c: softmax(c, "attention_bias"),
     "gpt2": lambda c: gpt2(c) | {"scale_attn_by_inverse_layer_idx": False},
     "diffllama": diff,
     "diff_transformer": diff_transformer,
@@ -110,11 +107,10 @@ class Case:
                 each.copy_(torch.linspace(-0.3, 0.2, len(each)))
         save_file(tensors, file, {"format": "pt"})
         if self.without_lists:
-            config = json.loads((folder / "config.json").read_text())
-            for key in ("layer_types", "no_rope_layers"):
-                if self.config.get(key) is None:
-                    config.pop(key, None)
-            (folder / "config.json").write_text(json.dumps(config))
+            with edit_json(folder / "config.json") as config:
+                for key in ("layer_types", "no_rope_layers"):
+                    if self.config.get(key) is None:
+                        config.pop(key, None)
         return folder
 
     def grow(self, folder: Path, **more: Any) -> tuple[Path, Path]:

@@ -1,16 +1,10 @@
-"""Random models of every family, and random growths of them.
-
-``python -m tests.families`` grows each a few times; ``python -m tests.families --seeds 40 phi``
-some of them, more often.
-"""
+"""Random models of every family, and random growths of them."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,7 +15,6 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from tests.conftest import relative_error, save_random, seeded
-from tests.sweeping import sweep
 
 Config = dict[str, Any]
 
@@ -171,136 +164,87 @@ def gpt2(choose: Random) -> Config:
     }
 
 
+def usual(*switches: str, **more: Any) -> Callable[[Random], Config]:
+    """Sizes as in ``softmax``; of ``more``, functions are drawn from."""
+
+    def draw(choose: Random) -> Config:
+        drawn = {key: each(choose) if callable(each) else each for key, each in more.items()}
+        return softmax(choose, *switches, **drawn)
+
+    return draw
+
+
+def one_of(*values: Any) -> Callable[[Random], Any]:
+    return lambda choose: choose.choice(values)
+
+
+def mamba(choose: Random) -> Config:
+    return SIZES | {
+        "hidden_size": choose.choice([12, 20]),
+        "expand": choose.choice([1, 2]),
+        "state_size": 5,
+        "time_step_rank": 3,
+        "conv_kernel": choose.choice([2, 4]),
+        "use_bias": coin(choose),
+        "use_conv_bias": coin(choose),
+        "tie_word_embeddings": coin(choose),
+    }
+
+
+WINDOWS: Config = {"layer_types": lambda c: windows(c)["layer_types"], "sliding_window": 5}
+WINDOW: Config = {"sliding_window": 5, "max_window_layers": 1}
+SCALES: Config = {"embedding_multiplier": 1.7, "residual_multiplier": 0.8}
+SCALES |= {"attention_multiplier": 0.3, "logits_scaling": 1.3}
+FEW: Config = {**MOE, "num_experts": 4}
+LOCAL: Config = {**MOE, "num_local_experts": 4, "hidden_size": 16}
+QWEN: Config = {**MOE, "moe_intermediate_size": one_of(8, 16), "num_experts": one_of(2, 4)}
+QWEN |= {"decoder_sparse_step": one_of(1, 2), "hidden_size": 16}
+TOGETHER: Config = {"apart": False, "centred": True}
+BIASES = ("attention_bias", "mlp_bias")
+
 FAMILIES: dict[str, Kind] = {
-    "gpt2": Kind(gpt2, kv=False, apart=False, centred=True),
-    "gemma": Kind(lambda c: softmax(c, "attention_bias"), hidden=(4, 16)),
-    "qwen2": Kind(lambda c: softmax(c, head_dim=coin(c))),
-    "smollm3": Kind(
-        lambda c: softmax(
-            c, "attention_bias", "mlp_bias", head_dim=coin(c), no_rope_layers=[1, int(coin(c))]
-        )
-    ),
-    "ministral": Kind(lambda c: softmax(c, **windows(c))),
-    "ministral3": Kind(lambda c: softmax(c)),
+    "gpt2": Kind(gpt2, kv=False, **TOGETHER),
+    "gemma": Kind(usual("attention_bias"), hidden=(4, 16)),
+    "mixtral": Kind(usual(**LOCAL | {"num_local_experts": one_of(2, 4)})),
+    "qwen2": Kind(usual(head_dim=coin)),
+    "qwen3": Kind(usual("attention_bias", "use_sliding_window", **WINDOW)),
+    "smollm3": Kind(usual(*BIASES, head_dim=coin, no_rope_layers=lambda c: [1, int(coin(c))])),
+    "ministral": Kind(usual(**WINDOWS)),
+    "ministral3": Kind(softmax),
     "olmo": Kind(
-        lambda c: softmax(c, "attention_bias", clip_qkv=c.choice([None, 0.8]), head_dim=coin(c)),
+        usual("attention_bias", clip_qkv=one_of(None, 0.8), head_dim=coin),
         grows=lambda config: not config["tie_word_embeddings"],
         centred=True,
     ),
-    "olmo2": Kind(lambda c: softmax(c, "attention_bias", head_dim=coin(c))),
-    "olmo3": Kind(lambda c: softmax(c, "attention_bias", head_dim=coin(c), **windows(c))),
-    "phi3": Kind(lambda c: softmax(c, head_dim=coin(c))),
-    "granite": Kind(
-        lambda c: softmax(
-            c,
-            "attention_bias",
-            "mlp_bias",
-            head_dim=coin(c),
-            embedding_multiplier=1.7,
-            residual_multiplier=0.8,
-            attention_multiplier=0.3,
-            logits_scaling=1.3,
-        )
-    ),
-    "starcoder2": Kind(lambda c: softmax(c, "use_bias", head_dim=coin(c)), centred=True),
-    "nemotron": Kind(
-        lambda c: softmax(c, "attention_bias", "mlp_bias", head_dim=coin(c)), centred=True
-    ),
+    "olmo2": Kind(usual("attention_bias", head_dim=coin)),
+    "olmo3": Kind(usual("attention_bias", head_dim=coin, **WINDOWS)),
+    "phi3": Kind(usual(head_dim=coin)),
+    "granite": Kind(usual(*BIASES, head_dim=coin, **SCALES)),
+    "starcoder2": Kind(usual("use_bias", head_dim=coin), centred=True),
+    "nemotron": Kind(usual(*BIASES, head_dim=coin), centred=True),
     "stablelm": Kind(
-        lambda c: softmax(
-            c, "use_qkv_bias", "use_parallel_residual", "qk_layernorm", head_dim=False
-        ),
-        apart=False,
-        centred=True,
+        usual("use_qkv_bias", "use_parallel_residual", "qk_layernorm", head_dim=False), **TOGETHER
     ),
-    "phi": Kind(lambda c: softmax(c, "qk_layernorm", head_dim=False), apart=False, centred=True),
+    "phi": Kind(usual("qk_layernorm", head_dim=False), **TOGETHER),
     "gpt_neox": Kind(
-        lambda c: softmax(c, "attention_bias", "use_parallel_residual", head_dim=False),
-        kv=False,
-        apart=False,
-        centred=True,
+        usual("attention_bias", "use_parallel_residual", head_dim=False), kv=False, **TOGETHER
     ),
-    "qwen3_moe": Kind(
-        lambda c: softmax(
-            c,
-            "attention_bias",
-            **MOE,
-            moe_intermediate_size=c.choice([8, 16]),
-            num_experts=c.choice([2, 4]),
-            decoder_sparse_step=c.choice([1, 2]),
-            mlp_only_layers=c.choice([[], [0]]),
-            hidden_size=16,
-        )
-    ),
-    "qwen2_moe": Kind(
-        lambda c: softmax(
-            c,
-            "qkv_bias",
-            **MOE,
-            moe_intermediate_size=c.choice([8, 16]),
-            shared_expert_intermediate_size=c.choice([8, 24]),
-            num_experts=c.choice([2, 4]),
-            decoder_sparse_step=c.choice([1, 2]),
-            hidden_size=16,
-        )
-    ),
-    "olmoe": Kind(
-        lambda c: softmax(c, "attention_bias", **MOE, num_experts=4, head_dim=False), apart=False
-    ),
-    "flex_olmo": Kind(
-        lambda c: softmax(
-            c, "attention_bias", **MOE, num_experts=4, norm_topk_prob=coin(c), hidden_size=16
-        )
-    ),
-    "granitemoe": Kind(
-        lambda c: softmax(
-            c, "attention_bias", **MOE, num_local_experts=4, hidden_size=16, logits_scaling=1.3
-        )
-    ),
-    "gpt_oss": Kind(
-        lambda c: softmax(
-            c, "attention_bias", **MOE, **windows(c), **ROPE, num_local_experts=4, hidden_size=16
-        )
-    ),
+    "qwen3_moe": Kind(usual("attention_bias", **QWEN, mlp_only_layers=one_of([], [0]))),
+    "qwen2_moe": Kind(usual("qkv_bias", **QWEN, shared_expert_intermediate_size=one_of(8, 24))),
+    "olmoe": Kind(usual("attention_bias", **FEW, head_dim=False), apart=False),
+    "flex_olmo": Kind(usual("attention_bias", **FEW, norm_topk_prob=coin, hidden_size=16)),
+    "granitemoe": Kind(usual("attention_bias", **LOCAL, logits_scaling=1.3)),
+    "gpt_oss": Kind(usual("attention_bias", **LOCAL, **WINDOWS, **ROPE)),
     "deepseek_v2": Kind(lambda c: latent(c, "mlp_bias"), kv=False),
     "deepseek_v3": Kind(lambda c: latent(c, n_group=2, topk_group=1), kv=False),
-    "gemma2": Kind(
-        lambda c: softmax(c, "attention_bias", **windows(c), hidden_size=72), hidden=(4,)
-    ),
-    "gemma3_text": Kind(
-        lambda c: softmax(c, "attention_bias", **windows(c), hidden_size=72), hidden=(4,)
-    ),
-    "cohere": Kind(
-        lambda c: softmax(c, "attention_bias", "use_qk_norm", head_dim=coin(c)), centred=True
-    ),
-    "cohere2": Kind(
-        lambda c: softmax(c, "attention_bias", head_dim=False, **windows(c)),
-        apart=False,
-        centred=True,
-    ),
-    "opt": Kind(opt, kv=False, apart=False, grows=opt_grows, centred=True),
-    "falcon": Kind(
-        falcon, kv=False, apart=False, grows=lambda config: not config["alibi"], centred=True
-    ),
-    "bloom": Kind(bloom, kv=False, apart=False, ffn=False, centred=True),
-    "mamba": Kind(
-        lambda c: (
-            SIZES
-            | {
-                "hidden_size": c.choice([12, 20]),
-                "expand": c.choice([1, 2]),
-                "state_size": 5,
-                "time_step_rank": 3,
-                "conv_kernel": c.choice([2, 4]),
-                "use_bias": coin(c),
-                "use_conv_bias": coin(c),
-                "tie_word_embeddings": coin(c),
-            }
-        ),
-        kv=False,
-        apart=False,
-        by_hidden=True,
-    ),
+    "gemma2": Kind(usual("attention_bias", **WINDOWS, hidden_size=72), hidden=(4,)),
+    "gemma3_text": Kind(usual("attention_bias", **WINDOWS, hidden_size=72), hidden=(4,)),
+    "cohere": Kind(usual("attention_bias", "use_qk_norm", head_dim=coin), centred=True),
+    "cohere2": Kind(usual("attention_bias", head_dim=False, **WINDOWS), **TOGETHER),
+    "opt": Kind(opt, kv=False, grows=opt_grows, **TOGETHER),
+    "falcon": Kind(falcon, kv=False, grows=lambda config: not config["alibi"], **TOGETHER),
+    "bloom": Kind(bloom, kv=False, ffn=False, **TOGETHER),
+    "mamba": Kind(mamba, kv=False, apart=False, by_hidden=True),
 }
 """By ``model_type``."""
 
@@ -381,23 +325,83 @@ def grow_any(kind: str, seed: int, folder: Path) -> float:
     return relative_error(source, out)
 
 
-def _sizes(kind: str, seed: int) -> object:
-    return Case(FAMILIES[kind], seeded(seed)).sizes
+DENSE = {
+    "llama": "mixtral",
+    "mistral": "mixtral",
+    "qwen2": "qwen2_moe",
+    "qwen3": "qwen3_moe",
+    "olmo2": "flex_olmo",
+    "granite": "granitemoe",
+    "deepseek_v3": "deepseek_v3",
+}
+"""By the ``model_type`` of a dense model, that of the one with experts."""
+
+SPARSE = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "granitemoe", "gpt_oss"),
+    *("deepseek_v2", "deepseek_v3"),
+)
+"""Types with experts."""
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", default=list(FAMILIES))
-    parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--first", type=int, default=0)
-    arguments = parser.parse_args()
-    seeds = range(arguments.first, arguments.first + arguments.seeds)
-    wrong = 0
-    for kind in arguments.kinds or list(FAMILIES):
-        wrong += sweep(kind, seeds, partial(grow_any, kind), partial(_sizes, kind))
-    sys.exit(bool(wrong))
+def dense_config(kind: str, choose: Random) -> Config:
+    """A random config of a dense model, whose MLP can be cut into four."""
+    width = choose.choice([8, 12, 24])
+    if kind == "deepseek_v3":
+        return {**latent(choose, first_k_dense_replace=2), "intermediate_size": width}
+    switches = ("attention_bias",) if kind in ("qwen3", "olmo2", "granite") else ()
+    apart = kind != "llama" and coin(choose)
+    sizes = softmax(choose, *switches, head_dim=kind == "qwen3" or apart)
+    if kind == "mistral":
+        sizes["sliding_window"] = choose.choice([None, 5])
+    return {**sizes, "intermediate_size": width}
 
 
-if __name__ == "__main__":
-    main()
+def arrangement(choose: Random) -> dict[str, int]:
+    """Experts, how many are chosen, and into how many the MLP is cut."""
+    pieces = choose.choice([1, 2, 4])
+    chosen = choose.choice([1, 2, 3] if pieces > 1 else [2, 3])
+    groups = chosen + choose.choice([0, 1, 3])
+    return {"experts": groups * pieces, "top_k": chosen * pieces, "granularity": pieces}
+
+
+def save_dense(kind: str, seed: int, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """A lively random dense model."""
+    return save_random(
+        folder, CONFIG_MAPPING[kind](**dense_config(kind, seeded(seed))), seed, dtype
+    )
+
+
+def upcycle_any(kind: str, seed: int, folder: Path) -> float:
+    """Upcycle a random model; the relative error of its logits in strict float64."""
+    choose = seeded(seed)
+    dtype = choose.choice([torch.float32, torch.bfloat16])
+    source, out = save_dense(kind, seed, folder / "source", dtype), folder / "out"
+    growkit.grow(source, out, method="upcycle", seed=seed, verify=False, **arrangement(choose))
+    assert json.loads((out / "config.json").read_text())["model_type"] == DENSE[kind]
+    return relative_error(source, out)
+
+
+def save_sparse(kind: str, seed: int, folder: Path) -> Path:
+    """A lively random model with experts, one by one on disk or as its class has them."""
+    choose = seeded(seed)
+    config = FAMILIES[kind].any(choose)
+    if kind == "deepseek_v3":
+        config["norm_topk_prob"] = coin(choose)
+    if kind == "deepseek_v2" and coin(choose):
+        config |= {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1}
+    dtype = choose.choice([torch.float32, torch.bfloat16])
+    save_random(folder, CONFIG_MAPPING[kind](**config), seed, dtype)
+    if coin(choose):
+        with_class_names(folder, dtype)
+    return folder
+
+
+def copy_any(kind: str, seed: int, folder: Path) -> float:
+    """Copy the experts of a random model; the relative error as above."""
+    source, out = save_sparse(kind, seed, folder / "source"), folder / "out"
+    choose = seeded(seed + 1000)
+    symmetry = choose.choice(["break", "keep"])
+    factor = choose.choice([2, 4] if symmetry == "break" else [2, 3])
+    options = {"experts": f"x{factor}", "symmetry": symmetry, "seed": seed}
+    growkit.grow(source, out, method="experts", verify=False, **options)
+    return relative_error(source, out)

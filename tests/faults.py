@@ -1,13 +1,11 @@
 """Runs that are killed, interrupted or given errors: what they leave behind, and what comes next.
 
 Runs are children of this process, which has imported everything: so a run takes a moment, and can
-end badly at any call of the system that it makes. ``python -m tests.faults --count 300`` kills so
-many, half of them while an output gets its name, and lets calls of as many fail.
+end badly at any call of the system that it makes.
 """
 
 from __future__ import annotations
 
-import argparse
 import builtins
 import errno
 import fcntl
@@ -19,7 +17,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -31,8 +28,7 @@ import pytest
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint import publishing
-from tests.conftest import folder_bytes, save_model, seeded
-from tests.sweeping import say, sweep
+from tests.conftest import folder_bytes, save_model
 
 DONE, REFUSED, INTERRUPTED, FAULTY = 0, 2, 130, 99
 
@@ -401,27 +397,3 @@ def without_exchange(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 _write = os.write
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=300)
-    seeds = range(parser.parse_args().count)
-    with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder))
-
-        def kill(seed: int, _: Path) -> None:
-            chance, where = seeded(seed), (PUBLISHING, ANYWHERE, PUBLISHING, ANY_TIME)[seed % 4]
-            overwrite, proved = where == PUBLISHING or chance.random() < 0.6, chance.random() < 0.3
-            world.kill(where, overwrite, chance.random() < 0.7, chance.random(), proved=proved)
-
-        wrong = sweep("kills", seeds, kill)
-        wrong += sweep("errors", seeds, lambda seed, _: world.fail(seeded(seed)))
-    for what, count in sorted(world.seen.items()):
-        say(f"{count:5} {what}")
-    sys.exit(bool(wrong))
-
-
-if __name__ == "__main__":
-    main()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,11 +16,30 @@ from urllib.parse import unquote
 import pytest
 from huggingface_hub import constants
 
-from tests.serving import served
-
 ABOUT = re.compile(r"/api/models/(org/\w+)(?:/revision/([^/]+))?")
 TREE = re.compile(r"/api/models/(org/\w+)/tree/([^/]+)")
 FILE = re.compile(r"/(org/\w+)/resolve/([^/]+)/(.+)")
+
+
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *args: object) -> None:
+        """A client that has gone is no fault here."""
+
+
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Serve; gives the address without a slash at its end."""
+    server = _Quiet(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 class StandIn:

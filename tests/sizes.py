@@ -29,8 +29,6 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "hid
 OTHERS: dict[str, Kind] = {
     "llama": Kind(lambda c: softmax(c, "attention_bias", "mlp_bias", **HEADS)),
     "mistral": Kind(lambda c: softmax(c, **HEADS)),
-    "qwen3": Kind(lambda c: softmax(c, "attention_bias", **HEADS)),
-    "mixtral": Kind(lambda c: softmax(c, **HEADS, num_local_experts=4, intermediate_size=16)),
     "diffllama": Kind(lambda c: softmax(c, **(HEADS | {"num_attention_heads": 8}))),
 }
 """Those that have tests of their own, by ``model_type``."""

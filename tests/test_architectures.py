@@ -10,7 +10,6 @@ import pytest
 import growkit
 from tests import architectures, odd_pairs
 from tests.architectures import TYPES, outcome, save, with_fault
-from tests.conftest import seeded
 
 KINDS = {
     "experts": "mixtral",
@@ -45,14 +44,18 @@ def test_experts_are_saved_and_generate(tmp_path: Path) -> None:
     assert modes["save and reload"]["kept"] is True
 
 
-@pytest.mark.parametrize("kind", seeded(1).sample(TYPES, 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("kind", TYPES)
 def test_no_kind_gives_a_false_alarm(kind: str, tmp_path: Path) -> None:
     try:
         source = save(kind, tmp_path / "source")
     except Exception as error:  # what transformers itself cannot make
         pytest.skip(f"{kind}: {error}")
     shutil.copytree(source, tmp_path / "copy")
-    assert outcome(source, tmp_path / "copy").startswith(("preserved", "refused"))
+    found = outcome(source, tmp_path / "copy")
+    assert found.startswith(("preserved", "refused"))
+    if found.startswith("preserved") and with_fault(source, tmp_path / "spoiled"):
+        assert not outcome(source, tmp_path / "spoiled").startswith("preserved")
 
 
 def test_what_text_does_not_reach_is_named(tmp_path: Path) -> None:
@@ -62,7 +65,8 @@ def test_what_text_does_not_reach_is_named(tmp_path: Path) -> None:
     assert "holds weights that text does not reach" in outcome(source, source)
 
 
-@pytest.mark.parametrize("seed", seeded(2).sample(range(200), 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("seed", range(200))
 def test_odd_but_sound_models_are_preserved(seed: int, tmp_path: Path) -> None:
     said, what = odd_pairs.outcome(seed, tmp_path)
     assert said.startswith(("preserved", "not sound", "refused: the model in")), (said, what)

@@ -22,7 +22,7 @@ from growkit.modeling import (
     differential_attention,
 )
 from tests.conftest import save_model
-from tests.test_modules import VARIANTS
+from tests.test_modeling import VARIANTS
 
 PADDING = 0
 

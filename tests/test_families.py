@@ -1,7 +1,4 @@
-"""Every family: random models of its class, grown, and judged by transformers in strict float64.
-
-``python -m tests.families`` does the same with as many seeds as one likes.
-"""
+"""Every family: random models of its class, grown, and judged by transformers in strict float64."""
 
 from __future__ import annotations
 
@@ -14,7 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BloomConfig, GPT2Config
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    BloomConfig,
+    GPT2Config,
+    NemotronConfig,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
@@ -23,7 +26,7 @@ from growkit.base.errors import InputError
 from growkit.families.bloom import slopes
 from growkit.families.family import Family, families
 from tests import odd_configs
-from tests.conftest import edit_weights, relative_error, save_random, seeded
+from tests.conftest import edit_json, edit_weights, relative_error, save_random, seeded
 from tests.families import FAMILIES, Case, grow_any, save, with_base_names
 
 QUICK = growkit.Settings(prompts=1, length=16)
@@ -33,6 +36,21 @@ QUICK = growkit.Settings(prompts=1, length=16)
 def test_any_growth(kind: str, tmp_path: Path) -> None:
     seed = sorted(FAMILIES).index(kind)
     assert grow_any(kind, seed, tmp_path) < 1e-12
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", range(100, 120))
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_more_growths(kind: str, seed: int, tmp_path: Path) -> None:
+    assert grow_any(kind, seed, tmp_path) < 1e-12
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("number", range(60))
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_legal_but_rare_config(kind: str, number: int, tmp_path: Path) -> None:
+    outcome = odd_configs.outcome(kind, number, tmp_path)
+    assert not outcome.startswith("!"), outcome
 
 
 @pytest.mark.sampled(10)
@@ -184,7 +202,7 @@ def layout(family: Family) -> bool:
 
 
 def test_every_family_of_one_file_has_its_tests() -> None:
-    elsewhere = {"llama", "mistral", "mixtral", "qwen3"}
+    elsewhere = {"llama", "mistral"}
     softmax = [each for each in families().values() if not layout(each)]
     shown = {kind for family in softmax for kind in family.model_types}
     assert shown - elsewhere == set(FAMILIES)
@@ -215,3 +233,30 @@ def test_rare_configs(kind: str, change: dict[str, object], tmp_path: Path) -> N
     more = {"method": "experts", "experts": "x2"}
     outcome = odd_configs.check(source, tmp_path / "out", expected, **more)
     assert outcome == "exact"
+
+
+def save_nemotron(folder: Path) -> Path:
+    config = FAMILIES["nemotron"].any(seeded(1)) | {"tie_word_embeddings": True}
+    return save_random(folder, NemotronConfig(**config))
+
+
+def test_halves_of_a_norm_without_its_1_are_another_model(tmp_path: Path) -> None:
+    """The control: w/2 twice is what a description without the 1 would write."""
+    source, out = save_nemotron(tmp_path / "source"), tmp_path / "out"
+    settings = growkit.Settings(prompts=1, length=16)
+    assert growkit.grow(source, out, hidden="x2", verify=settings)["kept"]
+    with edit_weights(out) as tensors:
+        last = load_file(source / "model.safetensors")["model.norm.weight"] / 2
+        tensors["model.norm.weight"] = torch.cat([last, last])
+    assert relative_error(source, out) > 1e-3
+    assert not growkit.verify(source, out, prompts=1, length=16)["kept"]
+
+
+def test_a_config_that_the_class_does_not_load_is_refused(tmp_path: Path) -> None:
+    source, out = save_nemotron(tmp_path / "source"), tmp_path / "out"
+    file = source / "config.json"
+    with edit_json(file) as config:
+        config |= {"num_key_value_heads": None}
+    with pytest.raises(InputError, match="a Nemotron model needs num_key_value_heads"):
+        growkit.grow(source, out, hidden="x2", verify=False)
+    assert not out.exists()

@@ -19,12 +19,12 @@ from growkit.base.tensors import Config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import write_manifest
 from growkit.checkpoint.reading import Checkpoint
+from growkit.cli.demo import MODEL
 from growkit.engine.prompts import load_tokenizer
 from growkit.families.family import family_of
 from growkit.proof.folder import compare_with_plan
 from growkit.proof.sidecars import changed_sidecars, same_ids
-from tests.conftest import CONFIGS, save_model
-from tests.test_mutations import DEMO, opened
+from tests.conftest import CONFIGS, edit_json, save_model
 
 SETTINGS: dict[str, Any] = {
     "eos_token": "b",
@@ -46,7 +46,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A tokenizer with everything beside it."""
     folder = tmp_path / "source"
     folder.mkdir()
-    shutil.copy(DEMO / "tokenizer.json", folder)
+    shutil.copy(MODEL / "tokenizer.json", folder)
     content = SETTINGS | {"tokenizer_class": request.param}
     (folder / "tokenizer_config.json").write_text(json.dumps(content))
     tokens = {"eos_token": "b", "bos_token": "a"}
@@ -90,7 +90,7 @@ def test_a_tokenizer_that_was_saved_again_is_the_same(source: Path, tmp_path: Pa
 def test_a_changed_setting_is_found(key: str, value: Any, source: Path, tmp_path: Path) -> None:
     target = shutil.copytree(source, tmp_path / "target")
     assert first_changed_sidecar(source, target) is None
-    with opened(target / "tokenizer_config.json") as content:
+    with edit_json(target / "tokenizer_config.json") as content:
         content[key] = value
     assert first_changed_sidecar(source, target) == "tokenizer_config.json"
     assert same_ids(Folder(source), Folder(target))[0]
@@ -109,7 +109,7 @@ def test_values_of_the_tokenizer_that_have_a_structure(
     key: str, value: Any, source: Path, tmp_path: Path
 ) -> None:
     """Changed, added and removed ones are found; saved again by transformers they are the same."""
-    with opened(source / "tokenizer_config.json") as content:
+    with edit_json(source / "tokenizer_config.json") as content:
         content[key] = value
     again = tmp_path / "again"
     AutoTokenizer.from_pretrained(source).save_pretrained(again)
@@ -118,7 +118,7 @@ def test_values_of_the_tokenizer_that_have_a_structure(
     assert first_changed_sidecar(source, again) is None
     for name, other in (("changed", "other"), ("removed", None)):
         target = shutil.copytree(again, tmp_path / name)
-        with opened(target / "tokenizer_config.json") as content:
+        with edit_json(target / "tokenizer_config.json") as content:
             content[key] = [other] if isinstance(value, list) else other and {"role": other}
         assert first_changed_sidecar(source, target) == "tokenizer_config.json"
         assert same_ids(Folder(source), Folder(target))[0] == "a setting in tokenizer_config.json"
@@ -131,7 +131,7 @@ def test_properties_of_added_tokens(field: str, source: Path, tmp_path: Path) ->
     first, second = tmp_path / "first", tmp_path / "second"
     AutoTokenizer.from_pretrained(source).save_pretrained(first)
     shutil.copytree(first, second)
-    with opened(second / "tokenizer.json") as tokenizer:
+    with edit_json(second / "tokenizer.json") as tokenizer:
         (token,) = [each for each in tokenizer["added_tokens"] if each["content"] == "c"]
         token[field] = not token[field]
     one, other = (repr(load_tokenizer(each).added_tokens_decoder) for each in (first, second))
@@ -153,7 +153,7 @@ def test_changed_files_are_found(source: Path, tmp_path: Path) -> None:
 
 def test_another_vocabulary_is_found(source: Path, tmp_path: Path) -> None:
     target = shutil.copytree(source, tmp_path / "target")
-    with opened(target / "tokenizer.json") as tokenizer:
+    with edit_json(target / "tokenizer.json") as tokenizer:
         tokens = tokenizer["model"]["vocab"]
         tokens["x"], tokens["y"] = tokens["y"], tokens["x"]
     both = Folder(source), Folder(target)
@@ -233,7 +233,7 @@ def test_code_of_an_earlier_version_is_named(
     growkit.convert(source, out, "diff-v2", verify=False)
     (out / "seen_tokens.py").unlink()
     (out / CODE).write_text("# of an earlier version")
-    with opened(out / "config.json") as config:
+    with edit_json(out / "config.json") as config:
         del config["auto_map"]["AutoModelForTokenClassification"]
     manifest = json.loads((out / "growkit.json").read_text())
     (out / "growkit.json").unlink()
@@ -250,7 +250,7 @@ def test_classes_of_an_earlier_version_are_in_its_code(
 ) -> None:
     source, out = make("llama"), tmp_path / "out"
     growkit.convert(source, out, "diff-v2", verify=False)
-    with opened(out / "config.json") as config:
+    with edit_json(out / "config.json") as config:
         config["auto_map"]["AutoModelForCausalLM"] = "other.Model"
     manifest = json.loads((out / "growkit.json").read_text())
     write_manifest(out, manifest, {})

@@ -28,7 +28,7 @@ from tests.conftest import save_model, with_tokenizer
 pytest.importorskip("accelerate")
 from examples import grow_on_many_ranks
 from examples.continue_training import main
-from tests.fsdp import FSDP, on_two, trained
+from tests.fsdp import FSDP, on_ranks, trained
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'pin_memory' argument:UserWarning", "ignore:`is_gradient_checkpointing`:FutureWarning"
@@ -52,7 +52,7 @@ def at_once_and_resumed(folder: Path, output: Path) -> list[list[float]]:
 def test_two_processes_train_as_one_does(folder: Path, tmp_path: Path) -> None:
     """Losses are logged with the digits of their float32."""
     one = trained(folder, tmp_path / "one", 3, 4)
-    both = on_two(at_once_and_resumed, folder, tmp_path / "two", scratch=tmp_path / "scratch")
+    both = on_ranks(at_once_and_resumed, folder, tmp_path / "two", scratch=tmp_path / "scratch")
     for at_once, resumed in both:
         assert at_once == pytest.approx(one, abs=2e-4)
         assert resumed == pytest.approx(at_once, abs=1e-6)
@@ -90,7 +90,7 @@ def sharded(folder: Path) -> list[object]:
 
 
 def test_a_wrong_shard_on_one_rank_is_noticed(folder: Path, tmp_path: Path) -> None:
-    for found in on_two(sharded, folder, scratch=tmp_path):
+    for found in on_ranks(sharded, folder, scratch=tmp_path):
         distance, ddp, still_sharded, training, by_dcp, *wrong = found
         assert max(distance, ddp, by_dcp) < 1e-6
         assert still_sharded
@@ -146,7 +146,7 @@ def test_ranks_save_what_one_process_writes(tmp_path: Path) -> None:
     recipe.write_text(RECIPE.format(source=source, out=tmp_path / "whole"), encoding="utf-8")
     growkit.run(recipe)
     given = str(recipe), str(tmp_path / "out")
-    assert on_two(grown_by_ranks, *given, scratch=tmp_path / "scratch") == [0, 1]
+    assert on_ranks(grown_by_ranks, *given, scratch=tmp_path / "scratch") == [0, 1]
     dcp_to_torch_save(tmp_path / "out", tmp_path / "all.pt")
     found = torch.load(tmp_path / "all.pt", weights_only=True)
     expected = load_file(tmp_path / "whole" / "model.safetensors")

@@ -16,9 +16,9 @@ from growkit.families.described import described
 from growkit.families.family import family_of
 from growkit.inference.classes import ModelClass
 from growkit.inference.trial import Trials
-from tests.behaviour import difference
 from tests.conftest import cli, edit_json, relative_error, save_model
-from tests.infer import random_model
+from tests.infer import OTHERS, random_model
+from tests.test_manifests import difference
 
 FEW = growkit.Settings(prompts=1, length=12)
 
@@ -92,6 +92,18 @@ def test_known_families_are_found_again(kind: str, tmp_path: Path) -> None:
     others = [each for evidence in result["tensors"] for each in evidence["others"]]
     assert any("three.heads.head_dim" in each for each in others) == (kind == "gpt_neox")
     assert ("tried; by its shape also" in result["yaml"]) == bool(others)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_classes(kind: str, tmp_path: Path) -> None:
+    """What is inferred is right; of some nothing is, or hidden cannot grow."""
+    source, out = random_model(kind, tmp_path / "source"), tmp_path / "out"
+    try:
+        growkit.grow(source, out, family=growkit.infer(source)["family"], hidden="x4", verify=False)
+    except growkit.InputError:
+        return
+    assert relative_error(source, out) < 1e-12
 
 
 def test_a_wrong_axis_is_caught(arcee: Path, found: growkit.Inference, tmp_path: Path) -> None:

@@ -1,26 +1,288 @@
-"""Models that are grown while they load; ``python -m tests.loading`` tries all of it."""
+"""Models that are grown while they load, in one process and in several."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import slabs
 from growkit.distributed import GrownStorageReader
-from growkit.distributed.grown import Grown
-from tests import loading
-from tests.conftest import edit_weights, save_model
-from tests.loading import differing
+from growkit.distributed.grown import Entry, Grown
+from tests.conftest import edit_weights, load_strict, save_model
+from tests.fsdp import on_ranks
+from tests.test_optimizer_state import FLAT, load_distributed, save_distributed, step, trained
+
+RANKS = 4
+SIZES = {
+    "vocab_size": 30,  # of which four processes have unequal parts
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+}
+BFLOAT16: dict[str, Any] = {"dtype": torch.bfloat16, **SIZES}
+CASES: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
+    "hypercloning": ("llama", BFLOAT16, [{"grow": "hypercloning", "hidden": "x2"}]),
+    "group-diff": (
+        "diffllama",
+        BFLOAT16 | {"tie_word_embeddings": True},
+        [{"grow": "group-diff", "hidden": "x2", "signal_heads": "x4"}],
+    ),
+    "depth": ("llama", BFLOAT16, [{"grow": "depth", "layers": 3}]),
+    "upcycling": (
+        "mistral",
+        BFLOAT16,
+        [{"grow": "upcycle", "experts": 4, "top_k": 2}],
+    ),
+    "grow-convert": (
+        "llama",
+        SIZES,
+        [{"grow": "hypercloning", "hidden": "x2", "ffn": "x2"}, {"convert": "diff-v2"}],
+    ),
+}
+"""Models, what their sources are, and what is done to these."""
+
+
+def make(name: str, folder: Path, **more: Any) -> growkit.Recipe:
+    """Save the source of a case, and write what is made of it."""
+    kind, sizes, steps = CASES[name]
+    source = save_model(folder / name / "source", kind, **sizes)
+    content = {"source": str(source), "output": str(folder / name / "out"), "steps": steps}
+    file = folder / name / "recipe.yaml"
+    file.write_text(json.dumps({**content, "seed": 3, "verify": False, **more}))
+    recipe = growkit.load_recipe(file)
+    growkit.run(recipe)
+    return recipe
+
+
+# Models that are spread over processes.
+
+PARALLEL = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ColwiseParallel),
+    **dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel),
+}
+
+
+def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Split the matrices of all layers."""
+    names = [name for name, each in model.named_modules() if isinstance(each, nn.Linear)]
+    plan = {n: PARALLEL[end]() for n in names if (end := n.rpartition(".")[2]) in PARALLEL}
+    parallelize_module(model, mesh, plan)
+
+
+def by_columns(parameter: nn.Parameter) -> Shard:
+    """Shard the second dimension where there is one."""
+    return Shard(1 if parameter.dim() > 1 else 0)
+
+
+def data_parallel(model: Any, mesh: DeviceMesh, **options: Any) -> None:
+    """FSDP2, a layer at a time."""
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+
+
+def on_rows(model: Any) -> None:
+    data_parallel(model, init_device_mesh("cpu", (RANKS,)))
+
+
+def on_columns(model: Any) -> None:
+    mesh = init_device_mesh("cpu", (RANKS,))
+    data_parallel(model, mesh, shard_placement_fn=by_columns)
+
+
+def on_matrices(model: Any) -> None:
+    tensor_parallel(model, init_device_mesh("cpu", (RANKS,)))
+
+
+def on_both(model: Any) -> None:
+    mesh = init_device_mesh("cpu", (2, RANKS // 2), mesh_dim_names=("dp", "tp"))
+    tensor_parallel(model, mesh["tp"])
+    data_parallel(model, mesh["dp"])
+
+
+WAYS: dict[str, Callable[[Any], None]] = {
+    "FSDP2, Shard(0)": on_rows,
+    "FSDP2, Shard(1)": on_columns,
+    "tensor parallel": on_matrices,
+    "FSDP2 and tensor parallel": on_both,
+}
+CONFIGS = {
+    "fsdp_size=4": {"fsdp_size": 4},
+    "tp_size=4": {"tp_size": 4},
+    "fsdp_size=2, tp_size=2": {"fsdp_size": 2, "tp_size": 2},
+}
+
+
+def spread(
+    config: Any, spreading: Callable[[Any], None], dtype: torch.dtype, like: Any = None
+) -> Any:
+    """A model without weights, spread; what no file holds is as in another one, if it is given."""
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    spreading(model)
+    model.to_empty(device="cpu")
+    for name, buffer in like.named_buffers() if like is not None else ():
+        module, _, last = name.rpartition(".")
+        setattr(model.get_submodule(module), last, buffer.clone())  # also in its dtype
+    return model
+
+
+def whole(tensor: Any) -> Tensor:
+    """Of all shards."""
+    found: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return found.detach()
+
+
+def alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same, bit for bit."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    flat, others = (each.contiguous().flatten().view(torch.uint8) for each in (one, other))
+    return bool(flat.equal(others))
+
+
+def differing(state: Mapping[str, Any], expected: Mapping[str, Tensor]) -> list[str]:
+    """The names of what differs; collective, where tensors are spread."""
+    found = {name: whole(tensor) for name, tensor in state.items()}
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    return [name for name in found if not alike(found[name], expected[name])]
+
+
+def spread_tensors(state: Mapping[str, Any]) -> int:
+    """How many are."""
+    each = [t for t in state.values() if isinstance(t, DTensor)]
+    return sum(any(not p.is_replicate() for p in tensor.placements) for tensor in each)
+
+
+def look(name: str, folder: Path, found: dict[str, Any], ways: Collection[str]) -> None:
+    """Load a model in some ways, each over all processes."""
+    recipe = growkit.load_recipe(folder / name / "recipe.yaml")
+    out = Path(recipe.output)
+    expected = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=False).state_dict()
+    config = AutoConfig.from_pretrained(out, trust_remote_code=False)
+    dtype = next(iter(expected.values())).dtype
+    reader = GrownStorageReader(recipe)
+    for way, spreading in WAYS.items():
+        if way not in ways:
+            continue
+        model = spread(config, spreading, dtype)
+        state = model.state_dict()
+        dcp.load(state, storage_reader=reader)
+        found[f"{name}: {way}"] = spread_tensors(state), differing(state, expected)
+    for way, sizes in CONFIGS.items():
+        if way not in ways:
+            continue
+        if "tp" in way and not getattr(config, "base_model_tp_plan", None):
+            continue  # growkit's own class has none
+        model = growkit.load(recipe, distributed_config=DistributedConfig(**sizes))
+        state = model.state_dict()
+        found[f"{name}: {way}"] = spread_tensors(state), differing(state, expected)
+
+
+# Optimizers.
+
+
+def make_trained(folder: Path) -> None:
+    """A source that has been trained in float64, grown with the state of its optimizer."""
+    source = save_model(folder / "trained" / "source", "llama", **SIZES)
+    model, optimizer = trained(source, 2)
+    state = save_distributed(model, optimizer, folder / "trained" / "state")
+    steps = [{"grow": "hypercloning", "hidden": "x2", "symmetry": "keep"}]
+    content = {"source": str(source), "output": str(folder / "trained" / "out"), "steps": steps}
+    file = folder / "trained" / "recipe.yaml"
+    file.write_text(json.dumps({**content, "verify": False, "optimizer": str(state)}))
+    growkit.run(file)
+
+
+def look_at_optimizer(folder: Path, found: dict[str, Any], ways: Collection[str]) -> None:
+    """Load the state on all processes and on one, and take a step on both."""
+    reader = GrownStorageReader(folder / "trained" / "recipe.yaml")
+    out = folder / "trained" / "out"
+    alone = load_strict(out)
+    optimizer = torch.optim.AdamW(reader.param_groups(alone))
+    load_distributed(alone, optimizer, out)
+    kept = get_optimizer_state_dict(alone, optimizer, options=FLAT)
+    for way in ways:
+        model = spread(alone.config, WAYS[way], torch.float64, alone)
+        weights = model.state_dict()
+        dcp.load(weights, storage_reader=reader)
+        spread_optimizer = torch.optim.AdamW(reader.param_groups(model))
+        state = get_optimizer_state_dict(model, spread_optimizer, options=FLAT)
+        dcp.load({"optimizer": state}, storage_reader=reader)
+        tensors, expected = (
+            {name: value for name, value in each.items() if isinstance(value, Tensor)}
+            for each in (state, kept)
+        )
+        wrong = differing(tensors, expected)
+        wrong += [name for name in kept.keys() - expected.keys() if state[name] != kept[name]]
+        found[f"optimizer: {way}"] = spread_tensors(tensors), wrong
+        set_optimizer_state_dict(model, spread_optimizer, state, options=FLAT)
+        step(model, spread_optimizer, 7)
+        found[f"step: {way}"] = {name: whole(each) for name, each in model.state_dict().items()}
+    step(alone, optimizer, 7)
+    for way in ways:
+        stepped = found.pop(f"step: {way}")
+        pairs = [(stepped[name], each) for name, each in alone.state_dict().items()]
+        furthest = max(float((one - other).abs().max()) for one, other in pairs)
+        found[f"step: {way}"] = len(pairs), [furthest] if furthest > 1e-13 else []
+
+
+# The control: a shard that begins one row too early.
+
+
+def look_at_fault(folder: Path, found: dict[str, Any]) -> None:
+    recipe = growkit.load_recipe(folder / "hypercloning" / "recipe.yaml")
+    expected = AutoModelForCausalLM.from_pretrained(recipe.output).state_dict()
+    fill = Entry.fill
+
+    def misplaced(entry: Entry, into: Tensor, where: Any) -> None:
+        rows, *others = where
+        if entry.name == "model.layers.1.mlp.up_proj.weight" and rows.start:
+            where = [slice(rows.start - 1, rows.stop - 1), *others]
+        fill(entry, into, where)
+
+    model = spread(AutoConfig.from_pretrained(recipe.output), on_rows, torch.bfloat16)
+    state = model.state_dict()
+    with mock.patch.object(Entry, "fill", misplaced):
+        dcp.load(state, storage_reader=GrownStorageReader(recipe))
+    found["fault"] = spread_tensors(state), differing(state, expected)
+
+
+def look_at_all(folder: str, ways: Mapping[str, Collection[str]]) -> dict[str, Any]:
+    """Everything that is asked for, an optimizer, and a control."""
+    found: dict[str, Any] = {}
+    for name in ways:
+        look(name, Path(folder), found, ways[name])
+    look_at_optimizer(Path(folder), found, list(WAYS)[: len(ways)][:2])
+    look_at_fault(Path(folder), found)
+    return found
 
 
 def recipe_of(folder: Path, source: Path, *steps: growkit.GrowStep | growkit.ConvertStep) -> Any:
@@ -32,12 +294,21 @@ WIDER = growkit.GrowStep("hypercloning", {"hidden": "x2"})
 
 
 def test_four_processes_load_what_one_has_written(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     """Through both libraries, with an optimizer; a misplaced shard is noticed."""
-    monkeypatch.setattr(sys, "argv", ["loading", "--sample"])
-    assert loading.main() == 0
-    assert capsys.readouterr().out.count("none") == 5
+    ways: dict[str, list[str]] = {"hypercloning": ["FSDP2 and tensor parallel", "fsdp_size=4"]}
+    if pytestconfig.getoption("--all"):
+        ways = {name: [*WAYS, *CONFIGS] for name in CASES}
+    for name in ways:
+        make(name, tmp_path)
+    make_trained(tmp_path)
+    asked = look_at_all, str(tmp_path), ways
+    for found in on_ranks(*asked, scratch=tmp_path / "scratch", count=RANKS):
+        assert len(found) > 4
+        for way, (spread, wrong) in found.items():
+            assert spread, way
+            assert bool(wrong) == (way == "fault"), (way, wrong)
 
 
 def test_a_model_loads_in_one_process(tmp_path: Path) -> None:

@@ -1,49 +1,614 @@
-"""The lies of ``tests.manifests``: a few, and hundreds with ``--all``."""
+"""Manifests and descriptions of families that lie: no lie is preserved without being named.
+
+A manifest's hashes are written again after every lie, so it is consistent in itself. What is still
+preserved must behave as its source.
+"""
 
 from __future__ import annotations
 
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+import growkit
+from growkit.base.errors import InputError
+from growkit.checkpoint.publishing import MANIFEST, write_manifest
 from growkit.proof.folder import FolderDifferences
-from tests import manifests
-from tests.conftest import edit_json
+from tests.conftest import CONFIGS, edit_json, edit_weights, save_random, seeded
+from tests.families import FAMILIES, Case, windows
+from tests.infer import random_model
+from tests.test_tampering import (
+    TAMPERINGS,
+    add_tokenizer,
+    change_the_last_bit,
+    in_weights,
+    scale_a_matrix,
+)
+
+TEXTS = ("The Cat sat.  On\ta mat!", "def f(x):\n    return x + 1", "Ünï çødé <s> </s> [INST]", "")
+CLOSE = 1e-8
+"""Of the logit scale: far above rounding in float64."""
+
+LONGEST = 400
+GENERATED = 24
+OF_THE_SAVING = {"_from_model_config", "transformers_version"}
+
+
+def difference(source: Path, target: Path, rounding: float = 0.0) -> str | None:
+    """In what a target behaves otherwise than its source; None where nothing was found.
+
+    Args:
+        source: a folder.
+        target: another.
+        rounding: what logits differ by where classes compute in float32 whatever their weights are.
+    """
+    return next(_differences(source, target, max(CLOSE, 10 * rounding)), None)
+
+
+def rounding(source: Path, target: Path) -> float:
+    """The largest difference of logits of two folders that are sound, relative to their scale."""
+    first, second = (_load(folder) for folder in (source, target))
+    longest = min(_longest(first), LONGEST)
+    return max(_error(first, second, each) for each in prompts(first.config.vocab_size, longest))
+
+
+def _differences(source: Path, target: Path, alike: float) -> Iterator[str]:
+    try:
+        models = [_load(folder) for folder in (source, target)]
+    except Exception as error:  # whatever a class says of a config
+        yield f"it does not load: {error}"
+        return
+    first, second = models
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        was, now = (getattr(model.config, key, None) for model in models)
+        if was != now:
+            yield f"{key} {was} and {now}"
+    yield from _generation(*models)
+    longest = min(_longest(first), LONGEST)
+    for ids in prompts(first.config.vocab_size, longest):
+        error = _error(first, second, ids)
+        if not error < alike:
+            yield f"logits of {ids.shape[-1]} tokens by {error:.1e}"
+    was, now = (_greedy(model) for model in models)
+    if was != now:
+        yield f"greedy text {was} and {now}"
+    yield from _tokenizers(source, target)
+    was, now = (_dtype(folder) for folder in (source, target))
+    if torch.finfo(now).bits < torch.finfo(was).bits:
+        yield f"dtype {was} and {now}"
+
+
+def prompts(vocabulary: int, longest: int) -> Iterator[torch.Tensor]:
+    """Every token once; and one prompt as long as there may be."""
+    generator = torch.Generator().manual_seed(5)
+    yield torch.randint(vocabulary, (1, longest), generator=generator)
+    for part in torch.randperm(vocabulary, generator=generator).split(min(longest, 100)):
+        yield part[None]
+
+
+def _load(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float64,
+        attn_implementation="eager",
+        experts_implementation="eager",
+    ).eval()
+
+
+def _dtype(folder: Path) -> torch.dtype:
+    dtype: torch.dtype = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype
+    return dtype
+
+
+def _longest(model: Any) -> int:
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return found if isinstance(found, int) else LONGEST
+
+
+def _error(first: Any, second: Any, ids: torch.Tensor) -> float:
+    with torch.no_grad():
+        was = first(ids, use_cache=False).logits
+        try:
+            now = second(ids, use_cache=False).logits[..., : was.shape[-1]]
+        except Exception:  # of a table that is too short, say
+            return float("inf")
+    return float((was - now).abs().max() / was.square().mean().sqrt())
+
+
+def _greedy(model: Any) -> list[int] | str:
+    ids = torch.arange(3, 9)[None] % model.config.vocab_size
+    try:
+        text = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=GENERATED
+        )
+    except Exception as error:  # of settings that cannot be, and then of both
+        return type(error).__name__
+    found: list[int] = text[0].tolist()
+    return found
+
+
+def _generation(first: Any, second: Any) -> Iterator[str]:
+    was, now = (model.generation_config.to_dict() for model in (first, second))
+    for key in sorted((was.keys() | now.keys()) - OF_THE_SAVING):
+        if was.get(key) != now.get(key):
+            yield f"{key} of generation {was.get(key)} and {now.get(key)}"
+
+
+def _tokenizers(source: Path, target: Path) -> Iterator[str]:
+    if not any((folder / "tokenizer.json").exists() for folder in (source, target)):
+        return
+    try:
+        was, now = (AutoTokenizer.from_pretrained(folder) for folder in (source, target))
+    except Exception as error:
+        yield f"the tokenizer does not load: {error}"
+        return
+    for name, ask in ASKED.items():
+        one, other = (_answers(ask, each) for each in (was, now))
+        if one != other:
+            yield f"{name} of the tokenizer {one!r:.80} and {other!r:.80}"
+
+
+def _answers(ask: Any, tokenizer: Any) -> Any:
+    try:
+        return ask(tokenizer)
+    except Exception as error:
+        return type(error).__name__
+
+
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
+ASKED = {
+    "ids": lambda t: [t(text).input_ids for text in TEXTS],
+    "ids without special tokens": lambda t: [t.encode(x, add_special_tokens=False) for x in TEXTS],
+    "cut ids": lambda t: [t(text * 40, truncation=True, max_length=9).input_ids for text in TEXTS],
+    "text": lambda t: t.decode(list(range(3, 200))),
+    "text without special tokens": lambda t: t.decode(range(200), skip_special_tokens=True),
+    "chat": lambda t: t.apply_chat_template(CHAT, tokenize=False),
+    "special tokens": lambda t: (t.special_tokens_map, t.all_special_ids),
+    "length": lambda t: t.model_max_length,
+    "sides": lambda t: (t.padding_side, t.truncation_side),
+    "padding": lambda t: t(list(TEXTS), padding=True).input_ids,
+}
+
+
+Json = dict[str, Any]
+QUICK: Json = {"prompts": 1, "length": 10}
+VOCABULARY = 300
+CONVERTED = {
+    "diffllama": ("dint", "diff-transformer", "gda"),
+    "llama": ("diff", "diff-v2", "granite", "mistral", "diff-transformer"),
+    "qwen2": ("diff", "diff-v2"),
+    "qwen3": ("diff",),
+    "granite": ("diff",),
+}
+DESCRIBED = ("arcee", "cwm", "exaone4", "seed_oss")
+"""Types of which growkit has no family; some with windows."""
+
+COMMON: Json = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "pad_token_id": None,
+}
+
+
+# Sound pairs
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A source, and a target that growkit made of it.
+
+    Attributes:
+        folder: of both.
+        kind: ``model_type`` of the source.
+        way: how it was made.
+        family: what describes its family, if growkit has none.
+    """
+
+    folder: Path
+    kind: str
+    way: str
+    family: Json | None
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "source"
+
+    @property
+    def target(self) -> Path:
+        return self.folder / "target"
+
+
+def ways() -> list[tuple[str, str]]:
+    """Everything that is done to a type."""
+    found = [(kind, way) for kind in FAMILIES for way in ("sizes", "depth", "vocab")]
+    found += [(kind, way) for kind in CONFIGS for way in ("sizes", "depth", "vocab")]
+    found += [(kind, f"to {name}") for kind, names in CONVERTED.items() for name in names]
+    return found + [(kind, way) for kind in DESCRIBED for way in ("sizes", "depth", "vocab")]
+
+
+def make_pair(kind: str, way: str, folder: Path) -> Pair:
+    """A random source with a tokenizer, grown; the proof holds."""
+    choose = seeded(sum(map(ord, kind + way)))
+    family = None
+    grown: Json = {"hidden": "x2"}
+    if kind in DESCRIBED:
+        random_model(kind, folder / "source", **more_of(kind, choose))
+        family = growkit.infer(folder / "source")["family"]
+    elif kind in FAMILIES:
+        case = Case(FAMILIES[kind], choose)
+        save_random(folder / "source", CONFIG_MAPPING[kind](**(case.config | COMMON)))
+        grown = case.sizes
+    else:
+        save_random(folder / "source", CONFIG_MAPPING[kind](**more_of(kind, choose)))
+    grown = {"depth": {"method": "depth", "layers": "x2"}, "vocab": {"vocab": 310}}.get(way, grown)
+    if kind != "qwen2":  # whose tokenizer transformers makes another one of for other types
+        add_tokenizer(folder / "source")
+    pair = Pair(folder, kind, way, family)
+    settings = growkit.Settings(**QUICK)
+    if way.startswith("to "):
+        made = growkit.convert(pair.source, pair.target, to=way[3:], verify=settings)
+    else:
+        made = growkit.grow(pair.source, pair.target, family=family, verify=settings, **grown)
+    assert made["kept"], made["verification"]
+    return pair
+
+
+def more_of(kind: str, choose: random.Random) -> Json:
+    """Other keys of a type: sizes that may be taken for settings, and windows."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4}
+    sizes |= {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 4}
+    known = CONFIG_MAPPING[kind]().to_dict() if kind in CONFIG_MAPPING else {}
+    if "layer_types" in known and (kind in DESCRIBED or kind not in CONVERTED):
+        sizes |= windows(choose)
+    if kind == "mistral":
+        sizes["sliding_window"] = 24
+    if kind == "diff_transformer":
+        sizes["num_noise_heads"] = 2
+    return sizes | COMMON
+
+
+# Lies
+
+
+Lie = Callable[[Pair, Path, random.Random], str]
+
+
+def other(value: Any, choose: random.Random) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return choose.choice([value + 1, max(value - 1, 0), 2 * value + 1, value // 2, None])
+    if isinstance(value, float):
+        return choose.choice([value * 2, value / 2, value + 0.1, 0.0])
+    if isinstance(value, list) and value:
+        return choose.choice([value[::-1], value[:-1], [value[0]] * len(value), value * 2])
+    if isinstance(value, dict) and value:
+        key = choose.choice(sorted(value))
+        return value | {key: other(value[key], choose)}
+    if value is None:
+        return choose.choice([1, 3, 7, 24])
+    return choose.choice(["gelu", "relu", "silu", "bfloat16", "float16", "dynamic", "linear"])
+
+
+SETTLED = ("model_type", "architectures", "transformers_version", "_name_or_path", "auto_map")
+YARN = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+SETTINGS: list[tuple[str, Any]] = [
+    ("rope_parameters", {"rope_type": "default", "rope_theta": 500.0}),
+    ("rope_parameters", {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
+    ("rope_parameters", {"rope_type": "yarn", **YARN}),
+    *(("rope_scaling", {"rope_type": "dynamic", "factor": 4.0}), ("rope_theta", 7.0)),
+    *(("sliding_window", 30), ("sliding_window", 12), ("use_sliding_window", True)),
+    *(("max_window_layers", 0), ("layer_types", ["sliding_attention", "full_attention"])),
+    *(("max_position_embeddings", 32), ("max_position_embeddings", 128)),
+    *(("attention_chunk_size", 16), ("no_rope_layers", [0, 1]), ("dtype", "float16")),
+]
+"""Settings that long prompts show."""
+
+
+def key_of(folder: Path, choose: random.Random) -> tuple[str, Any]:
+    """A key of a config, written or assumed, and its value."""
+    resolved = AutoConfig.from_pretrained(folder).to_dict()
+    key = choose.choice(sorted(resolved.keys() - {*SETTLED}))
+    return key, resolved[key]
+
+
+def a_setting(pair: Pair, folder: Path, choose: random.Random) -> str:
+    key, value = key_of(folder, choose)
+    with edit_json(folder / "config.json") as config:
+        config[key] = other(value, choose)
+    return key
+
+
+def a_known_setting(pair: Pair, folder: Path, choose: random.Random) -> str:
+    key, value = choose.choice(SETTINGS)
+    with edit_json(folder / "config.json") as config:
+        config[key] = value
+        if key == "layer_types":
+            count = AutoConfig.from_pretrained(pair.target).num_hidden_layers
+            config[key] = (value * count)[:count]
+            config.setdefault("sliding_window", 12)
+    return key
+
+
+def a_setting_left_out(pair: Pair, folder: Path, choose: random.Random) -> str:
+    with edit_json(folder / "config.json") as config:
+        key = choose.choice(sorted(config.keys() - {*SETTLED}))
+        del config[key]
+    return key
+
+
+def weights_in_another_dtype(pair: Pair, folder: Path, choose: random.Random) -> str:
+    dtype = choose.choice(["bfloat16", "float16"])
+    with edit_weights(folder) as content:
+        content |= {name: each.to(getattr(torch, dtype)) for name, each in content.items()}
+    for file, part in (("config.json", None), (MANIFEST, "recipe")):
+        with edit_json(folder / file) as content_of:
+            (content_of[part] if part else content_of)["dtype"] = dtype
+    return "round"
+
+
+def a_description(pair: Pair, folder: Path, choose: random.Random) -> str:
+    """Settings that the manifest calls sizes, so that its recipe plans others."""
+    try:
+        family = pair.family or growkit.infer(pair.source)["family"]
+    except (InputError, AssertionError):
+        return a_setting(pair, folder, choose)
+    key, value = key_of(folder, choose)
+    axis = choose.choice(sorted({*family["sizes"].values()}))
+    way = choose.choice(["sizes", "sizes", "assumed", "lists", "computed"])
+    if way in ("sizes", "assumed"):
+        added = axis if way == "sizes" else other(value, choose)
+        family[way] = {**family.get(way, {}), key: added}
+    else:
+        family[way] = [*family.get(way, []), key]
+    with edit_json(folder / MANIFEST) as manifest:
+        manifest["recipe"]["family"] = family
+    with edit_json(folder / "config.json") as config:
+        config[key] = 2 * value if type(value) is int else other(value, choose)
+    return key
+
+
+def a_recipe(pair: Pair, folder: Path, choose: random.Random) -> str:
+    """One that does not fit, with another setting: all that is compared is the source's."""
+    with edit_json(folder / MANIFEST) as manifest:
+        manifest["recipe"]["steps"] = [{"grow": "hypercloning", "hidden": 7}]
+    return choose.choice(SPOILS)(pair, folder, choose)
+
+
+def no_manifest(pair: Pair, folder: Path, choose: random.Random) -> str:
+    (folder / MANIFEST).unlink()
+    return choose.choice(SPOILS)(pair, folder, choose)
+
+
+def tampered(pair: Pair, folder: Path, choose: random.Random) -> str:
+    """As in ``tests.test_tampering``, of a part that a manifest can record again."""
+    spoils = [each.spoil for each in TAMPERINGS if each.part in ("tokenizer", "generation")]
+    spoils += [in_weights(scale_a_matrix), in_weights(change_the_last_bit)]
+    return choose.choice(spoils)(folder, choose)
+
+
+SPOILS: list[Lie] = [a_setting, a_known_setting, a_setting_left_out]
+LIES = [*SPOILS, weights_in_another_dtype, a_description, a_recipe, no_manifest, tampered]
+
+
+def record(folder: Path) -> None:
+    """Write all hashes of a manifest again, as growkit does."""
+    if not (folder / MANIFEST).exists():
+        return
+    content = json.loads((folder / MANIFEST).read_text())
+    rest = {key: value for key, value in content.items() if key not in ("files", "sha256")}
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, rest, {})
+
+
+# The study
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a lie: refused, seen, named, harmless or believed."""
+
+    what: str
+    said: str
+
+
+def tried(pair: Pair, tell: Lie, seed: int, scratch: Path) -> Outcome:
+    """Tell a lie of a copy of a target, and prove it."""
+    choose = random.Random(seed)
+    target = shutil.copytree(pair.target, scratch / "target")
+    wanted = tell(pair, target, choose)
+    record(target)
+    try:
+        result = growkit.verify(pair.source, target, **QUICK)
+    except InputError as error:
+        return Outcome("refused", str(error))
+    said = f"{wanted}: {result['reason']}"
+    if not result["kept"]:
+        return Outcome("seen", said)
+    if wanted in result["reason"]:
+        return Outcome("named", said)
+    found = difference(pair.source, target, rounding(pair.source, pair.target))
+    return Outcome("believed", f"{found} | {said}") if found else Outcome("harmless", said)
+
+
+KINDS = ("arcee", "exaone4", "glm4", "helium", "seed_oss", "gpt_bigcode", "persimmon", "cwm")
+ALIKE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "sliding_window": 8,
+}
+"""Sizes of which many are equal, so that shapes say little."""
+
+GROWTHS: tuple[dict[str, Any], ...] = (
+    {"hidden": "x2"},
+    {"ffn": "x2"},
+    {"hidden": "x2", "ffn": "x2", "vocab": 128},
+    {"heads": "x2"},
+    {"heads": "x2", "kv_heads": "x2"},
+    {"vocab": 70},
+    {"method": "depth", "layers": "x2"},
+)
+ROUNDED = 1e-6
+"""What classes that compute norms in float32 make of the same function, relative to its scale."""
+
+FEW = growkit.Settings(prompts=1, length=10)
+
+
+@cache
+def model(kind: str, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A random model, and what its class shows of its family."""
+    from transformers import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING[kind]().to_dict()
+    sizes = {key: value for key, value in ALIKE.items() if key in known}
+    source = random_model(kind, folder / kind, **sizes)
+    family: dict[str, Any] = growkit.infer(source)["family"]
+    return source, family
+
+
+def mistaken(family: dict[str, Any], choose: Random) -> tuple[dict[str, Any], str]:
+    """The same description with one mistake, and what that is."""
+    wrong = deepcopy(family)
+    name = choose.choice(sorted(wrong["tensors"]))
+    entry = wrong["tensors"][name]
+    pattern = entry if isinstance(entry, str) else entry["pattern"]
+    axes = [axis for each in wrong["sizes"].values() for axis in each.split(" + ")]
+    way = choose.choice(["axis", "axis", "order", "turned", "norm", "sizes", "group", "everywhere"])
+    if way == "axis":
+        was = choose.choice(re.findall(r"\w+", pattern))
+        pattern = re.sub(rf"\b{was}\b", choose.choice(axes), pattern, count=1)
+    elif way == "order":
+        parts = re.split(r"(\.| \+ )", pattern)
+        pattern = "".join(reversed(parts)) if "<" not in pattern else _left_reversed(pattern)
+    elif way == "turned":
+        left, arrow, right = re.split(r" ?(<-|->) ?", pattern + " -> ", maxsplit=1)[:3]
+        pattern = f"{right.removesuffix(' -> ')} {arrow} {left}".strip()
+    elif way == "norm" and isinstance(entry, dict):
+        key = choose.choice(sorted(entry.keys() - {"pattern"} or {"norm"}))
+        if choose.random() < 0.5:
+            entry.pop(key, None)
+        else:
+            entry[key] = {
+                "norm": choose.choice(axes),
+                "offset": 1.0,
+                "root": choose.choice(axes),
+            }.get(key, not entry.get(key))
+    elif way == "sizes":
+        one, two = choose.sample(sorted(wrong["sizes"]), 2)
+        wrong["sizes"][one], wrong["sizes"][two] = wrong["sizes"][two], wrong["sizes"][one]
+        name = f"{one} and {two}"
+    elif way == "group":
+        wrong["groups"] = choose.choice([{}, {"kv_heads": "heads"}, {"ffn": "heads"}])
+    else:
+        one, two = choose.sample(sorted({*axes}), 2)
+        wrong["tensors"] = {n: _exchanged(e, one, two) for n, e in wrong["tensors"].items()}
+        return wrong, f"{one} and {two} everywhere"
+    if isinstance(wrong["tensors"].get(name), str):
+        wrong["tensors"][name] = pattern
+    elif name in wrong["tensors"]:
+        wrong["tensors"][name]["pattern"] = pattern
+    return wrong, f"{way} of {name}: {wrong['tensors'].get(name)}"
+
+
+def _left_reversed(pattern: str) -> str:
+    left, arrow, right = pattern.partition(" <- ")
+    return ".".join(reversed(left.split("."))) + arrow + right
+
+
+def _exchanged(entry: Any, one: str, two: str) -> Any:
+    def swap(text: str) -> str:
+        return re.sub(rf"\b({one}|{two})\b", lambda m: two if m[0] == one else one, text)
+
+    if isinstance(entry, str):
+        return swap(entry)
+    return {key: swap(each) if isinstance(each, str) else each for key, each in entry.items()}
+
+
+def outcome(seed: int, models: Path, scratch: Path) -> tuple[str, str]:
+    """What growkit makes of a mistake."""
+    choose = Random(seed)
+    kind = choose.choice(KINDS)
+    source, family = model(kind, models)
+    wrong, what = mistaken(family, choose)
+    growth = choose.choice(GROWTHS)
+    what = f"{kind} {growth} {what}"
+    if wrong == family:
+        return "no mistake", what
+    try:
+        made = growkit.grow(source, scratch / "out", family=wrong, verify=FEW, **growth)
+    except InputError as error:
+        return "refused", f"{what}: {error}"
+    if not made["kept"]:
+        return "not preserved", what
+    found = difference(source, scratch / "out", ROUNDED)
+    return ("believed", f"{what}: {found}") if found else ("the same function", what)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> manifests.Pair:
-    return manifests.make_pair("mistral", "sizes", tmp_path_factory.mktemp("pair"))
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair("mistral", "sizes", tmp_path_factory.mktemp("pair"))
 
 
-@pytest.mark.parametrize("number", range(len(manifests.LIES)))
-def test_no_lie_is_believed(number: int, pair: manifests.Pair, tmp_path: Path) -> None:
-    outcome = manifests.tried(pair, manifests.LIES[number], number, tmp_path)
+@pytest.mark.parametrize("number", range(len(LIES)))
+def test_no_lie_is_believed(number: int, pair: Pair, tmp_path: Path) -> None:
+    outcome = tried(pair, LIES[number], number, tmp_path)
     assert outcome.what != "believed", outcome.said
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(300))
 def test_no_lie_about_any_family_is_believed(number: int, tmp_path: Path) -> None:
-    ways = manifests.ways()
-    pair = manifests.make_pair(*ways[number % len(ways)], tmp_path / "pair")
+    every = ways()
+    pair = make_pair(*every[number % len(every)], tmp_path / "pair")
     (tmp_path / "copy").mkdir()
-    tell = manifests.LIES[number % len(manifests.LIES)]
-    outcome = manifests.tried(pair, tell, number, tmp_path / "copy")
+    tell = LIES[number % len(LIES)]
+    outcome = tried(pair, tell, number, tmp_path / "copy")
     assert outcome.what != "believed", outcome.said
 
 
 def test_the_study_sees_a_verdict_that_is_blind(
-    pair: manifests.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the study: who compares short prompts alone believes another window."""
     monkeypatch.setattr("growkit.proof.verdict.compare_folders", lambda *_: FolderDifferences())
 
-    def another_window(pair: manifests.Pair, folder: Path, choose: object) -> str:
+    def another_window(pair: Pair, folder: Path, choose: object) -> str:
         with edit_json(folder / "config.json") as config:
             config["sliding_window"] = 40
         return "sliding_window"
 
-    outcome = manifests.tried(pair, another_window, 0, tmp_path)
+    outcome = tried(pair, another_window, 0, tmp_path)
     assert outcome.what == "believed", outcome.said
     assert "logits" in outcome.said
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", range(200))
+def test_no_mistaken_description_is_believed(seed: int, models: Path, tmp_path: Path) -> None:
+    what, said = outcome(seed, models, tmp_path)
+    assert what != "believed", said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -21,12 +22,13 @@ from transformers import (
     DynamicCache,
 )
 
+import growkit
 from growkit.engine.strict import strict_float64
 from growkit.modeling import differential_attention, modeling_diff_transformer
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
-from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
+from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM, SharedProjection
 from tests import papers
-from tests.conftest import randomise, seeded
+from tests.conftest import edit_json, randomise, relative_error, save_model, seeded
 
 LIMIT = 1e-12
 VOCABULARY = 29
@@ -306,23 +308,6 @@ def test_the_papers_tell_variants_apart(fault: str) -> None:
     assert distance(expected, papers.logits(state, config, ids)) > 1e-9
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_nothing_leaks_from_later_tokens(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(differential_attention, "BLOCK_ROWS", 4)
-    model, ids = build(**VARIANTS[variant]), tokens((2, 11))
-    before = run(model, ids)
-    for changed in (3, 4, 10):
-        other = ids.clone()
-        other[:, changed] = (ids[:, changed] + 1) % VOCABULARY
-        after = run(model, other)
-        assert distance(before[:, changed:], after[:, changed:]) > 1e-3
-        leak = float((before - after)[:, :changed].abs().max())
-        if variant == "column mean":  # as published, and what the test would see
-            assert leak > 1e-3
-        else:
-            assert leak < 1e-13
-
-
 # --- The cache ------------------------------------------------------------------------------------
 
 
@@ -447,24 +432,16 @@ SELECTIONS: dict[str, tuple[Callable[[Any], None], list[int]]] = {
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)
-@pytest.mark.parametrize("forgotten", [False, True])
-def test_the_column_sums_follow_the_batch(
-    selection: str, forgotten: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_column_sums_follow_the_batch(selection: str) -> None:
     model, ids, mask = build(**CACHED["dint"]), tokens((3, 6)), left_padded((3, 6), 0, 2, 3)
     change, rows = SELECTIONS[selection]
     cache = DynamicCache(config=model.config)
     run(model, ids, attention_mask=mask, cache=cache)
-    kept = [layer.column_sums for layer in cache.layers]  # type: ignore[attr-defined]
     change(cache)
-    if forgotten:  # what the sums would be if they stayed where they were
-        for layer, sums in zip(cache.layers, kept, strict=True):
-            layer.column_sums = sums[torch.arange(len(rows)) % 3]
     ids = torch.cat([ids[rows], tokens((len(rows), 3), seed=1)], dim=1)
     mask = functional.pad(mask[rows], (0, 3), value=1)
     found = run(model, ids[:, 6:], attention_mask=mask, cache=cache)
-    error = distance(run(model, ids, attention_mask=mask)[:, 6:], found)
-    assert error > 1e-3 if forgotten else error < LIMIT
+    assert distance(run(model, ids, attention_mask=mask)[:, 6:], found) < LIMIT
 
 
 def test_a_cache_can_be_reset() -> None:
@@ -679,12 +656,6 @@ def test_half_precision(
     assert found.dtype == dtype
     assert error(expected[mask.bool()], found[mask.bool()]) < HALVES[dtype]
 
-    slopes = [
-        torch.cat([each.flatten().double() for each in gradients(m, logits, mask).values()])
-        for m, logits in ((exact, papers_logits(exact, ids, mask)), (model, found))
-    ]
-    assert error(*slopes) < 2 * HALVES[dtype]
-
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_sums_are_kept_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -842,21 +813,9 @@ def test_defaults_follow() -> None:
     assert (config.head_dim, config.value_head_dim, config.head_norm_eps) == (4, 8, 1e-6)
     grouped = DiffTransformerConfig(num_attention_heads=12, num_noise_heads=3)
     assert (grouped.num_signal_heads, grouped.num_key_value_heads) == (9, 6)
+    assert grouped.lambda_init[:3] == pytest.approx([0.2, 0.35550906759, 0.47071301834])
     shared = DiffTransformerConfig(num_attention_heads=12, num_noise_heads=3, noise_keys="shared")
     assert (shared.num_value_heads, shared.num_key_value_heads) == (3, 3)
-
-
-def test_lambda_init_belongs_to_the_layer(tmp_path: Path) -> None:
-    config = DiffTransformerConfig(**(SIZES | {"num_hidden_layers": 3}))
-    assert config.lambda_init == pytest.approx([0.2, 0.35550906759, 0.47071301834])
-    model, ids = build(num_hidden_layers=3, lambda_init=(0.7, -0.01, 0.2)), tokens((2, 9))
-    model.save_pretrained(tmp_path)
-    with strict_float64():
-        back = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
-    assert back.config.lambda_init == [0.7, -0.01, 0.2]
-    assert torch.equal(run(model, ids), run(back, ids))
-    back.config.lambda_init = [0.7, -0.01, 0.3]  # the last layer's own
-    assert distance(run(model, ids), run(back, ids)) > 1e-6
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -923,3 +882,84 @@ def test_on_the_gpu(variant: str) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     written = model.generate(ids[:, :20].cuda(), max_new_tokens=5, do_sample=False, pad_token_id=0)
     assert written.shape == (2, 25)
+
+
+EVERY_MODULE: dict[str, dict[str, Any]] = {
+    **CACHED,
+    "column mean": {"integral": "column_mean", "gamma": "gated"},
+    "plain norm": {"head_norm": "plain", "attention_bias": True, "qk_norm": True},
+    "shared by layer": {
+        "qk_projection": "shared",
+        "shared_rank": [1, 3],
+        "shared_scope": "layer",
+        "attention_bias": True,
+    },
+    "shared by all heads": {
+        "qk_projection": "shared",
+        "shared_rank": 2,
+        "shared_scope": "all_heads",
+        "hidden_act": "poly_norm",
+    },
+}
+
+
+def never_called(model: nn.Module) -> set[str]:
+    """The modules with parameters of their own whose forward a pass of the model leaves out."""
+    waiting = {name for name, module in model.named_modules() if module._parameters}
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: waiting.discard(name))
+    model(tokens((2, 7)), use_cache=False)
+    return waiting
+
+
+@pytest.mark.parametrize("variant", EVERY_MODULE)
+def test_every_module_with_parameters_is_called(variant: str) -> None:
+    assert never_called(build(**EVERY_MODULE[variant])) == set()
+
+
+def test_a_module_whose_weight_its_parent_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: SharedProjection, hidden_states: torch.Tensor) -> torch.Tensor:
+        return type(self.up).forward(self.up, self.down(hidden_states), self.base(hidden_states))
+
+    model = build(**EVERY_MODULE["shared diff"])
+    monkeypatch.setattr(type(model.model.layers[0].self_attn.q_proj.up), "forward", sum_of_weights)
+    monkeypatch.setattr(SharedProjection, "forward", forward)
+    assert never_called(model) == {
+        f"model.layers.{layer}.self_attn.{name}_proj.up" for layer in range(2) for name in "qk"
+    }
+
+
+def sum_of_weights(self: nn.Module, low: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    rows = self.weight.sum(1)
+    return rows.expand(*base.shape[:-1], len(rows))
+
+
+# --- The key that was called output_multiplier ----------------------------------------------------
+
+
+def test_configs_have_no_key_that_trainers_read_as_a_scale_of_logits() -> None:
+    """TRL takes these for numbers that logits are multiplied with."""
+    config = DiffTransformerConfig(output_multiplier="none")
+    assert config.head_output_scale == "none"
+    assert config.to_dict() == DiffTransformerConfig(head_output_scale="none").to_dict()
+    for key in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        assert not hasattr(config, key)
+    assert config.logits_scaling == 1  # which TRL divides logits by, and so does the class
+
+
+@pytest.mark.parametrize("step", ["hypercloning", "dint"])
+def test_folders_with_the_former_key(step: str, tmp_path: Path) -> None:
+    """They are read, grown, converted and verified; what is written has today's key."""
+    source = save_model(tmp_path / "old", "diff_transformer", head_output_scale="none")
+    with edit_json(source / "config.json") as config:
+        config["output_multiplier"] = config.pop("head_output_scale")
+    target = tmp_path / "new"
+    if step == "dint":
+        result = growkit.convert(source, target, step)
+    else:
+        result = growkit.grow(source, target, method=step, hidden="x2")
+    assert result["kept"]
+    written = json.loads((target / "config.json").read_text())
+    assert "output_multiplier" not in written
+    assert written["head_output_scale"] == "none"
+    assert relative_error(source, target) < 1e-12

@@ -39,7 +39,7 @@ from growkit.families.family import Family, stored_family
 from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY, expand
 from growkit.planning.operation import Change
 from growkit.recipe import recipe as recipes
-from tests.conftest import relative_error, save_random, seeded
+from tests.conftest import edit_json, relative_error, save_random, seeded
 
 Make = Callable[..., Path]
 QUICK = growkit.Settings(prompts=1, length=16)
@@ -209,8 +209,8 @@ def test_without_what_the_norms_take_back_it_is_another_model(
     """The control of the tests above: eps as it was, and weights as they were."""
     source, out = make("llama", rms_norm_eps=0.03), tmp_path / "out"
     grow(source, out, hidden=padded(16, 64))
-    config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.03}))
+    with edit_json(out / "config.json") as config:
+        config |= {"rms_norm_eps": 0.03}
     assert relative_error(source, out) > 1e-3
 
 

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import pickle
-from collections.abc import Callable
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+import growkit
 from growkit.base.errors import InputError
+from growkit.checkpoint.distributed_file import MADE_OF
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
 from growkit.optimizer.optimizer import open_state
 from growkit.optimizer.parameters import parameters_of
 from growkit.training import hidden_matrices
 from tests.conftest import folder_bytes, load_strict, save_model
-from tests.optimizer_state import (
+from tests.test_optimizer_state import (
     FLAT,
     batch,
     grown,
@@ -60,7 +67,6 @@ def of_tensors(model: Any) -> torch.optim.Optimizer:
 LEGAL: dict[str, Make] = {
     "decay in the gradient": lambda model: torch.optim.Adam(model.parameters(), **RATES),
     "amsgrad": lambda model: torch.optim.AdamW(model.parameters(), **RATES, amsgrad=True),
-    "foreach": lambda model: torch.optim.AdamW(model.parameters(), **RATES, foreach=True),
     "fused": lambda model: torch.optim.AdamW(model.parameters(), **RATES, fused=True),
     "tensors": of_tensors,
     "names": backwards,
@@ -150,32 +156,22 @@ ILLEGAL: list[tuple[Callable[[Any], Any], str]] = [
     (option("lr", float("nan")), "lr of a group"),
     (option("lr", "fast"), "lr of a group"),
     (option("eps", -1.0), "eps of a group"),
-    (option("betas", (0.9,)), "betas of a group"),
     (option("betas", (0.9, 1.0)), "betas of a group"),
-    (option("lr", torch.ones(3)), "lr of a group"),
-    (option("lr", 10**400), "lr of a group"),
-    (moment("step", torch.tensor(1e30)), "the step of"),
     (moment("step", 10**400), "the step of .* is inf"),
     (moment("step", torch.tensor(-1.0)), "is -1;"),
     (moment("step", 0.5), "is 0.5;"),
-    (moment("step", float("nan")), "is nan;"),
-    (moment("step", torch.ones(2)), "holds step of"),
     (lambda content: content["state"][3].pop("step"), "the step of"),
     (
         lambda content: as_deepspeed(content, max_grad_norm=0.0, max_coeff=10.0, min_coeff=0.01),
         "max_grad_norm = 0.0 in a group of parameters, an option that AdamW does not have",
     ),
-    (option("trust_clip", False), "trust_clip = False in a group"),
     (option("nesterov", True), "nesterov = True in a group"),
-    (option("betas3", (0.9, 0.99, 0.999)), "betas3 = .* in a group"),
     (option("lr_mult", 0.5), "take lr_mult out of the groups if"),
     (lambda content: content["state"][3].update(EIGHT_BITS), "another optimizer"),
     (moment("exp_avg", torch.zeros(8, 16, dtype=torch.uint8)), "another optimizer"),
-    (moment("exp_avg_sq_row", torch.zeros(16)), "another optimizer"),
     (lambda content: without(content, "exp_avg_sq"), "only exp_avg of"),
     (as_sgd, "another optimizer"),
     (moment("exp_avg", torch.zeros(3, 3)), rf"exp_avg of {NAME} in .* has shape \[3, 3\]"),
-    (moment("exp_avg_sq", torch.zeros(3, 3)), rf"exp_avg_sq of {NAME}"),
     (lambda content: content["param_groups"][0]["params"].pop(), "in two groups, or in none"),
     (without_the_last, "holds 11 parameters"),
     (lambda content: content["state"].pop(4), "has no state of"),
@@ -300,13 +296,12 @@ def test_options_of_muon_are_its_own(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        ("tensor", r"lm_head\.weight\.lr in .* is a tensor, no option"),
         ("quantised", r"state1 of model\.embed_tokens\.weight\.quant"),
         ("", ""),
     ],
 )
 def test_entries_that_no_optimizer_of_torch_writes(spoil: str, said: str, tmp_path: Path) -> None:
-    """A tensor for an option, and moments in 8 bit by other names."""
+    """Moments in 8 bit by other names."""
     source = save_model(tmp_path / "source", "llama", **LLAMA)
     model, optimizer = trained(source, 1)
     flat = get_optimizer_state_dict(model, optimizer, options=FLAT)
@@ -317,8 +312,6 @@ def test_entries_that_no_optimizer_of_torch_writes(spoil: str, said: str, tmp_pa
             del flat[f"{name}.{kind}"]
     with one_process():
         dcp.save({"optimizer": flat}, checkpoint_id=tmp_path / "state", no_dist=True)
-    if spoil == "tensor":
-        _lead_to_another(tmp_path / "state" / ".metadata")
     if not said:  # the control
         assert grown(source, tmp_path / "state", tmp_path / "out").optimizer
         return
@@ -327,11 +320,195 @@ def test_entries_that_no_optimizer_of_torch_writes(spoil: str, said: str, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def _lead_to_another(listed: Path) -> None:
-    """Of an option the list says that it lies where a tensor is."""
-    found = pickle.loads(listed.read_bytes())
-    places = {index.fqn: index for index in found.storage_data}
-    of = places["optimizer.state.lm_head.weight.exp_avg"]
-    option = places["optimizer.param_groups.lm_head.weight.lr"]
-    found.storage_data[option] = found.storage_data[of]
-    listed.write_bytes(pickle.dumps(found))
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+PARAMETER = "model.embed_tokens.weight"
+ENTRY = f"optimizer.state.{PARAMETER}.exp_avg"
+HERE = "growkit_was_here"
+"""An attribute that nothing has."""
+
+Made = tuple[Path, Any, torch.optim.Optimizer]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A model, and its optimizer after a step."""
+    source = save_model(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=1)
+    return source, *trained(source, 1)
+
+
+def saved_moment(made: Made) -> torch.Tensor:
+    """That of the entry, as it was saved."""
+    _, model, optimizer = made
+    found: torch.Tensor = optimizer.state[model.get_input_embeddings().weight]["exp_avg"]
+    return found
+
+
+Pieces = dict[tuple[int, ...], tuple[tuple[int, ...], torch.Tensor]]
+"""Sizes as they are listed and what is stored, by the offsets of every part."""
+
+
+def in_parts(folder: Path, pieces: Pieces) -> None:
+    """Give the entry these parts."""
+    listed: Metadata = pickle.loads((folder / ".metadata").read_bytes())
+    stored = listed.storage_data
+    info = type(next(iter(stored.values())))
+    for index in [each for each in stored if each.fqn == ENTRY]:
+        del stored[index]
+    chunks, content = [], b""
+    for offsets, (sizes, tensor) in pieces.items():
+        buffer = io.BytesIO()
+        torch.save(tensor.clone(), buffer)
+        place = info("parts.distcp", len(content), len(buffer.getvalue()))
+        stored[MetadataIndex(ENTRY, torch.Size(offsets))] = place
+        chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+        content += buffer.getvalue()
+    listed.state_dict_metadata[ENTRY].chunks = chunks
+    (folder / "parts.distcp").write_bytes(content)
+    (folder / ".metadata").write_bytes(pickle.dumps(listed))
+
+
+def quarters(whole: torch.Tensor) -> Pieces:
+    rows, columns = (size // 3 for size in whole.shape)
+    cuts = [
+        (slice(a, b), slice(c, d))
+        for a, b in ((0, rows), (rows, whole.shape[0]))
+        for c, d in ((0, columns), (columns, whole.shape[1]))
+    ]
+    return {
+        (r.start, c.start): ((r.stop - r.start, c.stop - c.start), whole[r, c]) for r, c in cuts
+    }
+
+
+def overlapping(whole: torch.Tensor) -> Pieces:
+    """As many numbers as there should be, but the last row is nowhere."""
+    rows, columns = whole.shape
+    return {(0, 0): ((rows - 1, columns), whole[1:]), (1, 0): ((1, columns), whole[:1])}
+
+
+def reaching_beyond(whole: torch.Tensor) -> Pieces:
+    rows, columns = whole.shape
+    return {(0, 0): ((1, columns), whole[:1]), (2, 0): ((rows - 1, columns), whole[1:])}
+
+
+def one(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], Pieces]:
+    return lambda whole: {(0, 0): (tuple(whole.shape), change(whole))}
+
+
+UNFIT: dict[str, tuple[Callable[[torch.Tensor], Pieces], str]] = {
+    "parts overlap": (overlapping, "do not make it up"),
+    "a part reaches beyond": (reaching_beyond, "reach beyond"),
+    "another dtype": (one(lambda w: w.half()), r"holds F16 \[29, 16\] where .* F64 \[29, 16\]"),
+    "a larger one": (one(lambda w: w.repeat(2, 1)), r"holds F64 \[58, 16\]"),
+}
+
+
+@pytest.mark.parametrize("fault", UNFIT)
+def test_parts_that_do_not_make_up_what_is_listed(fault: str, made: Made, tmp_path: Path) -> None:
+    folder = save_distributed(*made[1:], tmp_path / "state")
+    parts, said = UNFIT[fault]
+    in_parts(folder, parts(saved_moment(made)))
+    with pytest.raises(InputError, match=said):
+        grown(made[0], folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_of_a_mesh(made: Made, tmp_path: Path) -> None:
+    """What grows from them is what grows from a whole tensor."""
+    found = []
+    for parted in (False, True):
+        folder = save_distributed(*made[1:], tmp_path / f"state-{parted}")
+        if parted:
+            in_parts(folder, quarters(saved_moment(made)))
+        grown(made[0], folder, tmp_path / f"out-{parted}")
+        state = {ENTRY: torch.zeros(29, 32, dtype=torch.float64)}
+        dcp.load(state, checkpoint_id=tmp_path / f"out-{parted}" / "optimizer", no_dist=True)
+        found.append(state[ENTRY])
+    assert found[0].any()
+    assert found[0].equal(found[1])
+
+
+def poisoned(module: str, name: str) -> bytes:
+    """What sets an attribute of a class, or of whatever else has this name, and forgets it."""
+    key = b"X" + len(HERE).to_bytes(4, "little") + HERE.encode()
+    return f"c{module}\n{name}\n".encode() + b"(N}" + key + b"K\x01stb0"
+
+
+def before(pickled: bytes, poison: bytes) -> bytes:
+    """Another pickle with this at its begin."""
+    assert pickled[:1] == b"\x80"
+    return pickled[:2] + poison + pickled[2:]
+
+
+@pytest.fixture
+def untouched() -> Iterator[list[Any]]:
+    """Things of this process that are to have no new attribute."""
+    things: list[Any] = []
+    yield things
+    touched = [each for each in things if hasattr(each, HERE)]
+    for each in touched:
+        delattr(each, HERE)
+    assert touched == []
+
+
+ROOMS = sorted((module, name) for module, names in MADE_OF.items() for name in names)
+
+
+def test_lists_change_nothing(made: Made, untouched: list[Any], tmp_path: Path) -> None:
+    """Whatever they may name; without that they are read."""
+    folder = save_distributed(*made[1:], tmp_path / "state")
+    file = folder / ".metadata"
+    parameters = parameters_of(Checkpoint(made[0]))
+    whole = pickle.dumps(pickle.loads(file.read_bytes()), protocol=2)
+    for module, name in ROOMS:
+        try:
+            untouched.append(getattr(importlib.import_module(module), name))
+        except (ImportError, AttributeError):  # of another version of Python
+            continue
+        file.write_bytes(before(whole, poisoned(module, name)))
+        with pytest.raises(InputError, match="metadata cannot be read"):
+            open_state(folder, parameters)
+    file.write_bytes(whole)
+    assert grown(made[0], folder, tmp_path / "out").optimizer
+
+
+GLOBALS = [
+    ("collections", "OrderedDict"),
+    ("torch", "FloatStorage"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("torch.nn.parameter", "Parameter"),
+]
+
+
+def spoiled(file: Path, poison: bytes) -> None:
+    """Put this before what torch has saved."""
+    with zipfile.ZipFile(file) as archive:
+        records = {each.filename: archive.read(each) for each in archive.infolist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in records.items():
+            pickled = name.endswith("data.pkl")
+            archive.writestr(name, before(content, poison) if pickled else content)
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "weights"])
+def test_what_torch_saves_changes_nothing(
+    kind: str, made: Made, untouched: list[Any], tmp_path: Path
+) -> None:
+    source, model, optimizer = made
+    if kind == "optimizer":
+        file = state = save_torch(model, optimizer, tmp_path / "state")
+    else:
+        source, state = tmp_path / "source", None
+        source.mkdir()
+        shutil.copy(made[0] / "config.json", source)
+        file = source / "pytorch_model.bin"
+        torch.save(model.state_dict(), file)
+    whole = file.read_bytes()
+    for module, name in GLOBALS:
+        untouched.append(getattr(importlib.import_module(module), name))
+        file.write_bytes(whole)
+        spoiled(file, poisoned(module, name))
+        with pytest.raises(InputError, match="cannot be"):
+            growkit.grow(source, tmp_path / "out", optimizer=state, verify=False, hidden="x2")
+    file.write_bytes(whole)
+    spoiled(file, b"")
+    assert growkit.grow(source, tmp_path / "out", optimizer=state, verify=False, hidden="x2")

@@ -3,40 +3,336 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
 from transformers import (
     AutoModelForCausalLM,
     MixtralConfig,
     OlmoConfig,
+    Trainer,
+    TrainingArguments,
+    get_scheduler,
 )
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, GreedyLR
 from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.cli.app import app
+from growkit.engine.strict import strict_float64
+from growkit.optimizer.groups import ParamGroup
+from growkit.optimizer.schedule import grown_schedule
 from growkit.training import hidden_matrices, param_groups
-from tests.conftest import folder_bytes, save_model, save_random
-from tests.optimizer_state import (
-    CONFIGS,
-    DECAY,
-    FORMATS,
-    RATE,
-    batch,
-    goes_on,
-    grown,
-    load_torch,
-    save_distributed,
-    save_torch,
-    trained,
-    trainer,
-)
+from tests.conftest import folder_bytes, load_strict, save_model, save_random
+
+RATE, DECAY, EPS = 1e-2, 0.1, 1e-6
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def batch(number: int, vocabulary: int = 29) -> Tensor:
+    """Tokens of a step."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(vocabulary, (2, 12), generator=generator)
+
+
+def step(model: Any, optimizer: torch.optim.Optimizer, number: int) -> float:
+    """One step in strict float64; gives the loss before it."""
+    with strict_float64():
+        logits = model(batch(number)).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), batch(number)[:, 1:].flatten()
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
+
+
+def trained(folder: Path, steps: int, **options: Any) -> tuple[Any, torch.optim.AdamW]:
+    """The model of a folder after some steps, saved there again, and its optimizer."""
+    model = load_strict(folder)
+    options = {"lr": RATE, "weight_decay": DECAY, "eps": EPS} | options
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    for number in range(steps):
+        step(model, optimizer, number)
+    model.save_pretrained(folder)
+    return model, optimizer
+
+
+def grown(
+    folder: Path, state: Path | None, output: Path, way: Mapping[str, Any] | None = None
+) -> growkit.GrowResult:
+    """Grow as plain copies, with the state of the optimizer."""
+    way = {"hidden": "x2", "symmetry": "keep"} | dict(way or {})
+    return growkit.grow(folder, output, optimizer=state, verify=False, overwrite=True, **way)
+
+
+# As engines save and load.
+
+
+def save_torch(model: Any, optimizer: torch.optim.Optimizer, path: Path) -> Path:
+    """``torch.save``, as Trainer does it."""
+    torch.save(optimizer.state_dict(), path.with_suffix(".pt"))
+    return path.with_suffix(".pt")
+
+
+def load_torch(model: Any, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """As Trainer does it."""
+    optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Without the warning that torch.distributed runs in one process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def save_distributed(model: Any, optimizer: torch.optim.Optimizer, path: Path) -> Path:
+    """As transformers' ``save_optimizer_distributed`` does it."""
+    state = get_optimizer_state_dict(model, optimizer, options=FLAT)
+    with one_process():
+        dcp.save({"optimizer": state}, checkpoint_id=path, no_dist=True)
+    return path
+
+
+def load_distributed(model: Any, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """As transformers' ``load_optimizer_distributed`` does it."""
+    state = get_optimizer_state_dict(model, optimizer, options=FLAT)
+    with one_process():
+        dcp.load({"optimizer": state}, checkpoint_id=folder / "optimizer", no_dist=True)
+    set_optimizer_state_dict(model, optimizer, state, options=FLAT)
+
+
+Save = Callable[[Any, torch.optim.Optimizer, Path], Path]
+Load = Callable[[Any, torch.optim.Optimizer, Path], None]
+FORMATS: dict[str, tuple[Save, Load]] = {
+    "torch": (save_torch, load_torch),
+    "distributed": (save_distributed, load_distributed),
+}
+
+
+# The law of updates, by hand, for copies of the whole hidden space (docs of the table: training).
+
+
+def spread(name: str, times: int, tied: bool) -> tuple[int, int]:
+    """Copies in all of what a tensor reads and writes, where everything is copied so often."""
+    if "embed_tokens" in name:
+        return 1, times
+    if "lm_head" in name:
+        return times, 1
+    if name == "model.norm.weight" and tied:
+        return times, 1
+    if "norm" in name or name.endswith("bias"):
+        return 1, times
+    return times, times
+
+
+def by_the_law(model: Any, times: int, tied: bool, wrong: str = "") -> list[dict[str, Any]]:
+    """A group for every parameter; one of its options may be as it was for the source."""
+    groups = []
+    for name, parameter in model.named_parameters():
+        n_in, n_out = spread(name, times, tied)
+        group = {"params": [parameter], "lr": RATE / n_in, "eps": EPS / n_out}
+        group["weight_decay"] = DECAY * n_in
+        plain = {"lr": RATE, "eps": EPS, "weight_decay": DECAY}
+        groups.append(group | ({wrong: plain[wrong]} if wrong else {}))
+    return groups
+
+
+def largest(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Of all tensors the largest difference, against the largest number in each."""
+    assert one.keys() == other.keys()
+    apart = ((one[n] - other[n]).abs().max() / other[n].abs().max().clamp(min=1e-300) for n in one)
+    return float(max(apart))
+
+
+def goes_on(
+    place: Path,
+    kind: str,
+    config: Mapping[str, Any],
+    way: Mapping[str, Any],
+    engine: str,
+    times: int = 2,
+    steps: int = 3,
+    wrong: str = "",
+    spoil: Callable[[Path], None] | None = None,
+) -> float:
+    """How far a grown model is, after steps of its own, from the source grown after the same steps.
+
+    Args:
+        place: for everything that is written.
+        kind: of the model.
+        config: of the model.
+        way: how it grows.
+        engine: one of ``FORMATS``.
+        times: how often everything is copied.
+        steps: after growing.
+        wrong: an option of the law to leave out.
+        spoil: changes the grown folder.
+    """
+    source = save_model(place / "source", kind, dtype=torch.float64, **config)
+    model, optimizer = trained(source, 3)
+    save, load = FORMATS[engine]
+    state = save(model, optimizer, place / "state")
+    grown(source, state, place / "grown", way)
+    if spoil:
+        spoil(place / "grown")
+    large = load_strict(place / "grown")
+    tied = bool(config.get("tie_word_embeddings"))
+    settings = {"lr": RATE, "weight_decay": DECAY, "eps": EPS}
+    groups = param_groups(large, place / "grown", **settings, decays=lambda *_: True)
+    new = torch.optim.AdamW(groups)
+    load(large, new, place / "grown")
+    other = torch.optim.AdamW(by_the_law(large, times, tied, wrong))
+    other.state = new.state
+    for number in range(3, 3 + steps):
+        step(model, optimizer, number)
+        step(large, other, number)
+    model.save_pretrained(source)
+    grown(source, None, place / "expected", way)
+    expected = load_strict(place / "expected")
+    return largest(large.state_dict(), expected.state_dict())
+
+
+# The real Trainer.
+
+
+class Batches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": batch(number)[0], "labels": batch(number)[0]}
+
+
+class Recording(Trainer):
+    """It remembers its losses as they are."""
+
+    def compute_loss(self, *arguments: Any, **more: Any) -> Any:
+        found = super().compute_loss(*arguments, **more)
+        self.losses = [*getattr(self, "losses", []), float(found.detach())]
+        return found
+
+
+def trainer(folder: Path, output: Path, law: bool = False) -> Recording:
+    """In true float64, with a schedule that rises and falls."""
+    arguments = TrainingArguments(
+        str(output),
+        max_steps=6,
+        per_device_train_batch_size=2,
+        save_steps=3,
+        learning_rate=RATE,
+        lr_scheduler_type="cosine",
+        warmup_steps=2,
+        weight_decay=DECAY,
+        max_grad_norm=0,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    )
+    groups = param_groups(model, folder, lr=RATE, weight_decay=DECAY) if law else None
+    made = (torch.optim.AdamW(groups, lr=RATE), None) if groups else (None, None)
+    return Recording(model, arguments, train_dataset=Batches(), optimizers=made)
+
+
+# Schedules of the rate.
+
+FLOOR = 2e-3
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "LambdaLR": lambda of: lr_scheduler.LambdaLR(of, lambda number: 0.9**number),
+    "MultiplicativeLR": lambda of: lr_scheduler.MultiplicativeLR(of, lambda number: 0.9),
+    "StepLR": lambda of: lr_scheduler.StepLR(of, 3),
+    "MultiStepLR": lambda of: lr_scheduler.MultiStepLR(of, [2, 7]),
+    "ConstantLR": lr_scheduler.ConstantLR,
+    "LinearLR": lambda of: lr_scheduler.LinearLR(of, total_iters=9),
+    "ExponentialLR": lambda of: lr_scheduler.ExponentialLR(of, 0.9),
+    "PolynomialLR": lambda of: lr_scheduler.PolynomialLR(of, 12, 2.0),
+    "CosineAnnealingLR": lambda of: lr_scheduler.CosineAnnealingLR(of, 9),
+    "CosineAnnealingWarmRestarts": lambda of: lr_scheduler.CosineAnnealingWarmRestarts(of, 3, 2),
+    "OneCycleLR": lambda of: lr_scheduler.OneCycleLR(of, 2 * RATE, total_steps=25),
+    "CyclicLR": lambda of: lr_scheduler.CyclicLR(of, FLOOR, RATE, 3),
+    "ReduceLROnPlateau": lambda of: lr_scheduler.ReduceLROnPlateau(
+        of, factor=0.5, patience=0, threshold=1.0, min_lr=FLOOR
+    ),
+    "SequentialLR": lambda of: lr_scheduler.SequentialLR(
+        of, [lr_scheduler.LinearLR(of), lr_scheduler.CosineAnnealingLR(of, 9)], [3]
+    ),
+    "ChainedScheduler": lambda of: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(of), lr_scheduler.ExponentialLR(of, 0.9)]
+    ),
+    "SWALR": lambda of: SWALR(of, FLOOR),
+}
+"""Of torch: all that it has, with rates of groups that can be scaled."""
+
+OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "cosine_with_restarts": {"num_cycles": 2},
+    "polynomial": {"lr_end": FLOOR},
+    "reduce_lr_on_plateau": {"patience": 0, "min_lr": FLOOR, "threshold": 1.0, "factor": 0.5},
+    "cosine_with_min_lr": {"min_lr": FLOOR},
+    "cosine_warmup_with_min_lr": {"min_lr": FLOOR, "warmup_lr_rate": 0.1},
+    "warmup_stable_decay": {"num_decay_steps": 8, "min_lr_ratio": 0.2},
+    "greedy": {"patience": 0, "min_lr": FLOOR, "max_lr": 1.5 * RATE, "factor": 0.8, "smooth": True},
+}
+"""What its schedules are given beside their length."""
+
+FLOORS: dict[str, Callable[[Any], Any]] = {
+    "floor": lambda of: lr_scheduler.CosineAnnealingLR(of, 9, FLOOR),
+    "restarts": lambda of: lr_scheduler.CosineAnnealingWarmRestarts(of, 3, 2, FLOOR),
+    "sequential": lambda of: lr_scheduler.SequentialLR(
+        of, [lr_scheduler.LinearLR(of), lr_scheduler.CosineAnnealingLR(of, 9, FLOOR)], [3]
+    ),
+    "chained": lambda of: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(of), lr_scheduler.CosineAnnealingLR(of, 9, FLOOR)]
+    ),
+    "plateau": lambda of: lr_scheduler.ReduceLROnPlateau(of, eps=1e-4),
+}
+"""With one rate for all groups, which cannot be scaled for each."""
+
+
+def schedule_of(name: str, optimizer: torch.optim.Optimizer) -> Any:
+    """A scheduler of torch, or of transformers, by its name."""
+    if name in SCHEDULES or name in FLOORS:
+        return {**SCHEDULES, **FLOORS}[name](optimizer)
+    return get_scheduler(name, optimizer, 2, 20, OF_TRANSFORMERS.get(name))
+
+
+def advance(schedule: Any, loss: float) -> None:
+    """A step of any scheduler."""
+    adaptive = isinstance(schedule, lr_scheduler.ReduceLROnPlateau | GreedyLR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about steps before the optimizer's, and epochs
+        schedule.step(loss) if adaptive else schedule.step()
+
+
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"num_key_value_heads": 4}),
+    ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    ("llama", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    ("mistral", {"num_key_value_heads": 4, "head_dim": 4, "sliding_window": None}),
+]
+
 
 LLAMA = {"num_key_value_heads": 4, "num_hidden_layers": 1}
 PLAIN = {"hidden": "x2"}
@@ -283,35 +579,6 @@ def test_experts_that_the_class_puts_together(tmp_path: Path) -> None:
             assert (each[kind] - expected).abs().max() <= 1e-12 * expected.abs().max()
 
 
-class Malicious:
-    def __reduce__(self) -> Any:
-        return print, ("run",)
-
-
-def test_bad_folders(tmp_path: Path) -> None:
-    """A file that is missing or cut off, and code in what lists the entries."""
-    source = save_model(tmp_path / "source", "llama", **LLAMA)
-    model, optimizer = trained(source, 1)
-    whole = save_distributed(model, optimizer, tmp_path / "whole")
-    files = sorted(file for file in whole.rglob("*") if file.is_file())
-    import pickle
-
-    spoils: list[Callable[[Path], Any]] = [
-        lambda file: file.unlink(),
-        lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
-        lambda file: file.write_bytes(pickle.dumps(Malicious())),
-    ]
-    chosen = [files[0], files[-1]]
-    for number, (file, spoil) in enumerate((f, s) for f in chosen for s in spoils):
-        folder = tmp_path / f"state-{number}"
-        shutil.copytree(whole, folder)
-        spoil(folder / file.relative_to(whole))
-        with pytest.raises(InputError):
-            grown(source, folder, tmp_path / "out")
-        assert not (tmp_path / "out").exists()
-    assert grown(source, whole, tmp_path / "out").optimizer
-
-
 @pytest.mark.parametrize("adjusted", ["original", "match_rms_adamw"])
 def test_muon_goes_on(adjusted: str, tmp_path: Path) -> None:
     """A step of the grown model is the grown step of the source, for the matrices inside."""
@@ -346,3 +613,185 @@ def test_muon_goes_on(adjusted: str, tmp_path: Path) -> None:
         moved = (expected[name] - begun[name]).norm()
         assert (large.state_dict()[name] - expected[name]).norm() < 0.02 * moved, name
         assert moved > 0
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """A checkpoint of Trainer halfway, and the losses of the whole."""
+    place = tmp_path_factory.mktemp("ran")
+    source = save_model(place / "source", "llama", dtype=torch.float64, **LLAMA)
+    first = trainer(source, place / "run")
+    with strict_float64():
+        first.train()
+    return place / "run" / "checkpoint-3", first.losses
+
+
+def test_trainer_goes_on_to_rounding(ran: tuple[Path, list[float]], tmp_path: Path) -> None:
+    """From the grown folder as a checkpoint, whose schedule has the law's factors."""
+    checkpoint, losses = ran
+    out = tmp_path / "out"
+    found = grown(checkpoint, checkpoint, out).optimizer
+    assert found
+    assert found.beside["rng_state.pth"] == "carried over"
+    assert found.beside["training_args.bin"].startswith("left: ")
+    assert (out / "rng_state.pth").read_bytes() == (checkpoint / "rng_state.pth").read_bytes()
+    resumed = trainer(out, tmp_path / "on", law=True)
+    with strict_float64():
+        resumed.train(resume_from_checkpoint=str(out))
+    assert resumed.losses == pytest.approx(losses[3:], abs=1e-12)
+    schedule = torch.load(out / "scheduler.pt", weights_only=True)
+    schedule["base_lrs"] = [RATE] * len(schedule["base_lrs"])
+    torch.save(schedule, out / "scheduler.pt")
+    other = trainer(out, tmp_path / "other", law=True)
+    with strict_float64():
+        other.train(resume_from_checkpoint=str(out))
+    assert other.losses != pytest.approx(losses[3:], abs=1e-6)
+
+
+def test_the_best_checkpoint_is_none_of_the_grown_model(
+    ran: tuple[Path, list[float]], tmp_path: Path
+) -> None:
+    checkpoint, _ = ran
+    state = checkpoint / "trainer_state.json"
+    whole = json.loads(state.read_text())
+    best = {"best_model_checkpoint": str(checkpoint), "best_metric": 1.0, "best_global_step": 3}
+    scaler = {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3}
+    torch.save(scaler, checkpoint / "scaler.pt")
+    state.write_text(json.dumps(whole | best))
+    out = tmp_path / "out"
+    grown(checkpoint, checkpoint, out)
+    assert json.loads((out / "trainer_state.json").read_text()) == whole | dict.fromkeys(best)
+    assert torch.load(out / "scaler.pt", weights_only=True) == scaler
+    recorded = json.loads((out / "growkit.json").read_text())["files"]
+    assert {"rng_state.pth", "scaler.pt", "trainer_state.json", "scheduler.pt"} <= recorded.keys()
+    state.write_text(json.dumps(whole))
+    (checkpoint / "scaler.pt").unlink()
+
+
+class Malicious:
+    def __reduce__(self) -> Any:
+        return print, ("run",)
+
+
+def test_code_beside_the_state(ran: tuple[Path, list[float]], tmp_path: Path) -> None:
+    checkpoint, _ = ran
+    kept = (checkpoint / "rng_state.pth").read_bytes()
+    torch.save({"python": Malicious()}, checkpoint / "rng_state.pth")
+    before = folder_bytes(tmp_path)
+    with pytest.raises(InputError, match=r"rng_state\.pth cannot be loaded"):
+        grown(checkpoint, checkpoint, tmp_path / "out")
+    assert folder_bytes(tmp_path) == before
+    (checkpoint / "rng_state.pth").write_bytes(kept)
+
+
+def test_entries_of_a_distributed_checkpoint(tmp_path: Path) -> None:
+    """What torchtitan saves beside: its counters, its data and a schedule."""
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    model, optimizer = trained(source, 1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    content = {
+        **model.state_dict(),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT),
+        "lr_scheduler": schedule.state_dict(),
+        "train_state": {"step": torch.tensor(1), "ntokens_seen": torch.tensor(24)},
+        "dataloader": {"dp_rank_0": b"bytes", "world_size": 1},
+    }
+    with one_process():
+        dcp.save(content, checkpoint_id=tmp_path / "state", no_dist=True)
+    out = tmp_path / "out"
+    found = grown(source, tmp_path / "state", out).optimizer
+    assert found
+    assert found.beside["weights"].startswith("left: ")
+    assert found.beside["dataloader"] == "carried over"
+    wanted = {
+        "train_state": {"step": torch.tensor(0), "ntokens_seen": torch.tensor(0)},
+        "dataloader": {"dp_rank_0": b"", "world_size": 0},
+        "lr_scheduler": {"base_lrs": [], "last_epoch": 5},
+    }
+    with one_process():
+        dcp.load(wanted, checkpoint_id=out / "optimizer", no_dist=True)
+    assert wanted["train_state"] == content["train_state"]
+    assert wanted["dataloader"] == content["dataloader"]
+    rates = wanted["lr_scheduler"]["base_lrs"]
+    assert rates == [RATE * each for each in (1, 0.5, 1, 1)][: len(rates)] or len(set(rates)) == 2
+    assert wanted["lr_scheduler"]["last_epoch"] == 0
+
+
+def test_a_floor_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    _, optimizer = trained(source, 1)
+    torch.save(optimizer.state_dict(), source / "optimizer.pt")
+    torch.save(schedule_of("sequential", optimizer).state_dict(), source / "scheduler.pt")
+    with pytest.raises(InputError, match=r"scheduler\.pt has a schedule with eta_min = 0\.002"):
+        grown(source, source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def optimizer_of(rates: list[float]) -> torch.optim.AdamW:
+    """With a group for every rate."""
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": each} for each in rates]
+    return torch.optim.AdamW(groups, lr=RATE)
+
+
+def rates_of(name: str, given: list[float], scale: list[float]) -> tuple[Any, Any]:
+    """Those of 15 steps after 4, of the groups of a source and of those made of them."""
+    source, grown_one = optimizer_of(given), optimizer_of([1.0] * len(scale))
+    schedule = schedule_of(name, source)
+    for number in range(4):
+        advance(schedule, -number)
+    after = schedule_of(name, grown_one)
+    origins = [place * len(given) // len(scale) for place in range(len(scale))]
+    groups = [
+        ParamGroup((), source.param_groups[of], each, of)
+        for of, each in zip(origins, scale, strict=True)
+    ]
+    for new, group in zip(grown_one.param_groups, groups, strict=True):
+        old = group.options
+        of_rates = {"lr", "initial_lr", "max_lr", "min_lr", "swa_lr"} & old.keys()
+        new.update({key: old[key] for key in old.keys() - {"params"}})
+        new.update({key: old[key] * group.rate for key in of_rates})
+    after.load_state_dict(grown_schedule(schedule.state_dict(), "here", len(given), groups))
+    expected, found = [], []
+    for number in range(15):
+        advance(schedule, 10.0 - number % 7)
+        advance(after, 10.0 - number % 7)
+        of_source = [group["lr"] for group in source.param_groups]
+        expected += [of_source[of] * each for of, each in zip(origins, scale, strict=True)]
+        found += [group["lr"] for group in grown_one.param_groups]
+    return found, expected
+
+
+def test_every_schedule_goes_on_at_its_rates() -> None:
+    """All of torch and of transformers; what falls to one rate for all groups is refused."""
+    classes = {n for n, each in vars(lr_scheduler).items() if isinstance(each, type) and "LR" in n}
+    known = {*SCHEDULES, "LRScheduler", "_LRScheduler"}
+    assert classes <= known
+    for name in (*SCHEDULES, *(kind.value for kind in TYPE_TO_SCHEDULER_FUNCTION)):
+        found, expected = rates_of(name, [RATE, RATE / 2], [1.0, 0.5, 0.25, 0.5])
+        assert found == pytest.approx(expected, rel=1e-12), name
+        assert len(set(found)) > 1
+    for name in FLOORS:
+        said = r"here has a schedule with (eta_min|eps) = .* one rate for all groups"
+        with pytest.raises(InputError, match=said):
+            rates_of(name, [RATE], [1.0, 0.5])
+        for scale in ([1.0, 1.0], [0.5, 0.5]):  # which are alike
+            found, expected = rates_of(name, [RATE], scale)
+            assert found == pytest.approx(expected, rel=1e-12), name
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"warmup_start_lr": 1e-4}, "warmup_start_lr = 0.0001, which no scheduler of torch"),
+        ({"base_lrs": [RATE, 1.0]}, "a list for the 1 groups of the optimizer was expected"),
+        ({"base_lrs": RATE}, "a list for the 1 groups"),
+        ({"_last_lr": ["a"]}, "a list for the 1 groups"),
+    ],
+)
+def test_other_schedules(changed: dict[str, Any], said: str) -> None:
+    """What nobody knows to be a rate or a factor, and what is of another optimizer."""
+    state = schedule_of("LinearLR", optimizer_of([RATE])).state_dict()
+    groups = [ParamGroup((), {}, 1.0), ParamGroup((), {}, 0.5)]
+    assert grown_schedule(state | {"warmup_steps": 3, "base_lrs": [RATE] * 3}, "here", 1, groups)
+    with pytest.raises(InputError, match=said):
+        grown_schedule({"deep": [state | changed]}, "here", 1, groups)

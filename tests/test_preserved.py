@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, TrainingArguments
 
 import growkit
 from growkit.training import AssertPreserved, assert_preserved, keep_stored
-from tests.conftest import load_strict, save_model
+from tests.conftest import edit_json, edit_weights, load_strict, save_model
 
 QUICK = growkit.Settings(prompts=2, length=12)
 
@@ -101,9 +101,8 @@ def test_without_a_proof_files_are_asked(pair: tuple[Path, Path], tmp_path: Path
     assert assert_preserved(loaded(out), out) < 1e-6
     with pytest.raises(growkit.InputError, match="the model that was written"):
         assert_preserved(spoiled(loaded(out)), out)
-    weights = load_file(out / "model.safetensors")
-    weights["model.norm.weight"] *= 1.01
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    with edit_weights(out) as weights:
+        weights["model.norm.weight"] *= 1.01
     with pytest.raises(growkit.InputError, match="is not what growkit wrote"):
         assert_preserved(loaded(out), out)
 
@@ -168,10 +167,9 @@ def test_a_run_that_was_taken_up_is_not_asked(pair: tuple[Path, Path], tmp_path:
     ],
 )
 def test_odd_fingerprints_are_refused(odd: Any, folder: Path) -> None:
-    manifest = json.loads((folder / "growkit.json").read_text())
-    proof = manifest["verification"]
-    proof["fingerprint"] = {**proof["fingerprint"], **odd} if isinstance(odd, dict) else odd
-    (folder / "growkit.json").write_text(json.dumps(manifest))
+    with edit_json(folder / "growkit.json") as manifest:
+        proof = manifest["verification"]
+        proof["fingerprint"] = {**proof["fingerprint"], **odd} if isinstance(odd, dict) else odd
     with pytest.raises(growkit.InputError, match="is not as growkit writes it"):
         assert_preserved(loaded(folder), folder)
 

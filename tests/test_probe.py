@@ -32,10 +32,10 @@ from typer.testing import CliRunner
 import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
-from growkit.cli.demo import MODEL, held_out_text
+from growkit.cli.demo import held_out_text
 from growkit.probing import arms, lines, probe
 from growkit.probing import ranking as noise
-from growkit.probing.arms import Bench, Data, make_data, trainable
+from growkit.probing.arms import Bench, Data, make_data
 from growkit.probing.lines import JOURNAL, Work
 from growkit.probing.ranking import conclude, new_arm
 from growkit.probing.settings import ProbeSettings, candidates_of
@@ -43,25 +43,22 @@ from growkit.probing.training import Look, batch_of, flops_of
 from growkit.report import saving
 from growkit.report.probe import probe_view
 from growkit.report.saving import page as page_of
-from growkit.results.probe import nats, probe_next, probe_sentence
+from growkit.results.probe import probe_next, probe_sentence
 from growkit.results.schema import json_schema
 from growkit.sources import find
-from tests.conftest import folder_bytes, save_model
+from tests.conftest import folder_bytes, save_model, with_tokenizer
+from tests.test_python import as_json, wrong
 from tests.test_report import HOSTILE, OUTSIDE, Tags, poisoned
-from tests.test_schema import as_json, wrong
 
 CPU = torch.device("cpu")
 SETTINGS = ProbeSettings(steps=4, seeds=2, lr=(3e-3,), warmup=0, batch=2, length=16, device="cpu")
 OPTIONS = shlex.split("--steps 4 --seeds 2 --warmup 0 --batch 2 --length 16 --device cpu")
 
 
-def with_tokenizer(folder: Path, kind: str = "llama", **config: Any) -> Path:
+def byte_model(folder: Path, kind: str = "llama", **config: Any) -> Path:
     """A tiny random model that reads bytes."""
     sizes = {"vocab_size": 256, "num_hidden_layers": 1, **config}
-    save_model(folder, kind, **sizes)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, folder / name)
-    return folder
+    return with_tokenizer(save_model(folder, kind, **sizes))
 
 
 def recipe(file: Path, steps: str, verify: str = "false", more: str = "") -> Path:
@@ -73,7 +70,7 @@ def recipe(file: Path, steps: str, verify: str = "false", more: str = "") -> Pat
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A source, a text, and recipes: one that can be grown, one that cannot, a broken one."""
     folder = tmp_path_factory.mktemp("probe")
-    with_tokenizer(folder / "source")
+    byte_model(folder / "source")
     (folder / "text.txt").write_text(held_out_text()[:6000])
     recipe(folder / "wide.yaml", "{grow: hypercloning, ffn: x2}")
     recipe(folder / "small.yaml", "{grow: hypercloning, hidden: 4}")
@@ -251,12 +248,6 @@ def test_flops_are_those_of_the_formula(fused: bool, length: int, tmp_path: Path
     assert flops_of(tmp_path, torch.arange(length - 1), CPU) != expected  # the control
 
 
-def test_another_layout_of_a_model_costs_the_same(tmp_path: Path) -> None:
-    growkit.convert(MODEL, tmp_path / "other", to="diff-transformer", verify=False)
-    window = torch.arange(64)
-    assert flops_of(MODEL, window, CPU) == flops_of(tmp_path / "other", window, CPU)
-
-
 def test_the_same_twice_is_noise(place: Path) -> None:
     shutil.copy(place / "wide.yaml", place / "again.yaml")
     result = probed(place, "wide", "again", settings=quick(steps=1, dtype="bfloat16"))
@@ -281,7 +272,7 @@ def test_names_are_told_apart(place: Path) -> None:
 
 def test_layouts_without_a_class_cannot_be_trained(place: Path, tmp_path: Path) -> None:
     """But what is read from one can."""
-    source, text = with_tokenizer(tmp_path / "diff", "diffllama", head_dim=8), place / "text.txt"
+    source, text = byte_model(tmp_path / "diff", "diffllama", head_dim=8), place / "text.txt"
     steps = "{convert: motif}\n  - {convert: diff-transformer}"
     both = [recipe(tmp_path / "a.yaml", "{convert: motif}"), recipe(tmp_path / "b.yaml", steps)]
     told = by_name(growkit.probe(source, both, text, quick(steps=1)))
@@ -292,7 +283,7 @@ def test_layouts_without_a_class_cannot_be_trained(place: Path, tmp_path: Path) 
 
 def test_what_is_only_stored_otherwise_trains_as_the_source(place: Path, tmp_path: Path) -> None:
     """With a decay that shows: of the source as of candidates, λ decays as with Trainer."""
-    source, text = with_tokenizer(tmp_path / "diff", "diffllama", head_dim=8), place / "text.txt"
+    source, text = byte_model(tmp_path / "diff", "diffllama", head_dim=8), place / "text.txt"
     same = recipe(tmp_path / "same.yaml", "{convert: diff-transformer}")
     told = by_name(growkit.probe(source, [same], text, quick(steps=2, weight_decay=100.0)))
     found, expected = (told[name]["curves"][0]["losses"] for name in ("same", "diff"))
@@ -307,22 +298,6 @@ def test_what_is_only_stored_otherwise_trains_as_the_source(place: Path, tmp_pat
     assert any(each.dim() == 1 for each in groups[0]["params"])
 
 
-class OnlyBytes:
-    """A progress with the one method that there was before."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, list[int]] = {}
-
-    @contextmanager
-    def bytes(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        counted = self.seen[title] = [0, total]
-
-        def advance(count: int) -> None:
-            counted[0] += count
-
-        yield advance
-
-
 def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = Bench._run
 
@@ -333,10 +308,7 @@ def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.M
         return looks
 
     monkeypatch.setattr(Bench, "_run", spoiled)
-    progress = OnlyBytes()
-    result = probed(place, "wide", settings=quick(steps=1), progress=progress)
-    done, total = progress.seen["training"]
-    assert done == total > 0
+    result = probed(place, "wide", settings=quick(steps=1))
     assert [each["outcome"] for each in result["candidates"]] == ["ranked", "diverged"]
     assert result["candidates"][1]["rank"] == 2
     assert "not finite" in result["candidates"][1]["reason"]
@@ -344,30 +316,12 @@ def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.M
     Tags(page_of(probe_view(result)))
 
 
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (torch.cuda.OutOfMemoryError("2 GiB"), "cpu has no room for it; give a smaller --batch"),
-        (ValueError("odd"), "ValueError: odd"),
-    ],
-)
-def test_what_cannot_be_trained_is_told_as_such(error: Exception, told: str) -> None:
-    with pytest.raises(growkit.InputError, match=f"wide cannot be trained.*{told}"):  # noqa: SIM117
-        with trainable("wide", CPU):
-            raise error
-
-
 EDITS: dict[str, Callable[[list[str]], list[str]]] = {
     "a loss": lambda lines: _with(lines, 4, lambda each: each["looks"][-1][1].reverse()),
-    "a seed": lambda lines: _with(lines, 4, lambda each: each.update(seed=1)),
-    "a rate": lambda lines: _with(lines, 4, lambda each: each.update(lr=1e15)),
-    "an arm": lambda lines: _with(lines, 4, lambda each: each.update(trained="03-wide")),
-    "a size": lambda lines: _with(lines, 3, lambda each: each.update(parameters=10**30)),
     "a cost": lambda lines: _with(lines, 3, lambda each: each.update(step_flops=1)),
     "an outcome": lambda lines: _with(lines, 2, lambda each: each.update(reason="another")),
     "a setting": lambda lines: _with(lines, 0, lambda each: each["plan"].update(seeds="0" * 64)),
     "a hash": lambda lines: _with(lines, 4, lambda each: each.update(sha256="0" * 64)),
-    "no hash": lambda lines: _with(lines, 4, lambda each: each.pop("sha256")),
     "half a line": lambda lines: [*lines[:4], lines[4][: len(lines[4]) // 2], *lines[5:]],
     "a deep line": lambda lines: [*lines, '{"plan": {"a": ' + "[" * 10**5],
     "no text": lambda lines: [*lines, "\0"],
@@ -553,11 +507,6 @@ def test_a_report_that_fails_takes_nothing_with_it(
     done = CliRunner().invoke(app, words)  # the control
     assert (done.exit_code, done.stderr) == (0, "")
     assert json.loads((here / "notes" / "found.json").read_text()) == found
-    shown = CliRunner().invoke(app, [*words[:-2], "--report=notes/page.html"])
-    assert shown.stdout.startswith(found["reason"])
-    (here / "notes" / "found.json").write_text("{}")
-    with pytest.raises(growkit.InputError, match="is no report"):
-        growkit.save_report(found, here / "notes" / "found.json")
 
 
 @pytest.mark.parametrize("text", ["漢字かな交じり文" * 500, "漢字 " * 1300])
@@ -694,13 +643,6 @@ def test_one_that_is_ahead_is_named_though_another_has_a_lower_mean(
     result["differences"] = [noisy, pair("other", "source", noise=True)]
     assert probe_sentence(result).startswith("no candidate is ahead beyond noise")
     assert "No candidate is ahead</h1>" in page_of(probe_view(result))
-
-
-def test_small_differences_keep_their_digits() -> None:
-    assert [nats(each) for each in (0.0, 0.25, 0.0005, 0.00031)] == [
-        *("0.0000", "0.2500", "0.0005", "3.1e-04")
-    ]
-    assert [nats(each, "+") for each in (-0.25, -0.00031)] == ["-0.2500", "-3.1e-04"]
 
 
 def test_what_a_probe_leaves_out_is_said(

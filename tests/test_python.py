@@ -5,25 +5,27 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.progress import Advance
-from growkit.cli.app import app
+from growkit.families.family import families
+from growkit.inference.inferring import infer
+from growkit.pipeline.catalogue import abilities
+from growkit.pipeline.estimate import plan
 from growkit.results import Result, fields
 from growkit.results.inspection import Attention
 from growkit.results.operation import PlannedTensor, Story
+from growkit.results.schema import json_schema
 from tests.conftest import save_model
 
 QUICK = growkit.Settings(prompts=1, length=8)
@@ -141,11 +143,6 @@ def test_settings_are_taken_wherever_something_is_proved(place: Path) -> None:
     assert unproved.verification is None
 
 
-def test_a_text_may_be_a_path(place: Path) -> None:
-    settings = growkit.Settings(text=place / "text.txt")  # type: ignore[arg-type]
-    assert settings == growkit.Settings(text=str(place / "text.txt"))
-
-
 class Counted:
     """Progress as anybody may show it."""
 
@@ -176,17 +173,13 @@ def test_progress_is_shown_where_one_likes(grown: growkit.GrowResult, place: Pat
 
 
 def test_no_output_goes_into_a_model_that_growkit_wrote(place: Path, tmp_path: Path) -> None:
-    """Controls: beside it one does, and where its manifest lies alone, as a recipe."""
+    """The control: next to it one does."""
     growkit.grow(place / "source", tmp_path / "first", ffn="x2", verify=False)
     for inside in (tmp_path / "first" / "second", tmp_path / "first" / "a" / "b"):
         with pytest.raises(growkit.InputError, match=r"would become part of .*first, which"):
             growkit.grow(place / "source", inside, ffn="x2", verify=False)
     assert growkit.check(tmp_path / "first")["whole"]
     growkit.grow(place / "source", tmp_path / "second", ffn="x2", verify=False)
-    (tmp_path / "kept").mkdir()
-    kept = shutil.copy(tmp_path / "first" / "growkit.json", tmp_path / "kept")
-    again = growkit.load_recipe(kept, str(place / "source"), str(tmp_path / "kept" / "again"))
-    assert growkit.run(again, verify=False)["output"] == str(tmp_path / "kept" / "again")
 
 
 @pytest.mark.parametrize(("every", "lines"), [(0.0, 2), (60.0, 0)])
@@ -219,19 +212,13 @@ def test_results_are_printed_as_by_the_command(
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_a_report_is_that_of_the_command(
+def test_results_are_saved_as_reports(
     grown: growkit.GrowResult, proof: growkit.VerifyResult, place: Path
 ) -> None:
     growkit.save_report(proof, place / "proof.json")
     assert json.loads((place / "proof.json").read_text()) == proof
     growkit.save_report(grown, place / "proof.html")
     assert "<title>Preserved: source → out" in (place / "proof.html").read_text()
-    arguments = ["grow", str(place / "source"), str(place / "other"), "--ffn", "x2"]
-    arguments += ["--prompts", "1", "--length", "8", "--report", str(place / "command.html")]
-    assert CliRunner().invoke(app, arguments).exit_code == 0
-    pages = [(place / name).read_text() for name in ("proof.html", "command.html")]
-    headings = [re.findall("<h2>.*?</h2>", page) for page in pages]
-    assert headings[0] == headings[1]
 
 
 def test_a_report_of_what_is_gone_or_was_not_proved(
@@ -248,3 +235,135 @@ def test_a_report_of_what_is_gone_or_was_not_proved(
     dry = growkit.grow(place / "source", place / "dry", ffn="x2", dry_run=True)
     with pytest.raises(InputError, match="was not proved"):
         growkit.save_report(dry, tmp_path / "dry.html")
+
+
+FILE = Path(growkit.__file__).parents[1] / "docs" / "results.schema.json"
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "null": type(None),
+    "array": list,
+    "object": dict,
+}
+
+
+def wrong(value: Any, schema: dict[str, Any], place: str = "") -> list[str]:
+    """Places where a value breaks a schema, for the words of JSON Schema that growkit uses."""
+    if "$ref" in schema:
+        schema = json_schema()["$defs"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        found = [wrong(value, each, place) for each in schema["anyOf"]]
+        return min(found, key=len)
+    if not schema:  # anything
+        return []
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    truth = isinstance(value, bool) and "boolean" not in kinds
+    if truth or not any(isinstance(value, KINDS[kind]) for kind in kinds):
+        return [f"{place} is {value!r}, no {kinds}"]
+    if isinstance(value, list):
+        return [
+            f for i, each in enumerate(value) for f in wrong(each, schema["items"], f"{place}.{i}")
+        ]
+    if not isinstance(value, dict):
+        return []
+    properties, more = schema.get("properties", {}), schema.get("additionalProperties")
+    missing = [
+        f"{place}.{key} is missing" for key in schema.get("required", []) if key not in value
+    ]
+    for key, each in value.items():
+        of = properties.get(key, more)
+        known = isinstance(of, dict)
+        missing += wrong(each, of, f"{place}.{key}") if known else [f"{place}.{key} is not known"]
+    return missing
+
+
+def as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+def test_the_file_is_that_of_the_declarations() -> None:
+    assert json.loads(FILE.read_text(encoding="utf-8")) == json_schema()
+
+
+def test_every_property_says_what_it_means() -> None:
+    for name, each in json_schema()["$defs"].items():
+        for key, schema in each["properties"].items():
+            assert schema.get("description"), f"{name}.{key}"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("source"), "diffllama", head_dim=8)
+
+
+@pytest.fixture(scope="module")
+def verdict(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of a conversion that loses something, whose result keeps to its schema as well."""
+    settings = growkit.Settings(prompts=2, length=16)
+    out = tmp_path_factory.mktemp("made") / "out"
+    made = growkit.convert(source, out, to="shared-diff", rank=1, verify=settings)
+    assert wrong(as_json(made), json_schema()["anyOf"][0]) == []
+    found: dict[str, Any] = as_json(made["verification"])
+    return found
+
+
+def test_results_keep_to_it(source: Path, verdict: dict[str, Any], tmp_path: Path) -> None:
+    assert wrong(verdict, json_schema()["anyOf"][1]) == []
+    dry = growkit.grow(source, tmp_path / "dry", hidden="x2", dry_run=True)
+    assert dry["plan"]
+    assert wrong(as_json(dry), json_schema()["anyOf"][0]) == []
+
+
+def test_what_other_commands_print_keeps_to_it(
+    source: Path, make: Callable[..., Path], tmp_path: Path
+) -> None:
+    inspected, story, listed, ahead, checked, _, inferred = json_schema()["anyOf"][2:9]
+    assert wrong(as_json(infer(make("llama"))), inferred) == []
+    for each in (make("llama"), source):
+        assert wrong(as_json(growkit.inspect(each)), inspected) == []
+    told = Story(
+        growth=growkit.grow(source, tmp_path / "out", ffn="x2", verify=False),
+        opening="a",
+        before="b",
+        after="b",
+        kept_in=None,
+    )
+    assert wrong(as_json(told), story) == []
+    (tmp_path / "out" / "config.json").write_text("{}")
+    (tmp_path / "out" / "more").touch()
+    (tmp_path / "out" / "README.md").unlink()
+    assert wrong(as_json(growkit.check(tmp_path / "out")), checked) == []
+    named = [family for family in families().values() if family.name in ("Llama", "Mamba")]
+    found = as_json([abilities(family, family.model_types[0]) for family in named])
+    assert found
+    assert wrong(found, listed) == []
+    recipe = growkit.Recipe(
+        str(make("llama")), (growkit.GrowStep("hypercloning", {"ffn": "x2"}),), "out"
+    )
+    planned = as_json(plan(recipe, bandwidth="1GB"))
+    assert wrong(planned, ahead) == []
+    found[0]["grow"][0]["promise"] = ["exact"]  # the controls
+    assert wrong(found, listed) == [".0.grow.0.promise is ['exact'], no ['string', 'null']"]
+    del told["opening"]
+    assert wrong(as_json(told), story) == [".opening is missing"]
+
+
+def test_the_control_sees_what_breaks_it(verdict: dict[str, Any]) -> None:
+    schema = json_schema()["anyOf"][1]
+    for path, value in {
+        ("kept",): 1,
+        ("strict_float64", "relative"): "small",
+        ("modes", 0, "kept"): "yes",
+        ("news",): None,
+        ("tokens",): 1.5,
+    }.items():
+        spoiled = deepcopy(verdict)
+        place: Any = spoiled
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        assert len(wrong(spoiled, schema)) == 1, path
+    less = {key: value for key, value in verdict.items() if key != "fault"}
+    assert wrong(less, schema) == [".fault is missing"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
+from datetime import datetime, timezone
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -13,14 +15,20 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import growkit
-from benchmarks.continual.report import standalone
+from growkit.base.units import duration, size
+from growkit.cli.app import app
+from growkit.recipe.recipe import load_recipe
 from growkit.report import drawing
-from growkit.report.drawing import LETTER, WIDTH, Interval, Titles, intervals
-from growkit.report.proof import binned, proof_view
+from growkit.report.drawing import Titles
+from growkit.report.proof import binned, glance, headroom, proof_view
 from growkit.report.saving import flowing, page
-from tests.conftest import save_model
+from growkit.results.advice import name_result, next_step
+from growkit.results.proof import Finding, VerifyResult
+from tests.conftest import edit_weights, save_model
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\ud800"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -253,27 +261,6 @@ def test_on_a_failure_where_why_and_what_to_do_come_first() -> None:
     assert "in place of its source" not in text
 
 
-STUCK = {"trainable": False, "copied": 8, "identical_gradients": 6, "first_identical": "a.b.c"}
-CODE = {"loads_with": "X's own code; not transformers"}
-
-
-@pytest.mark.parametrize(
-    ("made", "changes", "use"),
-    [
-        ({}, KEPT, "Use it or train it in place of its source."),
-        ({}, KEPT | {"promise": "bounded"}, "choose options that lose less"),
-        ({}, KEPT | {"trainability": full()["trainability"] | STUCK}, "before training, read “new"),
-        (CODE, {}, "It loads with X's own code"),
-        ({"not_kept": ["model.safetensors"]}, KEPT, "Its weights are not kept: "),
-    ],
-)
-def test_what_to_do_with_the_target(
-    made: dict[str, Any], changes: dict[str, Any], use: str
-) -> None:
-    assert use in Tags(paged(manifest(**made), **changes)).text
-    assert use not in Tags(paged(manifest())).text
-
-
 # Tables.
 
 
@@ -408,16 +395,6 @@ def test_a_logarithmic_axis_has_equal_decades_and_zeros_below() -> None:
     assert linear[0] - linear[1] != pytest.approx(linear[1] - linear[2], abs=1)
 
 
-def test_values_are_where_they_belong_on_their_axis() -> None:
-    gap = drawing.line([1.0, None, 2.0], TITLES)
-    assert gap.count('class="lost"') == 1
-    assert data(gap).count("M") == 2
-    svg = drawing.line([3.0, 2.0, 1.0], TITLES, names="128", places=[1, 2, 8])
-    assert "lost" not in svg
-    first, second, third = (x for x, _ in dots(svg))
-    assert third - second == pytest.approx(6 * (second - first), rel=0.01)
-
-
 def test_differences_of_logits_are_above_and_below_zero() -> None:
     """Even those that no diagonal would show."""
     svg = drawing.residuals([[-4.0, -4.0], [1.0, 1.0 + 1e-7], [9.0, 9.0 - 1e-7]], TITLES)
@@ -429,39 +406,6 @@ def test_differences_of_logits_are_above_and_below_zero() -> None:
     assert len({y for _, y in dots(same, "cloud")}) == 1
 
 
-@pytest.mark.parametrize(("band", "within"), [(0.4, True), (0.001, False)])
-def test_the_rounding_of_the_source_is_a_band_around_zero(band: float, within: bool) -> None:
-    svg = drawing.residuals([[1.0, 1.1], [2.0, 1.9]], TITLES, band=(band, "alone"))
-    upper, lower = sorted(map(float, re.findall(r'class="limit" d="M\d+ ([\d.]+)H', svg)))
-    points = [y for _, y in dots(svg, "cloud")]
-    assert (upper < min(points) < max(points) < lower) is within
-    # Points must not hide the name of the lines.
-    (name,) = re.findall(r'y="([\d.]+)" text-anchor="end">(?:dashed: )?alone', svg)
-    assert float(name) < min(points)
-
-
-def test_intervals_are_as_long_as_their_values() -> None:
-    rows = [Interval("first", 0.2, 0.1, 0.3), Interval("second", 0.4, 0.4, 0.4)]
-    svg = intervals(rows, TITLES, around_zero=False)
-    zero, *_ = re.findall(r'class="axis" d="M([\d.]+) ', svg)
-    first, second = (float(x) - float(zero) for x in re.findall(r'"middle" d="M([\d.]+) ', svg))
-    assert second == pytest.approx(2 * first, abs=0.2)
-    (low, high), _ = re.findall(r'class="interval sure" d="M([\d.]+) [\d.]+H([\d.]+)"', svg)
-    assert float(high) - float(low) == pytest.approx(first, abs=0.2)
-    assert "first: 0.2 (0.1 to 0.3); second: 0.4" in svg
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-5, 1e-9, 12345.0])
-def test_numbers_of_an_axis_are_not_cut_off(scale: float) -> None:
-    """Even if it begins at the edge of the drawing, and they are centred on its lines."""
-    rows = [Interval("one", 0.02 * scale, 0.01 * scale, 0.03 * scale)]
-    found = labels(intervals(rows, TITLES))
-    assert len(found) > 2
-    for x, label in found:
-        half = LETTER * len(label) / 2 - 0.1
-        assert half <= x <= WIDTH - half, label
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 36, 83, 512, 4096])
 def test_labels_do_not_touch(count: int) -> None:
     names = ["embed_tokens", *map(str, range(count)), "norm", "lm_head"]
@@ -470,54 +414,6 @@ def test_labels_do_not_touch(count: int) -> None:
     assert len(spans) >= 3 or count < 3
     assert "0" in [name for _, name in found] or count > 2
     assert all(first[1] <= second[0] for first, second in pairwise(spans))
-
-
-def test_a_chart_can_be_a_file_of_its_own() -> None:
-    svg = standalone(drawing.line([1.0, 2.0], TITLES))
-    root = ElementTree.fromstring(svg)
-    assert root.tag == f"{SVG}svg"
-    assert [root[0].tag, root[1].tag, root[2].tag] == [f"{SVG}title", f"{SVG}desc", f"{SVG}style"]
-    style = root[2].text or ""
-    assert "prefers-color-scheme: dark" in style
-    used = set(re.findall(r'class="([\w-]+)', svg))
-    assert used - {"chart"} <= set(re.findall(r"\.([\w-]+)", style))
-    assert not OUTSIDE.search(svg)
-
-
-def contrast(first: str, second: str, opacity: float = 1.0) -> float:
-    """WCAG 2.2, contrast ratio of two colours #rrggbb; the first lets the second through."""
-
-    def luminance(channels: list[float]) -> float:
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    mark, paper = ([int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in (first, second))
-    mixed = [a * opacity + b * (1 - opacity) for a, b in zip(mark, paper, strict=True)]
-    light, dark = sorted((luminance(mixed), luminance(paper)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def test_colours_can_be_read() -> None:
-    """WCAG 2.2: 4.5 : 1 for text, 3 : 1 for marks with their opacity (1.4.11)."""
-    style = drawing.style_rules()
-    rule = r"\.chart ([^{}]*) \{([^{}]*)(?:stroke|fill)-opacity: ([\d.]+)"
-    marks, schemes = re.findall(rule, style), style.split("@media")
-    assert (len(schemes), len(marks)) == (2, 4)
-    for scheme in schemes:
-        colours = dict(re.findall(r"--([\w-]+): (#\w{6});", scheme))
-        paper = colours["paper"]
-        for name in ("ink", "muted", "accent", "good", "bad"):
-            assert contrast(colours[name], paper) >= 4.5
-        for name in ("good", "warn", "bad"):
-            assert contrast(colours[name], colours[f"{name}-paper"]) >= 4.5
-            assert contrast(colours["ink"], colours[f"{name}-paper"]) >= 4.5
-        assert contrast(colours["grid"], paper) < 4.5  # the control: it is not for text
-        lines = [name for name in colours if name.startswith("line-")]
-        for mark, declared, opacity in marks:
-            for name in re.findall(r"var\(--([\w-]+)\)", declared) or lines:
-                assert contrast(colours[name], paper, float(opacity)) >= 3, (mark, name)
-    assert contrast("#0b5cad", "#ffffff", 0.45) < 3  # the control
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
 
 
 def test_a_real_proof(tmp_path: Path, make: Callable[..., Path]) -> None:
@@ -536,3 +432,232 @@ def test_a_real_proof(tmp_path: Path, make: Callable[..., Path]) -> None:
     shown = page(proof_view(other, recorded))
     assert "Not preserved</h1>" in shown
     assert "Where and why it differs" in headings(shown)
+
+
+QUICK: dict[str, Any] = {"prompts": 1, "length": 12}
+OPTIONS = ["--prompts", "1", "--length", "12"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source, what it grew into, and what it was converted into with a loss."""
+    folder = tmp_path_factory.mktemp("pair")
+    source = save_model(folder / "source", "diffllama", head_dim=8)
+    growkit.grow(source, folder / "exact", hidden="x2", verify=False)
+    growkit.convert(source, folder / "lossy", "shared-diff", rank=1, verify=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exact(place: Path) -> growkit.VerifyResult:
+    return growkit.verify(place / "source", place / "exact", **QUICK)
+
+
+@pytest.fixture(scope="module")
+def lossy(place: Path) -> growkit.VerifyResult:
+    return growkit.verify(place / "source", place / "lossy", **QUICK)
+
+
+def words(result: Any) -> dict[str, str]:
+    return {name: str(line) for name, line in glance(result).items()}
+
+
+def command(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, [str(each) for each in arguments], env={"COLUMNS": "80"})
+
+
+def test_findings_at_a_glance(place: Path, exact: growkit.VerifyResult) -> None:
+    found = words(exact)
+    before, after = exact.source_parameters, exact.parameters
+    sizes = f"{size(exact.source_bytes)} → {size(exact.bytes)} in float32"
+    assert found["parameters"] == f"{before:,} → {after:,} (× {after / before:.3g}; {sizes})"
+    tensors = load_file(place / "source" / "model.safetensors")
+    assert before == sum(each.numel() for each in tensors.values())
+    assert exact.source_bytes == sum(each.nbytes for each in tensors.values())
+    assert found["tensors"] == f"{len(tensors)} of {len(tensors)} recovered (bit for bit)"
+    assert found["inference modes"].startswith(f"all {len(exact.modes)} kept (prefill, ")
+    assert found["largest difference"].count("× below the limit") == 2
+    assert datetime.fromisoformat(exact.created).tzinfo == timezone.utc
+    assert 0 < (exact.seconds or 0) < 60
+    assert "KL" not in found
+    assert len(exact.tokens_by_position) == len(exact.kl_by_position) == 12
+    assert exact.rounding.dtype == exact.native.dtype
+    assert 0 < (exact.rounding.relative or 0) < (exact.native.tolerance or 0)
+    assert exact.loss_source_native == pytest.approx(exact.loss_source, rel=1e-4)
+    assert exact.loss_source_native != exact.loss_source
+    assert "the logits differ by at most " in exact.reason
+    same = growkit.verify(place / "source", place / "source", **QUICK)
+    assert "the logits are identical in strict float64" in same.reason
+    assert "0.0e" not in same.reason
+
+
+def test_what_was_lost_comes_first(
+    exact: growkit.VerifyResult, lossy: growkit.VerifyResult
+) -> None:
+    found = words(lossy)
+    assert next(iter(found)) == "KL"
+    assert 0 < (lossy.tensors_recovered or 0) < (lossy.source_tensors or 0)
+    assert "largest difference" not in found
+    assert lossy.modes[0].kept is None
+    assert " without a limit" in found["inference modes"]
+    assert lossy.reason.startswith(f"changed as requested ({lossy.lost}): the loss goes")
+    assert "of the likeliest next tokens are the same" in lossy.reason
+    assert (exact.lost, bool(lossy.lost)) == (None, True)
+
+
+def test_headroom_in_words() -> None:
+    for measured, limit, text in (
+        (1.0, 60.0, "60 × below the limit"),
+        (2.0, 1.0, "2 × above the limit"),
+        (1e-9, 2.0, "2e+09 × below the limit"),
+        (1.0, 0.0, "far above the limit"),
+        (1.0, 1.0, "exactly the limit"),
+        (0.0, 1.0, "no difference at all"),
+        (None, 1.0, "not a number"),
+        (1.0, None, None),
+    ):
+        kept = measured is not None and limit is not None and measured <= limit
+        assert headroom(finding("native", kept, measured=measured, limit=limit)) == text
+
+
+def test_findings_in_words() -> None:
+    kept, free, failed = mode("prefill", True), mode("prefill", None), mode("generate", False)
+    untried = mode("cached decoding", None, note="too short", tried=False)
+    for text, modes in {
+        "all 1 kept (prefill)": [kept],
+        "1 kept (prefill; not tried: cached decoding (too short))": [kept, untried],
+        "1 without a limit, 1 not the same (not the same with generate)": [free, failed],
+    }.items():
+        assert words(full(modes=modes))["inference modes"] == text
+    for factor, after in {"": 10_000, "+1; ": 10_001, "-1; ": 9_999, "× 4; ": 40_000}.items():
+        result = full(source_parameters=10_000, parameters=after, source_bytes=1000, bytes=1000)
+        text = f"10,000 → {after:,} ({factor}1 kB in bfloat16)"
+        assert words(result)["parameters"] == text
+    some = full(first_lost_tensor=None, tensors_recovered=38, source_tensors=54)
+    rest = "the other 16 went into tensors that are computed from them"
+    assert words(some)["tensors"] == f"38 of 54 recovered (bit for bit; {rest})"
+
+
+def test_units_fit() -> None:
+    counts = {0: "0 bytes", 999: "999 bytes", 1540: "1.54 kB", 999_950: "1 MB", 6.43e9: "6.43 GB"}
+    assert [size(each) for each in counts] == [*counts.values()]
+    times = {8.125: "8.1 s", 125.2: "2 min 5 s", 7300.0: "2 h 1 min"}
+    assert [duration(each) for each in times] == [*times.values()]
+
+
+PARTED = {"relative": 0.0, "tolerance": 0.1, "control_caught": True}
+NEXT: list[tuple[str, dict[str, Any], str]] = [
+    ("negative_control", {}, "--text FILE"),
+    ("weights", {}, "copy the target's weights again"),
+    ("files", {"changed": ["config.json: rope_theta"]}, "put config.json: rope_theta back"),
+    ("strict_float64", {"weights_recovered": None}, "keep growkit.json with it"),
+    ("native", {}, "--dtype float32"),
+    ("max_kl", {}, "--max-kl"),
+    ("trainability", {}, "--symmetry break"),
+    ("generate", {}, "avoid generate"),
+    ("training", {"training": {"control_caught": False}}, "--steps"),
+    ("training", {"training": PARTED}, "the state of the source's optimizer"),
+]
+
+
+def advice(name: str, changes: dict[str, Any]) -> str:
+    result = VerifyResult(**full(weights_recovered=True) | changes)
+    result.findings = [Finding(**finding(name))]
+    return next_step(name_result(result, "/m/my model", "/m/out.rejected")) or ""
+
+
+@pytest.mark.parametrize(("name", "changes", "text"), NEXT)
+def test_every_failure_has_its_advice(name: str, changes: dict[str, Any], text: str) -> None:
+    assert text in advice(name, changes)
+    others = [advice(other, more) for other, more, _ in NEXT if (other, more) != (name, changes)]
+    assert not any(text in other for other in others)
+    kept = VerifyResult(**full(findings=[finding(name, kept=True)]))
+    assert next_step(kept) is None
+    again = "growkit run /m/out.rejected/growkit.json --source '/m/my model' --output /m/out-again"
+    assert f"({again})" in advice("weights", {})
+
+
+def test_the_terminal_begins_with_the_verdict(place: Path, tmp_path: Path) -> None:
+    spoiled = shutil.copytree(place / "exact", tmp_path / "spoiled")
+    with edit_weights(spoiled) as weights:
+        weights["model.layers.1.mlp.up_proj.weight"] *= 1.01
+    done = command("verify", place / "source", spoiled, *OPTIONS)
+    assert done.exit_code == 1
+    marks = ("not preserved", "at fault:", "next:", "loss", "source's rounding")
+    places = [done.stdout.index(each) for each in marks]
+    assert places == sorted(places)
+    for prompts in (1, 10):  # of 11 predictions each
+        amount = ["--prompts", prompts, "--length", "12"]
+        done = command("verify", place / "source", place / "exact", *amount)
+        assert done.exit_code == 0
+        assert done.stdout.startswith("preserved: ")
+        assert ("next: prove it on more" in done.stdout) is (prompts == 1)
+        assert ("next:" in done.stdout) is (prompts == 1)
+        assert f"{11 * prompts} predictions" in " ".join(done.stdout.split())
+
+
+def test_a_key_that_was_changed_is_named_with_its_values(place: Path, tmp_path: Path) -> None:
+    spoiled = shutil.copytree(place / "exact", tmp_path / "spoiled")
+    config = json.loads((spoiled / "config.json").read_text())
+    value = config["rms_norm_eps"]
+    (spoiled / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.25}))
+    name = "rms_norm_eps in config.json"
+    found = growkit.verify(place / "source", spoiled, **QUICK)
+    assert found.changed == [name]
+    assert found.changed_values == [{"name": name, "expected": json.dumps(value), "found": "0.25"}]
+    assert f"0.25 in place of {value}" in found.reason
+    assert (next_step(found) or "").startswith(f"set {name} back to {value} (it is 0.25)")
+    assert proof_view(found).advice["At fault"].startswith(f"{name}; ")
+    assert found.fault
+    assert found.fault.tensor is None  # every weight gives the source's back
+
+
+# The limit of a loss.
+
+
+def test_a_limit_turns_a_loss_into_an_exit_code(
+    place: Path, tmp_path: Path, lossy: growkit.VerifyResult
+) -> None:
+    """In Python, in a command, and of a recipe."""
+    kl, source, recipe = lossy.strict_float64.kl_nats_per_token, place / "source", tmp_path / "r"
+    assert lossy.kept
+    assert kl
+    for limit, kept in ((kl * 0.99, False), (kl * 1.01, True)):
+        option, code = ["--max-kl", limit], 0 if kept else 1
+        result = growkit.verify(source, place / "lossy", max_kl=limit, **QUICK)
+        assert (result.kept, result.max_kl) == (kept, limit)
+        assert ("not as asked" in result.reason) is not kept
+        assert command("verify", source, place / "lossy", *OPTIONS, *option).exit_code == code
+        steps = {"source": str(source), "steps": [{"convert": "shared-diff", "rank": 1}]}
+        output = tmp_path / f"run-{code}"
+        recipe.write_text(json.dumps({**steps, "output": str(output), "verify": QUICK}))
+        assert command("run", recipe, *option).exit_code == code
+        made = (output if kept else Path(f"{output}.rejected")) / "growkit.json"
+        assert load_recipe(made).verify == growkit.Settings(**QUICK, max_kl=limit)
+    limited = growkit.verify(source, place / "exact", max_kl=1e-6, **QUICK)
+    assert limited.kept
+    assert "KL" in words(limited)
+
+
+@pytest.mark.parametrize(("limit", "rank"), [(1e-9, 1), (None, 4)])
+def test_a_report_names_its_output_and_warns(
+    place: Path, tmp_path: Path, limit: float | None, rank: int
+) -> None:
+    made = growkit.convert(
+        place / "source",
+        tmp_path / "out",
+        "shared-diff",
+        rank=rank,
+        verify=growkit.Settings(**QUICK, max_kl=limit),
+    )
+    name = "out.rejected" if limit == 1e-9 else "out"
+    assert made.verification
+    assert made.output == made.verification.target == str(tmp_path / name)
+    manifest = json.loads((tmp_path / name / "growkit.json").read_text())
+    assert manifest["verification"]["target"] == name
+    assert manifest["warnings"] == made.warnings
+    growkit.save_report(made, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert f"<p>{name}, made from" in page
+    for text in (" ".join(made.warnings), page):
+        assert (f"ank {rank} makes the model larger" in text) is (rank == 4)

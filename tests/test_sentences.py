@@ -1,4 +1,4 @@
-"""Sentences say what is true, and advise what helps."""
+"""Sentences say what is true, and a wrong name ends with the right one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ import pytest
 from typer.testing import CliRunner
 
 import growkit
-from growkit.base.errors import InputError
+from growkit.base.errors import LONGEST_SENTENCE, InputError
+from growkit.base.names import did_you_mean, nearest, perhaps
 from growkit.checkpoint import publishing
 from growkit.checkpoint.model_files import no_model
 from growkit.cli.app import app
-from tests.conftest import edit_json, save_model
+from growkit.planning.operation import operations
+from growkit.recipe.recipe import shipped_recipes
+from tests.conftest import save_model
 
 GROW = "grow source out --hidden x2"
-STEPS = "source: a\noutput: b\nsteps: [{grow: hypercloning, hidden: x2}]\n"
 
 
 @pytest.fixture(scope="module")
@@ -64,103 +67,17 @@ def test_weights_without_a_config_need_that(name: str, tmp_path: Path) -> None:
     assert "copy it from the model" not in no_model(folder)
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("? [1, 2]\n: 3\n", "line 4, column 3: key that holds a sequence is no text"),
-        ("? {a: 1}\n: 3\n", "key that holds a mapping is no text"),
-        ("1: 3\n", "cannot be used: line 4, column 1: key '1' is no text"),
-        ("seed: .nan\n", "cannot be used: line 4, column 7: .nan; a finite number"),
-        ("verify: {max_kl: .inf}\n", ".inf; a finite number was expected"),
-        ("verify: {max_kl: [-.inf]}\n", "column 19: -.inf; a finite number was expected"),
-        ("seed: 99999999999999999999\n", "column 7: 99999999999999999999; a number that fits into"),
-        ("seed: true\n", "is true; a whole number was expected"),
-        ("dtype: null\n", "dtype in r.yaml is null; text was expected"),
-        ("verify: {trainability: 1}\n", "is 1; true or false was expected"),
-        ("dtype: a\0b\n", "cannot be used: unacceptable character #x0000"),
-        ("seed: [\n", "cannot be used"),
-    ],
-)
-def test_recipes(text: str, told: str) -> None:
-    Path("r.yaml").write_text(STEPS + text)
-    said = refused("run r.yaml")
-    assert told in said
-    assert "Node(" not in said
-
-
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [
-        ("true", "step 1 of r.yaml: hidden is True; "),
-        ("null", "hidden in step 1 of r.yaml is null"),
-    ],
-)
-def test_values_of_options(value: str, told: str) -> None:
-    Path("r.yaml").write_text(STEPS.replace("x2", value))
-    assert told in refused("run r.yaml")
-
-
-@pytest.mark.parametrize("more", ["", "--dry-run"])
-@pytest.mark.parametrize("dtype", ["", "int8"])
-def test_no_dtype_is_one_too(dtype: str, more: str) -> None:
-    words = [*f"{GROW} {more}".split(), f"--dtype={dtype}"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 2
-    told = f"dtype {dtype!r} is not known; choose one of float64, float32, bfloat16, float16"
-    assert done.stderr.startswith(f"error: {told}\n")  # float8 would be refused
-
-
-def test_what_is_empty_in_python_and_in_recipes() -> None:
+def test_what_is_empty_in_python() -> None:
     with pytest.raises(InputError, match="dtype '' is not known"):
         growkit.grow("source", "out", hidden="x2", dtype="")
     with pytest.raises(InputError, match="optimizer is empty"):
         growkit.grow("source", "out", hidden="x2", optimizer="")
-    steps = STEPS.replace("source: a", "source: source").replace("output: b", "output: out")
-    Path("r.yaml").write_text(f"{steps}dtype: ''\n")
-    assert "dtype '' is not known" in refused("run r.yaml")
-    Path("r.yaml").write_text(steps)
-    assert CliRunner().invoke(app, ["run", "r.yaml", "--dry-run"]).exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("command", "told"),
-    [
-        ("grow source out --hidden x2.0000001", "would make hidden 32.0000016; "),
-        ("grow source out --hidden x1.03", "would make hidden 16.48; "),
-        ("grow source out --hidden 99999999999999999999", "is not understood; "),
-        ("grow source out --hidden x99999999999999999999", "is not understood; "),
-        ("run source", "source holds no growkit.json"),
-        (f"{GROW} --text source", "text source is a folder, and a file was expected"),
-        (f"{GROW} --text blank", "text blank holds blanks alone"),
-        (f"{GROW} --text empty", "text empty is empty"),
-        (f"grow source {'o' * 260} --hidden x2", "its name is too long; choose a shorter one"),
-        (f"{GROW} --seed nan", "--seed takes a whole number; "),
-        (f"{GROW} --max-kl lots", "--max-kl takes a number; "),
-        (f"{GROW} --optimizer nosuch", "does not exist; check its name"),
-        (f"{GROW} --report out/a/b.html", "is not a folder; make it"),
-        (f"{GROW} --report out/a.html", "is not a folder; make it before a report goes there"),
-        (f"{GROW} --report a/b.html", "a is not a folder; make it before a report goes there"),
-        ("inspect hf://", "hf:// is no address of a model on the Hub"),
-        ("inspect s3://x/y", "s3://x/y is not a folder"),
-    ],
-)
-def test_command_lines(command: str, told: str) -> None:
-    Path("blank").write_text(" \n\t\n")
-    Path("empty").touch()
-    assert told in refused(command)
 
 
 def test_a_folder_in_the_place_of_the_weights() -> None:
     Path("source/model.safetensors").unlink()
     Path("source/model.safetensors").mkdir()
     assert "model.safetensors is a folder, and a file was expected" in refused("inspect source")
-
-
-@pytest.mark.parametrize("value", [0, "64"])
-def test_a_config_is_named_by_its_folder(value: Any) -> None:
-    with edit_json(Path("source/config.json")) as config:
-        config["hidden_size"] = value
-    assert refused("inspect source").startswith("error: source is no such model: config.json ")
 
 
 @pytest.mark.parametrize(
@@ -206,11 +123,108 @@ def test_whatever_the_system_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPat
     assert "error: source/config.json: Input/output error; " in refused("inspect source")
 
 
-@pytest.mark.parametrize("columns", ["0", "80"])
-def test_a_terminal_of_no_width_is_one_of_unknown_width(columns: str) -> None:
+def test_a_terminal_of_no_width_is_one_of_unknown_width() -> None:
     command: list[str] = [sys.executable, "-m", "growkit", "grow", "--help"]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"COLUMNS": columns}
+        command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "0"}
     )
     assert done.returncode == 0
     assert "--hidden" in done.stdout
+
+
+def run(*words: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+# Which is the nearest.
+
+
+def test_what_is_like_nothing_is_no_guess() -> None:
+    known = ["hidden", "heads", "ffn"]
+    assert nearest("zzz", known) is None
+    assert nearest("h", known) is None
+    assert nearest("", known) is nearest("--", known) is None
+    assert did_you_mean("zzz", known) == "known are hidden, heads, ffn"
+    assert did_you_mean("zzz", known, otherwise="look") == "look"
+    assert perhaps("zzz", known) == ""
+    assert did_you_mean("Hiden", known, otherwise="look") == "did you mean 'hidden'?"
+    listed = "did you mean 'hidden'? (known are hidden, heads, ffn)"
+    assert did_you_mean("Hiden", known) == listed
+    assert perhaps("ff", known) == "; did you mean 'ffn'?"
+    assert nearest("width", known, {"width": "hidden"}) == "hidden"
+
+
+def test_long_names_cost_nothing() -> None:
+    started = time.process_time()
+    nearest("x" * 10**7, ["hidden"] * 100)
+    assert time.process_time() - started < 0.5
+
+
+# Every name there is: see also tests/mistakes.txt.
+
+
+@pytest.mark.parametrize(("name", "said"), [("hi\x1b[31mden", "\\x1b"), ("h" * 10**5, "[…]")])
+def test_odd_names_are_quoted_plainly(name: str, said: str) -> None:
+    told = refused(f"grow a b --{name} x2")
+    assert said in told
+    assert told[:-1].isprintable()
+    assert len(told) < LONGEST_SENTENCE + 50
+
+
+def test_options_in_python() -> None:
+    with pytest.raises(InputError, match=r"has no option hiden; it has .*; did you mean 'hidden'"):
+        growkit.grow("source", "out", hiden="x2")
+    with pytest.raises(InputError, match="for layers choose the growth method depth"):
+        growkit.grow("source", "out", num_hidden_layers=8)
+    with pytest.raises(InputError, match="for rank choose the conversion to shared-diff"):
+        growkit.grow("source", "out", rank=8)
+
+
+# What a shell offers.
+
+
+def asked(line: str) -> dict[str, str]:
+    """How bash asks what a line may go on with."""
+    place = len(line.split()) - (not line.endswith(" "))
+    return {
+        "_GROWKIT_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(place),
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("growkit grow a b --method ", [*operations("grow")]),
+        ("growkit convert a b --to diff-", ["diff-v2", "diff-transformer"]),
+        ("growkit grow a b --symmetry ", ["break", "keep", "uneven"]),
+        ("growkit convert a b --scope ", ["head", "layer", "all_heads"]),
+        ("growkit grow a b --dtype b", ["bfloat16"]),
+        ("growkit verify a b --device ", ["auto", "cpu", "cuda"]),
+        ("growkit run --device c", ["cpu", "cuda"]),
+        ("growkit run wider-m", ["wider-mlp"]),
+        ("growkit recipes show ", [*shipped_recipes()]),
+        ("growkit verify ./", []),
+    ],
+)
+def test_values_are_completed(line: str, values: list[str]) -> None:
+    done = CliRunner().invoke(app, env=asked(line), prog_name="growkit")
+    assert done.stdout.split() == values
+
+
+def test_completion_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, atexit\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'safetensors'}\n"
+        "atexit.register(lambda: sys.stderr.write(' '.join(heavy & set(sys.modules))))\n"
+        "sys.argv = ['growkit']\n"
+        "from growkit.cli.app import run_app\n"
+        "run_app()\n"
+    )
+    environment = os.environ | asked("growkit convert a b --to dint")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["dint"]
+    assert done.stderr == ""

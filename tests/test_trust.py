@@ -9,11 +9,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import growkit
@@ -22,8 +25,11 @@ from growkit.base.parsing import parse_yaml
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
-from growkit.engine import texts
-from tests.conftest import save_model
+from growkit.engine import prompts, texts
+from growkit.proof.weights import origin_of
+from growkit.recipe.manifest import read_record
+from tests.conftest import edit_json, save_model
+from tests.test_calibration import with_tokenizer
 
 STEERING = "a\nb\x1b[31m\u202e"
 
@@ -88,6 +94,7 @@ LINKS: dict[str, Callable[[Path], Any]] = {
 FILES = ("tokenizer.json", "config.json", "model.safetensors", "LICENSE", "modeling_own.py")
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", LINKS)
 def test_links_and_pipes(kind: str, name: str, source: Path, sound: Path) -> None:
@@ -150,6 +157,7 @@ def test_keys_that_lead_elsewhere(key: str, source: Path, sound: Path) -> None:
     assert key in refused_by_all(source, sound)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "listed",
     [
@@ -170,6 +178,7 @@ def test_indices(listed: Any, source: Path, sound: Path) -> None:
 # -- there is an end to everything
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "text",
     [
@@ -222,10 +231,12 @@ MERGES = "a0: &a0 {k: v}\n" + "".join(
 )
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         *((LAUGHS, "values"), (MERGES, "'<<'"), ("a: 1\na: 2", "'a' appears twice")),
+        ("? [1, 2]\n: 3", "key that holds a sequence is no text"),
         *(("a: &a [*a]", "deep"), ("[" * 5000, "deep"), ("1: 2", "no text"), ("yes: 1", "no text")),
         *(
             ("a: 0x" + "f" * 5000, "64 bits"),
@@ -293,3 +304,190 @@ def test_modules_in_the_current_folder(trapped: Path) -> None:
         [sys.executable, "-m", "yaml"], cwd=trapped, capture_output=True, text=True, check=False
     )
     assert "yaml was run" in control.stderr
+
+
+QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
+ODD: list[Any] = [
+    *(None, True, False, -1, 0, 1, 2.5, 10**18, 10**300, 1e308, -0.0, "", "x2", "x0", "x-1"),
+    *("auto", "x99999999", "1e999", "/dev/zero", "\x1b[31m\n", "Ａ" * 3000, [], [[]], [{}], {}),
+    *({"a": {}}, {"grow": "hypercloning"}, {"convert": "llama"}, ["x2"], [None], {"steps": []}),
+]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source, its grown target, and the same converted with a rank that was found on a text."""
+    folder = tmp_path_factory.mktemp("pair")
+    source = save_model(folder / "source", "diffllama", head_dim=8, vocab_size=256)
+    with_tokenizer(source)
+    text = folder / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 40)
+    growkit.grow(source, folder / "target", hidden="x2", verify=False)
+    options: dict[str, Any] = {"rank": "2", "calibration": str(text), "shrinkage": "0.5"}
+    growkit.convert(source, folder / "shared", to="shared-diff", verify=False, **options)
+    return folder
+
+
+@pytest.fixture
+def target(pair: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(pair / "target", tmp_path / "target")
+
+
+def record(folder: Path, manifest: Any) -> None:
+    (folder / "growkit.json").write_text(json.dumps(manifest))
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value in what JSON holds."""
+    items: list[tuple[Any, Any]] = []
+    if isinstance(content, dict):
+        items = list(content.items())
+    if isinstance(content, list):
+        items = list(enumerate(content[:3]))
+    return [path, *(found for key, value in items for found in places(value, (*path, key)))]
+
+
+def with_odd(manifest: Any, path: tuple[Any, ...], odd: Any) -> Any:
+    spoiled = deepcopy(manifest)
+    if not path:
+        return odd
+    at = spoiled
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = odd
+    return spoiled
+
+
+def test_odd_values_everywhere(pair: Path, target: Path) -> None:
+    """Every value of the recipe, and each kind of odd one: a sentence, or said to be unusable."""
+    manifest = json.loads((target / "growkit.json").read_text())
+    manifest = {"recipe": manifest["recipe"]}
+    source, checkpoint = Checkpoint(pair / "source"), Checkpoint(target)
+    record(target, manifest)
+    assert origin_of(source, checkpoint, read_record(checkpoint)).unknown is None
+    found = []
+    for path in places(manifest):
+        for odd in ODD:
+            record(target, with_odd(manifest, path, odd))
+            try:
+                recorded = read_record(checkpoint)
+            except InputError:
+                continue
+            found.append(origin_of(source, checkpoint, recorded).unknown)
+    assert None in found
+    assert any(unknown and "does not fit" in unknown for unknown in found)
+
+
+def test_a_recipe_that_does_not_fit_is_no_missing_manifest(pair: Path, target: Path) -> None:
+    manifest = json.loads((target / "growkit.json").read_text())
+    manifest["recipe"]["steps"] = [{"convert": "dint"}, {"convert": "llama"}]
+    record(target, manifest)
+    result = growkit.verify(pair / "source", target, **QUICK)
+    assert result["weights_recovered"] is None
+    assert "the recipe in the target's manifest does not fit this source" in result["reason"]
+    with edit_json(target / "config.json") as config:
+        config |= {"max_position_embeddings": 32}
+    result = growkit.verify(pair / "source", target, **QUICK)
+    assert not result["kept"]
+    assert "max_position_embeddings" in result["reason"]
+
+
+def test_a_calibrated_manifest_is_checked_without_its_text(pair: Path, tmp_path: Path) -> None:
+    shared = shutil.copytree(pair / "shared", tmp_path / "shared")
+    manifest = json.loads((shared / "growkit.json").read_text())
+    (step,) = manifest["recipe"]["steps"]
+    step["calibration"] = "/nowhere/at/all.txt"
+    record(shared, manifest)
+    result = growkit.verify(pair / "source", shared, **QUICK)
+    assert result["weights_recovered"] is True
+    assert result["kept"], result["reason"]
+
+
+@pytest.mark.parametrize("found", [{}, {"shrinkage": "0.5"}])
+@pytest.mark.parametrize("rank", ["2", "auto"])
+def test_a_manifest_has_no_file_read(
+    rank: str,
+    found: dict[str, str],
+    pair: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``/dev/zero`` never ends."""
+    monkeypatch.setattr(prompts, "_tokenize", lambda *_: pytest.fail("a text was read"))
+    shared = shutil.copytree(pair / "shared", tmp_path / "shared")
+    manifest = json.loads((shared / "growkit.json").read_text())
+    step = {"convert": "shared-diff", "rank": rank, "calibration": "/dev/zero"} | found
+    manifest["recipe"]["steps"] = [step | ({"tolerance": "1"} if rank == "auto" else {})]
+    manifest["recipe"] |= {"source": "/dev/zero", "output": "/dev/zero"}
+    manifest["recipe"]["verify"] = {"text": "/dev/zero"}
+    record(shared, manifest)
+    result = growkit.verify(pair / "source", shared, **QUICK)
+    settled = rank == "2" and bool(found)
+    assert (result["weights_recovered"] is None) is not settled
+    assert ("does not say what was found" in result["reason"]) is not settled
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b'{"recipe": []}', b"[" * 100_000])
+def test_damaged_manifests(content: bytes, pair: Path, target: Path) -> None:
+    (target / "growkit.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"growkit\.json"):
+        growkit.verify(pair / "source", target, **QUICK)
+
+
+Make = Callable[..., Path]
+Q = "model.layers.0.self_attn.q_proj."
+GATE = "model.layers.0.mlp.gate_proj"
+WORDS = torch.zeros(16, 2, dtype=torch.int32)
+BYTES = torch.zeros(24, 1, 16, dtype=torch.uint8)
+ONE = torch.ones(1)
+
+
+def changed(source: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor | None]) -> Path:
+    """The folder with other keys and tensors; None for one that goes."""
+    (source / "config.json").write_text(
+        json.dumps(json.loads((source / "config.json").read_text()) | config)
+    )
+    held = load_file(source / "model.safetensors") | tensors
+    kept = {name: each for name, each in held.items() if each is not None}
+    save_file(kept, source / "model.safetensors", {"format": "pt"})
+    return source
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "says"),
+    [
+        ({"model_type": "nobody"}, {}, "growkit inspect --infer"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, {}, "dequantise it first"),
+        ({"quantization_config": {}}, {}, "dequantise it first"),
+        ({"compression_config": {"format": "pack-quantized"}}, {}, "dequantise it first"),
+        ({}, {Q + "weight": None, Q + "qweight": WORDS, Q + "scales": ONE}, "dequantise it first"),
+        ({}, {GATE + ".weight": None, GATE + "_blocks": BYTES}, "dequantise it first"),
+        ({}, {Q + "weight_scale_inv": ONE}, "dequantise it first"),
+        ({}, {Q + "weight": torch.zeros(128, 1, dtype=torch.uint8)}, "dequantise the model first"),
+        ({}, {Q + "weight": None, Q + "W_q": BYTES}, "dequantise it first"),
+        ({}, {Q + "lora_A.weight": ONE}, "has an adapter, merge that into it first"),
+        ({}, {Q + "weight": None, Q + "base_layer.weight": ONE}, "merge that into it first"),
+    ],
+)
+def test_what_cannot_be_grown(
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor | None],
+    says: str,
+    make: Make,
+    tmp_path: Path,
+) -> None:
+    source = changed(make("llama", attention_bias=False), config, tensors)
+    with pytest.raises(growkit.InputError, match=says):
+        growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("key", ["final_logit_softcapping", "attention_multiplier", "whatever"])
+def test_forms_refuse_keys_that_they_do_not_know(key: str, make: Make, tmp_path: Path) -> None:
+    """A class may read any key; one that is off changes nothing."""
+    source = changed(make("llama", attention_bias=False), {key: 0.5}, {})
+    with pytest.raises(growkit.InputError, match=f"{key} 0.5, which growkit does not know"):
+        growkit.convert(source, tmp_path / "out", "diff-v2", verify=False)
+    assert not (tmp_path / "out").exists()
+    changed(source, {key: None}, {})
+    assert growkit.convert(source, tmp_path / "out", "diff-v2", verify=False)["promise"] == "exact"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
+from transformers import BertConfig, BertLMHeadModel
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.proof import modes as ways
+from growkit.report.proof import glance
 from tests.conftest import edit_weights, save_model
 
 QUICK = {"prompts": 2, "length": 12}
@@ -18,6 +22,7 @@ Make = Callable[..., Path]
 
 
 @pytest.mark.usage
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["llama", "diffllama", "diff_transformer", "mistral"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_models_are_saved_and_generate(kind: str, tied: bool, make: Make, tmp_path: Path) -> None:
@@ -90,14 +95,100 @@ def test_a_parameter_without_gradient_is_named(make: Make) -> None:
     assert growkit.verify(source, source, **QUICK)["kept"]
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-def test_spectra_of_shared_projections(rank: int, tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "diffllama", dtype=torch.float64)
-    result = growkit.convert(
-        source, tmp_path / "out", to="shared-diff", rank=rank, verify=Settings(**QUICK)
-    )
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"return_dict_in_generate": True},
+    {"penalty_alpha": 0.6, "top_k": 4},
+    {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0},
+    {"stop_strings": ["a"], "temperature": 0.5, "max_length": 3},
+    {"forced_eos_token_id": 3, "forced_bos_token_id": 2},
+    {"cache_implementation": "static", "num_return_sequences": 3},
+    {"prompt_lookup_num_tokens": 3, "guidance_scale": 2.0},
+    {"dola_layers": "low", "eos_token_id": list(range(29))},
+    {"constraints": [1], "force_words_ids": [[1]]},
+    {"watermarking_config": {"greenlist_ratio": 0.25}},
+)
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.usage
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda each: next(iter(each)))
+def test_settings_of_generation_lose_no_growth(
+    settings: dict[str, Any], make: Make, tmp_path: Path
+) -> None:
+    source = make("llama", num_hidden_layers=1)
+    (source / "generation_config.json").write_text(json.dumps(settings))
+    result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
     assert result["verification"] is not None
-    spectra = result["verification"]["spectra"]
-    assert len(spectra) == 4  # queries and keys of two layers
-    for each in spectra:
-        assert each["residual"] == pytest.approx(each["best"], rel=1e-9, abs=1e-20)
+    modes = {mode["name"]: mode for mode in result["verification"]["modes"]}
+    assert result["kept"], result["verification"]["reason"]
+    assert modes["generate"]["note"] == "the same 16 tokens, greedily"
+    assert modes["save and reload"]["kept"] is True
+
+
+def test_ways_that_were_not_tried_are_said(make: Make) -> None:
+    source = make("llama", use_cache=False)
+    found = growkit.verify(source, source, **QUICK)
+    assert str(glance(found)["inference modes"]) == (
+        "4 kept (prefill, left padding, explicit positions, longest context; "
+        "not tried: cached decoding (the config switches the cache off))"
+    )
+    short = growkit.verify(source, source, prompts=1, length=3)
+    assert short["reason"].endswith("on 2 predictions alone")
+
+
+@pytest.mark.parametrize("kind", ["llama", "diffllama"])
+def test_models_that_answer_with_zeros_are_refused(kind: str, make: Make) -> None:
+    source = make(kind)
+    with edit_weights(source) as tensors:
+        for tensor in tensors.values():
+            tensor.zero_()
+    with pytest.raises(InputError, match="answers everything with logits of zero"):
+        growkit.verify(source, source, **QUICK)
+
+
+def test_a_rank_that_only_takes_room_is_refused(make: Make, tmp_path: Path) -> None:
+    source = make("diffllama", head_dim=16, hidden_size=64)
+    with pytest.raises(InputError, match=r"rank 100 is of no use: .*; choose at most 8"):
+        growkit.convert(source, tmp_path / "out", to="shared-diff", rank=100, verify=None)
+    growkit.convert(source, tmp_path / "out", to="shared-diff", rank=8, verify=None)
+    assert not (tmp_path / "out.rejected").exists()
+
+
+@pytest.mark.parametrize("seed", [36, 37, 38])
+def test_rounding_is_no_gradient(seed: int, tmp_path: Path) -> None:
+    """Keys that are hardly rotated: a bias of all keys changes no softmax."""
+    source = save_model(
+        tmp_path / "source",
+        "diffllama",
+        seed,
+        attention_bias=True,
+        rope_parameters={"rope_type": "linear", "factor": 1e12, "rope_theta": 1e4},
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=4,
+    )
+    for symmetry in ("break", "keep"):
+        target = tmp_path / symmetry
+        growkit.grow(source, target, hidden="x2", symmetry=symmetry, verify=None)
+        found = growkit.verify(source, target, trainability=True, prompts=1, length=2)
+        assert found["trainability"] is not None
+        stuck = found["trainability"]["first_identical"]
+        assert (stuck is None) == (symmetry == "break")
+        assert found["trainability"]["without_gradient"] >= 8
+
+
+def test_a_bias_that_is_tied_has_a_gradient(tmp_path: Path) -> None:
+    config = BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        is_decoder=True,
+    )
+    BertLMHeadModel(config).save_pretrained(tmp_path / "model")
+    found = growkit.verify(tmp_path / "model", tmp_path / "model", trainability=True, **QUICK)
+    assert found["trainability"] is not None
+    assert found["trainability"]["silent_parameters"] == []

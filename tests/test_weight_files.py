@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import random
@@ -24,7 +23,7 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import MOST_HEADER, WeightFile, open_weights
 from growkit.engine.strict import strict_float64
-from tests.conftest import save_model
+from tests.conftest import edit_json, save_model
 
 Tensors = dict[str, torch.Tensor]
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -129,12 +128,9 @@ HEADERS = {
     "a size that is true": '{"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}',
     "many dimensions": '{"a":{"dtype":"F32","shape":[%s1],"data_offsets":[0,4]}}' % ("1," * 10**5),
     "an unknown dtype": '{"a":{"dtype":"F4","shape":[8],"data_offsets":[0,4]}}',
-    "a long dtype": '{"a":{"dtype":"%s","shape":[1],"data_offsets":[0,4]}}' % ("X" * 10**6),
     "overlapping data": f'{{"a":{{{ONE}}},"b":{{{ONE}}}}}',
     "a hole": '{"a":{"dtype":"F32","shape":[0],"data_offsets":[4,4]}}',
-    "a list": "[]",
     "no data": "{}",
-    "a list for a tensor": '{"a":[]}',
     "a large header": " " * (MOST_HEADER + 1),
 }
 
@@ -364,10 +360,9 @@ def test_tensors_beyond_their_storage(forged: tuple[Any, ...], tmp_path: Path) -
 def test_index_and_headers_agree(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "llama", shard_size="4KB")
     index = source / "model.safetensors.index.json"
-    content = json.loads(index.read_text())
-    with safe_open(source / content["weight_map"][UP], framework="pt") as shard:
-        assert same(Checkpoint(source).read(UP), shard.get_tensor(UP))
-    content["weight_map"][UP] = content["weight_map"]["lm_head.weight"]
-    index.write_text(json.dumps(content))
+    with edit_json(index) as content:
+        with safe_open(source / content["weight_map"][UP], framework="pt") as shard:
+            assert same(Checkpoint(source).read(UP), shard.get_tensor(UP))
+        content["weight_map"][UP] = content["weight_map"]["lm_head.weight"]
     with pytest.raises(InputError, match="where the index lists it"):
         Checkpoint(source)

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine import oracle
+from growkit.engine.oracle import resolved
 from growkit.engine.prompts import load_tokenizer
+from growkit.modeling import register
+from growkit.planning.layouts import as_diff_transformer
+from growkit.planning.operation import operations
 from growkit.proof import sidecars
-from growkit.proof.folder import compare_with_source
-from tests.conftest import edit_json, save_model
+from growkit.proof.config import follows, not_compared
+from growkit.proof.folder import compare_with_plan, compare_with_source
+from growkit.proof.modes import LONGEST
+from growkit.proof.sidecars import same_ids
+from growkit.proof.weights import origin_of
+from growkit.recipe.manifest import read_record
+from growkit.recipe.planner import plan_recipe
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
+from tests.conftest import edit_json, save_model, save_random, seeded
+from tests.families import MOE, SIZES
+from tests.sizes import KINDS
 from tests.test_calibration import with_tokenizer
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
@@ -91,6 +111,7 @@ def test_a_setting_that_no_prompt_shows(key: str, value: Any, source: Path, targ
     ("key", "value"),
     [
         ("initializer_range", 0.5),
+        ("rope_theta", 5.0),
         ("attention_dropout", 0.1),
         ("dtype", "float64"),
         ("use_cache", False),  # as Trainer leaves it
@@ -100,20 +121,14 @@ def test_a_setting_without_effect_is_only_named(
     key: str, value: Any, source: Path, target: Path
 ) -> None:
     change(target, **{key: value})
-    assert found(source, target) == ((), (f"{key} in config.json differs",))
+    changed, (named,) = found(source, target)
+    assert changed == ()
+    assert named.startswith(f"{key} in config.json differs")
+    assert named.endswith("without effect in LlamaForCausalLM") == (key == "rope_theta")
     if key == "dtype":
         result = growkit.verify(source, target, **QUICK)
         assert result["kept"], result["reason"]
         assert key in result["reason"]
-
-
-def test_a_window_of_attention(make: Make, tmp_path: Path) -> None:
-    source = make("mistral", sliding_window=None)
-    target = shutil.copytree(source, tmp_path / "target")
-    change(target, sliding_window=40)  # longer than any prompt here
-    result = growkit.verify(source, target, **QUICK)
-    assert not result["kept"]
-    assert "sliding_window in config.json is not what it is in the source" in result["reason"]
 
 
 @pytest.mark.parametrize("to", ["diff-v2", "llama"])
@@ -128,14 +143,6 @@ def test_conversions_are_no_false_alarms(to: str, make: Make, tmp_path: Path) ->
     assert "only what means the same in both classes" in result["reason"]
 
 
-def test_a_differential_model_of_another_layout(make: Make, tmp_path: Path) -> None:
-    for to in ("motif", "diff-transformer"):
-        growkit.convert(make("diffllama"), tmp_path / to, to=to, verify=False)
-        (tmp_path / to / "growkit.json").unlink()
-    result = growkit.verify(tmp_path / "motif", tmp_path / "diff-transformer", **QUICK)
-    assert result["kept"], result["reason"]
-
-
 def test_what_only_others_do_with_a_tokenizer_is_named(source: Path, target: Path) -> None:
     """transformers cuts nothing unless it is told to; who reads the file by itself does."""
     cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
@@ -145,13 +152,6 @@ def test_what_only_others_do_with_a_tokenizer_is_named(source: Path, target: Pat
     assert result["kept"]
     assert "tokenizer.json was compared, not every byte" in result["reason"]
     assert result["unknown_files"] == ["tekken.json"]
-
-
-def test_a_key_that_the_class_passes_over_is_named(source: Path, target: Path) -> None:
-    change(target, rope_theta=5.0)
-    changed, named = found(source, target)
-    assert changed == ()
-    assert named == ("rope_theta in config.json differs, without effect in LlamaForCausalLM",)
 
 
 @pytest.mark.parametrize("key", ["transformers_version", "model_type"])
@@ -189,3 +189,352 @@ def test_a_setting_that_saving_drops_is_no_contradiction(source: Path, tmp_path:
     assert growkit.verify(again, grown, **QUICK)["kept"]
     change(grown, "tokenizer_config.json", eos_token="e")
     assert not growkit.verify(again, grown, **QUICK)["kept"]
+
+
+PROOF = growkit.Settings(prompts=1, length=16)
+HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4}
+MODEL: dict[str, Any] = {**SIZES, **HEADS, "hidden_size": 8, "intermediate_size": 8}
+GROWTHS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "deeper": (
+        "ministral",
+        {"sliding_window": 5, "eos_token_id": [2]},
+        {"method": "depth", "layers": "x2"},
+    ),
+    "more experts": ("mixtral", {**MOE, "num_local_experts": 2}, {"method": "experts"}),
+    "another class": ("qwen2", {}, {"method": "upcycle", "top_k": 2}),
+    "wider": ("qwen3", {}, {"hidden": "x2"}),
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    made = {}
+    for name, (kind, settings, growth) in GROWTHS.items():
+        folder = tmp_path_factory.mktemp("pair")
+        source = save_random(folder / "source", CONFIG_MAPPING[kind](**MODEL | settings))
+        experts = {} if growth.get("method") not in ("experts", "upcycle") else {"experts": "x4"}
+        growkit.grow(source, folder / "target", verify=False, **growth, **experts)
+        made[name] = source, folder / "target"
+    return made
+
+
+@pytest.mark.parametrize("name", GROWTHS)
+def test_no_false_alarm(name: str, pairs: dict[str, tuple[Path, Path]]) -> None:
+    assert found(*pairs[name])[0] == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "changed"),
+    [
+        ("deeper", "eos_token_id", [2, 3], True),
+        ("deeper", "sliding_window", 40, True),
+        ("deeper", "layer_types", ["full_attention"] * 4, True),
+        ("more experts", "num_experts_per_tok", 3, True),
+        ("more experts", "sliding_window", 40, True),
+        ("another class", "num_experts_per_tok", 4, False),
+        ("another class", "scoring_func", "sigmoid", False),
+        ("another class", "layer_types", ["sliding_attention", "full_attention"], True),
+        ("another class", "max_position_embeddings", 32, True),
+        ("another class", "architectures", ["EvilForCausalLM"], True),
+        ("another class", "architectures", [], False),
+        ("wider", "max_window_layers", 0, False),
+        ("wider", "sliding_window", 40, False),
+        ("wider", "torch_dtype", "float16", False),
+        ("wider", "use_cache", False, False),
+        ("wider", "architectures", ["Qwen2ForCausalLM"], True),
+    ],
+)
+def test_a_setting_of_a_grown_model(
+    name: str, key: str, value: Any, changed: bool, pairs: dict[str, tuple[Path, Path]]
+) -> None:
+    source, target = pairs[name]
+    was = (target / "config.json").read_bytes()
+    also = {"sliding_window": 40} if key == "layer_types" and changed else {}
+    try:
+        change(target, **{key: value}, **also)
+        decides, told = found(source, target)
+        checkpoints = Checkpoint(source), Checkpoint(target)
+        origin = origin_of(*checkpoints, read_record(checkpoints[1]))
+        by_manifest = compare_with_plan(*checkpoints, origin.lineage.plans[-1].config)
+    finally:
+        (target / "config.json").write_bytes(was)
+    assert any(key in said for said in (decides if changed else told)), (decides, told)
+    assert changed or not decides
+    assert any(key in said for said in (*by_manifest.changed, *by_manifest.named))
+
+
+LEFT_OUT = (*("max_position_embeddings", "rope_parameters"), *("bos_token_id", "eos_token_id"))
+OTHER_CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "differential": ("qwen2", "convert", {"to": "diff"}),
+    "experts": ("olmo2", "grow", {"method": "upcycle", "experts": 4}),
+    "layout": ("llama", "convert", {"to": "mistral"}),
+}
+
+
+def without_keys(folder: Path, kind: str) -> Path:
+    """A folder whose config leaves out what its class and others assume otherwise."""
+    source = save_random(folder / "source", CONFIG_MAPPING[kind](**MODEL | {"pad_token_id": 3}))
+    file = source / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({k: v for k, v in config.items() if k not in LEFT_OUT}))
+    return source
+
+
+@pytest.mark.parametrize("name", OTHER_CLASSES)
+def test_what_a_class_assumes_goes_along(name: str, tmp_path: Path) -> None:
+    kind, verb, options = OTHER_CLASSES[name]
+    source = without_keys(tmp_path, kind)
+    made = getattr(growkit, verb)(source, tmp_path / "out", verify=PROOF, **options)
+    assert made["kept"], made["verification"]["reason"]
+    was, now = (AutoConfig.from_pretrained(each).to_dict() for each in (source, tmp_path / "out"))
+    assert {key: now[key] for key in LEFT_OUT} == {key: was[key] for key in LEFT_OUT}
+
+
+def test_a_plan_that_changes_what_a_class_assumes_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oracle, "write_defaults_out", lambda source, planned, where: planned)
+    source = without_keys(tmp_path, "qwen2")
+    made = growkit.convert(source, tmp_path / "out", to="diff", verify=PROOF)
+    assert not made["kept"]
+    reason = made["verification"]["reason"]
+    assert "is not what it is in the source" in reason, reason
+    assert "max_position_embeddings in config.json" in made["verification"]["changed"]
+    longest = next(m for m in made["verification"]["modes"] if m["name"] == LONGEST)
+    assert "32,767" in longest["note"]  # the source's limit: the target's is lower
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "granite"])
+def test_keys_that_are_left_out(kind: str, tmp_path: Path) -> None:
+    tried = list(outcomes(kind, 6, tmp_path))
+    assert len(tried) > 9
+    assert [each for each in tried if each[1]] == []
+
+
+def test_the_layers_of_a_deeper_model_keep_their_types(tmp_path: Path) -> None:
+    """Right ones go without saying; wrong ones decide, whether layers are copies or not known."""
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    settings = {"num_hidden_layers": 3, "layer_types": types, "sliding_window": 5}
+    source = save_random(tmp_path / "source", CONFIG_MAPPING["ministral"](**MODEL | settings))
+    growkit.grow(source, tmp_path / "out", method="depth", layers=5, verify=False)
+    planned = json.loads((tmp_path / "out" / "config.json").read_text())["layer_types"]
+    assert found(source, tmp_path / "out") == ((), ())
+    for one, other in ((0, 4), (0, 2)):
+        wrong = list(planned)
+        wrong[one], wrong[other] = planned[other], planned[one]
+        change(tmp_path / "out", layer_types=wrong)
+        assert (
+            wrong == planned or "layer_types in config.json" in found(source, tmp_path / "out")[0]
+        )
+    assert follows("ab", "aabb", None)
+    assert not follows("ab", "bbaa", None)
+    assert not follows("ab", "aabb", [frozenset({0}), frozenset({1}), frozenset(), frozenset({1})])
+
+
+@pytest.mark.parametrize(("stored", "said"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_a_dtype_that_the_source_leaves_out(stored: str, said: str, tmp_path: Path) -> None:
+    """It is loaded in that of its weights, so a narrower one rounds them."""
+    dtype = getattr(torch, stored)
+    for name in ("source", "out"):
+        save_random(tmp_path / name, CONFIG_MAPPING["llama"](**MODEL), dtype=dtype)
+    file = tmp_path / "source" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({key: config[key] for key in config.keys() - {"dtype"}}))
+    change(tmp_path / "out", dtype=said)
+    decides = found(tmp_path / "source", tmp_path / "out")[0]
+    assert ("dtype in config.json" in decides) == (said == "bfloat16")
+
+
+Config = dict[str, Any]
+
+MEANINGS = (
+    *("max_position_embeddings", "rope_parameters", "sliding_window", "use_sliding_window"),
+    *("layer_types", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"),
+    *("hidden_act", "rms_norm_eps", "attention_dropout", "initializer_range", "attention_bias"),
+    *("mlp_bias", "norm_topk_prob", "clip_qkv", "final_logit_softcapping", "rope_theta"),
+    *("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+    *("temperature", "top_p", "do_sample", "max_length", "min_length", "repetition_penalty"),
+)
+"""Keys that mean the same in every class that has them, and that no growth changes."""
+
+
+STEPS: tuple[Step, ...] = (
+    GrowStep("hypercloning", {"hidden": "x2"}),
+    GrowStep("hypercloning", {"hidden": "x4"}),
+    GrowStep("hypercloning", {"ffn": "x2"}),
+    GrowStep("depth", {"layers": "x2"}),
+    GrowStep("experts", {"experts": "x2"}),
+    GrowStep("upcycle", {"experts": "4"}),
+    GrowStep("group-diff", {"signal_heads": "x2"}),
+)
+
+
+def steps() -> Iterator[Step]:
+    """All that is tried."""
+    yield from STEPS
+    for name, each in operations("convert").items():
+        yield ConvertStep(name, {"rank": 1} if any(o.name == "rank" for o in each.options) else {})
+
+
+def resolve(config: Config, folder: Path) -> Config:
+    """What transformers makes of a file with this config."""
+    register()
+    if config["model_type"] not in CONFIG_MAPPING:  # a layout that runs as a DIFF Transformer
+        config = as_diff_transformer(config, "the config")
+    plain = {key: value for key, value in config.items() if key != "auto_map"}
+    (folder / "config.json").write_text(json.dumps(plain))
+    found: Config = AutoConfig.from_pretrained(folder).to_dict()
+    return found
+
+
+def _target(source: Path, step: Step) -> Config | None:
+    """The config that a step plans; None if the model is refused."""
+    try:
+        recipe = Recipe(str(source), (step,), "out", verify=None)
+        return plan_recipe(recipe, Checkpoint(source)).lineage.target.config
+    except InputError:
+        return None
+
+
+def differences(was: Config, now: Config, step: Step) -> list[str]:
+    """What two configs resolve otherwise; a window of 0 tokens is none."""
+
+    def value(config: Config, key: str) -> Any:
+        return config[key] or None if key == "sliding_window" else config[key]
+
+    found = [
+        f"{key}: {was[key]} and {now[key]}"
+        for key in MEANINGS
+        if key in was and key in now and value(was, key) != value(now, key)
+    ]
+    return [each for each in found if step.name != "depth" or not each.startswith("layer_types")]
+
+
+def outcomes(kind: str, count: int, folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Leave out some keys of a model of a kind, and pairs of them; what every step makes of it."""
+    source = save_random(folder / "source", CONFIG_MAPPING[kind](**KINDS[kind].any(seeded(1))))
+    file = source / "config.json"
+    whole = json.loads(file.read_text())
+    keys = sorted(whole.keys() - {"model_type", "architectures", "transformers_version"})
+    takes = [step for step in steps() if _target(source, step) is not None]
+    for left_out in seeded(count).sample(
+        [(), *combinations(keys, 1), *combinations(keys, 2)], count
+    ):
+        kept = {key: value for key, value in whole.items() if key not in left_out}
+        file.write_text(json.dumps(kept))
+        try:
+            was = resolve(kept, folder)
+        except Exception:  # the class needs the key
+            continue
+        for step in takes:
+            made = _target(source, step)
+            if made is not None:  # a size, without which the weights do not fit
+                words = f"{left_out}: {step.verb} {step.name} {dict(step.options)}"
+                yield words, differences(was, resolve(made, folder), step)
+
+
+TABLES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": ("n_positions", "wpe", {"n_embd": 16, "n_head": 4, "n_layer": 2}),
+    "opt": (
+        "max_position_embeddings",
+        "embed_positions",
+        {
+            "hidden_size": 16,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "ffn_dim": 24,
+            "word_embed_proj_dim": 16,
+        },
+    ),
+}
+MERGES = ["z q", "q w"]
+
+
+def bare(folder: Path) -> Path:
+    """A folder that says nothing of how it was made."""
+    for name in ("growkit.json", "README.md"):
+        (folder / name).unlink()
+    return folder
+
+
+@pytest.mark.parametrize("rows", [32, 64, 128])
+@pytest.mark.parametrize("kind", TABLES)
+def test_positions_in_a_table(kind: str, rows: int, tmp_path: Path) -> None:
+    key, table, sizes = TABLES[kind]
+    known = {key: 64, "vocab_size": 29, "bos_token_id": None, "eos_token_id": None}
+    source = save_random(tmp_path / "source", CONFIG_MAPPING[kind](**sizes, **known))
+    target = tmp_path / "target"
+    growkit.grow(source, target, hidden="x2", verify=False)
+    file = bare(target) / "model.safetensors"
+    weights = load_file(file)
+    (name,) = (name for name in weights if table in name)
+    extra = len(weights[name]) - 64
+    weights[name] = torch.cat([weights[name], weights[name]])[: rows + extra].contiguous()
+    save_file(weights, file, {"format": "pt"})
+    change(target, **{key: rows})
+    assert found(source, target)[0] == (() if rows == 64 else (f"{key} in config.json",))
+    if kind == "gpt2":
+        assert growkit.verify(source, target, **QUICK)["kept"] == (rows == 64)
+
+
+@pytest.mark.parametrize("window", [None, 4096])
+def test_the_window_that_a_class_assumes(window: int | None, make: Make, tmp_path: Path) -> None:
+    source = make("llama", max_position_embeddings=16384)
+    target = tmp_path / "target"
+    growkit.grow(source, target, method="depth", layers=3, verify=False)
+    bare(target)
+    config = json.loads((target / "config.json").read_text())
+    assert CONFIG_MAPPING["mistral"]().sliding_window == 4096
+    said = {} if window else {"sliding_window": None}
+    names = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    (target / "config.json").write_text(json.dumps(config | names | said))
+    result = growkit.verify(source, target, **QUICK)
+    assert result["kept"] == (window is None), result["reason"]
+    assert ("sliding_window in config.json" in result["reason"]) == (window is not None)
+
+
+def test_what_a_class_assumes_of_long_texts_is_named() -> None:
+    llama, other = resolved({"model_type": "llama"}), resolved({"model_type": "gpt_neo"})
+    assert llama is not None
+    assert other is not None
+    assert "window_size" in not_compared(llama, other)
+    assert "window_size" not in not_compared(llama | {"window_size": 256}, other)
+    assert "classifier_dropout" not in not_compared(llama, other)
+
+
+def vocabulary(folder: Path, kind: str) -> Path:
+    """A tokenizer of bytes and two merges, whose order shows in one word alone."""
+    folder.mkdir()
+    tokens = ["<|endoftext|>", *sorted(ByteLevel.alphabet()), "zq", "qw", "zq@@", "qw@@"]
+    (folder / "vocab.json").write_text(json.dumps({t: i for i, t in enumerate(tokens)}))
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    special = dict.fromkeys(("unk_token", "eos_token", "bos_token"), "<|endoftext|>")
+    change(folder, "tokenizer_config.json", tokenizer_class=kind, **special)
+    return merged(folder, MERGES)
+
+
+def merged(folder: Path, merges: list[str]) -> Path:
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
+    return folder
+
+
+def saved_again(source: Path, target: Path) -> Path:
+    AutoTokenizer.from_pretrained(source).save_pretrained(target)
+    shutil.copy(source / "config.json", target)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("GPT2Tokenizer", "the way from texts to ids"), ("CTRLTokenizer", "merges.txt")],
+)
+@pytest.mark.parametrize("again", [shutil.copytree, saved_again])
+def test_merges_in_another_order(
+    again: Callable[[Path, Path], Path], kind: str, said: str, tmp_path: Path
+) -> None:
+    source = vocabulary(tmp_path / "source", kind)
+    same = again(source, tmp_path / "same")
+    assert same_ids(Folder(source), Folder(same)) == (None, None)
+    turned = merged(shutil.copytree(source, tmp_path / "turned"), MERGES[::-1])
+    other = again(turned, tmp_path / "other")
+    assert same_ids(Folder(source), Folder(other)) == (said, None)

@@ -12,7 +12,6 @@ import typer
 from tests.fuzz.places import CORPUS
 from tests.fuzz.targets import TARGETS, draw
 from tests.fuzz.worker import Found, Worker, quickly
-from tests.sweeping import say
 
 LARGEST = 12_000
 """Bytes of an input that is kept."""
@@ -41,10 +40,11 @@ def main(
             keep.mkdir(parents=True, exist_ok=True)
             name = re.sub(r"\W+", "-", kind).strip("-").lower()[:80]
             (keep / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-        say(f"── {len(every)} × {kind} (input {smallest.number}, {smallest.target})")
-        say(smallest.fault.detail[-1200:])
-    say(", ".join(f"{target} {code}: {n:,}" for (target, code), n in sorted(tally.inputs.items())))
-    say(f"{tally.count:,} inputs, {len(tally.found):,} faults")
+        typer.echo(f"── {len(every)} × {kind} (input {smallest.number}, {smallest.target})")
+        typer.echo(smallest.fault.detail[-1200:])
+    counts = sorted(tally.inputs.items())
+    typer.echo(", ".join(f"{target} {code}: {n:,}" for (target, code), n in counts))
+    typer.echo(f"{tally.count:,} inputs, {len(tally.found):,} faults")
     raise typer.Exit(1 if tally.found else 0)
 
 
