@@ -26,8 +26,8 @@ from growkit.report import drawing
 from growkit.report.drawing import Titles
 from growkit.report.proof import binned, glance, headroom, proof_view
 from growkit.report.saving import flowing, page
-from growkit.results.advice import name_result, next_step
 from growkit.results.proof import Finding, VerifyResult
+from growkit.results.sentences import name_result, next_step
 from tests.conftest import edit_weights, save_model
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\ud800"

@@ -322,7 +322,7 @@ def _run(
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars
     from growkit.report.view import Paragraph
-    from growkit.results.advice import training_hint
+    from growkit.results.sentences import training_hint
 
     inputs, output, report = recipe.inputs(reads), recipe.output_path, destination.report
     _of_proof(recipe.verify, report=report)

@@ -340,7 +340,7 @@ class _Run:
         if recipe.verify is None:
             return None
         from growkit.proof.verdict import prove
-        from growkit.results.advice import name_result
+        from growkit.results.sentences import name_result
 
         source, written = pair(self.found, find(folder))
         state = Path(recipe.optimizer) if recipe.optimizer else None

@@ -25,8 +25,13 @@ from growkit.report.view import (
     listing,
     recorded,
 )
-from growkit.results.advice import failed, next_step, value_sentence
-from growkit.results.sentences import counted, trainability_sentence
+from growkit.results.sentences import (
+    counted,
+    failed,
+    next_step,
+    trainability_sentence,
+    value_sentence,
+)
 
 PROMISES = {
     "exact": "the target is to compute the same function as the source",

@@ -62,13 +62,8 @@ def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
         raise InputError(
             f"{file} would become part of the model in {model}; write the report elsewhere"
         )
-    _check_free(file, inputs)
-
-
-def _check_free(path: Path, inputs: Inputs) -> None:
-    """Refuse to replace anything but an earlier report."""
-    if os.path.lexists(path) and (inputs.overlap(path) or not _is_report(path)):
-        raise InputError(f"{path} is no report that growkit wrote; name another file")
+    if os.path.lexists(file) and (inputs.overlap(file) or not _is_report(file)):
+        raise InputError(f"{file} is no report that growkit wrote; name another file")
 
 
 def _is_report(path: Path) -> bool:
@@ -102,7 +97,6 @@ def write_report(
         manifest = opened.json(MANIFEST) if opened and opened.has(MANIFEST) else None
         view = proof_view(result, manifest)
     try:
-        _check_free(file, inputs)
         text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         write_whole(file, page(view) if file.suffix == ".html" else text)
     except OSError as error:
