@@ -64,13 +64,16 @@ def by_whitening(first: Tensor, second: Tensor, rank: int, root: Tensor) -> tupl
     return cut, values[..., 2 * rank :].square().sum(-1) / 2
 
 
-@pytest.mark.parametrize("way", ["cholesky", "eigh"])
+@pytest.mark.parametrize("way", ["cholesky", "eigh", "unweighed"])
 @pytest.mark.parametrize("steepness", [0.0, 2.0, 4.0])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_the_weighted_optimum_is_that_of_whitening(way: str, steepness: float, rank: int) -> None:
     inputs, members = read(200, steepness), random(3, 2, INPUTS, OUTPUTS)
     moment = inputs.T @ inputs
-    if way == "cholesky":
+    if way == "unweighed":
+        moment, inputs = None, torch.eye(INPUTS).double()
+        root = inputs
+    elif way == "cholesky":
         root = torch.linalg.cholesky(moment).T
     else:
         values, vectors = torch.linalg.eigh(moment)

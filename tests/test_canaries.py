@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import shutil
@@ -86,14 +87,20 @@ def templates(folder: Path, song: Path) -> None:
     change(folder / "tokenizer_config.json", chat_template=escape)
 
 
-def pickled_weights(folder: Path, song: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    torch.save({"model.norm.weight": Canary(song)}, folder / "pytorch_model.bin")
+def pickled(dump: Callable[[Any], bytes]) -> Place:
+    """Weights that sing, instead of those that are there."""
+
+    def place(folder: Path, song: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / "pytorch_model.bin").write_bytes(dump({"model.norm.weight": Canary(song)}))
+
+    return place
 
 
-def legacy_weights(folder: Path, song: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Canary(song)))
+def torch_dumps(content: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(content, stream)
+    return stream.getvalue()
 
 
 def setting(file: str = "config.json", **values: Any) -> Place:
@@ -113,8 +120,8 @@ PLACES: dict[str, Place] = {
     "generation": setting(
         "generation_config.json", custom_generate="custom_generate", max_new_tokens=3
     ),
-    "pickle": pickled_weights,
-    "legacy pickle": legacy_weights,
+    "pickle": pickled(torch_dumps),
+    "legacy pickle": pickled(pickle.dumps),
     "adapter": setting(
         "adapter_config.json",
         peft_type="LORA",

@@ -75,15 +75,12 @@ def test_lists_are_those_of_the_classes() -> None:
                 continue
             for seed in range(4):
                 choose = seeded(seed)
-                given = {
-                    "num_hidden_layers": choose.choice([1, 5, 9]),
-                    "use_sliding_window": choose.random() < 0.7,
-                    "max_window_layers": choose.choice([0, 3, 28]),
-                }
-                if choose.random() < 0.5:
-                    given |= {"sliding_window_pattern": 3, "no_rope_layer_interval": 3}
-                if choose.random() < 0.5:
-                    given["sliding_window"] = choose.choice([None, 4])
+                given: Any = {"num_hidden_layers": choose.choice([1, 5, 9])}
+                given["use_sliding_window"] = choose.random() < 0.7
+                given["max_window_layers"] = choose.choice([0, 3, 28])
+                given |= choose.choice([{}, {"sliding_window_pattern": 3}])
+                given |= choose.choice([{}, {"no_rope_layer_interval": 3}])
+                given |= choose.choice([{}, {"sliding_window": None}, {"sliding_window": 4}])
                 config = CONFIG_MAPPING[kind](**given)
                 assumed = family._filled_in({"model_type": kind, **given})
                 for key in ("layer_types", "no_rope_layers", "mlp_only_layers"):
@@ -219,9 +216,7 @@ def test_what_is_no_order(options: dict[str, str], why: str, make: Make, tmp_pat
 
 
 def run(source: Path, output: Path, *steps: GrowStep | ConvertStep) -> Any:
-    result = growkit.run(Recipe(str(source), steps, str(output), QUICK))
-    assert result["verification"] is not None
-    return result
+    return growkit.run(Recipe(str(source), steps, str(output), QUICK))
 
 
 DEEPER = GrowStep("depth", layers="x1.5")
@@ -246,19 +241,19 @@ def test_depth_and_width_and_differences_in_one_recipe(make: Make, tmp_path: Pat
 def test_lambda_init_travels_with_its_layer(make: Make, tmp_path: Path) -> None:
     """DiffLlama counts layers for it, so that only layers behind the others leave it DiffLlama."""
     source = make("diffllama", num_hidden_layers=3)
-    lambda_init = growkit.inspect(source)["attention"]["lambda_init"]  # type: ignore[index]
-    growkit.grow(source, tmp_path / "end", layers=5, place="end", **GROW)
-    assert growkit.inspect(tmp_path / "end")["family"] == "DiffLlama"
-    assert relative_error(source, tmp_path / "end") < 1e-12
-    growkit.grow(source, tmp_path / "even", layers=6, **GROW)
-    found = growkit.inspect(tmp_path / "even")
-    assert found["family"] == "DIFF Transformer"
-    assert found["attention"] is not None
-    assert found["attention"]["lambda_init"] == [each for each in lambda_init for _ in range(2)]
-    assert relative_error(source, tmp_path / "even") < 1e-12
-    result = growkit.grow(source, tmp_path / "stack", layers="x2", blocks="stack", **GROW)
-    assert result["promise"] == "different"
-    assert growkit.inspect(tmp_path / "stack")["attention"]["lambda_init"] == lambda_init * 2  # type: ignore[index]
+    first: Any = growkit.inspect(source)["attention"]
+    first = first["lambda_init"]
+    for name, options, family, lambda_init in (
+        ("end", {"layers": 5, "place": "end"}, "DiffLlama", None),
+        ("even", {"layers": 6}, "DIFF Transformer", [each for each in first for _ in range(2)]),
+        ("stack", {"layers": "x2", "blocks": "stack"}, "DIFF Transformer", first * 2),
+    ):
+        result = growkit.grow(source, tmp_path / name, **GROW, **options)
+        found: Any = growkit.inspect(tmp_path / name)
+        assert found["family"] == family
+        assert lambda_init is None or found["attention"]["lambda_init"] == lambda_init
+        assert result["promise"] == ("different" if name == "stack" else "exact")
+        assert name == "stack" or relative_error(source, tmp_path / name) < 1e-12
 
 
 def test_a_fault_in_a_new_layer(make: Make, tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
     BloomConfig,
-    GPT2Config,
     NemotronConfig,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -120,16 +119,15 @@ def test_heads_stand_where_their_slopes_are(tmp_path: Path) -> None:
 
 def test_files_without_the_prefix_of_the_class(tmp_path: Path) -> None:
     """As those of GPT-2 on hubs, with the masks that old versions saved."""
-    source, out = tmp_path / "source", tmp_path / "out"
-    save_random(source, GPT2Config(vocab_size=29, n_embd=12, n_head=2, n_layer=2, n_positions=64))
+    source, out = save(tmp_path / "source", Case(FAMILIES["gpt2"], seeded(0)), 0), tmp_path / "out"
     with_base_names(source)
-    file = source / "model.safetensors"
-    save_file({**load_file(file), "h.0.attn.bias": torch.ones(1, 1, 64, 64)}, file)
+    with edit_weights(source) as tensors:
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
     assert growkit.grow(source, out, hidden="x2", verify=QUICK)["kept"]
     assert relative_error(source, out) < 1e-12
     assert "wte.weight" in load_file(out / "model.safetensors")
-    tensors = load_file(file)
-    save_file({name: each for name, each in tensors.items() if name != "wte.weight"}, file)
+    with edit_weights(source) as tensors:
+        del tensors["wte.weight"]
     with pytest.raises(InputError, match=r"tensor wte\.weight is missing"):
         growkit.grow(source, tmp_path / "none", hidden="x2", verify=False)
 
@@ -186,11 +184,9 @@ def test_experts_follow_the_width_of_the_others(tmp_path: Path) -> None:
 def test_a_key_keeps_the_name_that_it_has(tmp_path: Path) -> None:
     """Files of Qwen3-MoE call the number of experts num_experts, or num_local_experts."""
     source = save(tmp_path / "source", Case(FAMILIES["qwen3_moe"], seeded(2)), 2)
-    file = source / "config.json"
-    config = json.loads(file.read_text())
-    number = config.pop("num_local_experts", None) or config.pop("num_experts")
     for name in ("num_experts", "num_local_experts"):
-        file.write_text(json.dumps(config | {name: number}))
+        with edit_json(source / "config.json") as config:
+            config[name] = config.pop("num_local_experts", None) or config.pop("num_experts")
         growkit.grow(source, tmp_path / name, verify=False, ffn="x2")
         found = json.loads((tmp_path / name / "config.json").read_text())
         assert [each for each in found if each.endswith("_experts")] == [name]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GemmaConfig, GPT2Config, MixtralConfig, PreTrainedConfig, Qwen3Config
+from transformers import GemmaConfig, GPT2Config, MixtralConfig, PreTrainedConfig
 
 import growkit
 from growkit.algebra.expansion import following, padded, uneven
@@ -69,15 +69,6 @@ KINDS: dict[str, tuple[PreTrainedConfig, str, dict[str, str]]] = {
             "model.layers.1.block_sparse_moe.gate.weight": "router",
             "model.layers.1.block_sparse_moe.experts.1.w2.weight": "experts",
             "model.layers.1.input_layernorm.weight": "input_layernorm",
-        },
-    ),
-    "qwen3": (
-        Qwen3Config(**LLAMA_LIKE),
-        "x2",
-        {
-            "model.layers.1.self_attn.q_norm.weight": "q_norm",
-            "model.layers.1.self_attn.o_proj.weight": "o_proj",
-            "model.layers.1.mlp.up_proj.weight": "mlp",
         },
     ),
 }

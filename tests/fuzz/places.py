@@ -123,23 +123,15 @@ class Place:
         elif "folder" in content:
             path.mkdir()
 
-    def restore(self, names: list[str] | None = None) -> None:
-        """Make everything sound again; or some paths alone, if nothing else was changed."""
-        if names is None:
-            for path in self.folder.iterdir():
-                remove(path)
-        for name in self.files if names is None else names:
-            path = self.folder / name
-            if name in self.files:
-                content, changed = self.files[name]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-                os.utime(path, ns=(changed, changed))
-                continue
+    def restore(self) -> None:
+        """Make everything sound again."""
+        for path in self.folder.iterdir():
             remove(path)
-            for parent in list(Path(name).parents)[:-1]:  # folders that were made for odd files
-                if not any((self.folder / parent).iterdir()):
-                    (self.folder / parent).rmdir()
+        for name, (content, changed) in self.files.items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            os.utime(path, ns=(changed, changed))
 
 
 @dataclass(frozen=True)

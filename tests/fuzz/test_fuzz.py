@@ -23,7 +23,7 @@ from tests.fuzz.rules import Answer, judge
 from tests.fuzz.targets import TARGETS, draw
 from tests.fuzz.worker import Tally, Worker, quickly
 
-INPUTS = 700
+INPUTS = 500
 EACH = 2
 SEED = 20261122
 LOOK = Case("llama", ("inspect", "source"))

@@ -225,7 +225,7 @@ class _Child:
         answer.strays += [
             f"leaked into {name}" for name in answer.made if _leaks(place.folder / name)
         ]
-        self._put_back(case, place, answer)
+        self._put_back(place)
         return answer
 
     def _called(self, case: Case) -> Answer:
@@ -258,17 +258,11 @@ class _Child:
             os.ftruncate(self.spill, 0)
         return Answer(code, texts[0], texts[1], strays=self.strays, crash=crash)
 
-    def _put_back(self, case: Case, place: Place, answer: Answer) -> None:
+    def _put_back(self, place: Place) -> None:
         os.chdir(self.root)
-        plain = all(isinstance(content, bytes) for content in case.files.values())
-        if answer.touched or answer.strays or not plain:
-            place.restore()
-            for left in (self.root / "tmp").iterdir():
-                remove(left)
-            return
-        for path in answer.made:
-            remove(place.folder / path)
-        place.restore(list(case.files))
+        place.restore()
+        for left in (self.root / "tmp").iterdir():
+            remove(left)
 
     def _outside(self) -> set[str]:
         places = {entry.path for entry in os.scandir(self.root / "places")}
