@@ -21,8 +21,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import growkit
+from growkit.algebra.axes import slopes
 from growkit.base.errors import InputError
-from growkit.families.bloom import slopes
 from growkit.families.family import Family, families
 from tests import odd_configs
 from tests.conftest import edit_json, edit_weights, relative_error, save_random, seeded

@@ -43,10 +43,9 @@ class Unscaled(OnDiffTransformer):
 OPERATION = Unscaled()
 """
 FAMILY = """
-from dataclasses import replace
-from growkit.families.llama import LLAMA
-
-FAMILY = replace(LLAMA, name="Other", model_types=("other",))
+family: Other
+model_type: other
+extends: llama
 """
 
 
@@ -74,7 +73,7 @@ def test_a_conversion_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_family_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "other_for_this_test.py").write_text(FAMILY)
+    (tmp_path / "other_for_this_test.yaml").write_text(FAMILY)
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     assert family_of({"model_type": "other"}, "here").name == "Other"
 

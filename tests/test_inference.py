@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from copy import deepcopy
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import CONFIG_MAPPING
 
 import growkit
-from growkit.families.described import described
-from growkit.families.family import family_of
+from growkit.families.family import described, family_of
 from growkit.inference.classes import ModelClass
 from growkit.inference.trial import Trials
-from tests.conftest import cli, edit_json, relative_error, save_model
+from tests.conftest import cli, edit_json, relative_error, save_model, save_random
 from tests.infer import OTHERS, random_model
 from tests.test_manifests import difference
 
@@ -143,7 +144,7 @@ NORM = "tensors/model.norm.weight"
         ("sizes/hidden_size", "width", "no key for hidden"),
         ("sizes/hidden_size", 3, "text was expected"),
         ("sizes/hidden", "hidden", "needs hidden as a positive whole number"),
-        ("fixed/heads", 3, "text was expected"),
+        ("fixed/heads", 3, "a mapping was expected"),
         ("groups/heads", "kv", "names axis 'kv'"),
         ("constants/two", "2", "a whole number was expected"),
         ("tied/lm_head.weight", "model.embed.weight", "did you mean 'model.embed_tokens.weight'"),
@@ -253,6 +254,130 @@ def test_rows_of_tokens_stay_where_they_are(
     wrong["sizes"] |= sizes
     with pytest.raises(growkit.InputError, match=says):
         growkit.grow(arcee, tmp_path / "out", family=wrong, hidden="x2", verify=False)
+
+
+DOTS = """
+family: dots.llm1
+model_type: dots1
+extends: deepseek_v3
+sizes:
+  num_key_value_heads: kv_heads
+  head_dim: head_dim
+  q_lora_rank: null
+  kv_lora_rank: null
+  qk_nope_head_dim: null
+  qk_rope_head_dim: null
+  v_head_dim: null
+assumed:
+  num_key_value_heads: num_attention_heads
+  head_dim: hidden_size / num_attention_heads
+conditions: {low_rank: null}
+groups: {heads: kv_heads}
+multiples: {hidden_size: null, num_attention_heads: num_key_value_heads}
+tensors:
+  model.layers.{layer}.self_attn.q_proj.weight:
+    {pattern: heads.head_dim <- hidden, when: null, bias: attention_bias}
+  model.layers.{layer}.self_attn.q_a_proj.weight: null
+  model.layers.{layer}.self_attn.q_a_layernorm.weight: null
+  model.layers.{layer}.self_attn.q_b_proj.weight: null
+  model.layers.{layer}.self_attn.kv_a_proj_with_mqa.weight: null
+  model.layers.{layer}.self_attn.kv_a_layernorm.weight: null
+  model.layers.{layer}.self_attn.kv_b_proj.weight: null
+  model.layers.{layer}.self_attn.k_proj.weight:
+    {pattern: kv_heads.head_dim <- hidden, bias: attention_bias}
+  model.layers.{layer}.self_attn.v_proj.weight:
+    {pattern: kv_heads.head_dim <- hidden, bias: attention_bias}
+  model.layers.{layer}.self_attn.o_proj.weight: hidden <- heads.head_dim
+  model.layers.{layer}.self_attn.q_norm.weight:
+    {pattern: head_dim, norm: head_dim, eps: rms_norm_eps}
+  model.layers.{layer}.self_attn.k_norm.weight:
+    {pattern: head_dim, norm: head_dim, eps: rms_norm_eps}
+"""
+"""A family with experts in some layers, which nobody wrote for growkit."""
+
+
+@pytest.fixture(scope="module")
+def dots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = CONFIG_MAPPING["dots1"](
+        vocab_size=29,
+        hidden_size=16,
+        intermediate_size=28,
+        moe_intermediate_size=12,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        max_position_embeddings=64,
+    )
+    return save_random(tmp_path_factory.mktemp("models") / "dots", config, 3)
+
+
+@pytest.mark.parametrize(
+    "growth",
+    [
+        {"hidden": "x2", "ffn": "x2"},
+        {"heads": "x2", "kv_heads": "x2"},
+        {"method": "experts", "experts": "x2"},
+        {"method": "depth", "layers": "x2"},
+    ],
+    ids=str,
+)
+def test_experts_and_conditions_are_described(
+    growth: dict[str, Any], dots: Path, tmp_path: Path
+) -> None:
+    """In the words of growkit's own families, one of which is extended."""
+    family = yaml.safe_load(DOTS)
+    made = growkit.grow(dots, tmp_path / "out", family=family, verify=FEW, **growth)
+    assert made["kept"], made["verification"]
+    assert relative_error(dots, tmp_path / "out") < 1e-12
+    layers = json.loads((tmp_path / "out" / "config.json").read_text())["first_k_dense_replace"]
+    assert layers == (2 if growth.get("method") == "depth" else 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"extends": "deepseek_v"}, "extends 'deepseek_v'; did you mean 'deepseek_v"),
+        ({"conditions": {"dense": "layer < first_dense"}}, "'first_dense' is unknown; did you m"),
+        ({"conditions": {"dense": "layer <"}}, "condition dense in .* is 'layer <'"),
+        ({"conditions": {"dense": "().x"}}, "not part of the language"),
+        ({"conditions": {"dense": "open(1)"}}, "open is no function"),
+        ({"conditions": {"dense": "-" * 400 + "1"}}, "more than 300 characters"),
+        ({"conditions": {"dense": "layer < rms_norm_eps[0]"}}, "has no value"),
+        ({"experts": {"width": "wide"}}, "experts in .* names axis 'wide'"),
+        ({"experts": {"part": "half"}}, "part in experts in .* is 'half'; a number was expected"),
+        ({"needs": {"num_hidden_layers > 9": "it needs layers"}}, "it needs layers"),
+        ({"form": {"switches": {}}}, "has form, which only growkit's own families may have"),
+        ({"arranged": {"sliding_window": 9}}, "has arranged sliding_window, but no layer"),
+        ({"experts": {"scaling": "sliding_window"}}, "has sliding_window among its experts, but"),
+        ({"ratios": {"num_experts_per_tok": "heads / kv_heads"}}, "so it is a setting"),
+        ({"kinds": {"wide": "ffn"}}, "names axis 'wide'"),
+        ({"places": {"heads": "slope"}}, "did you mean 'slopes'"),
+    ],
+    ids=str,
+)
+def test_mistakes_in_the_words_of_families(
+    change: dict[str, Any], says: str, dots: Path, tmp_path: Path
+) -> None:
+    family = yaml.safe_load(DOTS)
+    for key, value in change.items():
+        family[key] = {**family.get(key, {}), **value} if isinstance(value, dict) else value
+    with pytest.raises(growkit.InputError, match=says):
+        growkit.grow(dots, tmp_path / "out", family=family, method="depth", layers=6, verify=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_family_that_extends_another(arcee: Path, tmp_path: Path) -> None:
+    """As in the documentation."""
+    text = (Path(growkit.__file__).parents[1] / "docs" / "families.md").read_text()
+    (written,) = re.findall(r"```text\n(family: Arcee.*?)```", text, re.DOTALL)
+    out = tmp_path / "out"
+    growkit.grow(arcee, out, family=yaml.safe_load(written), hidden="x2", verify=False)
+    assert relative_error(arcee, out) < 1e-12
 
 
 def test_windows_go_along_with_their_layers(

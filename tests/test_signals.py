@@ -28,7 +28,7 @@ HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handle
 """As Python begins, unless it runs in the background."""
 
 
-@pytest.mark.parametrize("module", ["growkit.cli.app", "typer", "growkit.families.llama"])
+@pytest.mark.parametrize("module", ["growkit.cli.app", "typer", "growkit.families.described"])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_imports_are_ended_without_a_traceback(module: str, signum: signal.Signals) -> None:
     done = ended(HEEDING + DURING.format(module=module, signum=int(signum)))

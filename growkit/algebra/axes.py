@@ -26,6 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 from functools import lru_cache, partial
 from math import prod
 
@@ -270,6 +271,16 @@ def with_keys_and_values(heads: str, kv_heads: str, *width: str) -> Order:
     return partial(_rows, stored, width, False)
 
 
+ORDERS: dict[str, Callable[..., Order]] = {
+    "in_groups": in_groups,
+    "in_groups_interleaved": partial(in_groups, interleaved=True),
+    "head_by_head_interleaved": partial(head_by_head, interleaved=True),
+    "in_halves": in_halves,
+    "with_keys_and_values": with_keys_and_values,
+}
+"""Storage orders by name, each a function of names of axes."""
+
+
 def _rows(
     heads: Callable[[Mapping[str, int]], Iterable[int]],
     axes: tuple[str, ...],
@@ -282,3 +293,25 @@ def _rows(
     if interleaved:
         inside = [part * (width // 2) + pair for pair in range(width // 2) for part in range(2)]
     return [head * width + row for head in heads(sizes) for row in inside]
+
+
+def slopes(heads: int) -> list[Fraction]:
+    """Of every head, the power of ½ that its slope is (ALiBi, arXiv 2108.12409)."""
+    power = 1 << (heads.bit_length() - 1)
+    first = [Fraction(8 * number, power) for number in range(1, power + 1)]
+    between = [Fraction(4 * number, power) for number in range(1, 2 * (heads - power), 2)]
+    return first + between
+
+
+def places_of_slopes(heads: int, more: int) -> list[int | None]:
+    """For every one of more heads the head that has its slope now, or None.
+
+    All slopes of fewer heads are among those of more; heads between them are copies that nothing
+    reads yet.
+    """
+    numbers = {slope: number for number, slope in enumerate(slopes(heads))}
+    return [numbers.get(slope) for slope in slopes(more)]
+
+
+PLACES = {"slopes": places_of_slopes}
+"""For axes whose coordinates compute with their number: which of them computes the same."""

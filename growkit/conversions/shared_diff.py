@@ -27,9 +27,8 @@ from growkit.base.settings import Settings
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype, total_bytes
 from growkit.conversions.low_rank import Heads, judge_parts, share, spread
 from growkit.conversions.rewriting import OnDiffTransformer, Special, refuse, rewrite
+from growkit.families.diff_transformer import ATTENTION, shared_keys, shared_queries
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import shared_keys, shared_queries
-from growkit.families.llama import ATTENTION
 from growkit.planning.operation import Change, Option, Value, is_within
 from growkit.planning.plan import Check, Plan, unused_tensors
 from growkit.planning.transforms import Computed, Kept, Transform

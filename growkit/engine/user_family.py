@@ -20,8 +20,7 @@ from growkit.algebra.axes import Axis, Pattern
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import read_yaml
-from growkit.families.described import described
-from growkit.families.family import Family, knowing, own_families
+from growkit.families.family import Family, described, knowing, own_families
 from growkit.planning.operation import SizeOption, operations
 
 VOCABULARY = "vocab_size"
@@ -46,6 +45,9 @@ ALSO = {"num_kv_heads": "kv_heads"} | dict.fromkeys(
 
 ALWAYS_SIZES = {*NAMED, *ALSO} - {CONTEXT}
 """Keys of sizes in every class; where heads split hidden, no shape shows their number."""
+
+OF_THE_PACKAGE = ("architecture", "loads_with", "form", "former")
+"""Keys that only descriptions of growkit have: promises that no class can be asked about."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -75,6 +77,7 @@ def temporary_family(description: Mapping[str, Any] | None) -> Iterator[None]:
     family = None
     if description is not None:
         plain = described(description, "the description of the family")
+        _check_promises(plain, description)
         sound: set[str] = set()
 
         def check(config: Config) -> None:
@@ -86,11 +89,34 @@ def temporary_family(description: Mapping[str, Any] | None) -> Iterator[None]:
 
         def arranged(config: Config, layers: Sequence[int]) -> Config:
             lists = assumed_lists(plain, config)
-            return {key: [values[layer] for layer in layers] for key, values in lists.items()}
+            listed = {key: [values[layer] for layer in layers] for key, values in lists.items()}
+            changed = plain.arranged(config, layers)
+            _check_arranged(plain, config, len(layers), changed)
+            return {**changed, **listed}
 
         family = replace(plain, check=check, arranged=arranged)
     with knowing(family):
         yield
+
+
+def _check_promises(family: Family, description: Mapping[str, Any]) -> None:
+    """Refuse what neither a class nor a prompt shows to be true.
+
+    Raises:
+        InputError: names the key.
+    """
+    for key in OF_THE_PACKAGE:
+        if description.get(key) is not None:
+            raise InputError(
+                f"the description of {family.name} has {key}, which only growkit's own families "
+                "may have; remove it"
+            )
+    own = (each.experts.keys for each in own_families().values() if each.experts)
+    for key in family.experts.keys.difference(*own) if family.experts else ():
+        raise InputError(
+            f"the description of {family.name} has {key} among its experts, but no family of "
+            "growkit chooses experts with such a key; correct it"
+        )
 
 
 def unlisted_family(description: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -101,9 +127,9 @@ def unlisted_family(description: Mapping[str, Any] | None) -> Mapping[str, Any] 
     """
     if description is None:
         return None
-    (kind,) = described(description, "the description of the family").model_types
-    known = any(kind in family.model_types for family in own_families().values())
-    return None if known else description
+    types = described(description, "the description of the family").model_types
+    known = {kind for family in own_families().values() for kind in family.model_types}
+    return None if known & {*types} else description
 
 
 def check_against_class(family: Family, config: Config) -> None:
@@ -122,13 +148,16 @@ def check_against_class(family: Family, config: Config) -> None:
     if built is None:  # reported when the model is loaded
         return
     read, model = built
-    cls = type(model).__name__
-    own = {short: common for common, short in read.attribute_map.items()}
-    shapes = _shapes(model)
-    grown = _grown_axes()
-    for key, axes in family.axes.items():
-        assert isinstance(axes, tuple)
-        common = own.get(key, key)
+    names = {short: common for common, short in read.attribute_map.items()}
+    _check_sizes(family, config, names, model)
+    _check_tables(family, model)
+
+
+def _check_sizes(family: Family, config: Config, names: Mapping[str, str], model: Any) -> None:
+    cls, shapes, grown = type(model).__name__, _shapes(model), _grown_axes()
+    sizes = {**family.axes_of(config), **family.ratios}
+    for key, axes in sizes.items():
+        common = names.get(key, key)
         as_described = f"the description of {family.name} has sizes {key}: {' + '.join(axes)}, but"
         if axes != ("vocab",) if common == VOCABULARY else "vocab" in axes:
             raise InputError(
@@ -146,6 +175,10 @@ def check_against_class(family: Family, config: Config) -> None:
                 f"{cls} has another shape with another {key}, so it is a setting; remove it from "
                 "sizes"
             )
+
+
+def _check_tables(family: Family, model: Any) -> None:
+    cls, grown = type(model).__name__, _grown_axes()
     for table in _tables(model):
         for tensor in family.tensors:
             template = re.escape(tensor.name).replace(re.escape("{layer}"), r"\d+")
@@ -159,6 +192,26 @@ def check_against_class(family: Family, config: Config) -> None:
                     f"{table}.weight, which {cls} takes by number; correct it, vocab for tokens "
                     "or an axis that does not grow"
                 )
+
+
+def _check_arranged(family: Family, config: Config, count: int, changed: Config) -> None:
+    """Refuse a description that changes settings where layers are arranged anew.
+
+    Raises:
+        InputError: no tensor of the class depends on the key.
+    """
+    layers = next(key for key, axes in family.axes.items() if axes == ("layers",))
+    listed = [k for k, v in config.items() if isinstance(v, list) and len(v) == config[layers]]
+    deeper = {**config, **dict.fromkeys(listed), layers: count}
+    for key, value in changed.items():
+        others = {**deeper, **{each: of for each, of in changed.items() if each != key}}
+        if value != config.get(key) and not any(
+            _tensors(each) != _tensors({**each, key: value}) for each in (deeper, others)
+        ):
+            raise InputError(
+                f"the description of {family.name} has arranged {key}, but no layer of its class "
+                f"has other tensors with {key} {value!r}, so it is a setting; remove it"
+            )
 
 
 def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
@@ -206,11 +259,19 @@ def _shapes(model: Any) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
+def _tensors(config: Config) -> Shapes | None:
+    """Name and shape of every tensor of a config's class; None without a class."""
+    built = _empty(config)
+    return _shapes(built[1]) if built else None
+
+
 def _changes_shapes(key: str, config: Config, shapes: Shapes) -> bool:
     """Whether another value of a key changes the tensors or their shapes."""
-    value = config[key]
-    others = (_empty({**config, key: other}) for other in (2 * value, value + 1, value - 1, 1))
-    return any(built is not None and _shapes(built[1]) != shapes for built in others)
+    value = config.get(key)
+    if not isinstance(value, int):
+        return False
+    others = (_tensors({**config, key: other}) for other in (2 * value, value + 1, value - 1, 1))
+    return any(built not in (None, shapes) for built in others)
 
 
 def _grown_axes() -> set[str]:

@@ -1,80 +1,232 @@
-"""A family that somebody describes in YAML: what a family's file says, as far as that is no code.
+"""Descriptions of families in YAML: those of this package, and those of users.
 
 ::
 
     family: My model
     model_type: mine
-    sizes: {vocab_size: vocab, hidden_size: hidden, num_hidden_layers: layers, ...}
-    assumed: {tie_word_embeddings: false, head_dim: hidden_size / num_attention_heads}
-    groups: {heads: kv_heads}
-    tied: {lm_head.weight: model.embed_tokens.weight}
+    extends: decoder
+    sizes: {num_experts: experts}
+    assumed: {head_dim: 128, first_dense_layers: 0, layer_types: {each_layer: window(layer % 4)}}
+    conditions: {sparse: layer >= first_dense_layers}
     tensors:
-      model.embed_tokens.weight: vocab -> hidden
-      model.layers.{layer}.norm.weight: {pattern: hidden, norm: hidden, eps: rms_norm_eps}
+      model.layers.{layer}.self_attn.q_proj.weight: {bias: true}
+      model.layers.{layer}.mlp.gate.weight: {pattern: experts <- hidden, when: sparse}
       ...
 
-Patterns are those of ``growkit.algebra.axes``. ``growkit inspect --infer`` writes such a file.
+Patterns are those of ``growkit.algebra.axes``, conditions those of
+``growkit.families.expressions``. A family that extends another one states only what differs; null
+takes out what the other one has. ``growkit inspect --infer`` writes such a file.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from growkit.algebra.axes import Axis, Pattern
+import yaml
+
+from growkit.algebra.axes import ORDERS, PLACES, Axis, Order, Pattern
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.parsing import in_yaml
 from growkit.base.tensors import Config
-from growkit.families.description import Multiple, Norm, Tensor, always
-from growkit.families.family import LISTS, Family
+from growkit.families.description import (
+    COUNTED,
+    LISTS,
+    NEW,
+    Dense,
+    DiffForm,
+    Experts,
+    Multiple,
+    Norm,
+    Tensor,
+    always,
+    every_layer,
+)
+from growkit.families.expressions import LAYER, Expression, parse_expression
 
-KEYS: dict[str, type] = {
-    "family": str,
-    "model_type": str,
-    "sizes": dict,
-    "assumed": dict,
-    "computed": list,
-    "constants": dict,
-    "groups": dict,
-    "multiples": dict,
-    "lists": list,
-    "fixed": dict,
-    "tied": dict,
-    "tensors": dict,
+PACKAGE = "growkit.families"
+
+ANY = "any key"
+"""In a mapping of kinds: what all values are, whatever their keys."""
+
+TEXTS = {ANY: str}
+CONDITION = (bool, str)
+
+NORM = {"norm": str, "eps": str, "centred": bool, "behind": bool}
+
+TENSOR = NORM | {
+    "pattern": str,
+    "tied": str,
+    "bias": CONDITION,
+    "when": CONDITION,
+    "offset": float,
+    "root": str,
+    "order": [str],
+    "component": str,
+    "dense": ([str], str),
+    "canonical": str,
 }
-"""What a description has, and of which kind it is."""
+"""What a tensor may say.
+
+``tied`` is its pattern in tied models; ``bias`` the models with a bias next to a weight; ``root``
+an axis whose root its class multiplies it by; ``order`` one of ``ORDERS`` and its axes.
+"""
+
+MULTIPLE = {"of": str, "why": str}
+
+FORM = {
+    "switches": dict,
+    "keys": TEXTS,
+    "lambda_init": str,
+    "harmless": {ANY: list},
+    "assumed": dict,
+    "strict": bool,
+}
+
+EXPERTS = {
+    "width": str,
+    "top_k": str,
+    "alone": CONDITION,
+    "scaling": str,
+    "groups": [str],
+    "float32": bool,
+    "dense": {
+        ANY: {"assumed": dict, "ignored": dict, "only": {ANY: list}, "when": CONDITION},
+    },
+    "config": dict,
+    "part": float,
+    "beside": float,
+    "sizes": TEXTS,
+}
+
+KEYS = {
+    "family": str,
+    "model_type": ([str], str),
+    "extends": str,
+    "architecture": str,
+    "loads_with": str,
+    "sizes": {ANY: ({ANY: CONDITION}, str)},
+    "same": TEXTS,
+    "constants": {ANY: int},
+    "assumed": dict,
+    "conditions": TEXTS,
+    "computed": [str],
+    "may_be_zero": [str],
+    "ratios": TEXTS,
+    "aliases": TEXTS,
+    "former": TEXTS,
+    "per_layer": [str],
+    "choices": {ANY: [str]},
+    "groups": {ANY: ([str], str)},
+    "kinds": TEXTS,
+    "places": TEXTS,
+    "multiples": {ANY: ([MULTIPLE], MULTIPLE, str)},
+    "needs": TEXTS,
+    "lists": [str],
+    "arranged": dict,
+    "numbered": str,
+    "normed_sums": CONDITION,
+    "fixed": {ANY: ({"when": CONDITION, "why": str}, str)},
+    "norms": [NORM],
+    "recomputed": [str],
+    "tied": TEXTS,
+    "tensors": {ANY: ([TENSOR], TENSOR, str)},
+    "other_forms": [dict],
+    "form": FORM,
+    "experts": EXPERTS,
+}
+"""What a description has, and of which kind it is; several kinds in a tuple are alternatives."""
 
 NEEDED = ("family", "model_type", "sizes", "tensors")
 
+OF_ITS_OWN = ("family", "model_type", "architecture", "loads_with", "form")
+"""Keys that no family has from the one that it extends."""
+
 NEEDED_AXES = ("layers", "vocab", "hidden")
 
-OF_A_TENSOR: dict[str, type] = {
-    "pattern": str,
-    "tied": str,
-    "norm": str,
-    "eps": str,
-    "centred": bool,
-    "behind": bool,
-    "offset": float,
-    "root": str,
+MOST = 1 << 24
+"""Of a constant."""
+
+WORDS = {
+    str: "text",
+    dict: "a mapping",
+    list: "a list",
+    bool: "true or false",
+    float: "a number",
+    int: "a whole number",
 }
-"""What a tensor may say beside its pattern.
-
-``tied`` is its pattern in tied models; ``root`` an axis whose root its class multiplies it by.
-"""
-
-KINDS = {str: "text", dict: "a mapping", list: "a list", bool: "true or false", float: "a number"}
 
 NAME = re.compile(r"[\w.\-]{1,200}")
 TIED = "tie_word_embeddings"
 
+TIED_TO_NO_NORM = (
+    "cannot grow: its head is tied to the embedding, and the norm before it has no weight that "
+    "could take back what the head reads more than once; give it a head of its own with --untie, "
+    "or write the embedding as lm_head.weight and set tie_word_embeddings to false"
+)
+"""Why hidden cannot grow where a tied head follows no norm with a weight."""
 
-def described(content: Any, where: str) -> Family:
-    """The family that a description describes.
+
+def shipped() -> dict[str, Path]:
+    """The descriptions in this package, by the names of the files."""
+    return _files(tuple(import_module(PACKAGE).__path__))
+
+
+@cache
+def _files(folders: tuple[str, ...]) -> dict[str, Path]:
+    return {file.stem: file for each in folders for file in sorted(Path(each).glob("*.yaml"))}
+
+
+@cache
+def read_shipped(file: Path) -> dict[str, Any]:
+    """A description of this package, with all that it has from the one that it extends."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # which is ten times as fast
+    return extended(yaml.load(file.read_text(encoding="utf-8"), loader), str(file))  # noqa: S506
+
+
+def extended(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A description with all that it has from the one that it extends.
+
+    Raises:
+        InputError: there is no description of that name.
+    """
+    base = content.get("extends")
+    if base is None:
+        return dict(content)
+    files = shipped()
+    if not isinstance(base, str) or base not in files:
+        known = sorted(files)
+        raise InputError(f"{where} extends {base!r}; {did_you_mean(str(base), known)}")
+    inherited = {k: v for k, v in read_shipped(files[base]).items() if k not in OF_ITS_OWN}
+    tensors = {
+        name: {"pattern": entry} if isinstance(entry, str) else entry
+        for name, entry in inherited["tensors"].items()
+    }
+    own = {key: value for key, value in content.items() if key != "extends"}
+    return _merged(inherited | {"tensors": tensors}, own)
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(base)
+    for key, value in own.items():
+        if value is None and key in base:
+            del found[key]
+        elif isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
+            found[key] = _merged(base[key], value)
+        else:
+            found[key] = value
+    return found
+
+
+def read_description(content: Any, where: str) -> dict[str, Any]:
+    """The fields of the family that a description describes.
 
     Args:
         content: of the YAML.
@@ -85,187 +237,457 @@ def described(content: Any, where: str) -> Family:
     """
     if not isinstance(content, Mapping):
         raise InputError(f"{where} must be a mapping with {', '.join(NEEDED)}")
-    _check(content, KEYS, where)
+    content = extended(content, where)
+    _check_kind(content, KEYS, where)
     for key in NEEDED:
         if not content.get(key):
             raise InputError(f"{where} has no {key}; a family needs {', '.join(NEEDED)}")
-    sizes = {
-        key: tuple(axis.strip() for axis in _text(axes, f"size {key} in {where}").split("+"))
-        for key, axes in content["sizes"].items()
-    }
-    constants = _mapping(content, "constants", int, where)
-    known = {axis for axes in sizes.values() for axis in axes} | constants.keys()
-    for axis in NEEDED_AXES:
-        if axis not in known:
-            raise InputError(f"sizes in {where} have no key for {axis}, which every family needs")
-    assumed = content.get("assumed", {})
-    groups = _mapping(content, "groups", str, where)
-    fixed = _mapping(content, "fixed", str, where)
-    multiples = _mapping(content, "multiples", str, where)
-    for axis in (*groups, *groups.values(), *fixed):
-        _check_axis(axis, known, where)
-    numbers = {*sizes, *assumed, *known}
-    for number in (*multiples, *multiples.values()):
-        if number not in numbers:
-            raise InputError(
-                f"multiples in {where} name {number!r}; {did_you_mean(number, numbers)}"
+    return _Description(content, where).fields()
+
+
+class _Description:
+    """A description, and the names that are used in it."""
+
+    def __init__(self, content: Mapping[str, Any], where: str) -> None:
+        self._content, self._where = content, where
+        self._get = content.get
+        sizes = content["sizes"].items()
+        self._sizes = {key: [_axes(way) for way in _listed(entry)] for key, entry in sizes}
+        summed = [axis for ways in self._sizes.values() for axes in ways for axis in axes]
+        self._axes = {*summed, *content.get("constants", {}), *content.get("same", {})}
+        for axis in NEEDED_AXES:
+            if axis not in self._axes:
+                raise InputError(
+                    f"sizes in {where} have no key for {axis}, which every family needs"
+                )
+        self._assumed = content.get("assumed", {})
+        self._keys = {*self._sizes, *self._assumed, TIED, LAYER}
+        self._named: dict[str, Expression] = {}
+        for name, text in content.get("conditions", {}).items():
+            self._named[name] = self._condition(text, f"condition {name}")
+        self._tied = content.get("tied", {})
+
+    def fields(self) -> dict[str, Any]:
+        """Arguments of ``Family``."""
+        content, get = self._content, self._content.get
+        tensors = self._tensors(content["tensors"])
+        forms = [_merged(content["tensors"], each) for each in get("other_forms", ())]
+        for form in forms:
+            _check_kind(form, KEYS["tensors"], f"other_forms in {self._where}")
+        names = {name for form in (content["tensors"], *forms) for name in form}
+        for each in (*self._tied.values(), *self._tied):
+            if each not in names:
+                raise InputError(
+                    f"tied in {self._where} names {each!r}; {did_you_mean(each, names)}"
+                )
+        served = {axis: tuple(_listed(by)) for axis, by in get("groups", {}).items()}
+        ratios = {key: tuple(of.split(" / ")) for key, of in get("ratios", {}).items()}
+        grouped = frozenset(served).union(*served.values())
+        of_others = [axis for axes in ratios.values() for axis in axes]
+        for axis in (*grouped, *of_others, *get("kinds", {}), *get("same", {}).values()):
+            self._check_axis(axis, self._where)
+        norms = tuple(self._norm(each, "norms") for each in get("norms", ()))
+        numbered = get("numbered")
+        return {
+            "name": content["family"][:100],
+            "model_types": tuple(_listed(content["model_type"])),
+            "architecture": get("architecture"),
+            "loads_with": get("loads_with"),
+            "axes": self._axes_by_key(),
+            "same": get("same", {}),
+            "constants": get("constants", {}),
+            "defaults": {key: self._default(key, value) for key, value in self._assumed.items()},
+            "derived": frozenset(get("computed", ())),
+            "may_be_zero": frozenset(get("may_be_zero", ())),
+            "ratios": ratios,
+            "aliases": get("aliases", {}),
+            "former": get("former", {}),
+            "per_layer": frozenset(get("per_layer", ())),
+            "choices": {key: tuple(values) for key, values in get("choices", {}).items()},
+            "kinds": get("kinds", {}),
+            "places": {
+                axis: _one_of(PLACES, name, f"places of {axis} in {self._where}")
+                for axis, name in get("places", {}).items()
+            },
+            "grouped": grouped,
+            "served": {axis: serving for axis, serving in served.items() if serving},
+            "multiples": tuple(self._multiples()),
+            "check": self._check((*norms, *(each.norm for each in tensors if each.norm))),
+            "lists": LISTS.union(get("lists", ())),
+            "arranged": self._arranged(),
+            "numbered": lambda config: numbered if numbered and config.get(numbered) else None,
+            "normed_sums": self._condition(get("normed_sums", False), "normed_sums").holds,
+            "fixed": self._fixed(tensors),
+            "norms": norms,
+            "recomputed": tuple(get("recomputed", ("rotary_emb.inv_freq",))),
+            "duplicates": self._tied,
+            "tensors": tensors,
+            "other_forms": tuple(self._tensors(each) for each in forms),
+            "form": self._form(),
+            "experts": self._experts(),
+        }
+
+    # Configs.
+
+    def _axes_by_key(self) -> dict[str, Any]:
+        """The axes of every size, or a function that chooses them; single axes come first."""
+        found: dict[str, Any] = {}
+        for key, ways in sorted(
+            self._sizes.items(), key=lambda each: max(map(len, each[1]), default=0)
+        ):
+            entry = self._content["sizes"][key]
+            if isinstance(entry, str):
+                (found[key],) = ways
+            else:
+                when = [self._condition(each, f"size {key}") for each in entry.values()]
+                found[key] = partial(_first, list(zip(when, ways, strict=True)))
+        return found
+
+    @property
+    def _layers(self) -> str:
+        """The key of the number of layers."""
+        return next(str(key) for key, ways in self._sizes.items() if ways == [("layers",)])
+
+    def _default(self, key: str, value: Any) -> Any:
+        """A value, or a function of the config."""
+        what = f"assumed {key}"
+        if isinstance(value, Mapping) and value.keys() == {"each_layer"}:
+            _check_kind(value, TEXTS, f"{what} in {self._where}")
+            each = self._expression(value["each_layer"], what)
+            count = self._layers
+            return lambda config: [each(config, layer) for layer in range(config[count])]
+        if isinstance(value, str) and (" " in value or value in self._keys):
+            return self._expression(value, what)
+        return value
+
+    def _multiples(self) -> Iterator[Multiple]:
+        numbers = {*self._keys, *self._axes} - {LAYER}
+        for what, said in _each(self._get("multiples", {}), "of"):
+            for number in (what, said.get("of")):
+                if number not in numbers:
+                    raise InputError(
+                        f"multiples in {self._where} name {number!r}; "
+                        f"{did_you_mean(number, numbers)}"
+                    )
+            yield Multiple(what, said["of"], said.get("why", "as its description says"))
+
+    def _check(self, norms: Sequence[Norm]) -> Callable[[Config], None]:
+        """Refuse what else a config may have wrong."""
+        name = self._content["family"]
+        keys = {norm.eps for norm in norms if norm.eps}
+        needs = [
+            (self._condition(text, "needs"), why) for text, why in self._get("needs", {}).items()
+        ]
+
+        def check(config: Config) -> None:
+            for key in keys:
+                value = config.get(key)
+                if not isinstance(value, float | int) or isinstance(value, bool):
+                    raise InputError(
+                        f"config.json of a {name} model has {key} {value!r}, which a norm of its "
+                        f"description adds to a mean; say it there, or under assumed"
+                    )
+            for condition, why in needs:
+                if not condition.holds(config):
+                    raise InputError(f"config.json of a {name} model: {why}")
+
+        return check
+
+    # Layers.
+
+    def _arranged(self) -> Callable[[Config, Sequence[int]], Config]:
+        rules: dict[str, tuple[str, Expression]] = {}
+        values: dict[str, Any] = {}
+        for key, entry in self._get("arranged", {}).items():
+            if isinstance(entry, Mapping) and len(entry) == 1:
+                what = f"arranged {key}"
+                _check_kind(entry, {"layers": str, "count": str}, f"{what} in {self._where}")
+                ((way, text),) = entry.items()
+                rules[key] = way, self._condition(text, what)
+            else:
+                values[key] = entry
+
+        def arranged(config: Config, layers: Sequence[int]) -> Config:
+            found = dict(values)
+            same = True
+            for key, (way, condition) in rules.items():
+                kinds = [condition.holds(config, layer) for layer in layers]
+                same &= kinds == [condition.holds(config, place) for place in range(len(layers))]
+                wanted = [place for place, is_one in enumerate(kinds) if is_one]
+                found[key] = wanted if way == "layers" else len(wanted)
+            return {} if same else found
+
+        return arranged
+
+    def _fixed(self, tensors: Sequence[Tensor]) -> Callable[[Config], Mapping[str, str]]:
+        stated = []
+        for axis, said in _each(self._get("fixed", {}), "why"):
+            self._check_axis(axis, self._where)
+            when = self._condition(said.get("when", True), f"fixed {axis}")
+            stated.append((axis, when, said.get("why", "cannot grow")))
+        embeddings, layers = {*self._tied.values()}, self._layers
+
+        def fixed(config: Config) -> Mapping[str, str]:
+            found = {axis: why for axis, when, why in stated if when.holds(config)}
+            present = [each for each in tensors if each.when(config)]
+            last = config[layers] - 1
+            reads = any(t.pattern == "<- hidden" and t.layers(config, last) for t in present)
+            tied = config.get(TIED) and any(
+                t.name in embeddings and t.pattern.endswith("-> hidden") for t in present
             )
-    lists = frozenset(_listed(content, "lists", where))
-    ordered = sorted(sizes.items(), key=lambda entry: len(entry[1]))  # single axes come first
-    tied = _mapping(content, "tied", str, where)
-    tensors = _tensors(content["tensors"], known, tied, where)
-    eps = {tensor.norm.eps for tensor in tensors if tensor.norm and tensor.norm.eps}
-    return Family(
-        name=content["family"][:100],
-        model_types=(content["model_type"],),
-        axes=dict(ordered),
-        defaults={key: _assumed(value) for key, value in assumed.items()},
-        tensors=tensors,
-        constants=constants,
-        derived=frozenset(_listed(content, "computed", where)),
-        fixed=lambda config: fixed,
-        lists=LISTS | lists,
-        grouped=frozenset({*groups, *groups.values()}),
-        served={axis: (serving,) for axis, serving in groups.items()},
-        multiples=tuple(
-            Multiple(what, of, "as its description says") for what, of in multiples.items()
-        ),
-        recomputed=("rotary_emb.inv_freq",),
-        duplicates=tied,
-        check=partial(_check_eps, eps, content["family"]),
-    )
+            return {"hidden": TIED_TO_NO_NORM} | found if tied and not reads else found
 
+        return fixed
 
-def _tensors(
-    content: Mapping[str, Any], known: set[str], tied: Mapping[str, str], where: str
-) -> tuple[Tensor, ...]:
-    names = content.keys()
-    for name in names:
-        as_layer = re.sub(r"(?<=\.)\d+(?=\.)", "{layer}", name, count=1)
-        if as_layer != name and as_layer in names:
-            raise InputError(f"{where} has tensor {name} twice: {as_layer} stands for it as well")
-    for each in (*tied.values(), *tied):
-        if each not in names:
-            raise InputError(f"tied in {where} names {each!r}; {did_you_mean(each, names)}")
-    entries = {name: _entry(name, entry, known, where) for name, entry in content.items()}
-    found = []
-    for name, entry in entries.items():
-        norm = None
-        if "norm" in entry:
-            does = {key: entry[key] for key in ("centred", "behind") if key in entry}
-            norm = Norm(entry["norm"], entry.get("eps"), **does)
-        root = entry.get("root")
-        scale = partial(_root, root, 1) if root else None
-        describe = partial(Tensor, name, norm=norm, offset=entry.get("offset", 0.0))
-        if "tied" in entry:
-            # A tied head reads the embedding as it is stored, without the factor of the class.
-            roots = [entries[of]["root"] for of in tied.values() if "root" in entries[of]]
-            unscaled = partial(_root, roots[0], -1) if roots else scale
-            found.append(describe(entry["tied"], when=_tied, scale=unscaled))
-        when = _untied if name in tied or "tied" in entry else always
-        found.append(describe(entry["pattern"], when=when, scale=scale))
-    return tuple(found)
+    # Tensors.
 
-
-def _entry(name: str, entry: Any, known: set[str], where: str) -> dict[str, Any]:
-    """What is said of a tensor.
-
-    Raises:
-        InputError: something is wrong with it.
-    """
-    of = f"tensor {name} in {where}"
-    if not NAME.fullmatch(name.replace("{layer}", "0", 1)):
-        raise InputError(f"{of} has a name that no tensor has; {{layer}} may stand in it once")
-    said = {"pattern": entry} if isinstance(entry, str) else entry
-    if not isinstance(said, Mapping) or "pattern" not in said:
-        raise InputError(f"{of} must be a pattern, or a mapping with one")
-    _check(said, OF_A_TENSOR, of)
-    for key in ("pattern", "tied"):
-        if key in said:
-            _check_pattern(said[key], known, of)
-    for key in ("norm", "root"):
-        if key in said:
-            _check_axis(said[key], known, of)
-    return dict(said)
-
-
-def _check_pattern(pattern: str, known: set[str], of: str) -> None:
-    try:
-        parsed = Pattern.parse(pattern[:200])
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{of}: {error}") from None
-    for number, dimension in enumerate(parsed.dimensions):
-        for axis in dimension.axes:
-            _check_axis(axis, known, of)
-        if "vocab" in dimension.axes and (number or dimension.form != Axis("vocab")):
-            raise InputError(f"{of} is {pattern!r}; vocab can only be the first dimension, alone")
-
-
-def _check_axis(axis: str, known: set[str], of: str) -> None:
-    if axis not in known:
-        raise InputError(
-            f"{of} names axis {axis!r}, which no size says; {did_you_mean(axis, known)}"
+    def _tensors(self, content: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        for name in content:
+            as_layer = re.sub(r"(?<=\.)\d+(?=\.)", "{layer}", name, count=1)
+            if as_layer != name and as_layer in content:
+                raise InputError(
+                    f"{self._where} has tensor {name} twice: {as_layer} stands for it as well"
+                )
+        entries = [(name, self._entry(name, said)) for name, said in _each(content, "pattern")]
+        roots = {entry["root"] for name, entry in entries if "root" in entry}
+        return tuple(
+            tensor
+            for name, entry in entries
+            for tensor in self._variants(name, entry, next(iter(roots), None))
         )
 
+    def _variants(self, name: str, entry: dict[str, Any], root: str | None) -> Iterator[Tensor]:
+        """The tensor in tied models and in untied ones, each with its bias."""
+        of = f"tensor {name}"
+        conditions = [self._condition(entry["when"], of)] if "when" in entry else []
+        scale = partial(_root, entry["root"], 1) if "root" in entry else None
+        if "tied" in entry:
+            # A tied head reads the embedding as it is stored, without the factor of the class.
+            unscaled = partial(_root, root, -1) if root else scale
+            tied = [*conditions, self._expression(TIED, of)]
+            yield from self._with_bias(name, entry, entry["tied"], tied, unscaled)
+        if name in self._tied or "tied" in entry:
+            conditions = [*conditions, self._expression(f"not {TIED}", of)]
+        yield from self._with_bias(name, entry, entry["pattern"], conditions, scale)
 
-def _check(content: Mapping[Any, Any], kinds: Mapping[str, type], where: str) -> None:
-    for key, value in content.items():
-        if key not in kinds:
-            raise InputError(f"{where} has an unknown key {key!r}; {did_you_mean(key, kinds)}")
-        _check_kind(value, kinds[key], f"{key} in {where}")
-
-
-def _check_kind(value: Any, kind: type, what: str) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number if kind is float else isinstance(value, kind)):
-        raise InputError(f"{what} is {in_yaml(value)}; {KINDS[kind]} was expected")
-
-
-def _mapping(content: Mapping[str, Any], key: str, kind: type, where: str) -> dict[str, Any]:
-    found = content.get(key, {})
-    for name, value in found.items():
-        if kind is str:
-            _text(value, f"{name} of {key} in {where}")
-        elif not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 24:
-            raise InputError(
-                f"{name} of {key} in {where} is {value!r}; a whole number was expected"
+    def _with_bias(
+        self,
+        name: str,
+        entry: dict[str, Any],
+        pattern: str,
+        conditions: Sequence[Expression],
+        scale: Any,
+    ) -> Iterator[Tensor]:
+        order, dense = self._order(entry, name), entry.get("dense")
+        dense = tuple(dense) if isinstance(dense, list) else dense
+        tensor = Tensor(
+            name,
+            pattern,
+            canonical=entry.get("canonical"),
+            order=order,
+            norm=self._norm(entry, name) if "norm" in entry else None,
+            scale=scale,
+            offset=entry.get("offset", 0.0),
+            component=entry.get("component"),
+            dense=NEW if dense == "new" else (dense,) if isinstance(dense, str) else dense,
+            **_conditions(conditions),
+        )
+        yield tensor
+        if "bias" in entry:
+            bias = [*conditions, self._condition(entry["bias"], f"bias of {name}")]
+            yield replace(
+                tensor,
+                name=_bias(name),
+                pattern=_written(pattern),
+                norm=None,
+                scale=None,
+                offset=0.0,
+                dense=tensor.dense and tuple(map(_bias, tensor.dense)),
+                **_conditions(bias),
             )
-    return dict(found)
+
+    def _entry(self, name: str, said: Any) -> dict[str, Any]:
+        """What is said of a tensor.
+
+        Raises:
+            InputError: something is wrong with it.
+        """
+        of = f"tensor {name}"
+        plain = name.replace("{layer}", "0", 1)
+        for placeholder in COUNTED:
+            plain = plain.replace(f"{{{placeholder}}}", "0", 1)
+        if not NAME.fullmatch(plain):
+            raise InputError(
+                f"{of} in {self._where} has a name that no tensor has; {{layer}} may stand in it "
+                f"once, and likewise {{{'}, {'.join(COUNTED)}}}"
+            )
+        if "pattern" not in said:
+            raise InputError(f"{of} in {self._where} must be a pattern, or a mapping with one")
+        for key in ("pattern", "tied"):
+            if key in said:
+                self._check_pattern(said[key], f"{of} in {self._where}")
+        if "root" in said:
+            self._check_axis(said["root"], f"{of} in {self._where}")
+        return dict(said)
+
+    def _norm(self, entry: Mapping[str, Any], of: str) -> Norm:
+        said = {key: entry[key] for key in NORM if key in entry}
+        over = said.pop("norm", "")
+        self._check_axis(over, f"{of} in {self._where}")
+        return Norm(over, said.pop("eps", None), **said)
+
+    def _order(self, entry: Mapping[str, Any], of: str) -> Order | None:
+        if not entry.get("order"):
+            return None
+        what = f"order of {of} in {self._where}"
+        name, *axes = entry["order"]
+        for axis in axes:
+            self._check_axis(axis, what)
+        try:
+            order: Order = _one_of(ORDERS, name, what)(*axes)
+        except TypeError:
+            raise InputError(f"{what} is {entry['order']}; {name} needs other axes") from None
+        return order
+
+    def _check_pattern(self, pattern: str, of: str) -> None:
+        try:
+            parsed = Pattern.parse(pattern[:200].replace("_{layer}", ""))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{of}: {error}") from None
+        for number, dimension in enumerate(parsed.dimensions):
+            for axis in dimension.axes:
+                self._check_axis(axis, of)
+            if "vocab" in dimension.axes and (number or dimension.form != Axis("vocab")):
+                raise InputError(
+                    f"{of} is {pattern!r}; vocab can only be the first dimension, alone"
+                )
+
+    # What its models can become.
+
+    def _form(self) -> DiffForm | None:
+        said = self._get("form")
+        if said is None:
+            return None
+        found = {"switches": {}} | said
+        found["harmless"] = {key: tuple(each) for key, each in said.get("harmless", {}).items()}
+        if "lambda_init" in said:
+            what = f"lambda_init in {self._where}"
+            lambda_init = parse_expression(said["lambda_init"], what, {LAYER}, {})
+            found["lambda_init"] = lambda layer: lambda_init.value({}, layer)
+        return DiffForm(**found)
+
+    def _experts(self) -> Experts | None:
+        said = self._get("experts")
+        if said is None:
+            return None
+        what = f"experts in {self._where}"
+        self._check_axis(said.get("width", ""), what)
+        dense = {}
+        for kind, entry in said.get("dense", {}).items():
+            only = {key: tuple(values) for key, values in entry.get("only", {}).items()}
+            when = self._condition(entry.get("when", True), f"dense {kind}").holds
+            dense[kind] = Dense(**entry | {"only": only, "when": when})
+        sizes = {
+            axis: parse_expression(text, what, ("width", "pieces"), {})
+            for axis, text in said.get("sizes", {}).items()
+        }
+        found = said | {"dense": dense, "groups": tuple(said.get("groups", ()))}
+        found["alone"] = self._condition(said.get("alone", False), "experts").holds
+        found["sizes"] = lambda width, pieces: {
+            axis: each.value({"width": width, "pieces": pieces}) for axis, each in sizes.items()
+        }
+        return Experts(**found)
+
+    # Parts of a description.
+
+    def _expression(self, text: str, of: str) -> Expression:
+        return parse_expression(text, f"{of} in {self._where}", self._keys, self._named)
+
+    def _condition(self, said: str | bool, of: str) -> Expression:
+        return self._expression(str(said), of)
+
+    def _check_axis(self, axis: str, of: str) -> None:
+        if axis not in self._axes:
+            raise InputError(
+                f"{of} names axis {axis!r}, which no size says; {did_you_mean(axis, self._axes)}"
+            )
 
 
-def _listed(content: Mapping[str, Any], key: str, where: str) -> list[str]:
-    return [_text(each, f"an entry of {key} in {where}") for each in content.get(key, [])]
+def _check_kind(value: Any, kinds: Any, what: str) -> None:
+    """Refuse a value that is of none of some kinds, and one with such a part; see ``KEYS``.
+
+    Raises:
+        InputError: names the part, and what was expected.
+    """
+    several = kinds if isinstance(kinds, tuple) else (kinds,)
+    kind = next((each for each in several if _is_kind(value, each)), None)
+    if kind is None:
+        expected = [WORDS[each if isinstance(each, type) else type(each)] for each in several]
+        raise InputError(f"{what} is {in_yaml(value)}; {' or '.join(expected)} was expected")
+    if isinstance(kind, list):
+        for each in value:
+            _check_kind(each, kind[0], f"an entry of {what}")
+    elif isinstance(kind, dict):
+        for key, each in value.items():
+            if key not in kind and ANY not in kind:
+                raise InputError(f"{what} has an unknown key {key!r}; {did_you_mean(key, kind)}")
+            _check_kind(each, kind.get(ANY, kind.get(key)), f"{key} in {what}")
 
 
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise InputError(f"{what} is {value!r}; text was expected")
-    return value
+def _is_kind(value: Any, kind: Any) -> bool:
+    if kind in (int, float):
+        number = isinstance(value, int if kind is int else int | float)
+        return number and not isinstance(value, bool) and (kind is float or 0 < value < MOST)
+    return isinstance(value, kind if isinstance(kind, type) else type(kind))
 
 
-def _assumed(value: Any) -> Any:
-    """A value, or the quotient of two other keys."""
-    whole, sign, parts = value.partition(" / ") if isinstance(value, str) else ("", "", "")
-    return (lambda config: config[whole] // config[parts]) if sign else value
+def _one_of(known: Mapping[str, Any], name: Any, what: str) -> Any:
+    if name not in known:
+        raise InputError(f"{what} is {name!r}; {did_you_mean(name, known)}")
+    return known[name]
+
+
+def _each(content: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
+    """The entries of a mapping: a name may have several, and text is the value of their key."""
+    for name, several in content.items():
+        for entry in several if isinstance(several, list) else [several]:
+            yield name, {key: entry} if isinstance(entry, str) else entry
+
+
+def _listed(entry: Any) -> list[Any]:
+    """The members of a list or mapping; a single text is one."""
+    return [entry] if isinstance(entry, str) else list(entry)
+
+
+def _axes(text: str) -> tuple[str, ...]:
+    return tuple(axis.strip() for axis in text.split("+"))
+
+
+def _first(ways: Sequence[tuple[Expression, Any]], config: Config) -> tuple[str, ...]:
+    """The axes of a size whose condition is met."""
+    return next((axes for when, axes in ways if when.holds(config)), ())
+
+
+def _conditions(conditions: Sequence[Expression]) -> dict[str, Any]:
+    """The conditions of a tensor: those on the model, and those on a layer."""
+    of_model = [each for each in conditions if LAYER not in each.names]
+    of_layer = [each for each in conditions if LAYER in each.names]
+    return {
+        "when": (lambda c: all(each.holds(c) for each in of_model)) if of_model else always,
+        "layers": (lambda c, layer: all(each.holds(c, layer) for each in of_layer))
+        if of_layer
+        else every_layer,
+    }
+
+
+def _bias(name: str) -> str:
+    return name.removesuffix(".weight") + ".bias"
+
+
+def _written(pattern: str) -> str:
+    """The part of a matrix's pattern that is written; all of that of a vector."""
+    return pattern.partition(" -> ")[2] or pattern.partition(" <- ")[0]
 
 
 def _root(axis: str, power: int, sizes: Mapping[str, int]) -> float:
     return math.sqrt(sizes[axis]) ** power
-
-
-def _tied(config: Config) -> bool:
-    return bool(config.get(TIED))
-
-
-def _untied(config: Config) -> bool:
-    return not _tied(config)
-
-
-def _check_eps(keys: set[str], name: str, config: Config) -> None:
-    for key in keys:
-        value = config.get(key)
-        if not isinstance(value, float | int) or isinstance(value, bool):
-            raise InputError(
-                f"config.json of a {name} model has {key} {value!r}, which a norm of its "
-                f"description adds to a mean; say it there, or under assumed"
-            )

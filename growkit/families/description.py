@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from growkit.algebra.axes import Order, Pattern, Role
@@ -31,35 +31,8 @@ def is_set(key: str) -> When:
     return lambda config: bool(config[key])
 
 
-def is_unset(key: str) -> When:
-    """Models whose config has a false value of this key."""
-    return lambda config: not config[key]
-
-
-def both(one: When, other: When) -> When:
-    """Models that meet two conditions."""
-    return lambda config: one(config) and other(config)
-
-
-tied = is_set("tie_word_embeddings")
-"""Models whose output head is the embedding."""
-
-untied = is_unset("tie_word_embeddings")
-"""Models whose output head has its own weight."""
-
-
-def windows(has: InLayer) -> Callable[[Config], list[str]]:
-    """The default of ``layer_types``, from a condition for layers with an attention window."""
-    return lambda config: [
-        "sliding_attention" if has(config, layer) else "full_attention"
-        for layer in range(config["num_hidden_layers"])
-    ]
-
-
-def except_every(count: int, key: str = "") -> InLayer:
-    """All layers except every ``count``-th; a config may set the count under ``key``."""
-    return lambda config, layer: bool((layer + 1) % config.get(key, count))
-
+LISTS = frozenset({"layer_types", "mlp_layer_types"})
+"""Keys that hold one entry for each layer in every class that has them."""
 
 COUNTED = {"expert": "experts", "head": "heads", "kv_head": "kv_heads"}
 """Placeholders in tensor names besides ``{layer}``, and the axes that they count."""
@@ -238,45 +211,7 @@ class Experts:
     beside: float = 1.0
     sizes: Callable[[int, int], Mapping[str, int]] = lambda width, pieces: {}
 
-
-def linear(
-    name: str,
-    pattern: str,
-    bias: When | None = None,
-    when: When = always,
-    order: Order | None = None,
-) -> tuple[Tensor, ...]:
-    """The weight of a linear layer, and its bias in models that meet ``bias``."""
-    weight = Tensor(name + ".weight", pattern, when, order=order)
-    if bias is None:
-        return (weight,)
-    written = pattern.partition(" <- ")[0]
-    return weight, Tensor(name + ".bias", written, both(when, bias), order=order)
-
-
-def layer_norm(
-    name: str, norm: Norm, when: When = always, pattern: str = "hidden"
-) -> tuple[Tensor, ...]:
-    """Weight and bias of a LayerNorm."""
-    return (
-        Tensor(name + ".weight", pattern, when, norm=norm),
-        Tensor(name + ".bias", pattern, when),
-    )
-
-
-TIED_TO_NO_NORM = (
-    "cannot grow: its head is tied to the embedding, and the norm before it has no weight that "
-    "could take back what the head reads more than once; give it a head of its own with --untie, "
-    "or write the embedding as lm_head.weight and set tie_word_embeddings to false"
-)
-"""Why hidden cannot grow where a tied head follows no norm with a weight."""
-
-
-def last_layer_norm(name: str, norm: Norm) -> tuple[Tensor, ...]:
-    """The LayerNorm before the head; see ``growkit.families.llama.skeleton`` for tied heads."""
-    return (*layer_norm(name, norm, tied, "<- hidden"), *layer_norm(name, norm, untied))
-
-
-def only(layers: InLayer, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Tensors of some layers."""
-    return tuple(replace(each, layers=layers) for each in tensors)
+    @property
+    def keys(self) -> set[str]:
+        """The keys that say how many experts a token has, and with what weights."""
+        return {self.top_k, *self.groups, *([self.scaling] if self.scaling else [])}

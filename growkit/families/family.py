@@ -1,6 +1,7 @@
 """Model families: tensor names and axes as data.
 
-A file of this package registers the family ``FAMILY``, or several, ``FAMILIES``, by name.
+A file of this package is one family: a description in YAML (``growkit.families.described``), or a
+module with ``FAMILY``.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from growkit.algebra.axes import Pattern, Role
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 from growkit.base.registry import members
 from growkit.base.tensors import Config, Weights
+from growkit.families.described import read_description, read_shipped, shipped
 from growkit.families.description import (
     COUNTED,
+    LISTS,
     DiffForm,
     Experts,
     Norm,
@@ -36,9 +40,6 @@ QUANTISED = ("quantization_config", "compression_config")
 
 SIZES_TRIED = 100
 """Sizes around one that a class cannot have, in which others are looked for."""
-
-LISTS = frozenset({"layer_types", "mlp_layer_types"})
-"""Keys that hold one entry for each layer in every class that has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,13 +219,18 @@ class Family(HasSizes):
         return replace(self, tensors=tuple(tensors), duplicates=duplicates)
 
     def members(self, config: Config) -> list[tuple[str, Tensor, int | None]]:
-        """Name, description and layer (None outside of the layers) of every tensor of a model."""
+        """Name, description and layer (None outside of the layers) of every tensor of a model.
+
+        Raises:
+            InputError: a tensor has an axis for which this config has no size.
+        """
         complete = self.complete(config)
         sizes = self._solve(complete)
         found = []
         for tensor in self.tensors:
             if not tensor.when(complete):
                 continue
+            axis = tensor.counts
             for layer in range(sizes["layers"]) if "{layer}" in tensor.name else (None,):
                 if layer is not None and not tensor.layers(complete, layer):
                     continue
@@ -232,7 +238,13 @@ class Family(HasSizes):
                 described = (
                     tensor if pattern == tensor.pattern else replace(tensor, pattern=pattern)
                 )
-                axis = tensor.counts
+                axes = {each for of in Pattern.parse(pattern).dimensions for each in of.axes}
+                unknown = axes.union([axis] if axis else []) - sizes.keys()
+                if unknown:
+                    raise InputError(
+                        f"{tensor.name} of this {self.name} model has axis {min(unknown)}, for "
+                        "which its config.json has no size"
+                    )
                 for number in range(sizes[axis]) if axis else (None,):
                     numbers = dict.fromkeys(COUNTED, number)
                     found.append((tensor.name.format(layer=layer, **numbers), described, layer))
@@ -325,12 +337,38 @@ def families() -> dict[str, Family]:
     return own | {f"{temporary.name}, as described": temporary} if temporary else own
 
 
+def described(content: Any, where: str) -> Family:
+    """The family that a description describes; see ``growkit.families.described``.
+
+    Args:
+        content: of the YAML.
+        where: what to call it in messages.
+
+    Raises:
+        InputError: it is no description; names the key or tensor that is wrong.
+    """
+    return Family(**read_description(content, where))
+
+
+def shipped_family(name: str) -> Family:
+    """The family that a file of this package describes."""
+    return _shipped_family(shipped()[name])
+
+
+@cache
+def _shipped_family(file: Path) -> Family:
+    return described(read_shipped(file), str(file))
+
+
 def own_families() -> dict[str, Family]:
     """The families of the package by name, in alphabetical order."""
-    found = dict(members("growkit.families", "FAMILY"))
-    for several in members("growkit.families", "FAMILIES").values():
-        found |= cast("dict[str, Family]", several)
-    return {name: family for name, family in sorted(found.items()) if isinstance(family, Family)}
+    of_files = {
+        name: _shipped_family(file)
+        for name, file in shipped().items()
+        if "family" in read_shipped(file)
+    }
+    of_modules = cast("dict[str, Family]", members("growkit.families", "FAMILY"))
+    return dict(sorted((of_files | of_modules).items()))
 
 
 def family_of(config: Config, where: str) -> Family:

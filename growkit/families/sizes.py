@@ -87,10 +87,11 @@ class HasSizes:
         complete = self._filled_in(config)
         sizes = self._solve(complete)
         for key, values in self.choices.items():
-            if complete[key] not in values:
+            value = complete.get(key)
+            if value not in values:
                 raise InputError(
-                    f"config.json of a {self.name} model has {key} {complete[key]!r}; choose one "
-                    f"of {', '.join(values)}"
+                    f"config.json of a {self.name} model has {key} {value!r}; choose one of "
+                    f"{', '.join(values)}"
                 )
         for key, default in self.defaults.items():
             kind = type(default)

@@ -19,8 +19,7 @@ import yaml
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.families.described import described
-from growkit.families.family import family_of
+from growkit.families.family import described, family_of
 from growkit.inference.classes import ModelClass
 from growkit.inference.proposing import Proposal, descriptions
 from growkit.inference.running import see

@@ -24,8 +24,8 @@ from growkit.base.limits import within
 from growkit.base.tensors import Config, Weights, main_dtype
 from growkit.families.description import DiffForm
 from growkit.families.description import Tensor as Described
-from growkit.families.diff_transformer import DEFAULTS, OF_SOME
 from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.families.diff_transformer import OF_SOME
 from growkit.families.family import Family, families, family_of, stored_family
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Transform, row_maps
@@ -105,7 +105,7 @@ def as_diff_transformer(config: Config, where: str) -> Config:
     own.update(_without(family))
     plain = {key: value for key, value in complete.items() if key not in own}
     renamed = {key: complete[name] for key, name in form.keys.items()}
-    kept = {name: complete[name] for name in form.keys.values() if name in DEFAULTS}
+    kept = {name: complete[name] for name in form.keys.values() if name in DIFF.defaults}
     diff = plain | kept | renamed | dict(form.switches)
     diff["model_type"] = DIFF.model_types[0]
     diff = _with_numbers(diff, DIFF, sizes)
@@ -128,7 +128,7 @@ def _check_known(family: Family, form: DiffForm, config: Config, where: str) -> 
         InputError: names one.
     """
     known = OF_NO_LAYER.union(
-        OF_THE_FOLDER, WINDOW_KEYS, form.harmless, form.keys.values(), DEFAULTS, DIFF.size_keys
+        OF_THE_FOLDER, WINDOW_KEYS, form.harmless, form.keys.values(), DIFF.defaults, DIFF.size_keys
     ).union(family.size_keys, family.defaults)
     known -= {*_without(family)}
     for key, value in config.items():
@@ -271,7 +271,7 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
             f"a {family.name} model cannot express {', '.join(problems)}; choose another layout, "
             "or convert it --to diff first"
         )
-    only = {*DEFAULTS, *DIFF.axes, *OF_THE_FOLDER} - {*family.defaults, "lambda_std_dev"}
+    only = {*DIFF.defaults, *DIFF.axes, *OF_THE_FOLDER} - {*family.defaults, "lambda_std_dev"}
     config = {key: value for key, value in diff.items() if key not in only}
     for key, name in form.keys.items():
         sharing = {k: diff[k] for k in DIFF.defaults if form.keys.get(k, k) == name}

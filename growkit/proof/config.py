@@ -14,9 +14,9 @@ from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.reading import Checkpoint, rounds
 from growkit.engine.loader import LAYERS
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
-from growkit.families.description import Experts
+from growkit.families.description import LISTS, Experts
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.family import LISTS, Family, own_families
+from growkit.families.family import Family, families, own_families
 
 SHARED = frozenset(
     {
@@ -199,7 +199,9 @@ def _follow_experts(first: Config, second: Config) -> dict[str, Any]:
 
 def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
     """How a model uses experts, if it has any, and what the key of their number is called."""
-    family = listed_family(config)
+    model_type = config.get("model_type")
+    known = (each for each in families().values() if model_type in each.model_types)
+    family = next(known, None)
     if family is None or family.experts is None:
         return None, []
     keys = [key for key, axes in family.axes.items() if axes == ("experts",)]

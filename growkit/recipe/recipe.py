@@ -32,7 +32,7 @@ from growkit.checkpoint.folder import Folder, check_name, read_yaml
 from growkit.checkpoint.model_files import HUB_NAME, STORE, address_in
 from growkit.checkpoint.publishing import MANIFEST, Inputs
 from growkit.engine.user_family import load_description
-from growkit.families.described import described
+from growkit.families.family import described
 from growkit.planning.operation import (
     KINDS,
     PACKAGES,

@@ -1,0 +1,224 @@
+"""Expressions in descriptions of families: conditions on a config, and what its class assumes.
+
+They are a small part of Python: keys of the config, numbers and texts, ``and``, ``or``, ``not``,
+``A if B else C``, comparisons, ``in``, ``+``, ``-``, ``*``, ``%``, ``/`` (which rounds down),
+``KEY[...]``, and the functions below. ``layer`` is the number of a layer, from 0;
+``get(KEY, VALUE)`` is the value of a key that the class has no default for, or another value.
+
+Descriptions are not trusted: nothing else is evaluated, and no value can become large.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from growkit.base.errors import InputError
+from growkit.base.names import did_you_mean
+from growkit.base.tensors import Config
+
+LONGEST = 300
+"""Characters of an expression."""
+
+LAYER = "layer"
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "exp": math.exp,
+    "int": int,
+    "window": lambda has: "sliding_attention" if has else "full_attention",
+}
+
+ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+    ast.Div: operator.floordiv,
+}
+
+COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda one, several: one in several,
+    ast.NotIn: lambda one, several: one not in several,
+}
+
+SYNTAX: tuple[type[ast.AST], ...] = (
+    *ARITHMETIC,
+    *COMPARISONS,
+    ast.And,
+    ast.BinOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.Constant,
+    ast.IfExp,
+    ast.List,
+    ast.Load,
+    ast.Name,
+    ast.Not,
+    ast.Or,
+    ast.Subscript,
+    ast.UnaryOp,
+    ast.USub,
+)
+
+UNDECIDED = (ArithmeticError, LookupError, TypeError, ValueError)
+"""What an expression raises for a config with values of another kind than it needs."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An expression that has been checked.
+
+    Attributes:
+        text: as written.
+        names: what it depends on: keys of the config, and ``layer``.
+        tree: its syntax.
+        named: other expressions that it uses by name.
+    """
+
+    text: str
+    names: frozenset[str]
+    tree: ast.expr = field(repr=False, compare=False)
+    named: Mapping[str, Expression] = field(repr=False, compare=False)
+
+    def __call__(self, config: Config, layer: int | None = None) -> Any:
+        """Its value; raises one of ``UNDECIDED`` if the config has no values for it."""
+        return _Evaluation(config, layer, self.named).visit(self.tree)
+
+    def holds(self, config: Config, layer: int | None = None) -> bool:
+        """Whether it is true; see ``value``."""
+        return bool(self.value(config, layer))
+
+    def value(self, config: Config, layer: int | None = None) -> Any:
+        """Its value.
+
+        Raises:
+            InputError: the config has values of another kind than it needs.
+        """
+        try:
+            return self(config, layer)
+        except UNDECIDED as error:
+            keys = " and ".join(sorted(self.names - {LAYER}))
+            raise InputError(
+                f"config.json has values of {keys} for which {self.text!r}, in the description of "
+                f"its family, has no value ({error}); correct them"
+            ) from None
+
+
+def parse_expression(
+    text: str, where: str, known: Collection[str], named: Mapping[str, Expression]
+) -> Expression:
+    """Read an expression.
+
+    Args:
+        text: the expression.
+        where: its name in messages.
+        known: names that it may use: keys of the config, and ``layer``.
+        named: other expressions that it may use by name.
+
+    Raises:
+        InputError: it is none, or it uses an unknown name.
+    """
+    try:
+        if len(text) > LONGEST:
+            raise ValueError(f"it has more than {LONGEST} characters")
+        tree = ast.parse(text, mode="eval").body
+        names = _names(tree, {*known, *named})
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"{where} is {text[:LONGEST]!r}: {error}") from None
+    used = named.keys() & names
+    names = (names - used).union(*(named[each].names for each in used))
+    return Expression(text, frozenset(names), tree, named)
+
+
+def _names(tree: ast.expr, known: Collection[str]) -> set[str]:
+    """The names in an expression, of which all but those of ``get`` have to be known.
+
+    Raises:
+        ValueError: a name is unknown, or something is not part of the language.
+    """
+    found, free = set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            key, *values = node.args
+            if node.func.id == "get" and len(values) == 1 and isinstance(key, ast.Name):
+                free.add(key.id)
+            elif node.func.id not in FUNCTIONS or values:
+                raise ValueError(f"{node.func.id} is no function of one value")
+            free.add(node.func.id)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+        elif not isinstance(node, SYNTAX):
+            raise ValueError(f"{ast.unparse(node)} is not part of the language of expressions")
+    for name in found - free - {*known}:
+        raise ValueError(f"{name!r} is unknown; {did_you_mean(name, known)}")
+    return found - {"get", *FUNCTIONS}
+
+
+class _Evaluation(ast.NodeVisitor):
+    """The value of every kind of node, for one config and layer."""
+
+    def __init__(self, config: Config, layer: int | None, named: Mapping[str, Expression]) -> None:
+        self._config, self._layer, self._named = config, layer, named
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        return node.value
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        if node.id == LAYER:
+            return self._layer
+        if node.id in self._named:
+            return self._named[node.id](self._config, self._layer)
+        return self._config.get(node.id)
+
+    def visit_List(self, node: ast.List) -> list[Any]:
+        return [self.visit(each) for each in node.elts]
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        return self.visit(node.value)[self.visit(node.slice)]
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        return self.visit(node.body if self.visit(node.test) else node.orelse)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        value = self.visit(node.operand)
+        return not value if isinstance(node.op, ast.Not) else -value
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        ends = isinstance(node.op, ast.Or)
+        value: Any = None
+        for each in node.values:
+            value = self.visit(each)
+            if bool(value) is ends:
+                break
+        return value
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        numbers = self.visit(node.left), self.visit(node.right)
+        if not all(isinstance(each, int | float) for each in numbers):
+            raise TypeError(f"{ast.unparse(node)} is no arithmetic of numbers")
+        return ARITHMETIC[type(node.op)](*numbers)
+
+    def visit_Compare(self, node: ast.Compare) -> bool:
+        values = [self.visit(each) for each in (node.left, *node.comparators)]
+        pairs = zip(values, values[1:], node.ops, strict=False)
+        return all(COMPARISONS[type(sign)](one, two) for one, two, sign in pairs)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        assert isinstance(node.func, ast.Name)
+        if node.func.id != "get":
+            return FUNCTIONS[node.func.id](self.visit(node.args[0]))
+        key, other = node.args
+        assert isinstance(key, ast.Name)
+        return self._config[key.id] if key.id in self._config else self.visit(other)
