@@ -144,7 +144,7 @@ NORM = "tensors/model.norm.weight"
         ("sizes/hidden_size", "width", "no key for hidden"),
         ("sizes/hidden_size", 3, "text was expected"),
         ("sizes/hidden", "hidden", "needs hidden as a positive whole number"),
-        ("fixed/heads", 3, "a mapping was expected"),
+        ("fixed/heads", 3, "text was expected"),
         ("groups/heads", "kv", "names axis 'kv'"),
         ("constants/two", "2", "a whole number was expected"),
         ("tied/lm_head.weight", "model.embed.weight", "did you mean 'model.embed_tokens.weight'"),
