@@ -28,11 +28,10 @@ from growkit.checkpoint.model_files import GENERATION, check_carried
 from growkit.checkpoint.publishing import own_hash
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import sha256
-from growkit.engine.oracle import lacks_class, parsed
+from growkit.engine.loader import check_class
+from growkit.engine.oracle import parsed, readable
 from growkit.engine.user_family import temporary_family, unlisted_family
 from growkit.families.family import family_of
-from growkit.planning.layouts import read_layout
-from growkit.planning.plan import Planned
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.sources import find
@@ -248,19 +247,12 @@ def load(
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     grown = Grown(recipe, source, together=distributed_config is not None)
-    folder, opened, weights = grown.source.where(), grown.source.opened, grown.target
+    opened, made = grown.source.opened, f"what {grown.source.where()} becomes"
     with temporary_family(grown.recipe.family):
-        settings = grown.config
-        if lacks_class(settings):
-            weights = Planned(weights, read_layout(weights))
-            settings = weights.config
-        config = parsed(settings, f"the config of what {folder} becomes")
-    known: Any = AutoModelForCausalLM._model_mapping
-    if type(config) not in known:
-        raise InputError(
-            f"{folder} becomes a model of type {config.model_type}, which transformers has no "
-            "causal language model for; write it with growkit.run"
-        )
+        weights = readable(grown.target)
+        of_class = grown.config if weights is grown.target else weights.config
+        config = parsed(of_class, f"the config of {made}")
+    check_class(config, made)
     options.setdefault("dtype", config.dtype or TORCH_NAMES[main_dtype(weights.tensors)])
     if distributed_config is not None:
         options["distributed_config"] = distributed_config
@@ -268,6 +260,7 @@ def load(
         generation = GenerationConfig.from_dict(opened.json(GENERATION))
         options.setdefault("generation_config", generation)
     state = entries_of(weights, _Last())
+    known: Any = AutoModelForCausalLM._model_mapping
     return known[type(config)].from_pretrained(None, config=config, state_dict=state, **options)
 
 

@@ -155,8 +155,8 @@ def check_class(config: Any, where: str) -> None:
 
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise InputError(
-            f"{where} holds a model of type {config.model_type}, which "
-            "transformers has no causal language model for; only these can be compared"
+            f"{where} is a model of type {config.model_type}, for which transformers has no causal "
+            "language model; choose one of a type that it has"
         )
 
 

@@ -7,6 +7,7 @@ into, ``growkit.modeling``.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import warnings
 from collections.abc import Iterator
@@ -234,21 +235,25 @@ def fit_experts(model: Any) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bars, all warnings and network: errors say what matters."""
+    """Without transformers' progress bars, logs, warnings and network: errors say what matters."""
     from huggingface_hub import constants
-    from transformers.utils import logging
+    from transformers.utils.logging import (
+        disable_progress_bar,
+        enable_progress_bar,
+        is_progress_bar_enabled,
+    )
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    level, bars = logging.root.manager.disable, is_progress_bar_enabled()
+    logging.disable(logging.ERROR)
+    disable_progress_bar()
     try:
         with patch.object(constants, "HF_HUB_OFFLINE", True), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.set_verbosity(verbosity)
+        logging.disable(level)
         if bars:
-            logging.enable_progress_bar()
+            enable_progress_bar()
 
 
 @contextmanager

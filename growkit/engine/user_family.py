@@ -8,7 +8,6 @@ tables that the class looks up by number keep their rows where they are.
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -223,23 +222,12 @@ def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
     bare = {key: value for key, value in config.items() if not isinstance(value, list)}
     found = []
     for config_of, number in ((config, count), (bare | {layers: count + 1}, count + 1)):
-        with suppress(Exception), quiet(), without_logs():
+        with suppress(Exception), quiet():
             lists = parsed(config_of).to_dict().items()
             found.append({k: v for k, v in lists if isinstance(v, list) and len(v) == number})
     given = {key for key, value in config.items() if value is not None}
     here, deeper = found if len(found) == 2 else ({}, {})
     return {key: here[key] for key in (here.keys() & deeper.keys()) - given}
-
-
-@contextmanager
-def without_logs() -> Iterator[None]:
-    """Without transformers' logs of impossible configs."""
-    level = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(level)
 
 
 def _empty(config: Config) -> tuple[Any, Any] | None:
@@ -249,7 +237,7 @@ def _empty(config: Config) -> tuple[Any, Any] | None:
 
     from growkit.engine.oracle import parsed, quiet, uninitialised
 
-    with suppress(Exception), quiet(), without_logs(), torch.device("meta"), uninitialised():
+    with suppress(Exception), quiet(), torch.device("meta"), uninitialised():
         read = parsed(config)
         return read, AutoModelForCausalLM.from_config(read, trust_remote_code=False)
     return None

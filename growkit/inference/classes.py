@@ -13,7 +13,7 @@ from torch import nn
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet
-from growkit.engine.user_family import ALSO, NAMED, Shapes, without_logs
+from growkit.engine.user_family import ALSO, NAMED, Shapes
 from growkit.families.sizes import MOST_LAYERS
 
 SMALL = {
@@ -161,7 +161,7 @@ class ModelClass:
         asked = json.dumps([dict(sizes), more], sort_keys=True, default=str)
         if asked not in self._built:
             try:
-                with quiet(), without_logs():
+                with quiet():
                     config = self.config(sizes, **more)
                 model = self.model(config, "meta")
                 self._built[asked] = {n: tuple(t.shape) for n, t in model.state_dict().items()}
