@@ -295,7 +295,7 @@ def test_another_implementation(variant: str, monkeypatch: pytest.MonkeyPatch) -
     # The control: heads that come back in another order.
     kind = modeling_diff_transformer.DiffTransformerAttention
     attend = kind._by_interface
-    monkeypatch.setattr(kind, "_by_interface", lambda *args: attend(*args).flip(1))
+    monkeypatch.setattr(kind, "_by_interface", lambda *a, **k: attend(*a, **k).flip(1))
     assert distance(run(model, ids), run(other, ids)) > 1e-3
 
 

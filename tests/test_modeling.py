@@ -24,7 +24,7 @@ from transformers import (
 
 import growkit
 from growkit.engine.strict import strict_float64
-from growkit.modeling import differential_attention, modeling_diff_transformer
+from growkit.modeling import differential_attention
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM, SharedProjection
 from tests import papers
@@ -570,9 +570,9 @@ def test_gradient_checkpointing_changes_no_gradient(
 ) -> None:
     monkeypatch.setattr(differential_attention, "BLOCK_ROWS", 4)
     passes = []
-    exact = modeling_diff_transformer.combine
+    exact = differential_attention.combine
     monkeypatch.setattr(
-        modeling_diff_transformer, "combine", lambda *heads: passes.append(1) or exact(*heads)
+        differential_attention, "combine", lambda *heads: passes.append(1) or exact(*heads)
     )
     model, ids, mask = build(integral=integral).train(), tokens((2, 11)), left_padded((2, 11), 0, 4)
 

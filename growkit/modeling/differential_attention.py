@@ -17,7 +17,7 @@ Shapes: signal, noise and key_heads are numbers of heads (query head i reads key
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -159,9 +159,9 @@ def causal_integral(
         [batch, signal, columns], in float32 or wider.
     """
     batch, signal, rows = query.shape[:3]
-    sums = past_sums
-    if sums is None:
-        sums = wide(query.new_zeros(batch, signal, past))
+    if past_sums is None:
+        past_sums = wide(query.new_zeros(batch, signal, past))
+    sums = past_sums[..., :past]  # a static cache has room for more
     heads = []
     for first, last in _blocks(rows):
         columns = past + last
@@ -179,31 +179,88 @@ def causal_integral(
     return torch.cat(heads, dim=2), sums.detach()
 
 
-def differential_maps(
-    signal_query: Tensor,
-    signal_key: Tensor,
-    noise_query: Tensor | None,
-    noise_key: Tensor | None,
-    lambda_: Tensor | None,
-    gamma: Tensor | None,
+class Projected(NamedTuple):
+    """What attention is computed from, after projection and rotation.
+
+    Attributes:
+        signal_query: [batch, signal, rows, head_dim].
+        signal_key: [batch, key_heads, columns, head_dim].
+        value: [batch, key_heads, columns, width].
+        noise_query: [batch, noise, rows, head_dim]; None without noise heads.
+        noise_key: like ``signal_key``.
+        lambda_: see ``combine``.
+        gamma: [batch or 1, signal or 1, rows or 1, 1], the weight of an integral.
+    """
+
+    signal_query: Tensor
+    signal_key: Tensor
+    value: Tensor
+    noise_query: Tensor | None = None
+    noise_key: Tensor | None = None
+    lambda_: Tensor | None = None
+    gamma: Tensor | None = None
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Projected:
+        """The same, with every tensor changed."""
+        return Projected(*(None if each is None else change(each) for each in self))  # type: ignore[arg-type]
+
+
+def differential_heads(
+    projected: Projected,
     scaling: float,
-    visible: Tensor,
     integral: str,
+    past: int,
+    real: Tensor | None,
+    visible: Tensor | None = None,
+    past_sums: Tensor | None = None,
+    attend: Callable[..., Tensor] = fused_attention,
+) -> tuple[Tensor, Tensor | None]:
+    """(A₁ - λ A₂ + γ H) V; no map is held.
+
+    Args:
+        projected: see there.
+        scaling: of the scores.
+        integral: ``none``, ``causal`` or ``column_mean``.
+        past: see ``fused_attention``.
+        real: see there.
+        visible: see there.
+        past_sums: see ``causal_integral``.
+        attend: computes attention without an integral; see ``fused_attention``.
+
+    Returns:
+        The heads, [batch, signal, rows, width], and the column sums of a causal integral.
+    """
+    query, key, value, noise_query, noise_key, lambda_, gamma = projected
+    noise = added = sums = None
+    if integral == "causal":
+        assert gamma is not None
+        signal, sums = causal_integral(query, key, value, gamma, scaling, past, real, past_sums)
+    else:
+        signal = attend(query, key, value, scaling, past, real, visible)
+    if integral == "column_mean":
+        assert gamma is not None
+        added = gamma * values_of(column_mean(query, key, scaling, real)[:, :, None], value)
+    if noise_query is not None:
+        assert noise_key is not None
+        noise = attend(noise_query, noise_key, value, scaling, past, real, visible)
+    return combine(signal, noise, lambda_, added), sums
+
+
+def differential_maps(
+    projected: Projected,
+    scaling: float,
+    integral: str,
+    visible: Tensor,
     past_sums: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """A₁ - λ A₂ + γ H in full, with no loop.
 
     Args:
-        signal_query: [batch, signal, rows, head_dim].
-        signal_key: [batch, key_heads, columns, head_dim].
-        noise_query: [batch, noise, rows, head_dim]; None without noise heads.
-        noise_key: like ``signal_key``.
-        lambda_: see ``combine``.
-        gamma: [batch or 1, signal or 1, rows or 1, 1]; None without an integral.
+        projected: see there.
         scaling: of the scores.
+        integral: ``none``, ``causal`` or ``column_mean``.
         visible: [batch or 1, 1, rows, columns], true for what a row sees. Rows that see nothing
             take no part in means.
-        integral: ``none``, ``causal`` or ``column_mean``.
         past_sums: see ``causal_integral``; zero for columns that it lacks.
 
     Returns:
@@ -211,18 +268,15 @@ def differential_maps(
         row, [batch, signal, columns], in float32 or wider.
     """
     blind: Tensor = visible  # marks that some rows may see nothing
-    maps = _map(signal_query, signal_key, scaling, visible, blind)
-    sums = maps.sum(-2)
-    if past_sums is not None:
-        columns = maps.shape[-1]
-        past_sums = functional.pad(past_sums, (0, columns - past_sums.shape[-1]))
-        sums = sums + past_sums
-    added = None
+    maps = _map(projected.signal_query, projected.signal_key, scaling, visible, blind)
+    sums, gamma = maps.sum(-2), projected.gamma
+    added = noise = None
     if integral == "causal":
         assert gamma is not None
         running = maps.cumsum(-2)
         if past_sums is not None:
-            running = running + past_sums[..., None, :]
+            past_sums = functional.pad(past_sums, (0, maps.shape[-1] - past_sums.shape[-1]))
+            sums, running = sums + past_sums, running + past_sums[..., None, :]
         means = running / visible.sum(-1, keepdim=True).clamp_min(1)
         added = gamma * _masked_softmax(means, visible, blind)
     elif integral == "column_mean":
@@ -230,11 +284,10 @@ def differential_maps(
         text = visible | visible.transpose(-1, -2)  # all tokens of a row's own text
         means = maps.sum(-2, keepdim=True) / text.sum(-1, keepdim=True).clamp_min(1)
         added = gamma * means * text
-    noise = None
-    if noise_query is not None:
-        assert noise_key is not None
-        noise = _map(noise_query, noise_key, scaling, visible, blind)
-    return combine(maps, noise, lambda_, added), sums
+    if projected.noise_query is not None:
+        assert projected.noise_key is not None
+        noise = _map(projected.noise_query, projected.noise_key, scaling, visible, blind)
+    return combine(maps, noise, projected.lambda_, added), sums
 
 
 def values_of(maps: Tensor, value: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,9 +33,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_diff_transformer import DiffTransformerConfig
 from .differential_attention import (
-    causal_integral,
-    column_mean,
-    combine,
+    Projected,
+    differential_heads,
     differential_maps,
     fused_attention,
     head_norm,
@@ -249,8 +249,13 @@ class DiffTransformerAttention(nn.Module):
         layer = cache.layers[self.layer_idx] if isinstance(cache, Cache) else None
         if not isinstance(layer, IntegralLayer | StaticIntegralLayer):
             layer = None
-        lambda_ = self._lambda(hidden_states)
-        output, maps = self._attend(query, key, value, lambda_, past, seen, layer, kwargs)
+        signal, keys = config.num_signal_heads, config.num_value_heads
+        projected = Projected(query[:, :signal], key[:, :keys], value)
+        if config.num_noise_heads:
+            lambda_ = self._lambda(hidden_states)
+            gamma = lambda_ * wide(self.gamma_gate) if hasattr(self, "gamma_gate") else lambda_
+            projected = Projected(*projected[:3], query[:, signal:], key[:, -keys:], lambda_, gamma)
+        output, maps = self._attend(projected, past, seen, layer, kwargs)
         if self.head_norm is not None:
             output = self.head_norm(output)
         if config.head_output_scale != "none":
@@ -272,9 +277,17 @@ class DiffTransformerAttention(nn.Module):
         return past, key[:, :, : past + rows], value[:, :, : past + rows]
 
     def _by_interface(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        past: int,
+        real: Tensor | None,
+        mask: Any,
+        **kwargs: Any,
     ) -> Tensor:
-        """Attention of some heads, [batch, heads, rows, width], by another implementation."""
+        """Attention of some heads by another implementation; see ``fused_attention``."""
         implementation: Any = self.config._attn_implementation
         # Written as in transformers, which looks for this call to tell whether one can be chosen.
         attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, None)  # type: ignore[arg-type]
@@ -285,88 +298,37 @@ class DiffTransformerAttention(nn.Module):
             for each in (query, key, value)
         )
         self.num_key_value_groups = heads // key.shape[1]
-        output, _ = attend(
-            self, query, key, value, mask, dropout=0.0, scaling=self.scaling, **kwargs
-        )
+        output, _ = attend(self, query, key, value, mask, dropout=0.0, scaling=scaling, **kwargs)
         found: Tensor = output.reshape(batch, rows, heads, -1).transpose(1, 2)[..., :width]
         return found
 
     def _attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        lambda_: Tensor | None,
-        past: Any,
-        seen: Seen,
-        layer: IntegralLayer | StaticIntegralLayer | None,
-        kwargs: dict[str, Any],
+        self, projected: Projected, past: Any, seen: Seen, layer: Any, kwargs: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         """Heads, [batch, signal, rows, width], and their maps where these are computed in full."""
-        config = self.config
-        values, sums_of = config.num_value_heads, layer.column_sums if layer is not None else None
-        if seen.visible is not None and (seen.eager or config.integral != "none"):
-            signal, noise = self._queries(query)
-            maps, sums = differential_maps(
-                *(signal, key[:, :values], noise, key[:, -values:], lambda_, self._gamma(lambda_)),
-                *(self.scaling, seen.visible, config.integral, sums_of),
-            )
-            if layer is not None:
-                layer.add_rows(sums, signal, values, seen.real, self.scaling)
-            return values_of(maps, value), maps
-        if not seen.packed:
-            return self._heads(query, key, value, lambda_, past, seen, layer, kwargs), None
-        found = []
-        for texts in seen.packed:
-            real = texts.real if config.integral != "none" else None
-            q, k, v = (texts.take(each) for each in (query, key, value))
-            lambda_of = None if lambda_ is None else texts.take(lambda_)
-            found.append(texts.tokens(self._heads(q, k, v, lambda_of, 0, Seen(real), None, {})))
-        return unpacked(seen.packed, found, len(query)), None
-
-    def _queries(self, query: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Those of the signal heads, and those of the noise heads; None if there are none."""
-        signal, noise = self.config.num_signal_heads, self.config.num_noise_heads
-        return query[:, :signal], query[:, signal:] if noise else None
-
-    def _heads(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        lambda_: Tensor | None,
-        past: int,
-        seen: Seen,
-        layer: IntegralLayer | StaticIntegralLayer | None,
-        kwargs: dict[str, Any],
-    ) -> Tensor:
-        """The heads, [batch, signal, rows, width]; no map is held."""
-        scaling, real, values = self.scaling, seen.real, self.config.num_value_heads
-
-        def attend(query: Tensor, key: Tensor) -> Tensor:
-            if self.config._attn_implementation in OWN:
-                return fused_attention(query, key, value, scaling, past, real, seen.visible)
-            return self._by_interface(query, key, value, seen.mask, kwargs)
-
-        signal_query, noise_query = self._queries(query)
-        signal_key, noise_key = key[:, :values], key[:, -values:]
-        gamma, integral = self._gamma(lambda_), None
-        if gamma is not None and self.config.integral == "causal":
-            past_sums = None
-            if layer is not None and layer.column_sums is not None:
-                past_sums = layer.column_sums[..., :past]
-            signal, sums = causal_integral(
-                signal_query, signal_key, value, gamma, scaling, past, real, past_sums
-            )
-            if layer is not None:
-                layer.add_rows(sums, signal_query, values, real, scaling)
+        integral, how = self.config.integral, (self.scaling, self.config.integral)
+        past_sums = layer.column_sums if layer is not None else None
+        maps: Tensor | None = None
+        sums: Tensor | None = None
+        if seen.visible is not None and (seen.eager or integral != "none"):
+            maps, sums = differential_maps(projected, *how, seen.visible, past_sums)
+            heads = values_of(maps, projected.value)
+        elif seen.packed:
+            parts = []
+            for texts in seen.packed:
+                real = texts.real if integral != "none" else None
+                parts.append(differential_heads(projected.changed(texts.take), *how, 0, real)[0])
+            heads = unpacked(seen.packed, parts, len(projected.value))
         else:
-            signal = attend(signal_query, signal_key)
-            if gamma is not None:
-                mean = column_mean(signal_query, signal_key, scaling, real)
-                integral = gamma * values_of(mean[:, :, None], value)
-        noise = None if noise_query is None else attend(noise_query, noise_key)
-        return combine(signal, noise, lambda_, integral)
+            own = self.config._attn_implementation in OWN
+            attend = fused_attention if own else partial(self._by_interface, **kwargs)
+            heads, sums = differential_heads(
+                projected, *how, past, seen.real, seen.visible, past_sums, attend
+            )
+        if layer is not None:
+            query, key = projected.signal_query, projected.signal_key
+            layer.add_rows(sums, query, key.shape[1], seen.real, self.scaling)
+        return heads, maps
 
     def _paged(
         self, cache: Any, key: Tensor, value: Tensor, kwargs: dict[str, Any]
@@ -388,26 +350,15 @@ class DiffTransformerAttention(nn.Module):
         flat = flat.transpose(1, 2).flatten(2)[..., :width]
         return key, flat.unflatten(2, value.shape[1::2]).transpose(1, 2)
 
-    def _lambda(self, hidden_states: Tensor) -> Tensor | None:
-        """λ as [1, 1, 1, 1], or [batch, signal, rows, 1]; None without noise heads."""
-        if not self.config.num_noise_heads:
-            return None
+    def _lambda(self, hidden_states: Tensor) -> Tensor:
+        """λ as [1, 1, 1, 1], or [batch, signal, rows, 1]."""
         if self.config.lambda_type == "projected":
             return wide(self.lambda_proj(hidden_states)).sigmoid().transpose(1, 2)[..., None]
         assert self.config.lambda_init is not None
         return lambda_of_vectors(
-            self.lambda_q1,
-            self.lambda_k1,
-            self.lambda_q2,
-            self.lambda_k2,
+            *(self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2),
             self.config.lambda_init[self.layer_idx],
         ).view(1, 1, 1, 1)
-
-    def _gamma(self, lambda_: Tensor | None) -> Tensor | None:
-        """γ, like λ; None without an integral."""
-        if self.config.integral == "none" or lambda_ is None:
-            return None
-        return lambda_ * wide(self.gamma_gate) if self.config.gamma == "gated" else lambda_
 
 
 class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
@@ -566,14 +517,14 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if position_ids is None:
             position_ids = (torch.arange(rows, device=hidden_states.device) + past)[None]
         if not own:
-            mask = create_causal_mask(
+            visible = create_causal_mask(
                 config=config,
                 inputs_embeds=hidden_states,
                 attention_mask=attention_mask,
                 cache=cache,
                 position_ids=position_ids,
             )
-            seen = Seen(mask=mask)
+            seen = Seen(visible=visible)
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
         for layer in self.layers:
             hidden_states = layer(

@@ -7,7 +7,7 @@ are padding; a mask of queries × keys is made only for maps in full and for gra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,10 +37,6 @@ class Texts(NamedTuple):
             return heads
         return heads.transpose(1, 2).flatten(0, 1)[self.places].transpose(1, 2)
 
-    def tokens(self, heads: Tensor) -> Tensor:
-        """[texts, heads, longest, width] to [tokens of all texts, heads, width]."""
-        return heads.transpose(1, 2)[self.real]
-
 
 class Seen(NamedTuple):
     """Which tokens see which, beyond that none sees later ones.
@@ -49,16 +45,15 @@ class Seen(NamedTuple):
         real: [batch, columns], false for padding; None if there is none.
         packed: texts that do not see each other, shortest first; empty if no row has several.
         visible: [batch or 1, 1, rows, columns], true for visible, instead of the rest; None
-            where it is not needed, since it grows with the square of the tokens.
+            where it is not needed, since it grows with the square of the tokens. For another
+            implementation of attention, the mask that it takes.
         eager: whether attention maps are computed in full.
-        mask: instead of all this, what another implementation of attention is given.
     """
 
     real: Tensor | None = None
     packed: tuple[Texts, ...] = ()
     visible: Tensor | None = None
     eager: bool = False
-    mask: Any = None
 
 
 def packed_texts(position_ids: Tensor, batch: int, *, cached: bool) -> tuple[Texts, ...]:
@@ -100,11 +95,12 @@ def packed_texts(position_ids: Tensor, batch: int, *, cached: bool) -> tuple[Tex
     return tuple(packed)
 
 
-def unpacked(packed: Sequence[Texts], tokens: Sequence[Any], batch: int) -> Tensor:
-    """Tokens of every group, [tokens, heads, width] each, to [batch, heads, rows, width]."""
+def unpacked(packed: Sequence[Texts], parts: Sequence[Tensor], batch: int) -> Tensor:
+    """Heads of every group, [texts, heads, longest, width], to [batch, heads, rows, width]."""
+    tokens = [part.transpose(1, 2)[texts.real] for texts, part in zip(packed, parts, strict=True)]
     order = torch.cat([texts.places[texts.real] for texts in packed]).argsort()
-    heads: Tensor = torch.cat(list(tokens))[order].unflatten(0, (batch, -1)).transpose(1, 2)
-    return heads
+    heads = torch.cat(tokens)[order]
+    return heads.view(batch, -1, *heads.shape[1:]).transpose(1, 2)
 
 
 def seen_tokens(
