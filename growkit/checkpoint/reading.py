@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
@@ -32,9 +31,6 @@ from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import WeightFile, open_weights
 from growkit.checkpoint.writing import header_of
 
-if TYPE_CHECKING:
-    from torch import nn
-
 MOST_DIGITS = 18
 """Of a whole number in a config: more do not fit into 64 bits."""
 
@@ -52,6 +48,7 @@ class Checkpoint(Weights):
         config: the contents of ``config.json``.
         files: the files with the weights.
         distributed: whether these are of torch.distributed.checkpoint.
+        stands_alone: whether the folder holds nothing but this model, in files of transformers.
         tensors: the header of every tensor, by name.
 
     Raises:
@@ -65,6 +62,7 @@ class Checkpoint(Weights):
         check_files(self.opened)
         names, listed = weight_files(self.opened, self.config)
         self.distributed = names == [LIST]
+        self.stands_alone = not self.distributed
         files: list[WeightFile | DistributedFile] = (
             [open_model(self.opened)]
             if self.distributed
@@ -93,11 +91,6 @@ class Checkpoint(Weights):
             )
 
     @property
-    def stands_alone(self) -> bool:
-        """Whether the folder holds nothing but this model, in files of transformers."""
-        return not self.distributed
-
-    @property
     def model_files(self) -> dict[str, Path]:
         """``config.json`` and the files with the weights, by their paths in the folder."""
         files = [*self.files, self.folder / "config.json"]
@@ -123,7 +116,7 @@ class Checkpoint(Weights):
             )
         return tensor
 
-    def as_read(self, model: nn.Module) -> nn.Module:
+    def as_read(self, model: torch.nn.Module) -> torch.nn.Module:
         """A model that transformers has loaded from the folder, with the weights of this."""
         return model
 
@@ -251,14 +244,9 @@ class RoundedCheckpoint(Widened, Checkpoint):
     def __init__(self, source: Checkpoint, dtype: str) -> None:
         self.__dict__.update(source.__dict__)  # the same folder, opened once
         super().__init__(source, dtype)
-        self._of, self.dtype = source, dtype
+        self.dtype = dtype
 
-    @property
-    def stands_alone(self) -> bool:
-        """See ``Checkpoint``."""
-        return self._of.stands_alone
-
-    def as_read(self, model: nn.Module) -> nn.Module:
+    def as_read(self, model: torch.nn.Module) -> torch.nn.Module:
         """See ``Checkpoint``."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         with torch.no_grad(), torch._C.DisableTorchFunction():  # as in ``Widened``

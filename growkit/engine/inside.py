@@ -40,7 +40,7 @@ class Inside(Checkpoint):
 
     def __init__(self, checkpoint: Checkpoint, config: Config) -> None:
         self.__dict__.update(checkpoint.__dict__)  # the same folder, opened once
-        self._checkpoint = checkpoint
+        self._checkpoint, self.stands_alone = checkpoint, False
         self._whole = self.config["model_type"]
         self._stored = tensors_inside(self.tensors)
         rest = self.tensors.keys() - self._stored.values()
@@ -51,11 +51,6 @@ class Inside(Checkpoint):
         }
         self.config = config
         self.tensors = {name: self.tensors[stored] for name, stored in self._stored.items()}
-
-    @property
-    def stands_alone(self) -> bool:
-        """See ``Checkpoint``."""
-        return False
 
     def where(self, name: str | None = None) -> str:
         """See ``Checkpoint``."""
