@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.sources import find
-from growkit.sources.hub import address_of
+from growkit.sources import address_of, find
 from tests.conftest import cli, folder_bytes, save_model
 from tests.hub import StandIn, stand_in
 

@@ -256,7 +256,7 @@ def run_command(
     optimizer: Path | None = option.of_field(Recipe, "optimizer"),
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
-    from growkit.sources.hub import address_of
+    from growkit.sources import address_of
 
     file = recipe_file(recipe)
     chosen = load_recipe(file, source, output)

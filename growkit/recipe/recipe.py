@@ -132,7 +132,7 @@ class Recipe:
     """Everything that ``growkit run`` needs.
 
     Attributes:
-        source: model folder, or a model on the Hub (``growkit.sources.hub``). A ``Path`` becomes
+        source: model folder, or a model on the Hub (``growkit.sources``). A ``Path`` becomes
             its name, also that of the output or of the optimizer's state.
         steps: in order; they run as one pass over the files.
         output: folder to make.

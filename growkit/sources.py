@@ -1,5 +1,6 @@
-"""Models on the Hub: found by their id, at a commit, in the cache of the Hub.
+"""Where models come from: a folder on this machine, or the Hub.
 
+Everything that reads a model asks for it here. A model on the Hub is found by its id, at a commit.
 Only the files that growkit reads are fetched, into the cache that transformers uses as well; from
 then on the model is a folder like any other (``growkit.checkpoint.folder``).
 """
@@ -9,10 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 
 from growkit.base.errors import InputError, reason
+from growkit.base.tensors import Weights
 from growkit.checkpoint.folder import Folder, check_name
 from growkit.checkpoint.model_files import (
     HUB_NAME,
@@ -23,6 +26,10 @@ from growkit.checkpoint.model_files import (
     is_read,
     weight_files,
 )
+from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint
+from growkit.engine.inside import alone
+from growkit.families.family import family_of
+from growkit.families.headers import Headers
 
 SCHEME = "hf:/"
 """A path has one slash where two were written."""
@@ -54,6 +61,86 @@ NOT_FOUND = (
     "give that folder"
 )
 """The sentence for any other error."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that was found but not read.
+
+    Attributes:
+        name: the address that leads to it from anywhere, or the path as it was given.
+        folder: that has its files.
+        by_address: whether ``name`` is an address.
+        base_model: its name in a model card; None for a folder, or without an organisation.
+        warning: what users should know of it; empty for nothing.
+    """
+
+    name: str
+    folder: Path
+    by_address: bool = False
+    base_model: str | None = None
+    warning: str = ""
+
+    def whole(self) -> Checkpoint:
+        """The checkpoint; see there for errors."""
+        return Checkpoint(self.folder)
+
+    def open(self) -> Checkpoint:
+        """The checkpoint; of a multimodal model, the language model inside of it.
+
+        Raises:
+            InputError: see ``Checkpoint``; or transformers does not take its config.
+        """
+        return alone(self.whole())
+
+    def headers(self) -> Weights:
+        """The checkpoint, for a plan; without weights, the headers that its config implies.
+
+        Raises:
+            InputError: see ``Checkpoint``; or no family knows the model.
+        """
+        folder = Folder(self.folder)
+        config = folder.json("config.json", MOST_DIGITS)
+        check_names(str(folder), os.listdir(folder.path))
+        try:
+            weight_files(folder, config)
+        except InputError:
+            where = str(folder.path / "config.json")
+            return Headers(family_of(config, where), config, where)
+        return self.whole()
+
+
+def find(given: Path | str, *, weights: bool = True) -> Source:
+    """Find a model, and fetch it if it is on the Hub.
+
+    Args:
+        given: a path, or an address (see ``address_of``).
+        weights: whether weights are needed, or only the files next to them.
+
+    Raises:
+        InputError: the address is malformed, or the model cannot be fetched. For a path, opening
+            the model reports errors.
+    """
+    address = address_of(given)
+    if address is None:
+        return Source(str(Path(given)), Path(given))
+    name, revision = address
+    folder, warning = fetch(name, revision, str(given), weights)
+    base_model = name if "/" in name else None
+    return Source(f"hf://{name}@{folder.name}", folder, True, base_model, warning)
+
+
+def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
+    """Two models to be compared: a language model alone with that inside of its source.
+
+    Raises:
+        InputError: see ``Source.open``.
+    """
+    after = target.whole()
+    return source.whole() if "text_config" in after.config else source.open(), after
+
+
+# The Hub
 
 
 def address_of(source: Path | str) -> tuple[str, str | None] | None:
