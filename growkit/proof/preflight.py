@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
-
 from growkit.base.errors import InputError
-from growkit.base.settings import NO_GPU, Settings
+from growkit.base.settings import Settings
 from growkit.base.tensors import Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.texts import check_tokenizer, read_text
@@ -17,15 +13,11 @@ def check_settings(settings: Settings, source: Checkpoint) -> None:
     """Refuse what cannot be compared on, as far as that is seen without torch.
 
     Raises:
-        InputError: the text cannot be read or has no tokenizer, or torch is built without GPUs.
+        InputError: the text cannot be read or has no tokenizer.
     """
     if settings.text is not None:
         read_text(settings.text)
         check_tokenizer(source.opened)
-    if settings.device == "cuda" and "torch" not in sys.modules:
-        with suppress(PackageNotFoundError):
-            if version("torch").endswith("+cpu"):
-                raise InputError(NO_GPU)
 
 
 def preflight(settings: Settings, source: Checkpoint, grown: Weights) -> None:
