@@ -14,7 +14,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
 import yaml
+from safetensors.torch import load, save
 
 
 def words(text: str) -> list[str]:
@@ -178,9 +180,6 @@ def damaged(random: Random, content: bytes) -> bytes:
 
 # --- Weights --------------------------------------------------------------------------------------
 
-BITS = {"F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32}
-BITS |= {"F16": 16, "BF16": 16, "I16": 16, "U16": 16, "F4": 4, "F6_E2M3": 6}
-
 
 def odd_safetensors(random: Random, content: bytes) -> bytes:
     """A file of weights with an odd header, or one that is sound but not of this model."""
@@ -195,50 +194,34 @@ def odd_safetensors(random: Random, content: bytes) -> bytes:
     if kind < 0.45:
         text = json_text(random, change(random, header, list(header)))
         return struct.pack("<Q", len(text)) + text + data
-    described = {name: dict(entry) for name, entry in header.items() if name != "__metadata__"}
+    tensors = load(content)
     for _ in range(random.choice([1, 1, 1, 2, 3])):
-        _other_tensor(random, described)
-    return _sound(random, described)
+        _other_tensor(random, tensors)
+    return save(
+        tensors, random.choice([{"format": "tf"}, {}, {"a": "\n"}, *[{"format": "pt"}] * 9])
+    )
 
 
-def _other_tensor(random: Random, described: dict[str, dict[str, Any]]) -> None:
-    name = random.choice(list(described) or ["x"])
-    entry = described.setdefault(name, {"dtype": "F32", "shape": [1]})
-    shape = list(entry["shape"])
+def _other_tensor(random: Random, tensors: dict[str, torch.Tensor]) -> None:
+    name = random.choice(list(tensors) or ["x"])
+    tensor = tensors.pop(name, torch.ones(1))
     layer = random.choice(["1", "2", "-1", "00", "999999999", "9" * 30, "x", "", "0.0"])
     part = random.choice(["bias", "weight_scale", "lora_A.weight", "g"])
     others = [name.replace(".0.", f".{layer}."), name.replace("weight", part), f"_orig_mod.{name}"]
     other = random.choice([*others, name.removeprefix("model."), random.choice(HOSTILE) or "x"])
+    other = other.encode(errors="replace").decode()
+    sizes = [random.choice([0, 1, 2, 3, 7, 8, 16, 300]) for _ in range(random.randrange(3))]
     what = random.randrange(10)
     if what < 3:
-        entry["dtype"] = random.choice(DTYPES)
+        tensors[name] = tensor.to(getattr(torch, random.choice(DTYPES)))
     elif what < 6:
-        at = random.randrange(len(shape) + 1)
-        shape[at : at + random.randrange(2)] = [random.choice([0, 1, 2, 3, 7, 8, 16, 1000])]
-        entry["shape"] = random.choice([shape, shape[::-1], shape[1:], [], [1, *shape]])
+        fill = random.choice([0.0, 1.0, 1.0, 1.0, float("nan"), 3e38])
+        filled = torch.full(sizes, fill, dtype=tensor.dtype)
+        tensors[name] = random.choice([filled, tensor[None], tensor.flatten()])
     elif what < 8:
-        described[other] = described.pop(name)
+        tensors[other] = tensor
     elif what == 8:
-        described[other] = dict(entry)
-    else:
-        del described[name]
-
-
-def _sound(random: Random, described: dict[str, dict[str, Any]]) -> bytes:
-    """A file whose header and data fit each other, as far as its dtypes and shapes let them."""
-    header: dict[str, Any] = {}
-    end = 0
-    for name, entry in described.items():
-        count = 1
-        for size in entry["shape"]:
-            count *= size
-        begin, end = end, min(end + count * BITS.get(entry["dtype"], 8) // 8, LARGEST)
-        header[name] = {**entry, "data_offsets": [begin, end]}
-    if random.random() < 0.1:
-        header["__metadata__"] = random.choice([{"format": "tf"}, {}, {"a": "\n"}])
-    text = json_text(random, header)
-    fill = random.choice([b"\0", b"\x3c", b"\x3c", b"\x3c", b"\xff", b"\x7f"])
-    return struct.pack("<Q", len(text)) + text + fill * end
+        tensors |= {name: tensor, other: tensor.clone()}
 
 
 def odd_archive(random: Random, content: bytes) -> bytes:
