@@ -1,9 +1,9 @@
 """Every command and program in the documents runs, and prints what they show.
 
-Fenced blocks are ``sh`` (a command per line), ``python`` (a program), ``yaml`` (a recipe) or
-``text`` (output; a line of ``…`` stands for omitted lines). Commands in running text run too. A
-program that begins with ``# path/of/a/file.py`` quotes that file instead. Each block runs in a
-folder of its own, with these names:
+Fenced blocks are ``sh`` (a command per line), ``python`` (a program), ``yaml`` (a recipe, or a
+family) or ``text`` (output; a line of ``…`` stands for omitted lines). Commands in running text run
+too. A block that begins with ``# path/of/a/file.py`` (or ``.yaml``) quotes that file instead. Each
+block runs in a folder of its own, with these names:
 
 - ``SRC``: a model, with differential attention where the line needs it;
 - ``OUT``: nothing yet, or a model made from ``SRC`` where the line reads it;
@@ -31,6 +31,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+import yaml
 from safetensors.torch import load_file, save_file
 from transformers import ArceeConfig, Qwen3Config
 from typer.testing import CliRunner
@@ -38,7 +39,7 @@ from typer.testing import CliRunner
 import growkit
 from growkit.cli.app import app
 from growkit.cli.demo import MODEL, held_out_text
-from growkit.families.family import families
+from growkit.families.family import described, families
 from growkit.recipe.recipe import shipped_recipe
 from tests import reference
 from tests.conftest import save_model, save_random
@@ -55,7 +56,7 @@ LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DIFFERENTIAL = {"group-diff", "shared-diff", "motif"}
 LANGUAGES = {"sh", "python", "text", "yaml"}
-QUOTED = re.compile(r"# (\S+\.py)\n")
+QUOTED = re.compile(r"# (\S+\.(?:py|yaml))\n")
 SMALL = {name: {"prompts": 2, "length": 64} for name in ("grow", "convert", "verify")}
 SMALL["probe"] = {"steps": 1, "seeds": 2, "batch": 1, "length": 2}
 """Smaller defaults of commands."""
@@ -213,8 +214,7 @@ def test_commands_run_as_printed(block: Block, workplace: Workplace) -> None:
 )
 @pytest.mark.parametrize("block", of("python"), ids=str)
 def test_snippets_run_as_printed(block: Block, workplace: Workplace) -> None:
-    if quoted := QUOTED.match(block.text):
-        assert block.text[quoted.end() :] in (ROOT / quoted[1]).read_text("utf-8")
+    if is_quoted(block):
         return
     for module in needed(block.text):
         pytest.importorskip(module)
@@ -237,8 +237,21 @@ def test_what_reads_a_checkpoint_reads_ties_as_well(
     exec(compile(block.text, str(block), "exec"), {})
 
 
+def is_quoted(block: Block) -> bool:
+    """Whether a block is a part of the file that it names; nothing else may be named."""
+    quoted = QUOTED.match(block.text)
+    assert not quoted or block.text[quoted.end() :] in (ROOT / quoted[1]).read_text("utf-8")
+    return bool(quoted)
+
+
 @pytest.mark.parametrize("block", of("yaml"), ids=str)
 def test_recipes_run_as_printed(block: Block, workplace: Workplace) -> None:
+    """A description of a family is one that growkit takes."""
+    if is_quoted(block):
+        return
+    if block.text.startswith("family:"):
+        assert described(yaml.safe_load(block.text), str(block)).tensors
+        return
     Path("printed.yaml").write_text(block.text, encoding="utf-8")
     workplace.run(["growkit", "run", "printed.yaml"])
 
