@@ -104,12 +104,7 @@ def _spread(windows: Sequence[T], count: int) -> tuple[T, ...]:
 
 def _tokenize(parts: list[str], folder: Path) -> list[Tensor]:
     """Token ids of each document, by the folder's own tokenizer, special tokens included."""
-    try:
-        tokenizer = load_tokenizer(folder)
-    except InputError as error:
-        raise InputError(
-            f"{error}, or leave out --text to compare on random tokens"
-        ) from error.__cause__
+    tokenizer = load_tokenizer(folder)
     return [torch.tensor(ids_of(tokenizer, part), dtype=torch.long) for part in parts]
 
 
@@ -142,7 +137,9 @@ def load_tokenizer(folder: Folder | Path) -> Any:
 
     opened = folder if isinstance(folder, Folder) else Folder(folder)
     check_loaded(opened)
-    failure = foreign(f"{opened.path} has no tokenizer that loads", "add or repair tokenizer.json")
+    failure = foreign(
+        f"{opened.path} has no tokenizer that loads", "repair its files, or give no text"
+    )
     with quiet(), _silent(), failure:
         return AutoTokenizer.from_pretrained(
             opened.path, local_files_only=True, trust_remote_code=False

@@ -17,6 +17,7 @@ Shapes: signal, noise and key_heads are numbers of heads (query head i reads key
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -100,32 +101,23 @@ def fused_attention(
         query = functional.pad(query, (0, common - query.shape[3]))
         key = functional.pad(key, (0, common - key.shape[3]))
         value = functional.pad(value, (0, common - width))
-    grouped = query.shape[1] != key.shape[1]
-
-    def attend(query: Tensor, columns: int, mask: Tensor | None, causal: bool) -> Tensor:
-        return functional.scaled_dot_product_attention(
-            query,
-            key[:, :, :columns],
-            value[:, :, :columns],
-            attn_mask=mask,
-            is_causal=causal,
-            scale=scaling,
-            enable_gqa=grouped,
-        )
-
+    attend = partial(
+        functional.scaled_dot_product_attention,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
     if visible is not None:
-        output = attend(query, key.shape[2], visible, causal=False)
+        output = attend(query, key, value, attn_mask=visible)
     elif past == 0 or not several:
-        output = attend(query, past + rows, None, causal=several)
+        output = attend(query, key, value, is_causal=several)
     else:
-        output = torch.cat(
-            [
-                attend(query[:, :, first:last], past + last, visible, causal=False)
-                for first, last in _blocks(rows)
-                for visible in [_visible(past + first, past + last, None, query.device)]
-            ],
-            dim=2,
-        )
+        blocks = []
+        for first, last in _blocks(rows):
+            end = past + last
+            mask = _visible(past + first, end, None, query.device)
+            part = query[:, :, first:last], key[:, :, :end], value[:, :, :end]
+            blocks.append(attend(*part, attn_mask=mask))
+        output = torch.cat(blocks, dim=2)
     return output[..., :width]
 
 
@@ -162,20 +154,30 @@ def causal_integral(
     if past_sums is None:
         past_sums = wide(query.new_zeros(batch, signal, past))
     sums = past_sums[..., :past]  # a static cache has room for more
+
+    def block(
+        query: Tensor, key: Tensor, value: Tensor, gamma: Tensor, sums: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Rows that are the last of these columns: their heads, and the column sums after them."""
+        last = key.shape[2]
+        first = last - query.shape[2]
+        visible = _visible(first, last, real, query.device)
+        maps = _map(query, key, scaling, visible, real)
+        running = sums[..., None, :] + maps.cumsum(-2)
+        if real is None:
+            counts = torch.arange(first + 1, last + 1, device=query.device)[None]
+        else:
+            counts = real.cumsum(-1)[:, first:last].clamp_min(1)
+        means = running / counts[:, None, :, None].to(maps.dtype)
+        weights = maps + gamma * _masked_softmax(means, visible, real)
+        return _grouped_matmul(weights.to(value.dtype), value), sums + maps.sum(-2)
+
     heads = []
     for first, last in _blocks(rows):
-        columns = past + last
-        block, sums = _recomputed(
-            _integral_rows,
-            query[:, :, first:last],
-            key[:, :, :columns],
-            value[:, :, :columns],
-            gamma if gamma.shape[2] == 1 else gamma[:, :, first:last],
-            functional.pad(sums, (0, last - first)),
-            scaling,
-            real,
-        )
-        heads.append(block)
+        end, weight = past + last, gamma if gamma.shape[2] == 1 else gamma[:, :, first:last]
+        part = query[:, :, first:last], key[:, :, :end], value[:, :, :end], weight
+        found, sums = _recomputed(block, *part, functional.pad(sums, (0, last - first)))
+        heads.append(found)
     return torch.cat(heads, dim=2), sums.detach()
 
 
@@ -211,9 +213,8 @@ def differential_heads(
     integral: str,
     past: int,
     real: Tensor | None,
-    visible: Tensor | None = None,
-    past_sums: Tensor | None = None,
-    attend: Callable[..., Tensor] = fused_attention,
+    past_sums: Tensor | None,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, Tensor | None]:
     """(A₁ - λ A₂ + γ H) V; no map is held.
 
@@ -221,11 +222,10 @@ def differential_heads(
         projected: see there.
         scaling: of the scores.
         integral: ``none``, ``causal`` or ``column_mean``.
-        past: see ``fused_attention``.
+        past: see ``causal_integral``.
         real: see there.
-        visible: see there.
-        past_sums: see ``causal_integral``.
-        attend: computes attention without an integral; see ``fused_attention``.
+        past_sums: see there.
+        attend: computes attention without an integral from queries, keys and values.
 
     Returns:
         The heads, [batch, signal, rows, width], and the column sums of a causal integral.
@@ -236,13 +236,13 @@ def differential_heads(
         assert gamma is not None
         signal, sums = causal_integral(query, key, value, gamma, scaling, past, real, past_sums)
     else:
-        signal = attend(query, key, value, scaling, past, real, visible)
+        signal = attend(query, key, value)
     if integral == "column_mean":
         assert gamma is not None
         added = gamma * values_of(column_mean(query, key, scaling, real)[:, :, None], value)
     if noise_query is not None:
         assert noise_key is not None
-        noise = attend(noise_query, noise_key, value, scaling, past, real, visible)
+        noise = attend(noise_query, noise_key, value)
     return combine(signal, noise, lambda_, added), sums
 
 
@@ -342,43 +342,6 @@ def _recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
     if not torch.is_grad_enabled():
         return function(*arguments)
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-
-
-def _integral_rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    gamma: Tensor,
-    sums: Tensor,
-    scaling: float,
-    real: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """A block of rows of ``causal_integral``, which are the last of its columns.
-
-    Args:
-        query: [batch, signal, rows of the block, head_dim].
-        key: [batch, key_heads, columns, head_dim].
-        value: [batch, key_heads, columns, width].
-        gamma: [batch or 1, signal or 1, rows of the block or 1, 1].
-        sums: column sums before the block, [batch, signal, columns].
-        scaling: of the scores.
-        real: [batch, all columns] or None.
-
-    Returns:
-        The heads, [batch, signal, rows of the block, width], and the column sums after the block.
-    """
-    last = key.shape[2]
-    first = last - query.shape[2]
-    visible = _visible(first, last, real, query.device)
-    maps = _map(query, key, scaling, visible, real)
-    running = sums[..., None, :] + maps.cumsum(-2)
-    if real is None:
-        counts = torch.arange(first + 1, last + 1, device=query.device)[None]
-    else:
-        counts = real.cumsum(-1)[:, first:last].clamp_min(1)
-    means = running / counts[:, None, :, None].to(maps.dtype)
-    weights = maps + gamma * _masked_softmax(means, visible, real)
-    return _grouped_matmul(weights.to(value.dtype), value), sums + maps.sum(-2)
 
 
 def _map(

@@ -277,15 +277,7 @@ class DiffTransformerAttention(nn.Module):
         return past, key[:, :, : past + rows], value[:, :, : past + rows]
 
     def _by_interface(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        past: int,
-        real: Tensor | None,
-        mask: Any,
-        **kwargs: Any,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
     ) -> Tensor:
         """Attention of some heads by another implementation; see ``fused_attention``."""
         implementation: Any = self.config._attn_implementation
@@ -298,7 +290,9 @@ class DiffTransformerAttention(nn.Module):
             for each in (query, key, value)
         )
         self.num_key_value_groups = heads // key.shape[1]
-        output, _ = attend(self, query, key, value, mask, dropout=0.0, scaling=scaling, **kwargs)
+        output, _ = attend(
+            self, query, key, value, mask, dropout=0.0, scaling=self.scaling, **kwargs
+        )
         found: Tensor = output.reshape(batch, rows, heads, -1).transpose(1, 2)[..., :width]
         return found
 
@@ -317,14 +311,18 @@ class DiffTransformerAttention(nn.Module):
             parts = []
             for texts in seen.packed:
                 real = texts.real if integral != "none" else None
-                parts.append(differential_heads(projected.changed(texts.take), *how, 0, real)[0])
+                attend = partial(fused_attention, scaling=self.scaling, past=0, real=real)
+                taken = projected.changed(texts.take)
+                parts.append(differential_heads(taken, *how, 0, real, None, attend)[0])
             heads = unpacked(seen.packed, parts, len(projected.value))
         else:
-            own = self.config._attn_implementation in OWN
-            attend = fused_attention if own else partial(self._by_interface, **kwargs)
-            heads, sums = differential_heads(
-                projected, *how, past, seen.real, seen.visible, past_sums, attend
-            )
+            real, visible = seen.real, seen.visible
+            attend = partial(self._by_interface, mask=visible, kwargs=kwargs)
+            if self.config._attn_implementation in OWN:
+                attend = partial(
+                    fused_attention, scaling=self.scaling, past=past, real=real, visible=visible
+                )
+            heads, sums = differential_heads(projected, *how, past, real, past_sums, attend)
         if layer is not None:
             query, key = projected.signal_query, projected.signal_key
             layer.add_rows(sums, query, key.shape[1], seen.real, self.scaling)
@@ -415,11 +413,8 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
             ValueError: it cannot run this model.
         """
         found: str = super().get_correct_attn_implementation(requested_attention, is_init_check)
-        if found in OWN:
-            return found
-        runs = [each for each in OWN if each]
-        runs += [*OTHERS, *(f"paged|{each}" for each in ("sdpa", *OTHERS))]
-        if self.config.integral != "none" or found not in runs:
+        runs = (*OTHERS, *(f"paged|{each}" for each in ("sdpa", *OTHERS)))
+        if found not in OWN and (self.config.integral != "none" or found not in runs):
             why = "has no integral" if found in runs else "is not known to fit its heads"
             raise ValueError(
                 f"attn_implementation is {found!r}, which {why}; this model runs with 'sdpa' or "
