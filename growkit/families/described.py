@@ -34,7 +34,6 @@ import yaml
 from growkit.algebra.axes import ORDERS, PLACES, Axis, Order, Pattern
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
-from growkit.base.parsing import in_yaml
 from growkit.base.tensors import Config
 from growkit.families.description import (
     COUNTED,
@@ -50,99 +49,9 @@ from growkit.families.description import (
     every_layer,
 )
 from growkit.families.expressions import LAYER, Expression, parse_expression
+from growkit.families.vocabulary import KEYS, NORM, TEXTS, check_kind
 
 PACKAGE = "growkit.families"
-
-ANY = "any key"
-"""In a mapping of kinds: what all values are, whatever their keys."""
-
-TEXTS = {ANY: str}
-CONDITION = (bool, str)
-
-NORM = {"norm": str, "eps": str, "centred": bool, "behind": bool}
-
-TENSOR = NORM | {
-    "pattern": str,
-    "tied": str,
-    "bias": CONDITION,
-    "when": CONDITION,
-    "offset": float,
-    "root": str,
-    "order": [str],
-    "component": str,
-    "dense": ([str], str),
-    "canonical": str,
-}
-"""What a tensor may say.
-
-``tied`` is its pattern in tied models; ``bias`` the models with a bias next to a weight; ``root``
-an axis whose root its class multiplies it by; ``order`` one of ``ORDERS`` and its axes.
-"""
-
-MULTIPLE = {"of": str, "why": str}
-
-FORM = {
-    "switches": dict,
-    "keys": TEXTS,
-    "lambda_init": str,
-    "harmless": {ANY: list},
-    "assumed": dict,
-    "strict": bool,
-}
-
-EXPERTS = {
-    "width": str,
-    "top_k": str,
-    "alone": CONDITION,
-    "scaling": str,
-    "groups": [str],
-    "float32": bool,
-    "dense": {
-        ANY: {"assumed": dict, "ignored": dict, "only": {ANY: list}, "when": CONDITION},
-    },
-    "config": dict,
-    "part": float,
-    "beside": float,
-    "sizes": TEXTS,
-}
-
-KEYS = {
-    "family": str,
-    "model_type": ([str], str),
-    "extends": str,
-    "architecture": str,
-    "loads_with": str,
-    "sizes": {ANY: ({ANY: CONDITION}, str)},
-    "same": TEXTS,
-    "constants": {ANY: int},
-    "assumed": dict,
-    "conditions": TEXTS,
-    "computed": [str],
-    "may_be_zero": [str],
-    "ratios": TEXTS,
-    "aliases": TEXTS,
-    "former": TEXTS,
-    "per_layer": [str],
-    "choices": {ANY: [str]},
-    "groups": {ANY: ([str], str)},
-    "kinds": TEXTS,
-    "places": TEXTS,
-    "multiples": {ANY: ([MULTIPLE], MULTIPLE, str)},
-    "needs": TEXTS,
-    "lists": [str],
-    "arranged": dict,
-    "numbered": str,
-    "normed_sums": CONDITION,
-    "fixed": {ANY: ({"when": CONDITION, "why": str}, str)},
-    "norms": [NORM],
-    "recomputed": [str],
-    "tied": TEXTS,
-    "tensors": {ANY: ([TENSOR], TENSOR, str)},
-    "other_forms": [dict],
-    "form": FORM,
-    "experts": EXPERTS,
-}
-"""What a description has, and of which kind it is; several kinds in a tuple are alternatives."""
 
 NEEDED = ("family", "model_type", "sizes", "tensors")
 
@@ -150,18 +59,6 @@ OF_ITS_OWN = ("family", "model_type", "architecture", "loads_with", "form")
 """Keys that no family has from the one that it extends."""
 
 NEEDED_AXES = ("layers", "vocab", "hidden")
-
-MOST = 1 << 24
-"""Of a constant."""
-
-WORDS = {
-    str: "text",
-    dict: "a mapping",
-    list: "a list",
-    bool: "true or false",
-    float: "a number",
-    int: "a whole number",
-}
 
 NAME = re.compile(r"[\w.\-]{1,200}")
 TIED = "tie_word_embeddings"
@@ -238,7 +135,7 @@ def read_description(content: Any, where: str) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise InputError(f"{where} must be a mapping with {', '.join(NEEDED)}")
     content = extended(content, where)
-    _check_kind(content, KEYS, where)
+    check_kind(content, KEYS, where)
     for key in NEEDED:
         if not content.get(key):
             raise InputError(f"{where} has no {key}; a family needs {', '.join(NEEDED)}")
@@ -273,7 +170,7 @@ class _Description:
         tensors = self._tensors(content["tensors"])
         forms = [_merged(content["tensors"], each) for each in get("other_forms", ())]
         for form in forms:
-            _check_kind(form, KEYS["tensors"], f"other_forms in {self._where}")
+            check_kind(form, KEYS["tensors"], f"other_forms in {self._where}")
         names = {name for form in (content["tensors"], *forms) for name in form}
         for each in (*self._tied.values(), *self._tied):
             if each not in names:
@@ -352,7 +249,7 @@ class _Description:
         """A value, or a function of the config."""
         what = f"assumed {key}"
         if isinstance(value, Mapping) and value.keys() == {"each_layer"}:
-            _check_kind(value, TEXTS, f"{what} in {self._where}")
+            check_kind(value, TEXTS, f"{what} in {self._where}")
             each = self._expression(value["each_layer"], what)
             count = self._layers
             return lambda config: [each(config, layer) for layer in range(config[count])]
@@ -401,7 +298,7 @@ class _Description:
         for key, entry in self._get("arranged", {}).items():
             if isinstance(entry, Mapping) and len(entry) == 1:
                 what = f"arranged {key}"
-                _check_kind(entry, {"layers": str, "count": str}, f"{what} in {self._where}")
+                check_kind(entry, {"layers": str, "count": str}, f"{what} in {self._where}")
                 ((way, text),) = entry.items()
                 rules[key] = way, self._condition(text, what)
             else:
@@ -611,34 +508,6 @@ class _Description:
             raise InputError(
                 f"{of} names axis {axis!r}, which no size says; {did_you_mean(axis, self._axes)}"
             )
-
-
-def _check_kind(value: Any, kinds: Any, what: str) -> None:
-    """Refuse a value that is of none of some kinds, and one with such a part; see ``KEYS``.
-
-    Raises:
-        InputError: names the part, and what was expected.
-    """
-    several = kinds if isinstance(kinds, tuple) else (kinds,)
-    kind = next((each for each in several if _is_kind(value, each)), None)
-    if kind is None:
-        expected = [WORDS[each if isinstance(each, type) else type(each)] for each in several]
-        raise InputError(f"{what} is {in_yaml(value)}; {' or '.join(expected)} was expected")
-    if isinstance(kind, list):
-        for each in value:
-            _check_kind(each, kind[0], f"an entry of {what}")
-    elif isinstance(kind, dict):
-        for key, each in value.items():
-            if key not in kind and ANY not in kind:
-                raise InputError(f"{what} has an unknown key {key!r}; {did_you_mean(key, kind)}")
-            _check_kind(each, kind.get(ANY, kind.get(key)), f"{key} in {what}")
-
-
-def _is_kind(value: Any, kind: Any) -> bool:
-    if kind in (int, float):
-        number = isinstance(value, int if kind is int else int | float)
-        return number and not isinstance(value, bool) and (kind is float or 0 < value < MOST)
-    return isinstance(value, kind if isinstance(kind, type) else type(kind))
 
 
 def _one_of(known: Mapping[str, Any], name: Any, what: str) -> Any:
