@@ -371,6 +371,16 @@ def own_families() -> dict[str, Family]:
     return dict(sorted((of_files | of_modules).items()))
 
 
+def refuse_quantised(config: Config, where: str) -> None:
+    """Refuse models whose weights are no numbers by themselves.
+
+    Raises:
+        InputError: it is one.
+    """
+    if any(config.get(key) is not None for key in QUANTISED):
+        raise InputError(f"the model in {where} is quantised; dequantise it first")
+
+
 def family_of(config: Config, where: str) -> Family:
     """The family of a config.
 
@@ -380,8 +390,7 @@ def family_of(config: Config, where: str) -> Family:
     """
     model_type = config.get("model_type")
     known = {kind: family for family in families().values() for kind in family.model_types}
-    if any(config.get(key) is not None for key in QUANTISED):
-        raise InputError(f"the model in {where} is quantised; dequantise it first")
+    refuse_quantised(config, where)
     inner = config.get("text_config")
     if isinstance(inner, dict) and model_type not in known:
         raise InputError(

@@ -31,8 +31,15 @@ SMALL = {
 MOST_PARAMETERS = 1 << 24
 """Of a small model: what is larger has a size that nobody knows."""
 
+DESCRIBE = "describe its family as docs/adding-a-family.md says"
+
 OTHERS = (6, 10, 14, 18, 26, 34)
 """Sizes of whatever else a config counts."""
+
+
+def not_inferred(problem: str) -> InputError:
+    """The error for a class that cannot be inferred."""
+    return InputError(f"{problem}; {DESCRIBE}")
 
 
 class ModelClass:
@@ -63,9 +70,9 @@ class ModelClass:
                 "is no class to be asked; nothing can be proved of it either"
             )
         if read.sub_configs:
-            raise InputError(
-                f"the model of {where} holds others ({', '.join(read.sub_configs)}); only models "
-                "of a single config can be inferred, describe it as docs/adding-a-family.md says"
+            raise not_inferred(
+                f"the model of {where} holds others ({', '.join(read.sub_configs)}), and only "
+                "models of a single config can be inferred"
             )
         self._read, self._where = read, where
         self.name = str(getattr(known[type(read)], "__name__", kind))
@@ -216,9 +223,9 @@ class ModelClass:
             self._explain()
         experts = [name for name in here or {} if ".experts." in name]
         if experts:
-            raise InputError(
+            raise not_inferred(
                 f"{self.name} has experts ({experts[0]}), and families with experts cannot be "
-                "inferred; describe this one as docs/adding-a-family.md says"
+                "inferred"
             )
         for axis in ("ffn", "kv_heads"):
             if axis in self.sizes and not self._matters(axis):
@@ -232,10 +239,9 @@ class ModelClass:
             self._make_square()
         for name, shape in (self.shapes(self.small) or {}).items():
             if prod(shape) > MOST_PARAMETERS:
-                raise InputError(
+                raise not_inferred(
                     f"tensor {name} of a {self.name} model is large whatever its sizes are "
-                    f"({list(shape)}), so nothing can be tried with a small one; describe the "
-                    "family as docs/adding-a-family.md says"
+                    f"({list(shape)}), so nothing can be tried with a small one"
                 )
 
     def _make_square(self) -> None:
@@ -260,10 +266,9 @@ class ModelClass:
         missing = {"vocab", "hidden", "layers", "heads"} - present.keys()
         if missing:
             names = sorted(key for key, axis in NAMED.items() if axis in missing)
-            raise InputError(
+            raise not_inferred(
                 f"the config of a {self.name} model has no key that transformers calls "
-                f"{' or '.join(names)}; such a model cannot be inferred, describe its family as "
-                "docs/adding-a-family.md says"
+                f"{' or '.join(names)}"
             )
         self.sizes = {axis: key for axis, key in present.items() if axis in SMALL}
 
@@ -303,10 +308,7 @@ class ModelClass:
 
     def _explain(self) -> None:
         """Say why there is no small model of the class."""
-        with foreign(
-            f"{self.name} takes no small config like that in {self._where}",
-            "describe the family as docs/adding-a-family.md says",
-        ):
+        with foreign(f"{self.name} takes no small config like that in {self._where}", DESCRIBE):
             self.model(self.config(self.small), "meta")
         raise AssertionError("there is a small model after all")
 

@@ -19,7 +19,7 @@ import yaml
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.families.family import described, family_of
+from growkit.families.family import described, refuse_quantised
 from growkit.inference.classes import ModelClass
 from growkit.inference.proposing import Proposal, descriptions
 from growkit.inference.running import see
@@ -98,8 +98,6 @@ def _inline(value: Any) -> str:
 MOST_TRIED = 12
 """Descriptions that are tried, if more than one is possible."""
 
-ELSEWHERE = "describe its family as docs/adding-a-family.md says"
-
 
 def infer(folder: str | Path) -> Inference:
     """Describe the family of a model, as far as its class of transformers shows it.
@@ -111,7 +109,7 @@ def infer(folder: str | Path) -> Inference:
         InputError: there is no such class, or it has parts that cannot be described; says which.
     """
     checkpoint = find(folder).whole()
-    check_quantised(checkpoint)
+    refuse_quantised(checkpoint.config, checkpoint.where())
     where = str(checkpoint.folder / "config.json")
     asked = ModelClass(checkpoint.config, where)
     if asked.layers > len(checkpoint.tensors):
@@ -154,19 +152,6 @@ def infer(folder: str | Path) -> Inference:
     )
     found["yaml"] = as_yaml(found)
     return found
-
-
-def check_quantised(checkpoint: Checkpoint) -> None:
-    """Refuse what growkit could not grow anyway.
-
-    Raises:
-        InputError: it is quantised.
-    """
-    try:
-        family_of(checkpoint.config, checkpoint.where())
-    except InputError as error:
-        if "quantised" in str(error):
-            raise
 
 
 def _check_checkpoint(checkpoint: Checkpoint, description: Mapping[str, Any]) -> None:

@@ -11,12 +11,10 @@ from typing import Any
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
 from growkit.families.described import TIED
-from growkit.inference.classes import ModelClass
+from growkit.inference.classes import ModelClass, not_inferred
 from growkit.inference.running import Seen
 from growkit.inference.shapes import NUMBERS, composed
 from growkit.inference.trial import stored_names
-
-ELSEWHERE = "describe its family as docs/adding-a-family.md says"
 
 
 @dataclass
@@ -58,9 +56,9 @@ class Proposal:
         for template, names in found.items():
             alike = len({shapes[name] for name in names}) == 1
             if "{layer}" in template and (len(names) != layers or not alike):
-                raise InputError(
+                raise not_inferred(
                     f"not all layers of a {self.asked.name} model like this have the same tensors "
-                    f"(first {names[0]}), which cannot be inferred; {ELSEWHERE}"
+                    f"(first {names[0]}), which cannot be inferred"
                 )
         here = self.asked.shapes(self.asked.small) or {}
         first = {template: template.replace("{layer}", "0") for template in found}
@@ -99,9 +97,8 @@ class Proposal:
                 )
             patterns = list(dict.fromkeys(self._patterns(module, parameter, name)))
             if not patterns:
-                raise InputError(
-                    f"nobody knows what {self.asked.name} does with tensor {template}, so its "
-                    f"family cannot be inferred; {ELSEWHERE}"
+                raise not_inferred(
+                    f"what {self.asked.name} does with tensor {template} cannot be seen"
                 )
             found[template] = patterns
         return found

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from growkit.base.errors import InputError, foreign
+from growkit.base.errors import foreign
 from growkit.base.limits import within
-from growkit.inference.classes import ModelClass
+from growkit.inference.classes import DESCRIBE, ModelClass, not_inferred
 
 EPS = ("eps", "epsilon", "norm_eps")
 """How keys end that a norm adds to a mean."""
@@ -70,10 +70,7 @@ def see(asked: ModelClass) -> Seen:
     """
     from transformers.pytorch_utils import Conv1D
 
-    with foreign(
-        f"no small model of {asked.name} runs",
-        "describe the family as docs/adding-a-family.md says",
-    ):
+    with foreign(f"no small model of {asked.name} runs", DESCRIBE):
         model = asked.small_model()
     lists = [
         name
@@ -81,7 +78,7 @@ def see(asked: ModelClass) -> Seen:
         if isinstance(module, nn.ModuleList) and len(module) == asked.small["layers"]
     ]
     if not lists:
-        raise InputError(f"{asked.name} has no list of layers; describe its family yourself")
+        raise not_inferred(f"{asked.name} has no list of layers")
     seen = Seen(lists[0] + ".")
     kinds = {nn.Embedding: "embedding", nn.Linear: "linear", Conv1D: "transposed"}
     for name, module in model.named_modules():
@@ -93,10 +90,7 @@ def see(asked: ModelClass) -> Seen:
         elif "attention" in type(module).__name__.lower() and name.startswith(seen.layers):
             seen.attention.append(name + ".")
     watched = _Watch(model, seen)
-    with foreign(
-        f"no small model of {asked.name} runs",
-        "describe the family as docs/adding-a-family.md says",
-    ):
+    with foreign(f"no small model of {asked.name} runs", DESCRIBE):
         watched.run(asked.small["vocab"])
     seen.reads_hidden = watched.given_hidden
     keys = [k for k, v in asked.config(asked.small).to_dict().items() if _is_eps(k, v)]
@@ -128,7 +122,7 @@ def _behaviour(module: nn.Module, width: int, name: str) -> tuple[bool, float]:
         InputError: it does not do what norms do.
     """
     if not width:
-        raise InputError(f"{name} never runs, so nobody knows what it does; describe it yourself")
+        raise not_inferred(f"{name} never runs, so that its effect cannot be seen")
     generator = torch.Generator().manual_seed(1)
     weight: Any = getattr(module, "weight", None)
     shape = (3, *weight.shape) if _has_weight(module) else (3, width)
@@ -149,7 +143,7 @@ def _behaviour(module: nn.Module, width: int, name: str) -> tuple[bool, float]:
             for each, was in zip(module.parameters(), kept, strict=True):
                 each.copy_(was)
     if not within(float(left.abs().max()), 1e-3):
-        raise InputError(f"{name} is no norm of a kind that growkit knows; describe it yourself")
+        raise not_inferred(f"{name} is no norm of a kind that growkit knows")
     return centred, offset
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 
-from growkit.base.errors import InputError
-from growkit.inference.classes import ModelClass
+from growkit.inference.classes import ModelClass, not_inferred
 
 Terms = dict[tuple[str, ...], int]
 """How often a dimension has the product of some sizes; that of none is a number."""
@@ -106,9 +105,8 @@ def _shapes(asked: ModelClass, doubled: tuple[str, ...]) -> dict[str, tuple[int,
     sizes = asked.small | {axis: 2 * asked.small[axis] for axis in doubled}
     found = asked.shapes(sizes)
     if found is None:
-        raise InputError(
-            f"{asked.name} has no model in which {' and '.join(doubled)} alone are twice as much; "
-            "describe the family as docs/adding-a-family.md says"
+        raise not_inferred(
+            f"{asked.name} has no model in which {' and '.join(doubled)} alone are twice as much"
         )
     return dict(found)
 
@@ -136,9 +134,9 @@ def _composed(asked: ModelClass, name: str, at: int, axes: list[str]) -> Compose
             terms += [(some, count)] if count else []
         else:
             return Composed(tuple(sorted(terms, key=lambda term: "kv_heads" in term[0])))
-    raise InputError(
+    raise not_inferred(
         f"dimension {at + 1} of tensor {name} of a {asked.name} model is no sum of products of "
-        f"sizes ({', '.join(axes)}); describe the family as docs/adding-a-family.md says"
+        f"sizes ({', '.join(axes)})"
     )
 
 

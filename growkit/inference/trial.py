@@ -12,7 +12,7 @@ from growkit.base.errors import InputError, reason
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.oracle import CPU, load_model, quiet
 from growkit.engine.strict import strict_float64
-from growkit.inference.classes import ModelClass
+from growkit.inference.classes import ModelClass, not_inferred
 from growkit.pipeline.running import grow
 from growkit.results.inspection import Trial
 
@@ -103,9 +103,8 @@ def stored_names(asked: ModelClass) -> dict[str, str]:
         same = (each for each, of in here.items() if each not in stored and tensor.equal(of))
         own = name if name in here else next(same, None)
         if own is None:
-            raise InputError(
-                f"files of a {asked.name} model have tensor {name}, which its class makes others "
-                "of; that cannot be inferred, describe the family as docs/adding-a-family.md says"
+            raise not_inferred(
+                f"files of a {asked.name} model have tensor {name}, which its class makes others of"
             )
         found[own] = name
     return found
