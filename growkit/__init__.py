@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from growkit.base.errors import InputError
     from growkit.base.progress import Progress
     from growkit.base.settings import Settings
-    from growkit.distributed.grown import load
+    from growkit.distributed import load
     from growkit.inference.inferring import infer
     from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
@@ -43,7 +43,7 @@ _HOMES = {
     "base.errors": "InputError",
     "base.progress": "Progress",
     "base.settings": "Settings",
-    "distributed.grown": "load",
+    "distributed": "load",
     "inference.inferring": "infer",
     "modeling.configuration_diff_transformer": "DiffTransformerConfig",
     "modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",

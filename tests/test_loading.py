@@ -32,8 +32,7 @@ from transformers.distributed import DistributedConfig
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import slabs
-from growkit.distributed import GrownStorageReader
-from growkit.distributed.grown import Entry, Grown
+from growkit.distributed import Entry, Grown, GrownStorageReader
 from tests.conftest import edit_weights, load_strict, save_model
 from tests.fsdp import on_ranks
 from tests.test_optimizer_state import FLAT, load_distributed, save_distributed, step, trained
