@@ -17,9 +17,11 @@ import growkit
 from growkit.families.family import described, family_of
 from growkit.inference.classes import ModelClass
 from growkit.inference.trial import Trials
+from growkit.results.schema import json_schema
 from tests.conftest import cli, edit_json, relative_error, save_model, save_random
 from tests.infer import OTHERS, random_model
 from tests.test_manifests import difference
+from tests.test_python import as_json, wrong
 
 FEW = growkit.Settings(prompts=1, length=12)
 
@@ -63,6 +65,7 @@ def test_a_family_that_nobody_knows(arcee: Path, tmp_path: Path) -> None:
 
 
 def test_recipes_name_a_file(arcee: Path, found: growkit.Inference, tmp_path: Path) -> None:
+    assert wrong(as_json(found), json_schema()["anyOf"][8]) == []
     (tmp_path / "mine.yaml").write_text(found["yaml"])
     recipe = {
         "source": str(arcee),

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import growkit
-from growkit.checkpoint.model_files import instead_of_weights, no_folder, no_model
+from growkit.checkpoint.model_files import instead_of_weights, no_model
 from growkit.cli.app import app
 from growkit.cli.demo import MODEL
 from tests.conftest import save_model
@@ -335,29 +335,6 @@ def test_the_control_sees_what_is_no_mistake(place: Path, tmp_path: Path) -> Non
     slow = Answer(2, "", "error: but late\nand long", 2.0)
     told = [*faults(Mistake("inspect source", ()), folder, lambda words: slow)]
     assert told == ["no sentence: error: but late\nand long", "took 2.00 s"]
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ("meta-llama/Llama-3.2-1B", "hf://ORG/NAME for a model on the Hub"),
-        ("https://huggingface.co/o/m", "https://huggingface.co/o/m is not a folder"),
-        ("here/m", "give a model folder"),  # the folder here exists, so m is misspelt
-        ("a/b/c", "give a model folder"),
-        ("nowhere", "give a model folder"),
-        ("/o/m", "give a model folder"),
-        ("model/config.json", "give the one that it is in, model"),
-        ("here/m.gguf", "is GGUF"),
-    ],
-)
-def test_what_is_no_folder(
-    given: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("model/config.json", "here/m.gguf"):
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).touch()
-    assert told in no_folder(Path(given))
 
 
 def test_folders_in_which_models_lie(tmp_path: Path) -> None:

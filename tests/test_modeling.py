@@ -161,25 +161,6 @@ def test_diff_is_diffllama(seed: int) -> None:
     assert distance(expected, torch.cat(steps, dim=1), mask) < LIMIT
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
-    "options",
-    [{"do_sample": False}, {"do_sample": False, "num_beams": 3}, {"do_sample": True, "top_k": 0}],
-    ids=["greedy", "beams", "sampled"],
-)
-def test_diff_generates_like_diffllama(seed: int, options: dict[str, Any]) -> None:
-    config = draw_diffllama(seeded(seed)) | {"eos_token_id": 1}
-    ids, mask = tokens((3, 6), seed), left_padded((3, 6), 3, 0, 1)
-    texts = []
-    for model in twins(config, seed):
-        torch.manual_seed(seed)
-        with strict_float64():
-            texts.append(model.generate(ids, attention_mask=mask, max_new_tokens=10, **options))
-    assert texts[0].tolist() == texts[1].tolist()
-    # Not all samples of a seed are alike, so that another model would be seen.
-    assert len({tuple(text) for text in texts[0][:, 6:].tolist()}) > 1
-
-
 @pytest.mark.parametrize("fault", ["values", "lambda_init", "multiplier"])
 def test_another_model_is_not_diffllama(fault: str) -> None:
     config = SIZES | {"num_key_value_heads": 4}
@@ -265,18 +246,14 @@ def test_any_variant_is_what_the_papers_say(seed: int, monkeypatch: pytest.Monke
 FAULTS: dict[str, dict[str, Any]] = {
     "lambda_init": {"lambda_init": [0.6, 0.31]},
     "head_norm": {"head_norm": "plain"},
-    "head_norm_eps": {"head_norm_eps": 2e-2},
     "head_output_scale": {"head_output_scale": "none"},
-    "no integral": {"integral": "none"},
     "column mean": {"integral": "column_mean"},
-    "gamma": {"gamma": "unified"},
     "scope": {"shared_scope": "layer"},
     "theta": {"rope_parameters": {"rope_theta": 9999.0}},
 }
 SWAPS = {  # the heads of a projection, in another order
     "signal queries": ("q_proj", [3, 1, 2, 0, 4, 5]),
     "noise queries": ("q_proj", [0, 1, 2, 3, 5, 4]),
-    "keys striped": ("k_proj", [0, 2, 1, 3]),
     "values": ("v_proj", [1, 0]),
 }
 
@@ -630,34 +607,7 @@ def test_a_sequence_of_padding_alone_stays_finite() -> None:
         assert distance(run(model, ids[:1]), found[:1]) < LIMIT
 
 
-HALVES = {torch.bfloat16: 5e-2, torch.float16: 6e-3}
-
-
-@pytest.mark.sampled(10)
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_half_precision(
-    dtype: torch.dtype, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(differential_attention, "BLOCK_ROWS", 16)
-    build(**VARIANTS[variant]).to(dtype).save_pretrained(tmp_path)
-    model = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
-    with strict_float64():
-        exact = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
-    ids, mask = tokens((2, 40)), left_padded((2, 40), 0, 11)
-
-    def error(expected: Tensor, found: Tensor) -> float:
-        found = found.detach()
-        assert found.isfinite().all()
-        return float((expected - found).square().mean().sqrt() / expected.square().mean().sqrt())
-
-    expected = run(exact, ids, attention_mask=mask)
-    found = model(ids, attention_mask=mask, use_cache=False).logits
-    assert found.dtype == dtype
-    assert error(expected[mask.bool()], found[mask.bool()]) < HALVES[dtype]
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_sums_are_kept_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whole numbers: their products are exact in half precision, only what follows may round.
     query, key, value = (tensor.round() for tensor in attention_inputs(300, dtype=dtype))

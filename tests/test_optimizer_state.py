@@ -23,7 +23,6 @@ from torch.optim.swa_utils import SWALR
 from transformers import (
     AutoModelForCausalLM,
     MixtralConfig,
-    OlmoConfig,
     Trainer,
     TrainingArguments,
     get_scheduler,
@@ -421,37 +420,6 @@ def test_groups_are_those_of_the_training(tmp_path: Path, to: str | None, custom
     assert [group["param_names"] for group in kept] == made
 
 
-@pytest.mark.parametrize("way", [{"ffn": "x2", "hidden": None}, None], ids=["wider", "deeper"])
-def test_a_group_without_parameters_is_left_out(tmp_path: Path, way: Any) -> None:
-    """Trainer has one for a model without biases and weights of norms; ``param_groups`` has none.
-
-    torch.distributed.checkpoint cannot load one, and DeepSpeed takes it away.
-    """
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
-    config = OlmoConfig(vocab_size=29, num_attention_heads=4, **sizes)
-    source = save_random(tmp_path / "source", config)
-    first = trainer(source, tmp_path / "run")
-    optimizer = first.create_optimizer()
-    assert [len(group["params"]) for group in optimizer.param_groups][1:] == [0]
-    first.model(batch(0), labels=batch(0)).loss.backward()
-    optimizer.step()
-    state, out = save_torch(first.model, optimizer, tmp_path / "optimizer"), tmp_path / "out"
-    if way:
-        grown(source, state, out, way)
-    else:
-        growkit.grow(source, out, method="depth", layers="x2", optimizer=state, verify=False)
-    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    again = torch.optim.AdamW(param_groups(model, out, lr=RATE))
-    load_torch(model, again, out)
-    before = {name: each.clone() for name, each in model.named_parameters()}
-    model(batch(1), labels=batch(1)).loss.backward()
-    again.step()
-    assert all(not each.equal(before[name]) for name, each in model.named_parameters())
-    empty = torch.optim.AdamW([*param_groups(model, out, lr=RATE), {"params": []}])
-    with pytest.raises(ValueError, match="different number of parameter groups"):  # the control
-        load_torch(model, empty, out)
-
-
 def test_a_model_that_was_grown_twice_finds_its_groups_by_name(tmp_path: Path) -> None:
     """As the documents make them; ``param_groups`` knows the last growth alone (the control)."""
     source, once, out = tmp_path / "source", tmp_path / "once", tmp_path / "out"
@@ -715,16 +683,6 @@ def test_entries_of_a_distributed_checkpoint(tmp_path: Path) -> None:
     rates = wanted["lr_scheduler"]["base_lrs"]
     assert rates == [RATE * each for each in (1, 0.5, 1, 1)][: len(rates)] or len(set(rates)) == 2
     assert wanted["lr_scheduler"]["last_epoch"] == 0
-
-
-def test_a_floor_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama", **LLAMA)
-    _, optimizer = trained(source, 1)
-    torch.save(optimizer.state_dict(), source / "optimizer.pt")
-    torch.save(schedule_of("sequential", optimizer).state_dict(), source / "scheduler.pt")
-    with pytest.raises(InputError, match=r"scheduler\.pt has a schedule with eta_min = 0\.002"):
-        grown(source, source, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def optimizer_of(rates: list[float]) -> torch.optim.AdamW:

@@ -8,11 +8,9 @@ import math
 import os
 import random
 import re
-import resource
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -398,28 +396,6 @@ def test_a_killed_probe_goes_on_with_the_same_figures(
         probed(place, *names, settings=settings, work=work, resume=True)
 
 
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """No file may be larger: the system refuses what goes beyond, as that of a full disk does."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_a_full_disk_is_no_fault_of_a_candidate(place: Path, tmp_path: Path) -> None:
-    """It is not refused for good, but grown as soon as there is room."""
-    recipe(place / "deep.yaml", "{grow: depth, layers: x2}")
-    work, settings = tmp_path / "work", quick(steps=1)
-    with files_of_at_most(50_000), pytest.raises(growkit.InputError, match=r"02-deep cannot be w"):
-        probed(place, "wide", "deep", settings=settings, work=work)
-    assert sorted(each.name for each in work.iterdir()) == ["01-wide", JOURNAL]
-    result = probed(place, "wide", "deep", settings=settings, work=work, resume=True)
-    assert {each["outcome"] for each in result["candidates"]} == {"ranked"}
-
-
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -643,20 +619,6 @@ def test_one_that_is_ahead_is_named_though_another_has_a_lower_mean(
     result["differences"] = [noisy, pair("other", "source", noise=True)]
     assert probe_sentence(result).startswith("no candidate is ahead beyond noise")
     assert "No candidate is ahead</h1>" in page_of(probe_view(result))
-
-
-def test_what_a_probe_leaves_out_is_said(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An optimizer's state, and what comes behind the beginning of a large text."""
-    named = recipe(tmp_path / "named.yaml", "{grow: hypercloning, ffn: x2}", more="optimizer: o.pt")
-    settings, text = quick(steps=1), place / "text.txt"
-    plain = growkit.probe(place / "source", [place / "wide.yaml"], text, settings)
-    assert not any("optimizer" in each or "only the first" in each for each in plain.warnings)
-    monkeypatch.setattr(arms, "MOST_TEXT", text.stat().st_size - 1)
-    said = growkit.probe(place / "source", [named], text, settings).warnings
-    assert any("named is trained without the optimizer" in each for each in said)
-    assert any("only the first 6" in each for each in said)
 
 
 def test_where_nothing_is_ranked_there_is_something_to_do(found: growkit.ProbeResult) -> None:

@@ -19,7 +19,6 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.progress import Advance
 from growkit.families.family import families
-from growkit.inference.inferring import infer
 from growkit.pipeline.catalogue import abilities
 from growkit.pipeline.estimate import plan
 from growkit.results import Result, fields
@@ -172,16 +171,6 @@ def test_progress_is_shown_where_one_likes(grown: growkit.GrowResult, place: Pat
     growkit.verify(*folders, QUICK, progress=growkit.Bars())
 
 
-def test_no_output_goes_into_a_model_that_growkit_wrote(place: Path, tmp_path: Path) -> None:
-    """The control: next to it one does."""
-    growkit.grow(place / "source", tmp_path / "first", ffn="x2", verify=False)
-    for inside in (tmp_path / "first" / "second", tmp_path / "first" / "a" / "b"):
-        with pytest.raises(growkit.InputError, match=r"would become part of .*first, which"):
-            growkit.grow(place / "source", inside, ffn="x2", verify=False)
-    assert growkit.check(tmp_path / "first")["whole"]
-    growkit.grow(place / "source", tmp_path / "second", ffn="x2", verify=False)
-
-
 @pytest.mark.parametrize(("every", "lines"), [(0.0, 2), (60.0, 0)])
 def test_a_log_has_lines_of_long_work(
     every: float, lines: int, capsys: pytest.CaptureFixture[str]
@@ -319,8 +308,7 @@ def test_results_keep_to_it(source: Path, verdict: dict[str, Any], tmp_path: Pat
 def test_what_other_commands_print_keeps_to_it(
     source: Path, make: Callable[..., Path], tmp_path: Path
 ) -> None:
-    inspected, story, listed, ahead, checked, _, inferred = json_schema()["anyOf"][2:9]
-    assert wrong(as_json(infer(make("llama"))), inferred) == []
+    inspected, story, listed, ahead, checked = json_schema()["anyOf"][2:7]
     for each in (make("llama"), source):
         assert wrong(as_json(growkit.inspect(each)), inspected) == []
     told = Story(

@@ -224,19 +224,6 @@ def test_snippets_run_as_printed(block: Block, workplace: Workplace) -> None:
         exec(compile(block.text, str(block), "exec"), {})
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-@pytest.mark.parametrize("tied", [True, False])
-def test_what_reads_a_checkpoint_reads_ties_as_well(
-    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (block,) = (each for each in of("python") if "HuggingFaceStorageReader(" in each.text)
-    source = save_model(tmp_path / "source", "llama", tie_word_embeddings=tied)
-    growkit.grow(source, "my-larger-llama", hidden="x2", verify=False)
-    assert ("lm_head.weight" in load_file("my-larger-llama/model.safetensors")) is not tied
-    exec(compile(block.text, str(block), "exec"), {})
-
-
 def is_quoted(block: Block) -> bool:
     """Whether a block is a part of the file that it names; nothing else may be named."""
     quoted = QUOTED.match(block.text)
@@ -260,17 +247,6 @@ def needed(program: str) -> set[str]:
     """Modules that a program imports, and accelerate for transformers' Trainer."""
     modules = set(re.findall(r"^(?:from|import) (\w+)", program, re.MULTILINE))
     return modules | ({"accelerate"} if "Trainer(" in program else set())
-
-
-def test_a_manifest_is_a_recipe(workplace: Workplace) -> None:
-    """It records the ranks that a search found, so the same model results."""
-    workplace.run(["growkit", "run", "OUT/growkit.json", "--output", "AGAIN"])
-    assert (
-        Path("AGAIN/model.safetensors").read_bytes() == Path("OUT/model.safetensors").read_bytes()
-    )
-    growkit.convert("SRC", "OTHER", "shared-diff", rank=3, verify=False)
-    other = Path("OTHER/model.safetensors").read_bytes()
-    assert other != Path("OUT/model.safetensors").read_bytes()
 
 
 # Output.
@@ -450,15 +426,6 @@ def test_a_broken_command_is_noticed(line: str, workplace: Workplace) -> None:
     (block,) = blocks_of("here", f"```sh\n{line}\n```\n")
     with pytest.raises(AssertionError):
         workplace.run(next(block.commands()))
-
-
-def test_a_broken_snippet_is_noticed(workplace: Workplace) -> None:
-    text = (
-        "import growkit\n\ngrowkit.DiffTransformerConfig(num_attention_heads=20, hidden_size=512)"
-    )
-    (block,) = blocks_of("here", f"```python\n{text}\n```\n")
-    with pytest.raises(ValueError, match="must be even"):
-        test_snippets_run_as_printed(block, workplace)
 
 
 def test_other_faults_are_noticed() -> None:

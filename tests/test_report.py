@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable
 from datetime import datetime, timezone
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -338,22 +337,6 @@ def test_what_is_only_zero_is_a_sentence() -> None:
     assert "Error by layer" in headings(shown)
 
 
-def test_a_spectrum_shows_how_many_values_are_kept() -> None:
-    def caption(**changes: Any) -> tuple[str, bool]:
-        shown = paged(spectra=[full()["spectra"][0] | changes], kl_by_rank=[])
-        (figure,) = re.findall(r"<figure><figcaption>model.*?</figure>", shown)
-        return Tags(figure).text, 'class="limit"' in figure
-
-    text, line = caption()
-    assert "3 kept, rank 2; residual 0.03 of the norm" in text
-    assert line
-    assert caption(kept=4)[1] is False  # the last value is not set apart where all are kept
-    costs = [{"rank": rank, "kl_nats_per_token": 1 / rank} for rank in (1, 2, 8)]
-    assert "rank 2, chosen" in paged(kl_by_rank=costs)
-    spectra = [full()["spectra"][0] | {"rank": rank} for rank in (1, 8)]
-    assert "chosen" not in paged(kl_by_rank=costs, spectra=spectra)
-
-
 def dots(svg: str, kind: str = "dot") -> list[tuple[float, float]]:
     """Where a chart has its points."""
     paths = re.findall(rf'class="{kind}" d="(.*?)"', svg)
@@ -364,12 +347,6 @@ def dots(svg: str, kind: str = "dot") -> list[tuple[float, float]]:
 def numbers(svg: str) -> list[str]:
     """The numbers of the vertical axis."""
     return re.findall(r'text-anchor="end">(-?\d[^<]*)<', svg)
-
-
-def labels(svg: str) -> list[tuple[float, str]]:
-    """The labels of the horizontal axis, by their middles."""
-    found = re.findall(r'x="([\d.]+)"[^>]*text-anchor="middle">([^<]+)<', svg)
-    return [(float(x), label) for x, label in found]
 
 
 def data(svg: str) -> str:
@@ -404,16 +381,6 @@ def test_differences_of_logits_are_above_and_below_zero() -> None:
     assert 'class="limit"' not in svg
     same = drawing.residuals([[-4.0, -4.0], [1.0, 1.0], [9.0, 9.0]], TITLES)
     assert len({y for _, y in dots(same, "cloud")}) == 1
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 36, 83, 512, 4096])
-def test_labels_do_not_touch(count: int) -> None:
-    names = ["embed_tokens", *map(str, range(count)), "norm", "lm_head"]
-    found = labels(drawing.line([1.0] * len(names), TITLES, names=names))
-    spans = sorted((x - 3.5 * len(name), x + 3.5 * len(name)) for x, name in found)
-    assert len(spans) >= 3 or count < 3
-    assert "0" in [name for _, name in found] or count > 2
-    assert all(first[1] <= second[0] for first, second in pairwise(spans))
 
 
 def test_a_real_proof(tmp_path: Path, make: Callable[..., Path]) -> None:

@@ -32,7 +32,6 @@ from growkit.algebra import law
 from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.weight_file import WeightFile
 from growkit.families.family import family_of
 from growkit.families.headers import Headers
 from growkit.planning import plan
@@ -198,29 +197,6 @@ def test_a_slice_reads_no_more_than_its_own_numbers(
         counted[0] = 0
         part = target.read(f"model.layers.1.mlp.{name}_proj.weight", *where)
         assert 0 < counted[0] <= part.numel()
-
-
-@pytest.mark.parametrize("width", [512, 4096])
-def test_columns_that_are_read_of_a_file(
-    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of rows longer than a page only the columns that are wanted; of others, all of them."""
-    weights = {"a": torch.randn(2, 3), "b": torch.randn(6, width)}
-    save_file(weights, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-    checkpoint, counted = Checkpoint(tmp_path), []
-    read = WeightFile._bytes
-
-    def noted(
-        self: WeightFile, name: str, begin: int, size: int, count: int = 1, step: int = 0
-    ) -> torch.Tensor:
-        counted.append(size * count)
-        return read(self, name, begin, size, count, step)
-
-    monkeypatch.setattr(WeightFile, "_bytes", noted)
-    part = checkpoint.read("b", slice(1, 5), slice(7, 107))
-    assert part.equal(weights["b"][1:5, 7:107])
-    assert sum(counted) == 4 * 4 * (100 if width > 1024 else width)
 
 
 @pytest.mark.parametrize("seed", range(0, 100, 10))

@@ -174,26 +174,6 @@ def test_uneven_splits_are_exact(parts: int, dtype: torch.dtype) -> None:
         assert bool(large[:, 0].ne(large[:, -1]).any()) == (uneven or parts in (3, 5))
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "config"),
-    [
-        ("llama", {"hidden": "x2"}, {"tie_word_embeddings": True}),
-        ("llama", {"hidden": "x3", "ffn": "50"}, {"attention_bias": True}),
-        ("diffllama", {"method": "group-diff", "hidden": "x2", "signal_heads": "x4"}, MULTI_HEAD),
-    ],
-    ids=str,
-)
-def test_uneven_copies_compute_the_same(
-    kind: str, options: dict[str, Any], config: dict[str, Any], make: Make, tmp_path: Path
-) -> None:
-    source = make(kind, **config)
-    growkit.grow(source, tmp_path / "out", symmetry="uneven", verify=False, **options)
-    result = growkit.verify(source, tmp_path / "out", prompts=1, length=16)
-    assert result["kept"]
-    assert result["promise"] == "exact"
-    assert result["trainability"]["trainable"]
-
-
 def trained(folder: Path, groups: Any, state: Path | None, steps: int) -> tuple[Any, Any]:
     """A model after some steps in strict float64, and its optimizer."""
     model = load_strict(folder)

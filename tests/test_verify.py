@@ -272,20 +272,6 @@ class TestPadding:
             tensors["transformer.h.1.mlp.dense_4h_to_h.weight"][0] *= 1.5
         assert not verified(bloom / "source", bloom / "out")["kept"]
 
-    def test_with_a_window_is_no_fault_either(self, tmp_path: Path) -> None:
-        config = {
-            "hidden_size": 72,
-            "num_attention_heads": 1,
-            "num_key_value_heads": 1,
-            "intermediate_size": 7,
-            "head_dim": 8,
-            "layer_types": ["full_attention", "sliding_attention"],
-            "sliding_window": 5,
-            "max_position_embeddings": 64,
-        }
-        source = saved(tmp_path / "source", "gemma2", torch.float64, **config)
-        assert growkit.grow(source, tmp_path / "out", ffn="x2", verify=BRIEF)["kept"]
-
 
 def test_numbers_of_the_target_alone_are_asked_for() -> None:
     """A NaN of the target is a fault, one of the source is none."""

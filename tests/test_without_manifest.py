@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from itertools import combinations
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer
 
 import growkit
-from growkit.base.errors import InputError
-from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import oracle
 from growkit.engine.oracle import resolved
-from growkit.engine.prompts import load_tokenizer
-from growkit.modeling import register
-from growkit.planning.layouts import as_diff_transformer
-from growkit.planning.operation import operations
-from growkit.proof import sidecars
 from growkit.proof.config import follows, not_compared
 from growkit.proof.folder import compare_with_plan, compare_with_source
 from growkit.proof.modes import LONGEST
-from growkit.proof.sidecars import same_ids
 from growkit.proof.weights import origin_of
 from growkit.recipe.manifest import read_record
-from growkit.recipe.planner import plan_recipe
-from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
-from tests.conftest import edit_json, save_model, save_random, seeded
+from tests.conftest import edit_json, save_model, save_random
 from tests.families import MOE, SIZES
-from tests.sizes import KINDS
 from tests.test_calibration import with_tokenizer
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
@@ -152,30 +139,6 @@ def test_what_only_others_do_with_a_tokenizer_is_named(source: Path, target: Pat
     assert result["kept"]
     assert "tokenizer.json was compared, not every byte" in result["reason"]
     assert result["unknown_files"] == ["tekken.json"]
-
-
-@pytest.mark.parametrize("key", ["transformers_version", "model_type"])
-def test_a_tokenizer_depends_on_the_config(
-    key: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers mends a pattern of Mistral's tokenizers, unless a version has done so."""
-    first = Folder(shutil.copytree(source, tmp_path / "first"))
-    second = Folder(shutil.copytree(source, tmp_path / "second"))
-    loaded: list[Folder] = []
-
-    def load(folder: Folder) -> Any:
-        loaded.append(folder)
-        return load_tokenizer(folder)
-
-    monkeypatch.setattr(sidecars, "load_tokenizer", load)
-    assert sidecars.changed_sidecars(first, second) == []
-    assert not loaded  # nothing differs that could make another tokenizer
-    change(second.path, **{key: "other"})
-    assert sidecars.changed_sidecars(first, second) == []
-    assert loaded == [first, second]
-    monkeypatch.setattr(sidecars, "first_difference", lambda *tokenizers: "the ids")
-    (said,) = sidecars.changed_sidecars(first, second)
-    assert "depends on config.json" in said
 
 
 def test_a_setting_that_saving_drops_is_no_contradiction(source: Path, tmp_path: Path) -> None:
@@ -304,13 +267,6 @@ def test_a_plan_that_changes_what_a_class_assumes_is_not_kept(
     assert "32,767" in longest["note"]  # the source's limit: the target's is lower
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "granite"])
-def test_keys_that_are_left_out(kind: str, tmp_path: Path) -> None:
-    tried = list(outcomes(kind, 6, tmp_path))
-    assert len(tried) > 9
-    assert [each for each in tried if each[1]] == []
-
-
 def test_the_layers_of_a_deeper_model_keep_their_types(tmp_path: Path) -> None:
     """Right ones go without saying; wrong ones decide, whether layers are copies or not known."""
     types = ["sliding_attention", "full_attention", "full_attention"]
@@ -347,107 +303,10 @@ def test_a_dtype_that_the_source_leaves_out(stored: str, said: str, tmp_path: Pa
 
 Config = dict[str, Any]
 
-MEANINGS = (
-    *("max_position_embeddings", "rope_parameters", "sliding_window", "use_sliding_window"),
-    *("layer_types", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"),
-    *("hidden_act", "rms_norm_eps", "attention_dropout", "initializer_range", "attention_bias"),
-    *("mlp_bias", "norm_topk_prob", "clip_qkv", "final_logit_softcapping", "rope_theta"),
-    *("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
-    *("temperature", "top_p", "do_sample", "max_length", "min_length", "repetition_penalty"),
-)
-"""Keys that mean the same in every class that has them, and that no growth changes."""
-
-
-STEPS: tuple[Step, ...] = (
-    GrowStep("hypercloning", {"hidden": "x2"}),
-    GrowStep("hypercloning", {"hidden": "x4"}),
-    GrowStep("hypercloning", {"ffn": "x2"}),
-    GrowStep("depth", {"layers": "x2"}),
-    GrowStep("experts", {"experts": "x2"}),
-    GrowStep("upcycle", {"experts": "4"}),
-    GrowStep("group-diff", {"signal_heads": "x2"}),
-)
-
-
-def steps() -> Iterator[Step]:
-    """All that is tried."""
-    yield from STEPS
-    for name, each in operations("convert").items():
-        yield ConvertStep(name, {"rank": 1} if any(o.name == "rank" for o in each.options) else {})
-
-
-def resolve(config: Config, folder: Path) -> Config:
-    """What transformers makes of a file with this config."""
-    register()
-    if config["model_type"] not in CONFIG_MAPPING:  # a layout that runs as a DIFF Transformer
-        config = as_diff_transformer(config, "the config")
-    plain = {key: value for key, value in config.items() if key != "auto_map"}
-    (folder / "config.json").write_text(json.dumps(plain))
-    found: Config = AutoConfig.from_pretrained(folder).to_dict()
-    return found
-
-
-def _target(source: Path, step: Step) -> Config | None:
-    """The config that a step plans; None if the model is refused."""
-    try:
-        recipe = Recipe(str(source), (step,), "out", verify=None)
-        return plan_recipe(recipe, Checkpoint(source)).lineage.target.config
-    except InputError:
-        return None
-
-
-def differences(was: Config, now: Config, step: Step) -> list[str]:
-    """What two configs resolve otherwise; a window of 0 tokens is none."""
-
-    def value(config: Config, key: str) -> Any:
-        return config[key] or None if key == "sliding_window" else config[key]
-
-    found = [
-        f"{key}: {was[key]} and {now[key]}"
-        for key in MEANINGS
-        if key in was and key in now and value(was, key) != value(now, key)
-    ]
-    return [each for each in found if step.name != "depth" or not each.startswith("layer_types")]
-
-
-def outcomes(kind: str, count: int, folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Leave out some keys of a model of a kind, and pairs of them; what every step makes of it."""
-    source = save_random(folder / "source", CONFIG_MAPPING[kind](**KINDS[kind].any(seeded(1))))
-    file = source / "config.json"
-    whole = json.loads(file.read_text())
-    keys = sorted(whole.keys() - {"model_type", "architectures", "transformers_version"})
-    takes = [step for step in steps() if _target(source, step) is not None]
-    for left_out in seeded(count).sample(
-        [(), *combinations(keys, 1), *combinations(keys, 2)], count
-    ):
-        kept = {key: value for key, value in whole.items() if key not in left_out}
-        file.write_text(json.dumps(kept))
-        try:
-            was = resolve(kept, folder)
-        except Exception:  # the class needs the key
-            continue
-        for step in takes:
-            made = _target(source, step)
-            if made is not None:  # a size, without which the weights do not fit
-                words = f"{left_out}: {step.verb} {step.name} {dict(step.options)}"
-                yield words, differences(was, resolve(made, folder), step)
-
 
 TABLES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("n_positions", "wpe", {"n_embd": 16, "n_head": 4, "n_layer": 2}),
-    "opt": (
-        "max_position_embeddings",
-        "embed_positions",
-        {
-            "hidden_size": 16,
-            "num_attention_heads": 4,
-            "num_hidden_layers": 2,
-            "ffn_dim": 24,
-            "word_embed_proj_dim": 16,
-        },
-    ),
 }
-MERGES = ["z q", "q w"]
 
 
 def bare(folder: Path) -> Path:
@@ -500,41 +359,3 @@ def test_what_a_class_assumes_of_long_texts_is_named() -> None:
     assert "window_size" in not_compared(llama, other)
     assert "window_size" not in not_compared(llama | {"window_size": 256}, other)
     assert "classifier_dropout" not in not_compared(llama, other)
-
-
-def vocabulary(folder: Path, kind: str) -> Path:
-    """A tokenizer of bytes and two merges, whose order shows in one word alone."""
-    folder.mkdir()
-    tokens = ["<|endoftext|>", *sorted(ByteLevel.alphabet()), "zq", "qw", "zq@@", "qw@@"]
-    (folder / "vocab.json").write_text(json.dumps({t: i for i, t in enumerate(tokens)}))
-    (folder / "config.json").write_text('{"model_type": "gpt2"}')
-    special = dict.fromkeys(("unk_token", "eos_token", "bos_token"), "<|endoftext|>")
-    change(folder, "tokenizer_config.json", tokenizer_class=kind, **special)
-    return merged(folder, MERGES)
-
-
-def merged(folder: Path, merges: list[str]) -> Path:
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
-    return folder
-
-
-def saved_again(source: Path, target: Path) -> Path:
-    AutoTokenizer.from_pretrained(source).save_pretrained(target)
-    shutil.copy(source / "config.json", target)
-    return target
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [("GPT2Tokenizer", "the way from texts to ids"), ("CTRLTokenizer", "merges.txt")],
-)
-@pytest.mark.parametrize("again", [shutil.copytree, saved_again])
-def test_merges_in_another_order(
-    again: Callable[[Path, Path], Path], kind: str, said: str, tmp_path: Path
-) -> None:
-    source = vocabulary(tmp_path / "source", kind)
-    same = again(source, tmp_path / "same")
-    assert same_ids(Folder(source), Folder(same)) == (None, None)
-    turned = merged(shutil.copytree(source, tmp_path / "turned"), MERGES[::-1])
-    other = again(turned, tmp_path / "other")
-    assert same_ids(Folder(source), Folder(other)) == (said, None)
