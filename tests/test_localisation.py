@@ -24,7 +24,7 @@ from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
 from growkit.recipe import recipe as recipes
 from growkit.results.proof import VerifyResult
 from tests.conftest import edit_json, edit_weights, save_model, save_random, seeded
-from tests.test_odd_sizes import ByHand
+from tests.test_sizes import ByHand
 
 QUICK = {"prompts": 1, "length": 12}
 LLAMA_LIKE = {
