@@ -20,6 +20,7 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,12 @@ OS_CALLS = (
     *("open", "close", "read", "pwrite", "fsync", "mkdir", "rmdir", "unlink", "remove", "rename"),
     *("replace", "stat", "lstat", "fstat", "listdir", "scandir", "statvfs"),
 )
-ANYWHERE, PUBLISHING, ANY_TIME = "", "publishing", "any time"
+ANYWHERE, PUBLISHING = "", "publishing"
 CTRL_C = 0
 ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EINTR, errno.EROFS),
     *(errno.EMFILE, errno.ENOENT, errno.ESTALE, errno.EBUSY, CTRL_C, CTRL_C),
 )
-QUICK = growkit.Settings(prompts=1, length=8)
 Hook = Callable[[str, bool, Any], None]
 """Called with the name of a call, before it (False) and after it (True), and what it is about."""
 
@@ -87,17 +87,11 @@ class World:
             # As people copy it: other times, the same bytes.
             shutil.copytree(self._earlier, self.out)
 
-    def grow(self, seed: int, *, proved: bool = False) -> None:
+    def grow(self, seed: int) -> None:
         """One run."""
         tempfile.tempdir = str(self.temporary)
-        recipe = growkit.Recipe(
-            str(self.source),
-            (growkit.GrowStep("hypercloning", {"hidden": "x2"}),),
-            str(self.out),
-            QUICK if proved else None,
-            seed,
-        )
-        growkit.run(recipe, overwrite=True)
+        options = {"hidden": "x2", "seed": seed, "verify": False, "overwrite": True}
+        growkit.grow(self.source, self.out, **options)  # type: ignore[arg-type]
 
     def calls(self, inside: str, *, overwrite: bool, exchanging: bool) -> int:
         """The number of moments at which a run can fail; see ``count_calls``."""
@@ -107,13 +101,9 @@ class World:
             self._calls[key] = count_calls(self.growing(exchanging), inside)
         return self._calls[key]
 
-    def growing(self, exchanging: bool, *, proved: bool = False) -> Callable[[], None]:
+    def growing(self, exchanging: bool) -> Callable[[], None]:
         """One run, on a file system that can or cannot exchange names."""
-
-        def grow() -> None:
-            self.grow(1, proved=proved)
-
-        return grow if exchanging else without_exchange(grow)
+        return partial(self.grow, 1) if exchanging else without_exchange(partial(self.grow, 1))
 
     def state(self) -> str:
         """``none``, ``old`` or ``new``; anything else is what may not be.
@@ -166,9 +156,7 @@ class World:
         assert code == DONE, said
         assert self.state() == "new"
 
-    def kill(
-        self, where: str, overwrite: bool, exchanging: bool, moment: float, *, proved: bool = False
-    ) -> None:
+    def kill(self, where: str, overwrite: bool, exchanging: bool, moment: float) -> None:
         """Kill one run.
 
         Args:
@@ -176,21 +164,14 @@ class World:
             overwrite: whether there is an earlier output.
             exchanging: whether the file system can exchange names.
             moment: when among these, from 0 to 1.
-            proved: whether the run has a proof.
 
         Raises:
             AssertionError: something is lost, half-written, or not cleaned up by the next run.
         """
-        run = self.growing(exchanging, proved=proved)
-        if where == ANY_TIME:
-            self.reset(overwrite=overwrite)
-            seconds = 0.001 + moment * (3.0 if proved else 0.15)
-            in_child(lambda: (kill_after(seconds), run()))
-        else:
-            number = int(moment * self.calls(where, overwrite=overwrite, exchanging=exchanging))
-            self.reset(overwrite=overwrite)
-            code, said = in_child(run, kill_at(number), where)
-            assert code == -signal.SIGKILL, said
+        number = int(moment * self.calls(where, overwrite=overwrite, exchanging=exchanging))
+        self.reset(overwrite=overwrite)
+        code, said = in_child(self.growing(exchanging), kill_at(number), where)
+        assert code == -signal.SIGKILL, said
         state = self.state()
         # Without an exchange it is gone between two names, and the next run finishes it.
         between = overwrite and not exchanging and state == "none"
@@ -244,12 +225,6 @@ def kill_at(number: int) -> Hook:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return hook
-
-
-def kill_after(seconds: float) -> None:
-    """Dies at a moment, whatever it is doing then."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def fail_at(place: Path, number: int, code: int, lasting: bool) -> Hook:

@@ -123,9 +123,7 @@ PLACES: dict[str, Place] = {
     "pickle": pickled(torch_dumps),
     "legacy pickle": pickled(pickle.dumps),
     "adapter": setting(
-        "adapter_config.json",
-        peft_type="LORA",
-        auto_mapping={"base_model_class": "canary.Model"},
+        "adapter_config.json", peft_type="LORA", auto_mapping={"base_model_class": "canary.Model"}
     ),
 }
 

@@ -21,14 +21,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.checkpoint.writing import parse_bytes
-from tests.conftest import (
-    edit_json,
-    edit_weights,
-    folder_bytes,
-    relative_error,
-    seeded,
-    strict_logits,
-)
+from tests.conftest import edit_json, edit_weights, folder_bytes, relative_error, seeded
 
 Make = Callable[..., Path]
 
@@ -117,24 +110,6 @@ def test_tensors_begin_at_multiples_of_their_element_size(make: Make, tmp_path: 
         assert entry["data_offsets"][0] % mixed[name].element_size() == 0
         assert load_file(written)[name].dtype == mixed[name].dtype
     assert relative_error(source, tmp_path / "target") < 1e-12
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-def test_pickled_weights(parts: int, make: Make, tmp_path: Path) -> None:
-    source = make("llama", tie_word_embeddings=True)
-    expected = strict_logits(source)
-    tensors = load_file(source / "model.safetensors")
-    (source / "model.safetensors").unlink()
-    weight_map: dict[str, str] = {}
-    for part in range(parts):
-        file = f"pytorch_model-{part + 1}.bin" if parts > 1 else "pytorch_model.bin"
-        shard = {name: tensors[name] for name in sorted(tensors)[part::parts]}
-        torch.save(shard, source / file)
-        weight_map |= dict.fromkeys(shard, file)
-    (source / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    growkit.grow(source, tmp_path / "target", hidden="x2", verify=None)
-    found = strict_logits(tmp_path / "target")
-    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-12
 
 
 def test_a_tied_head_that_is_stored_again(make: Make, tmp_path: Path) -> None:

@@ -17,17 +17,15 @@ from transformers import AutoTokenizer, MixtralConfig
 
 from benchmarks.continual import models, results, runs
 from benchmarks.continual.__main__ import LINES, ROOT
-from benchmarks.continual.analysis import Judged, interval
 from benchmarks.continual.campaign import Campaign
-from benchmarks.continual.experiment import Experiment, load, names, settings_of
+from benchmarks.continual.experiment import Experiment, load, names
 from benchmarks.continual.report import write
-from benchmarks.continual.retrieval import MEASURES, QUESTION, WIDTH, mixed, with_needles
+from benchmarks.continual.retrieval import MEASURES, QUESTION, WIDTH
 from benchmarks.continual.runs import Job, Run, Segment, branches
 from benchmarks.continual.text import PARTS, Text, part_of, read_text
 from benchmarks.figures import drawn
 from growkit.base.errors import InputError
 from growkit.cli.demo import training_text
-from growkit.probing.lines import append_line
 from growkit.probing.training import batch_of
 
 FIGURES = {"first-steps": "first-steps.svg", "symmetry": "parting.svg"}
@@ -189,20 +187,6 @@ def test_the_formula_counts_what_torch_counts(kind: str) -> None:
     assert counted == models.forward_flops(model, tokens) + masked
 
 
-def test_noise_is_called_noise() -> None:
-    def verdict(*values: float, more: bool = False) -> str:
-        return Judged("", "test", interval(values), more).verdict
-
-    assert verdict(-1.0, -1.1, -0.9) == verdict(1.0, 1.1, 0.9, more=True) == "yes"
-    assert verdict(1.0, 1.1, 0.9) == verdict(-1.0, -1.1, -0.9, more=True)
-    assert verdict(1.0, 1.1, 0.9) == "no, the other way round"
-    assert verdict(-1.0, 1.0, -0.9) == "noise"
-    assert verdict(-1.0) == "one seed says nothing"
-    assert verdict(0.0, 0.0) == "no difference at all"
-    assert Judged("", "test", None, False).verdict == "not run"
-    assert interval([1.0, 2.0, 3.0]).high == pytest.approx(2 + 2.484, abs=1e-3)  # scipy.stats.t
-
-
 @pytest.mark.parametrize("kind", FIGURES)
 def test_charts_of_the_documents_show_what_was_measured(kind: str, tmp_path: Path) -> None:
     (runs,) = (ROOT / "benchmarks" / "results").glob(f"*-{kind}-cpu.jsonl")
@@ -212,56 +196,6 @@ def test_charts_of_the_documents_show_what_was_measured(kind: str, tmp_path: Pat
     fewer = runs.read_text("utf-8").splitlines()[:-1]
     (tmp_path / "fewer").write_text("\n".join(fewer), "utf-8")
     assert drawn(kind, tmp_path / "fewer") != made  # the control
-
-
-LINE: dict[str, Any] = {
-    "parameters": 1000,
-    "before_flops": 0,
-    "epochs": 0.5,
-    "seconds": 3600,
-    "text": {"text": "T", "sha256": "hash", "files": 1, "bytes": 1, "vocabulary": 9}
-    | {"tokens": {"train": 1}},
-    "machine": {"processor": "P", "threads": 1, "device": "cpu", "torch": "2", "growkit": "0"}
-    | {"commit": "abc"},
-}
-
-
-def line_of(experiment: Experiment, arm: str, seed: int, rate: float, test: float) -> Any:
-    """A finished run with a loss that falls by one at each point."""
-    shares = experiment.arms[arm].points if arm in experiment.arms else (1.0,)
-    points = [
-        {"at": at, "tokens": 10 * 2**n, "flops": 1e9 * 2**n, "validation": rate, "test": test - n}
-        for n, at in enumerate(shares)
-    ]
-    where = {"experiment": experiment.name, "scale": experiment.scale_name, "run": arm}
-    key = {"seed": seed, "rate": rate, "settings": settings_of(experiment, arm, "hash")}
-    return LINE | where | key | {"points": points}
-
-
-def test_the_page_is_made_of_lines_alone(tmp_path: Path) -> None:
-    experiment = load("growth", "tiny")
-    for arm, test in (("source", 9.0), ("from scratch", 9.0), ("1:1", 8.0)):
-        for seed, rate in ((0, 1e-3), (0, 1e-2), (1, 1e-3)):
-            line = line_of(experiment, arm, seed, rate, test + seed)
-            append_line(tmp_path / "growth.jsonl", line)
-    stranger = line_of(experiment, "1:1", 1, 1e-3, 0.0) | {"settings": "other"}
-    append_line(tmp_path / "growth.jsonl", stranger)
-    write(tmp_path, tmp_path / "page.md", tmp_path / "tables.md")
-    page = "".join((tmp_path / name).read_text("utf-8") for name in ("page.md", "tables.md"))
-    assert "| 1:1 | 0.001 (edge) | 8.500 (−1.000 ± 0.000)" in page
-    # at a loss that is lower by one it needs half the FLOPs
-    assert "| 1:1 | 40 | 4G | 4G | 2.00 |" in page
-    cited = "[2409.12903](https://arxiv.org/abs/2409.12903)"
-    assert f"at twice the source's compute ({cited}) | −1.000 ± 0.000 | yes |" in page
-    assert "**Unfinished:** 9 of 33 runs are done." in page
-    assert "1 runs of other settings are left out" in page
-    assert "abc" in page
-    charts = sorted((tmp_path / "page").glob("*.svg"))
-    assert len(charts) == 3
-    for chart in charts:
-        ElementTree.parse(chart)
-        assert f"(page/{chart.name})" in page
-        assert "prefers-color-scheme: dark" in chart.read_text("utf-8")
 
 
 def pairs(text: str) -> list[tuple[float, float]]:
@@ -296,23 +230,6 @@ def test_the_published_page_is_that_of_the_published_lines(tmp_path: Path) -> No
     charts = {file.name: file.read_text("utf-8") for file in made[0].with_suffix("").iterdir()}
     shown = {file.name: file.read_text("utf-8") for file in (ROOT / "docs" / "results").iterdir()}
     assert charts == shown
-
-
-def test_a_needle_is_at_its_depth(text: Text) -> None:
-    context = 64
-    hay = text.held_out("test", 2, context)
-    for needles, depth in ((1, 0.0), (3, 0.5), (4, 1.0)):
-        generator = torch.Generator().manual_seed(needles)
-        window, answer = with_needles(hay[0], needles, depth, generator, text)
-        assert len(window) == context
-        assert window[answer : answer + WIDTH].tolist() == window[-WIDTH:].tolist()
-        key = window[answer - WIDTH - 1 : answer - 1]
-        assert key.tolist() == window[-QUESTION:-3].tolist()
-    batch = batch_of(text.windows("train", context), 0, 0, 8)
-    made = mixed(batch, text, 5, 0)
-    assert [torch.equal(*pair) for pair in zip(made, batch, strict=True)].count(False) == 2
-    assert torch.equal(mixed(batch, text, 5, 0), made)
-    assert not torch.equal(mixed(batch, text, 6, 0), made)
 
 
 def test_lines_changed_by_hand_are_refused(tmp_path: Path) -> None:

@@ -288,17 +288,6 @@ def test_it_comes_back(kind: str, tmp_path: Path) -> None:
     assert all(before[name].equal(after[name]) for name in before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_grows_on(kind: str, tmp_path: Path) -> None:
-    """Hidden and everything with it, and signal heads by themselves."""
-    source, diff, wide, out = (tmp_path / name for name in ("source", "diff", "wide", "out"))
-    save(kind, 0, source)
-    convert(source, diff, "diff-v2")
-    growkit.grow(diff, wide, hidden="x2", verify=False)
-    growkit.grow(wide, out, method="group-diff", signal_heads="x2", verify=False)
-    assert relative_error(source, out) < LIMIT
-
-
 @pytest.mark.parametrize(
     ("kind", "key", "value"),
     [

@@ -228,16 +228,9 @@ def config_of(size: str, folder: Path) -> LlamaConfig:
     """A Llama of a published size, without weights."""
     folder.mkdir()
     hidden, ffn, layers, heads = {"70B": (8192, 28672, 80, 64), "8B": (4096, 14336, 32, 32)}[size]
-    config = LlamaConfig(
-        vocab_size=128256,
-        num_key_value_heads=8,
-        architectures=["LlamaForCausalLM"],
-        dtype="bfloat16",
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-    )
+    sizes = {"hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": 8, "vocab_size": 128256}
+    config = LlamaConfig(**sizes, architectures=["LlamaForCausalLM"], dtype="bfloat16")
     config.save_pretrained(folder)
     return config
 

@@ -23,21 +23,6 @@ from growkit.modeling.configuration_diff_transformer import DiffTransformerConfi
 from growkit.recipe.planner import plan_recipe
 from tests.conftest import edit_json, edit_weights, relative_error, save_model, seeded
 
-TABLE_3 = {
-    "diff-hypercloning-1-1": {"total": 32, "noise": 16, "kv": 16},
-    "group-diff-3-1": {"total": 32, "noise": 8, "kv": 16},
-    "group-diff-4-1": {"total": 40, "noise": 8, "kv": 16},
-}
-SMALL = {
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "head_dim": 64,
-    "rms_norm_eps": 1e-5,
-}
-"""The table's first row; as everywhere in the table, KV heads are those of signal and noise."""
-
 
 def draw_source(choose: Random) -> tuple[str, dict[str, Any], dict[str, int]]:
     """A random model of the family: DIFF to DINT, 1:1 to 5:1, and its head counts."""
@@ -139,23 +124,23 @@ def test_hypercloning_of_any_variant(seed: int, tmp_path: Path) -> None:
     assert relative_error(source, tmp_path / "target") < 1e-12
 
 
-@pytest.mark.parametrize("recipe", TABLE_3)
-def test_table_3_at_full_depth(recipe: str) -> None:
-    config = SMALL | {"model_type": "diffllama", "vocab_size": 128, "num_hidden_layers": 24}
+@pytest.mark.parametrize(
+    ("recipe", "heads", "noise"),
+    [("diff-hypercloning-1-1", 32, 16), ("group-diff-3-1", 32, 8), ("group-diff-4-1", 40, 8)],
+)
+def test_recipes_make_the_models_of_table_3(recipe: str, heads: int, noise: int) -> None:
+    """KV heads are those of signal and noise; embeddings are not counted."""
+    config = {"model_type": "diffllama", "vocab_size": 128, "num_hidden_layers": 24}
+    config |= {"hidden_size": 1024, "intermediate_size": 2816, "rms_norm_eps": 1e-5}
+    config |= {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64}
     source = Headers(family_of(config, "table 3"), config, "an example")
     file = Path(growkit.__file__).parents[1] / "recipes" / f"{recipe}.yaml"
-    target = plan_recipe(
-        growkit.load_recipe(file, "source", "target"), source
-    ).lineage.target.tensors
-    row = TABLE_3[recipe]
-    last = "model.layers.23.self_attn"
-    assert target[f"{last}.q_proj.weight"].shape == (row["total"] * 64, 2048)
-    assert target[f"{last}.k_proj.weight"].shape == (row["kv"] * 64, 2048)
-    assert target[f"{last}.o_proj.weight"].shape == (2048, (row["total"] - row["noise"]) * 128)
-    # The paper: about 400M to about 1.6B, embeddings not counted.
-    embeddings = 2 * 128
-    assert 0.3e9 < total_parameters(source.tensors) - embeddings * 1024 < 0.5e9
-    assert 1.1e9 < total_parameters(target) - embeddings * 2048 < 1.8e9
+    plan = plan_recipe(growkit.load_recipe(file, "source", "target"), source)
+    target, last = plan.lineage.target.tensors, "model.layers.23.self_attn"
+    assert target[f"{last}.q_proj.weight"].shape == (heads * 64, 2048)
+    assert target[f"{last}.k_proj.weight"].shape == (16 * 64, 2048)
+    assert target[f"{last}.o_proj.weight"].shape == (2048, (heads - noise) * 128)
+    assert 1.1e9 < total_parameters(target) - 2 * 128 * 2048 < 1.8e9
 
 
 def test_it_stays_diffllama_where_that_can_be(tmp_path: Path) -> None:

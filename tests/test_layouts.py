@@ -295,8 +295,7 @@ def reordered(weight: Tensor, *axes: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "broken",
-    ["lambda_q1", "subln.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight"],
+    "broken", ["lambda_q1", "subln.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight"]
 )
 @pytest.mark.parametrize("axes", [(0, 1), (2, 3)])
 def test_lambda_init_and_orders_matter(broken: str, axes: tuple[int, int], tmp_path: Path) -> None:

@@ -21,11 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
@@ -54,11 +50,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         [{"grow": "group-diff", "hidden": "x2", "signal_heads": "x4"}],
     ),
     "depth": ("llama", BFLOAT16, [{"grow": "depth", "layers": 3}]),
-    "upcycling": (
-        "mistral",
-        BFLOAT16,
-        [{"grow": "upcycle", "experts": 4, "top_k": 2}],
-    ),
+    "upcycling": ("mistral", BFLOAT16, [{"grow": "upcycle", "experts": 4, "top_k": 2}]),
     "grow-convert": (
         "llama",
         SIZES,
