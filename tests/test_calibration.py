@@ -19,7 +19,7 @@ from growkit.base.errors import InputError
 from growkit.base.tensors import Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.conversions import low_rank
-from growkit.conversions.low_rank import Heads, Shared, share, spread, truncated
+from growkit.conversions.low_rank import Shared, share, spread, truncated
 from growkit.conversions.shared_diff import Calibration
 from growkit.engine.strict import strict_float64
 from growkit.planning.layouts import read_layout
@@ -119,44 +119,6 @@ def test_a_search_never_loses(weigh: bool, rank: int, monkeypatch: pytest.Monkey
         assert ((size - found.residual).abs() <= 1e-9 * found.residual + noise).all()
         assert (size <= start.sum((-1, -2)) * (1 + 1e-12) + noise).all()
     assert rank == OUTPUTS or (size < 0.99 * start.sum((-1, -2)))[[0, 2]].all()
-
-
-def shared_by_hand(weight: Tensor, heads: Heads) -> list[Tensor]:
-    """The matrices that share a base, head by head: [members, hidden, outputs] of every base."""
-    each = list(weight.view(heads.signal + heads.noise, -1, weight.shape[1]).transpose(1, 2))
-    signal, noise = each[: heads.signal], each[heads.signal :]
-    if heads.scope == "layer":
-        return [torch.stack([torch.cat(signal, 1), torch.cat(noise, 1)])]
-    if heads.scope == "all_heads":
-        return [torch.stack(each)]
-    ratio = len(signal) // len(noise)
-    return [torch.stack([*signal[i * ratio : (i + 1) * ratio], n]) for i, n in enumerate(noise)]
-
-
-SCOPES = [Heads(2, 2, "head"), Heads(4, 2, "head"), Heads(2, 2, "layer"), Heads(2, 2, "all_heads")]
-
-
-@pytest.mark.parametrize("heads", SCOPES, ids=str)
-def test_every_scope_weighs_its_inputs(heads: Heads) -> None:
-    """What is left is what the plain optimum of whitened matrices leaves, and less than without.
-
-    The control: on other inputs than it was made for the optimum is none.
-    """
-    inputs, others = read(200), read(200, seed=70)
-    weight = random((heads.signal + heads.noise) * OUTPUTS, INPUTS)
-
-    def left(factors: Any, text: Tensor) -> float:
-        return float(weighted((weight - heads.multiplied_out(*factors)).T, text))
-
-    found = left(heads.factorise(weight, 2, inputs.T @ inputs), inputs)
-    whitened = [share(inputs @ each, 2) for each in shared_by_hand(weight, heads)]
-    optimum = sum(float(each.residual) for each in whitened)
-    # Turns end before they arrive, and the base that fits the final updates may still gain.
-    pair = heads.signal == heads.noise and heads.scope != "all_heads"
-    assert 0.9 * optimum <= found <= (1 + 1e-7) * optimum
-    assert not pair or found == pytest.approx(optimum, rel=1e-7)
-    assert found < 0.9 * left(heads.factorise(weight, 2), inputs)
-    assert found < 0.9 * left(heads.factorise(weight, 2, others.T @ others), inputs)
 
 
 def test_nothing_read_is_nothing_lost() -> None:
