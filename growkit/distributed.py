@@ -190,6 +190,11 @@ class Grown:
         """What is made."""
         return self.lineage.target
 
+    @property
+    def whole(self) -> list[str]:
+        """Tensors that every process computes as a whole, to take its part of them."""
+        return [name for name, entry in self.entries.items() if not entry.weights.cuts(entry.name)]
+
     @cached_property
     def by_class(self) -> dict[str, Entry]:
         """Every parameter and persistent buffer that the model's class makes of the files.
