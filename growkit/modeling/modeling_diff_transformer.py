@@ -253,8 +253,8 @@ class DiffTransformerAttention(nn.Module):
         projected = Projected(query[:, :signal], key[:, :keys], value)
         if config.num_noise_heads:
             lambda_ = self._lambda(hidden_states)
-            gamma = lambda_ * wide(self.gamma_gate) if hasattr(self, "gamma_gate") else lambda_
-            projected = Projected(*projected[:3], query[:, signal:], key[:, -keys:], lambda_, gamma)
+            noise = query[:, signal:], key[:, -keys:]
+            projected = Projected(*projected[:3], *noise, lambda_, self._gamma(lambda_))
         output, maps = self._attend(projected, past, seen, layer, kwargs)
         if self.head_norm is not None:
             output = self.head_norm(output)
@@ -357,6 +357,10 @@ class DiffTransformerAttention(nn.Module):
             *(self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2),
             self.config.lambda_init[self.layer_idx],
         ).view(1, 1, 1, 1)
+
+    def _gamma(self, lambda_: Tensor) -> Tensor:
+        """γ of an integral, like λ."""
+        return lambda_ * wide(self.gamma_gate) if hasattr(self, "gamma_gate") else lambda_
 
 
 class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
