@@ -36,13 +36,13 @@ from growkit.checkpoint.weight_file import (
     TorchFile,
     WeightFile,
     check_header,
-    damaged,
+    explain_damage,
     open_saved,
+    placeholder,
     plain_tensors,
-    room,
     sizes,
 )
-from growkit.checkpoint.writing import Shard, divided
+from growkit.checkpoint.writing import Shard, divide
 
 MOST_BYTES = 1 << 25
 """Size of a list, at most: a hundred thousand parts take half of it."""
@@ -149,7 +149,7 @@ class DistributedFile(Weights):
             for name, each in entries.items()
         }
         for name, info in self.tensors.items():
-            with refusing(folder, name):
+            with explain_entry(folder, name):
                 check_header(self.path, name, info)
         self._opened: dict[tuple[str, int], WeightFile] = {}
 
@@ -257,7 +257,7 @@ def read_list(folder: Folder) -> dict[str, Listed]:
     """
     content = folder.bytes(LIST, MOST_BYTES)
     stored: dict[tuple[str, Sizes], tuple[str, int, int]] = {}
-    with refusing(folder, LIST):
+    with explain_entry(folder, LIST):
         # Python's own code has no table that a number in the file makes large.
         listed = _fields(_Unpickler(io.BytesIO(content)).load(), "Metadata")
         entries, paths = _typed(listed["state_dict_metadata"], dict), listed.get("planner_data")
@@ -270,8 +270,8 @@ def read_list(folder: Folder) -> dict[str, Listed]:
             stored[key] = _typed(at["relative_path"], str), begin, length
     read, lengths = {}, dict[str, int]()
     for name, of in entries.items():
-        with refusing(folder, str(name)):
-            read[_typed(name, str)] = _listed(name, of, stored, paths)
+        with explain_entry(folder, str(name)):
+            read[_typed(name, str)] = _parse_entry(name, of, stored, paths)
             for part in read[name].parts:
                 if part.file not in lengths:
                     lengths[part.file] = folder.require(part.file).stat().st_size
@@ -280,9 +280,9 @@ def read_list(folder: Folder) -> dict[str, Listed]:
     return read
 
 
-def refusing(folder: Folder, what: str) -> AbstractContextManager[None]:
+def explain_entry(folder: Folder, what: str) -> AbstractContextManager[None]:
     """Turn any error to which damaged files lead into a sentence."""
-    return damaged(f"{what} cannot be read from {folder}", REMEDY)
+    return explain_damage(f"{what} cannot be read from {folder}", REMEDY)
 
 
 class _Placeholder:
@@ -353,7 +353,7 @@ def _typed(found: Any, kind: type) -> Any:
     return found
 
 
-def _listed(
+def _parse_entry(
     name: str, of: Any, stored: Mapping[tuple[str, Sizes], tuple[str, int, int]], paths: Any
 ) -> Listed:
     path = (paths.get(name) if isinstance(paths, dict) else None) or (name,)
@@ -420,10 +420,10 @@ def distributed_shards(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> l
     shape and dtype alone.
     """
     made = []
-    for number, shard in enumerate(divided(tensors, shard_bytes)):
+    for number, shard in enumerate(divide(tensors, shard_bytes)):
         frame, offsets, end = dict[int, bytes](), dict[str, int](), 0
         for name, info in shard.items():
-            frame[end], behind = _around(info)
+            frame[end], behind = _frame_of(info)
             offsets[name] = end + len(frame[end])
             end = offsets[name] + info.bytes
             frame[end] = behind
@@ -455,7 +455,7 @@ def write_list(
     stored: dict[str, tuple[torch.dtype | None, torch.Size, _StorageInfo]] = {}
     for shard in shards:
         for name, info in shard.tensors.items():
-            before, behind = map(len, _around(info))
+            before, behind = map(len, _frame_of(info))
             begin, length = shard.offsets[name] - before, before + info.bytes + behind
             place = _StorageInfo(shard.name, begin, length)
             stored[name] = info.torch_dtype, torch.Size(info.shape), place
@@ -482,14 +482,14 @@ def write_list(
 
 
 @lru_cache(maxsize=1024)
-def _around(info: TensorInfo) -> tuple[bytes, bytes]:
+def _frame_of(info: TensorInfo) -> tuple[bytes, bytes]:
     """The bytes before and behind the numbers of a tensor."""
     from torch.serialization import skip_data
 
     with temporary("archive") as folder:
         file = folder / "archive"
         with torch._C.DisableTorchFunction(), skip_data(materialize_fake_tensors=True):
-            torch.save(room(info), file)
+            torch.save(placeholder(info), file)
         saved = _open_archive(Folder(folder), "tensor", file.name, 0, file.stat().st_size)
         begin = saved.places["tensor"].begin
         with file.open("rb") as stream:

@@ -233,7 +233,7 @@ def weight_files(folder: Folder, config: Config) -> tuple[list[str], dict[str, s
         index = index_of(single)
         if folder.find(index):
             ending = single.rpartition(".")[2]
-            listed = _listed_in(str(folder.path / index), folder.json(index), ending)
+            listed = _parse_index(str(folder.path / index), folder.json(index), ending)
             names = sorted(set(listed.values()))
             for name in names:
                 if not folder.find(name):
@@ -248,7 +248,7 @@ def weight_files(folder: Folder, config: Config) -> tuple[list[str], dict[str, s
     raise InputError(f"{folder} has no weights; {instead_of_weights(folder.path) or expected}")
 
 
-def _listed_in(where: str, index: Mapping[str, Any], ending: str) -> dict[str, str]:
+def _parse_index(where: str, index: Mapping[str, Any], ending: str) -> dict[str, str]:
     """The file of each tensor, by an index; ``ending`` is that of files of weights."""
     weight_map: Any = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

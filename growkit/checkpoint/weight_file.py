@@ -176,7 +176,7 @@ class WeightFile(Weights):
 
 
 @contextmanager
-def damaged(failure: str, remedy: str) -> Iterator[None]:
+def explain_damage(failure: str, remedy: str) -> Iterator[None]:
     """Turn any error to which a damaged file leads into a sentence.
 
     Args:
@@ -211,15 +211,15 @@ def open_weights(folder: Folder, name: str) -> WeightFile:
             return open_saved(folder, name, WEIGHTS)[1](plain_tensors)
         stream.seek(0)
         remedy = "it may be truncated, copy it again"
-        with damaged(f"{path} is not a whole safetensors file", remedy):
+        with explain_damage(f"{path} is not a whole safetensors file", remedy):
             state = state_of(os.fstat(stream.fileno()))
-            return WeightFile(folder, name, state, _listed(stream, path))
+            return WeightFile(folder, name, state, _parse_header(stream, path))
 
 
 # safetensors
 
 
-def _listed(stream: IO[bytes], path: Path) -> dict[str, Place]:
+def _parse_header(stream: IO[bytes], path: Path) -> dict[str, Place]:
     """Where every tensor is, by the header; nothing is taken that the library would refuse."""
     size = os.fstat(stream.fileno()).st_size - 8
     length = int.from_bytes(read(stream, 8, path), "little")
@@ -311,7 +311,7 @@ def open_saved(
     path = folder.path / name
     failure = f"{path} cannot be loaded as {kind.name}"
     remedy = f"it may be truncated or hold code, {kind.remedy}"
-    with folder.open(name) as stream, damaged(failure, remedy):
+    with folder.open(name) as stream, explain_damage(failure, remedy):
         state = state_of(os.fstat(stream.fileno()))
         begin, length = part or (0, state[3])
         archive = cast("IO[bytes]", _Archive(stream, begin, length))
@@ -320,7 +320,7 @@ def open_saved(
         content = _content(*_records(archive, path, kind.most))
 
     def select(tensors: Callable[[Any], Mapping[str, Tensor]]) -> WeightFile:
-        with damaged(failure, remedy):
+        with explain_damage(failure, remedy):
             chosen = tensors(content).items()
             places = {each: _place(path, each, tensor, begin) for each, tensor in chosen}
         return WeightFile(folder, name, state, places)
@@ -345,7 +345,7 @@ def plain_tensors(content: Any) -> dict[str, Tensor]:
     return content
 
 
-def room(info: TensorInfo) -> Tensor:
+def placeholder(info: TensorInfo) -> Tensor:
     """What is saved in the place of a tensor; it takes no memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 

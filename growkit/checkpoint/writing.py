@@ -89,7 +89,7 @@ def shards_of(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[Shard
 
     A tensor larger than that gets a shard of its own.
     """
-    found, shards = [], divided(tensors, shard_bytes)
+    found, shards = [], divide(tensors, shard_bytes)
     for number, shard in enumerate(shards, 1):
         of = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         header, offsets = header_of(shard), {}
@@ -100,7 +100,7 @@ def shards_of(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[Shard
     return found
 
 
-def divided(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str, TensorInfo]]:
+def divide(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str, TensorInfo]]:
     """The tensors of each shard, in their order in the file; see ``shards_of``."""
     shards: list[dict[str, TensorInfo]] = [{}]
     used = 0
@@ -174,7 +174,7 @@ def write_shards(
         advance: called with the number of bytes written, after each block.
         hashes: of the files, which are computed while they are written.
     """
-    stop, lock, places = Event(), Lock(), _begun(folder, shards, hashes)
+    stop, lock, places = Event(), Lock(), _begin_shards(folder, shards, hashes)
 
     def one_thread() -> None:
         """One core per tensor: several tensors are made at the same time instead."""
@@ -212,7 +212,7 @@ class _Place(NamedTuple):
     written: _Written
 
 
-def _begun(folder: Path, shards: Iterable[Shard], hashes: Hashes) -> Iterator[_Place]:
+def _begin_shards(folder: Path, shards: Iterable[Shard], hashes: Hashes) -> Iterator[_Place]:
     """Begin one file after the other, and give the places of its tensors."""
     for shard in shards:
         file, written = folder / shard.name, _Written(shard)

@@ -24,8 +24,8 @@ from growkit.checkpoint.distributed_file import (
     DistributedFile,
     Listed,
     distributed_shards,
+    explain_entry,
     read_list,
-    refusing,
     write_list,
 )
 from growkit.checkpoint.folder import Folder
@@ -105,7 +105,7 @@ def _value(folder: Folder, entry: str, of: Listed) -> Any:
     """A plain value or a small tensor."""
     if of.shape is not None:
         return DistributedFile(folder, {entry: of}).read(entry)
-    with refusing(folder, entry):
+    with explain_entry(folder, entry):
         (place,) = of.parts
         if place.length > MOST_VALUE:
             raise ValueError(f"it has more than {MOST_VALUE:,} bytes")

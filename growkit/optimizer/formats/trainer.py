@@ -16,7 +16,7 @@ from torch.serialization import skip_data
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.weight_file import Select, TorchFile, open_saved, room
+from growkit.checkpoint.weight_file import Select, TorchFile, open_saved, placeholder
 from growkit.checkpoint.writing import Save, Shard
 from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.growing import GrownState
@@ -186,7 +186,7 @@ def _write(
     content: dict[str, Any] = {"state": {}, "param_groups": []}
     for key, info in grown.tensors.items():
         name, _, kind = key.rpartition(".")
-        content["state"].setdefault(ids[name], {})[kind] = room(info)
+        content["state"].setdefault(ids[name], {})[kind] = placeholder(info)
     for group in grown.groups:
         names = list(group.parameters)  # which numbers alone would not tell any more
         made = {"params": [ids[name] for name in names], "param_names": names}
