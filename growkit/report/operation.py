@@ -12,9 +12,12 @@ from growkit.base.units import size
 from growkit.report.proof import proof_view
 from growkit.report.view import Found, Grid, Paragraph, Part, listing, recorded
 from growkit.results.inspection import difference_sentence
-from growkit.results.sentences import class_sentence, optimizer_sentence
+from growkit.results.sentences import class_sentence
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+STATE = ("format", "moments", "step", "groups", "bytes", "reset", "beside")
+"""Keys of an optimizer's state that are shown as they are."""
+
 LONGEST_VALUE = 100
 """Characters of a config's value that are shown."""
 
@@ -35,11 +38,14 @@ def growth_parts(result: Found) -> Iterator[Part]:
     if result["ranks"]:
         yield _ranks(result["ranks"])
     loads_with = f"loads with {result['loads_with']}" if result["loads_with"] else None
-    optimizer = optimizer_sentence(result["optimizer"]) if result["optimizer"] else None
-    sentences = [class_sentence(result["config"]), loads_with, optimizer]
+    sentences = [class_sentence(result["config"]), loads_with]
     if not result["verification"]:  # whose reason begins with it
         sentences.append(_lost(result))
     yield from _summary(result, f"{size(result['bytes'])} in {result['dtype']}", sentences)
+    if state := result["optimizer"]:
+        yield {"optimizer state": state["path"]} | recorded(state, STATE)
+        if order := state["assumed"]:
+            yield Paragraph(f"it does not name its parameters, which were assumed {order}")
     yield recorded(result["estimate"] or {})
     if result["dry_run"]:
         yield Paragraph(f"dry run: nothing was written to {result['output']}")

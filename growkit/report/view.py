@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from growkit.base.errors import shortened
 from growkit.base.units import duration, size
 
 Found = Mapping[str, Any]
@@ -24,6 +25,9 @@ BEYOND = 1e300
 
 BYTES = {"bandwidth", "bytes", "disk_free", "disk_needed", "largest_file", "memory", "read"}
 """Keys of numbers of bytes."""
+
+LONGEST_MAPPING = 400
+"""Characters of a mapping that are shown."""
 
 NOTHING = "–"
 """A cell in which nothing was measured."""
@@ -102,7 +106,8 @@ def recorded(found: Found, keys: Sequence[str] = ()) -> dict[str, Any]:
         if key in BYTES and is_number(value):
             value = size(value)
         if isinstance(value, Mapping):
-            value = ", ".join(f"{name} {figure(each)}" for name, each in value.items())
+            pairs = ", ".join(f"{name} {figure(each)}" for name, each in value.items())
+            value = shortened(pairs, LONGEST_MAPPING)
         if isinstance(value, list):
             value = "; ".join(dict.fromkeys(map(figure, value)))
         if value not in (None, ""):

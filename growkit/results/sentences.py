@@ -42,26 +42,6 @@ def _late(found: Found) -> str:
     )
 
 
-FEW_NAMES = 4
-"""Names of parameters in a sentence, at most."""
-
-
-def optimizer_sentence(found: Found) -> str:
-    """What became of an optimizer's state (a ``growkit.results.operation.OptimizerResult``)."""
-    step = "" if found["step"] is None else f" after {found['step']:,} steps"
-    said = f"optimizer state{step}: {', '.join(found['moments'])} grown with the weights"
-    names = list(found["reset"])
-    if names:
-        more = f" and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
-        said += f"; reset: {', '.join(names[:FEW_NAMES])}{more} ({found['reset'][names[0]]})"
-    left = [f"{name} ({why})" for name, why in found["beside"].items() if why.startswith("left")]
-    if left:
-        said += f"; not taken along: {', '.join(left[:FEW_NAMES])}"
-    if found["assumed"]:
-        said += f"; it does not name its parameters, which were assumed {found['assumed']}"
-    return said
-
-
 def recovered_sentence(recovered: int, every: int) -> str:
     """How many of the source's tensors come back from the written weights, bit for bit."""
     count = every - recovered
