@@ -61,7 +61,7 @@ class Diff(OnDiffTransformer):
         promise, lost, current = "exact", "", source
         if shared_queries(diff):
             full = diff | {"qk_projection": "full"}
-            plans.append(rewrite(source, full, multiplied_out(diff)))
+            plans.append(multiplied_out(source, full))
             if any(source.tensors[name].dtype != "F64" for name in plans[0].recomputed_sources):
                 promise = "bounded"
                 lost = "one rounding of each query and key weight; --dtype float64 has none"

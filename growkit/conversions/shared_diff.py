@@ -24,9 +24,9 @@ from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
 from growkit.base.progress import Advance, current, nothing
 from growkit.base.settings import Settings
-from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype, total_bytes
+from growkit.base.tensors import TORCH_NAMES, Config, Weights, main_dtype, total_bytes
 from growkit.conversions.low_rank import Heads, judge_parts, share, spread
-from growkit.conversions.rewriting import OnDiffTransformer, Special, refuse, rewrite
+from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.families.diff_transformer import ATTENTION, shared_keys, shared_queries
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.planning.operation import Change, Option, Value, is_within
@@ -110,7 +110,8 @@ class SharedDiff(OnDiffTransformer):
             "shared_scope": options["scope"],
             "shared_rank": distinct[0] if len(distinct) == 1 else list(way.ranks),
         }
-        plan = rewrite(source, config, _special(search, way), _checks(search, way))
+        made, checks = _parts(search, way, main_dtype(source.tensors))
+        plan = rewrite(source, config, lambda name, info, layer: made.get(name), checks)
         some = " or ".join(map(str, distinct))
         lost = f"what rank {some} cannot hold of the difference between heads that share a base"
         settled: dict[str, Value | None] = {"scope": options["scope"]}
@@ -122,45 +123,24 @@ class SharedDiff(OnDiffTransformer):
         return Change([plan], "bounded", lost, settled, ranks=tried, warnings=warnings)
 
 
-def _special(search: Search, way: Way) -> Special:
-    """The rules of the parts."""
-    factors: dict[str, Callable[[int, TensorInfo, Tensor], Tensor]] = {}
-
-    def special(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
-        module, part, heads = _shared(name, search.projections)
-        if heads and part in PARTS:
-            assert layer is not None
-            of, rank = f"{module}.weight", way.ranks[layer]
-            moment = partial(search.moment, layer, way.shrinkage)
-            made = factors.setdefault(of, _factors(heads, rank, moment))
-            compute = partial(made, PARTS.index(part), info)
-            why = f"best base and rank-{rank} updates, scope {heads.scope}"
-            return Computed((of,), why, compute, repeatable=False, dtype=info.dtype)
-        return Kept(f"{module}.bias") if part == "up.bias" else None
-
-    return special
-
-
-def _shared(name: str, shared: Mapping[str, Heads]) -> tuple[str, str, Heads | None]:
-    """The module of a shared projection's tensor, the rest of its name, and the heads."""
-    for projection, heads in shared.items():
-        before, found, part = name.partition(f"{projection}.")
-        if found:
-            return before + projection, part, heads
-    return "", "", None
-
-
-def _checks(search: Search, way: Way) -> list[Check]:
-    """What must hold of the parts."""
-    found = []
-    for layer in range(search.layers):
+def _parts(search: Search, way: Way, dtype: str) -> tuple[dict[str, Transform], list[Check]]:
+    """How the parts of all projections are made, by name, and what must hold of them."""
+    made: dict[str, Transform] = {}
+    checks = []
+    for layer, rank in enumerate(way.ranks):
         for projection, heads in search.projections.items():
             weight = weight_of(projection, layer)
             module = weight.removesuffix(".weight")
-            targets = tuple(f"{module}.{part}" for part in PARTS)
-            judged = partial(judge_parts, module, heads, way.shrinkage < 1)
-            found.append(Check((weight,), targets, judged))
-    return found
+            names = [f"{module}.{part}" for part in PARTS]
+            factors = _factors(heads, rank, partial(search.moment, layer, way.shrinkage), dtype)
+            why = f"best base and rank-{rank} updates, scope {heads.scope}"
+            for number, name in enumerate(names):
+                part = partial(factors, number)
+                made[name] = Computed((weight,), why, part, repeatable=False, dtype=dtype)
+            made[f"{module}.up.bias"] = Kept(f"{module}.bias")
+            judge = partial(judge_parts, module, heads, way.shrinkage < 1)
+            checks.append(Check((weight,), tuple(names), judge))
+    return made, checks
 
 
 def _larger_than_source(source: Weights, plan: Plan, way: Way) -> list[str]:
@@ -183,43 +163,41 @@ def _larger_than_source(source: Weights, plan: Plan, way: Way) -> list[str]:
 
 
 def _factors(
-    heads: Heads, rank: int, moment: Callable[[], Tensor | None]
-) -> Callable[[int, TensorInfo, Tensor], Tensor]:
+    heads: Heads, rank: int, moment: Callable[[], Tensor | None], dtype: str
+) -> Callable[[int, Tensor], Tensor]:
     """Makes the three parts of one projection; computed once, kept until each was taken.
 
-    The function takes an index into ``PARTS``, shape and dtype of the part (all three have the same
-    dtype), and the full projection, [(signal + noise) · head_dim, hidden].
+    The function takes an index into ``PARTS`` and the full projection,
+    [(signal + noise) · head_dim, hidden].
     """
     lock, kept = Lock(), dict[int, Tensor]()
 
-    def part(which: int, info: TensorInfo, weight: Tensor) -> Tensor:
+    def part(which: int, weight: Tensor) -> Tensor:
         with lock:
             if which not in kept:
-                parts = heads.factorise(weight.double(), rank, moment(), info.torch_dtype)
-                kept.update(enumerate(parts))
+                stored = getattr(torch, TORCH_NAMES[dtype])
+                kept.update(enumerate(heads.factorise(weight.double(), rank, moment(), stored)))
             return kept.pop(which).contiguous()
 
     return part
 
 
-def multiplied_out(config: Config) -> Special:
-    """Rules for a model with full projections, from a Shared DIFF model of this config."""
-    shared = projections(config)
+def multiplied_out(source: Weights, config: Config) -> Plan:
+    """A model with full projections, of this config, from a Shared DIFF model."""
+    dtype, made = main_dtype(source.tensors), dict[str, Transform]()
+    for layer in range(config["num_hidden_layers"]):
+        for projection, heads in projections(DIFF.complete(source.config)).items():
+            weight = weight_of(projection, layer)
+            module = weight.removesuffix(".weight")
+            sources = tuple(f"{module}.{part}" for part in PARTS)
+            compute = partial(_product, heads, TORCH_NAMES[dtype])
+            made[weight] = Computed(sources, "multiplied out", compute, dtype=dtype)
+            made[f"{module}.bias"] = Kept(f"{module}.up.bias")
+    return rewrite(source, config, lambda name, info, layer: made.get(name))
 
-    def special(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
-        module, part, heads = _shared(name, shared)
-        if heads and part == "weight":
-            sources = tuple(f"{module}.{each}" for each in PARTS)
-            compute = partial(_product, info, heads)
-            return Computed(sources, "multiplied out", compute, dtype=info.dtype)
-        return Kept(f"{module}.up.bias") if part == "bias" else None
 
-    return special
-
-
-def _product(info: TensorInfo, heads: Heads, base: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    weight = heads.multiplied_out(base.double(), down.double(), up.double())
-    return weight.to(info.torch_dtype)
+def _product(heads: Heads, dtype: str, *parts: Tensor) -> Tensor:
+    return heads.multiplied_out(*(part.double() for part in parts)).to(getattr(torch, dtype))
 
 
 WINDOWS = 64
