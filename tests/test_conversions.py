@@ -316,7 +316,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 
 @pytest.mark.parametrize(
     ("kind", "more", "to", "message"),
     [
-        ("qwen3", WINDOW, "diff-v2", "layer of type 'sliding_attention'"),
+        ("qwen3", WINDOW, "diff-v2", "layer_types .*'sliding_attention'"),
         ("qwen3", {"thinking_budget": 3}, "diff-v2", "thinking_budget 3, which growkit does not"),
         ("granite", {"attention_multiplier": "0.3"}, "diff-v2", "attention_multiplier '0.3'"),
         ("granite", {"logits_scaling": -1.5}, "diff-v2", "logits_scaling -1.5"),

@@ -34,6 +34,7 @@ from growkit.base.limits import within
 from growkit.checkpoint.reading import Checkpoint
 from growkit.probing.settings import Candidate, ProbeSettings
 from growkit.probing.training import Look
+from growkit.recipe.recipe import with_paths
 from growkit.results.probe import (
     OUTCOMES,
     ProbeCandidate,
@@ -174,12 +175,13 @@ def new_arm(name: str, candidate: Candidate | None = None) -> Arm:
         name: in the result.
         candidate: None for the source.
     """
-    steps = candidate.recipe.by_names().steps if candidate else ()
+    recipe = candidate.recipe.as_dict() if candidate else {"steps": []}
+    steps = with_paths(recipe["steps"], name_of)
     found = ProbeCandidate(
         name=name,
         source=candidate is None,
         outcome="ranked",
-        steps=[", ".join(f"{k} {v}" for k, v in each.as_dict().items()) for each in steps],
+        steps=[", ".join(f"{k} {v}" for k, v in each.items()) for each in steps],
         losses=[],
         by_lr=[],
         curves=[],

@@ -18,7 +18,7 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import MANIFEST, own_hash
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
-from growkit.recipe.recipe import Recipe, parse_recipe
+from growkit.recipe.recipe import Recipe, parse_recipe, with_paths
 from growkit.results import versions
 from growkit.results.inspection import CheckResult, Difference
 from growkit.results.operation import GrowResult
@@ -56,7 +56,7 @@ def manifest_of(
         "format": FORMAT,
         "versions": versions(),
         "created": today(),
-        "recipe": recipe.by_names().as_dict(),
+        "recipe": with_paths(recipe.as_dict(), name_of),
         "papers": [f"{step.name}: {step.operation.paper}" for step in recipe.steps],
         "source_files": dict(source_files),
         "other_files": by_name(other_files),
@@ -146,13 +146,14 @@ def check(folder: str | Path, *, progress: Progress = Silent()) -> CheckResult:
     written = sum(count for count, _ in recorded.values())
     files = f"{len(recorded)} file{'s' * (len(recorded) != 1)}, {size(written)}"
     several = f"{len(found)} difference{'s' * (len(found) != 1)}"
+    why = f"intact: {files}, all as {MANIFEST} recorded them"
+    if found:
+        why = f"not intact: {several} from what {MANIFEST} recorded ({files})"
     created = manifest.get("created")
     return CheckResult(
         folder=str(folder),
         whole=not found,
-        reason=f"not intact: {several} from what {MANIFEST} recorded ({files})"
-        if found
-        else f"intact: {files}, all as {MANIFEST} recorded them",
+        reason=why,
         files=len(recorded),
         bytes=written,
         created=created if isinstance(created, str) else None,

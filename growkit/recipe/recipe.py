@@ -17,13 +17,13 @@ Unknown keys are errors that name the nearest match. Paths are relative to the c
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from growkit.base.errors import InputError
-from growkit.base.names import NOTHING, did_you_mean, name_of, nearest
+from growkit.base.names import NOTHING, did_you_mean, nearest
 from growkit.base.parsing import in_yaml
 from growkit.base.registry import members
 from growkit.base.settings import Settings, check_seed, option
@@ -241,26 +241,6 @@ class Recipe:
             (states if any(each.holds(path) for each in formats) else paths).append(path)
         return Inputs(paths, states)
 
-    def by_names(self) -> Recipe:
-        """The recipe as it may be published: folders and files by their names alone."""
-        verify = self.verify
-        if verify and verify.text is not None:
-            verify = replace(verify, text=name_of(verify.text))
-        steps = tuple(
-            type(step)(step.name, {**step.options, "calibration": name_of(str(text))})
-            if (text := step.options.get("calibration")) is not None
-            else step
-            for step in self.steps
-        )
-        return replace(
-            self,
-            source=name_of(self.source),
-            output=name_of(self.output),
-            optimizer=name_of(self.optimizer) if self.optimizer else None,
-            steps=steps,
-            verify=verify,
-        )
-
     def as_dict(self) -> dict[str, Any]:
         """The recipe as YAML holds it."""
         verify = self.verify and {k: v for k, v in vars(self.verify).items() if v is not None}
@@ -273,6 +253,11 @@ class Recipe:
 
 
 NEEDED = ("source", "steps", "output")
+
+READ = ("source", "optimizer", "calibration", "text")
+"""Keys of paths that a recipe reads, also in its steps and in ``verify``."""
+
+PATHS = (*READ, "output")
 
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 """The types of fields that are checked, by their name."""
@@ -366,28 +351,37 @@ def _manifest(file: Path) -> Any:
     recipe = recipe.get("recipe")
     if not isinstance(recipe, dict):
         return recipe
-    recipe = _placed(recipe, os.path.dirname(os.path.abspath(file.parent)))
+    siblings = os.path.dirname(os.path.abspath(file.parent))
+
+    def found(name: str) -> str:
+        path = os.path.join(siblings, name)
+        return path if os.path.lexists(path) and not os.path.lexists(name) else name
+
+    recipe = with_paths(recipe, found, READ)
     output = recipe.get("output")
     if isinstance(output, str) and output and not os.path.isabs(output):
         recipe["output"] = str(file.parent)
     return recipe
 
 
-def _placed(content: Any, siblings: str) -> Any:
-    """The same, with files that are not in the current folder by their path next to the model."""
+def with_paths(content: Any, change: Callable[[str], str], keys: Collection[str] = PATHS) -> Any:
+    """A recipe as YAML holds it, with other paths of files and folders.
+
+    Args:
+        content: the recipe, or a part of it.
+        change: from a path to another.
+        keys: of the paths that change.
+    """
     if isinstance(content, list):
-        return [_placed(each, siblings) for each in content]
+        return [with_paths(each, change, keys) for each in content]
     if not isinstance(content, dict):
         return content
-    found = {
-        key: value if key == "family" else _placed(value, siblings)
-        for key, value in content.items()
-    }
-    for key in ("source", "optimizer", "calibration", "text"):
-        name = found.get(key)
-        if isinstance(name, str) and name and not os.path.lexists(name):
-            path = os.path.join(siblings, name)
-            found[key] = path if os.path.lexists(path) else name
+    found = {}
+    for key, value in content.items():
+        if key in keys and isinstance(value, str) and value:
+            found[key] = change(value)
+        else:
+            found[key] = value if key == "family" else with_paths(value, change, keys)
     return found
 
 
