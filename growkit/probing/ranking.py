@@ -31,6 +31,7 @@ from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
 from growkit.base.limits import within
+from growkit.base.names import name_of
 from growkit.checkpoint.reading import Checkpoint
 from growkit.probing.settings import Candidate, ProbeSettings
 from growkit.probing.training import Look
