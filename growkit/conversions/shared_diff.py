@@ -60,7 +60,6 @@ class SharedDiff(OnDiffTransformer):
             form="N|N,N,…|auto",
             accepts=_is_rank,
             needed=True,
-            kinds=(str, int, list),
         ),
         Option(
             "tolerance",
@@ -80,7 +79,6 @@ class SharedDiff(OnDiffTransformer):
             "a UTF-8 text; inputs then count as often as they occur in it, and rank auto is tried "
             "on it",
             form="TEXT",
-            kinds=(str,),
         ),
         Option(
             "shrinkage",

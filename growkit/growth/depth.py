@@ -46,7 +46,6 @@ OPTIONS: tuple[Option, ...] = (
         "them (end), or after these, counted from 0, each as often as it is named",
         form="even|end|N,N,…",
         accepts=_is_place,
-        kinds=(str, int, list),
     ),
 )
 

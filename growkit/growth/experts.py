@@ -93,7 +93,6 @@ TOP_K = Option(
     "experts, multiplied by the same factor",
     form="N",
     accepts=is_count,
-    kinds=(str, int),
 )
 
 
@@ -285,7 +284,6 @@ class Upcycle(Operation):
             "default, where every expert is the whole MLP",
             form="N",
             accepts=is_count,
-            kinds=(str, int),
         ),
         Option(
             "drop",

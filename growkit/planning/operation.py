@@ -25,14 +25,6 @@ PROMISES = ("exact", "bounded", "different")
 Value = str | int | float | list[int]
 """An option's value as users write it."""
 
-KINDS = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    list: "a list",
-    bool: "true or false",
-}
-
 
 @dataclass(frozen=True)
 class Option:
@@ -46,8 +38,6 @@ class Option:
         accepts: whether a freely written value is one; it may raise a more precise
             ``InputError``.
         needed: whether a freely written value must be given; else it may be left out.
-        kinds: the types that it may have in recipes and in Python, where all is text on the
-            command line.
     """
 
     name: str
@@ -56,7 +46,6 @@ class Option:
     form: str = ""
     accepts: Callable[[str], bool] = lambda text: True
     needed: bool = False
-    kinds: tuple[type, ...] = (str, int, float)
 
     def read(self, value: Value | None) -> str | None:
         """The value that was meant; None if there is none.
@@ -68,7 +57,8 @@ class Option:
             if self.needed:
                 raise InputError(f"{self.name} is missing; give {self.help} ({self.form})")
             return self.values[0] if self.values else None
-        self._check_kind(value)
+        if isinstance(value, bool) or not isinstance(value, str | int | float | list):
+            raise InputError(f"{self.name} is {value!r}; text or a number was expected")
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         if self.values:
             for known in self.values:
@@ -82,26 +72,15 @@ class Option:
             raise InputError(f"{self.name} is {text!r}; give {self.help} ({self.form})")
         return text
 
-    def _check_kind(self, value: object) -> None:
-        if not isinstance(value, self.kinds) or isinstance(value, bool) != (bool in self.kinds):
-            raise InputError(f"{self.name} is {value!r}; {self.expected} was expected")
-
-    @property
-    def expected(self) -> str:
-        """The kinds of its values, in words."""
-        return " or ".join(KINDS[kind] for kind in self.kinds)
-
 
 @dataclass(frozen=True)
 class Switch(Option):
     """An option without a value: it is on where it is given."""
 
-    kinds: tuple[type, ...] = (bool,)
-
     def read(self, value: Value | None) -> str | None:
         """See ``Option``."""
-        if value is not None:
-            self._check_kind(value)
+        if not isinstance(value, bool | None):
+            raise InputError(f"{self.name} is {value!r}; true or false was expected")
         return "on" if value else None
 
 
@@ -117,12 +96,6 @@ class SizeOption(Option):
     axes: tuple[str, ...] = ()
     follows: str | None = None
     form: str = "xN|SIZE"
-    kinds: tuple[type, ...] = (str, int)
-
-    @property
-    def expected(self) -> str:
-        """See ``Option``."""
-        return "a factor like x2, x1.5 or x3/2, or a size"
 
     def factor(self, size: str, current: int, sizes: Mapping[str, int] | None = None) -> Fraction:
         """By what ``current`` is multiplied to become ``size``.

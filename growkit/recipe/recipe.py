@@ -34,7 +34,6 @@ from growkit.checkpoint.publishing import MANIFEST, Inputs
 from growkit.engine.user_family import load_description
 from growkit.families.family import described
 from growkit.planning.operation import (
-    KINDS,
     PACKAGES,
     Operation,
     Value,
@@ -259,8 +258,13 @@ READ = ("source", "optimizer", "calibration", "text")
 
 PATHS = (*READ, "output")
 
-TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
-"""The types of fields that are checked, by their name."""
+KINDS: dict[str, tuple[Any, str]] = {
+    "str": (str, "text"),
+    "int": (int, "a whole number"),
+    "float": (int | float, "a number"),
+    "bool": (bool, "true or false"),
+}
+"""The values of each type of field, and their name in messages."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -413,7 +417,7 @@ def _parse_step(step: Any, where: str) -> Step:
             f"{where} must be a mapping with either 'grow: METHOD' or 'convert: VARIANT'"
         )
     (verb,) = verbs
-    _check_kind(str, step[verb], f"{verb} in {where}")
+    _check_kind("str", step[verb], f"{verb} in {where}")
     for key in step:
         if step[key] is None:
             raise InputError(f"{key} in {where} is null; give a value, or leave it out")
@@ -441,12 +445,12 @@ def _fields(
     for key, value in content.items():
         if key not in types:
             raise InputError(f"{where} has an unknown key {key!r}; {did_you_mean(key, types)}")
-        if types[key] in TYPES:
-            _check_kind(TYPES[types[key]], value, f"{key} in {where}")
+        if types[key] in KINDS:
+            _check_kind(types[key], value, f"{key} in {where}")
     return dict(content)
 
 
-def _check_kind(kind: type, value: Any, what: str) -> None:
-    allowed = int | float if kind is float else kind
-    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
-        raise InputError(f"{what} is {in_yaml(value)}; {KINDS[kind]} was expected")
+def _check_kind(kind: str, value: Any, what: str) -> None:
+    types, words = KINDS[kind]
+    if not isinstance(value, types) or (isinstance(value, bool) and kind != "bool"):
+        raise InputError(f"{what} is {in_yaml(value)}; {words} was expected")

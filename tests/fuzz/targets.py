@@ -83,17 +83,11 @@ def sound_value(random: Random, option: Option) -> Any:
 
 
 def _takes(option: Option, value: Any) -> bool:
-    kinds = option.kinds
     try:
-        option.read(value if str in kinds or not isinstance(value, str) else _typed(value, kinds))
+        option.read(value)
     except (InputError, ValueError):
         return False
     return True
-
-
-def _typed(text: str, kinds: tuple[type, ...]) -> Any:
-    """A text as a value of a kind, as the command line reads it."""
-    return float(text) if float in kinds else int(text)
 
 
 def chosen_options(random: Random, operation: Operation, odd_ones: int) -> dict[str, Any]:
