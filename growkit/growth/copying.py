@@ -35,18 +35,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 
+from growkit.algebra import expansion
 from growkit.algebra.axes import Dimension, Order, Pattern, Role
-from growkit.algebra.expansion import (
-    NOTHING,
-    Expansion,
-    IndexMap,
-    filled_up,
-    following,
-    in_blocks,
-    in_places,
-    index_map,
-    uneven,
-)
+from growkit.algebra.expansion import NOTHING, Expansion, IndexMap
 from growkit.algebra.law import Rows
 from growkit.algebra.splits import LEAST_SNR_DB, Shares
 from growkit.base.errors import InputError
@@ -466,7 +457,8 @@ class _Growth:
             if not self.made.keys() & {axis, serving}:
                 continue
             members, groups = (
-                self.made.get(name) or in_blocks(self.old[name], 1) for name in (axis, serving)
+                self.made.get(name) or expansion.in_blocks(self.old[name], 1)
+                for name in (axis, serving)
             )
             by_copy = members.source.reshape(len(groups.source), -1)
             served = by_copy // (self.old[axis] // self.old[serving])
@@ -581,14 +573,14 @@ class _Growth:
 
     def _mean(self, norm: Norm) -> float:
         """The mean square of a space in the target, as a part of that in the source."""
-        expansion = self.made.get(norm.over)
-        if expansion is None or expansion.copies:
+        grown = self.made.get(norm.over)
+        if grown is None or grown.copies:
             return 1.0
-        if expansion.counts.min() != expansion.counts.max():
+        if grown.counts.min() != grown.counts.max():
             raise self._refusal(norm.over, "uneven copies do not keep it")
         if norm.centred:
             raise self._refusal(norm.over, "and take away the mean, which zeros do not keep")
-        return float(expansion.counts.sum()) / len(expansion.source)
+        return float(grown.counts.sum()) / len(grown.source)
 
     def _refusal(self, axis: str, why: str) -> InputError:
         return InputError(
@@ -602,7 +594,7 @@ class _Growth:
             order, weighs = tensor.order if number == 0 else None, tensor.norm is not None
             key = dimension, order, weighs
             if key not in self.known:
-                self.known[key] = index_map(
+                self.known[key] = expansion.index_map(
                     dimension,
                     self.old,
                     self.made,
@@ -649,11 +641,11 @@ def placed_copies(
         if axis in apart and servants:
             found[axis] = _beside(old, axis, size, servants[0], found[servants[0]])
         elif size != old[axis] and axis in family.places:
-            found[axis] = in_places(old[axis], family.places[axis](old[axis], size))
+            found[axis] = expansion.in_places(old[axis], family.places[axis](old[axis], size))
         elif size % old[axis] and axis in normed and not grouped:
-            found[axis] = filled_up(old[axis], size)
+            found[axis] = expansion.filled_up(old[axis], size)
         else:
-            found[axis] = uneven(old[axis], size, groups=grouped)
+            found[axis] = expansion.uneven(old[axis], size, groups=grouped)
 
     for axis in new:
         place(axis)
@@ -717,4 +709,4 @@ def _beside(
             f"{members} members, of which {places} would find room next to what serves them; "
             f"choose at least {len(groups.source) * members} {axis}, or fewer {servant}"
         )
-    return following(groups, old[axis], size)
+    return expansion.following(groups, old[axis], size)

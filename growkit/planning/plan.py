@@ -18,21 +18,10 @@ from typing import TYPE_CHECKING, Any
 from growkit.algebra.axes import Pattern
 from growkit.algebra.expansion import NOTHING, Index
 from growkit.algebra.law import Rows
+from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
-from growkit.base.tensors import (
-    ANYWHERE,
-    AT_A_TIME,
-    FLOAT_BYTES,
-    Config,
-    TensorInfo,
-    Weights,
-    Where,
-    cut,
-    full,
-    main_dtype,
-    parts,
-)
+from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, Where
 from growkit.families.family import Family
 from growkit.planning.transforms import Kept, Mapped, Transform
 
@@ -174,7 +163,7 @@ class Plan:
         rules = []
         for name, each in made.items():
             like = source.tensors[each.sources[0]].dtype if each.sources else None
-            dtype = each.dtype or like or main_dtype(source.tensors)
+            dtype = each.dtype or like or tensors.main_dtype(source.tensors)
             rules.append(Rule(name, TensorInfo(patterns[name].shape(sizes), dtype), each))
         dropped, duplicates = more.pop("unused")
         plan = cls(config, tuple(rules), dropped=dropped, duplicates=duplicates, **more)
@@ -238,7 +227,7 @@ class Planned(Weights):
         """As the tensors that it is made from, if a part needs only parts of these."""
         rule = self.plan.by_target[name]
         cuts = (self._source.cuts(each) for each in rule.sources)
-        return min(cuts, default=ANYWHERE) if rule.transform.local else 0
+        return min(cuts, default=tensors.ANYWHERE) if rule.transform.local else 0
 
     def check_duplicates(self, of: Collection[str]) -> None:
         """Hold what must equal some tensors of the source against them.
@@ -247,7 +236,7 @@ class Planned(Weights):
             InputError: it differs.
         """
         for name, original in self.plan.duplicates.items():
-            for rows in parts(self._source, name) if original in of else ():
+            for rows in tensors.parts(self._source, name) if original in of else ():
                 if not self._source.read(name, rows).equal(self._source.read(original, rows)):
                     raise InputError(
                         f"config.json ties the embeddings, but {name} in "
@@ -258,7 +247,7 @@ class Planned(Weights):
 
 def _made(rule: Rule, source: Weights, where: Where) -> Tensor:
     """A part of a rule's target; an empty one needs no source."""
-    slices = full(rule.info.shape, where)
+    slices = tensors.full(rule.info.shape, where)
     sizes = [each.stop - each.start for each in slices]
     if 0 in sizes:
         return torch.empty(sizes, dtype=rule.info.torch_dtype)
@@ -281,7 +270,7 @@ class _Once(Weights):
             return self._source.read(name, *where)
         if name not in self._read:
             self._read[name] = self._source.read(name)
-        return cut(self._read[name], where)
+        return tensors.cut(self._read[name], where)
 
 
 def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dict[str, str]]:
@@ -334,10 +323,10 @@ def _check_header(
             f"tensor {name} is missing from {source.where()}; a {family.name} model with its "
             f"config.json has it, with shape {list(expected)}; {remedy}"
         )
-    if info.dtype not in FLOAT_BYTES:
+    if info.dtype not in tensors.FLOAT_BYTES:
         raise InputError(
             f"tensor {name} in {source.where(name)} has dtype {info.dtype}; growkit works on "
-            f"float weights ({', '.join(FLOAT_BYTES)}), dequantise the model first"
+            f"float weights ({', '.join(tensors.FLOAT_BYTES)}), dequantise the model first"
         )
     if info.shape != expected:
         raise InputError(

@@ -7,15 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from growkit.algebra.axes import Pattern
-from growkit.base.tensors import (
-    FLOAT_BYTES,
-    TORCH_NAMES,
-    Config,
-    Weights,
-    main_dtype,
-    total_bytes,
-    total_parameters,
-)
+from growkit.base import tensors
+from growkit.base.tensors import TORCH_NAMES, Config, Weights
 from growkit.checkpoint.reading import Widened, rounded
 from growkit.families.description import EAGER_EXPERTS
 from growkit.families.family import family_of, stored_family
@@ -119,7 +112,7 @@ def _ragged_experts(grown: Weights) -> str:
         first, *others = Pattern.parse(tensor.pattern).dimensions
         info = grown.tensors[name]
         stacked = first.axes == {"experts"} and len(others) > 1
-        row = info.shape[-1] * FLOAT_BYTES[info.dtype]
+        row = info.shape[-1] * tensors.FLOAT_BYTES[info.dtype]
         if (stacked or (tensor.counts == "experts" and others)) and row % ROW_OF_EXPERTS:
             return (
                 f"rows of experts have {row} bytes (first {name}), but transformers multiplies "
@@ -155,12 +148,12 @@ def describe(recipe: Recipe, source: Weights, prepared: Prepared) -> GrowResult:
         output=recipe.output,
         promise=lineage.promise,
         lost=lineage.lost or None,
-        source_parameters=total_parameters(
+        source_parameters=tensors.total_parameters(
             {n: t for n, t in source.tensors.items() if n not in plans[0].dropped}
         ),
-        parameters=total_parameters(grown.tensors),
-        bytes=total_bytes(grown.tensors),
-        dtype=TORCH_NAMES[main_dtype(grown.tensors)],
+        parameters=tensors.total_parameters(grown.tensors),
+        bytes=tensors.total_bytes(grown.tensors),
+        dtype=TORCH_NAMES[tensors.main_dtype(grown.tensors)],
         rounded=rounded(source, recipe.dtype),
         loads_with="torch.distributed.checkpoint" if recipe.format == "dcp" else family.loads_with,
         copies=[dict(plan.copies) for plan in plans if plan.copies],
