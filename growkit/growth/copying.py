@@ -257,10 +257,7 @@ def _untied(source: Weights, options: Mapping[str, str]) -> Plan | None:
         return None
     family = stored_family(source)
     if not family.complete(source.config).get("tie_word_embeddings"):
-        raise InputError(
-            f"the {family.name} model in {source.where()} has a head of its own already; leave "
-            "--untie out"
-        )
+        raise InputError(f"{source.where()} has a head of its own already; leave --untie out")
     unused = unused_tensors(source, family)
     before = family.patterns(source.config)
     config = {**source.config, "tie_word_embeddings": False}
@@ -501,10 +498,7 @@ class _Growth:
             if mean == 1:
                 continue
             if type(before[key]) not in (int, float):
-                raise InputError(
-                    f"config.json of a {self.family.name} model has {key} {before[key]!r}; a "
-                    "number was expected"
-                )
+                raise InputError(f"config.json has {key} {before[key]!r}; a number was expected")
             changed[key] = before[key] * mean
         if not changed:
             return config
@@ -705,8 +699,7 @@ def _beside(
     members, places = old[axis] // old[servant], size // len(groups.source)
     if places * int(groups.counts.min()) < members:
         raise InputError(
-            f"{axis} cannot become {size} with {len(groups.source)} {servant}: a group of them has "
-            f"{members} members, of which {places} would find room next to what serves them; "
-            f"choose at least {len(groups.source) * members} {axis}, or fewer {servant}"
+            f"{axis} cannot become {size} with {len(groups.source)} {servant}, which each serve "
+            f"{members}; choose at least {len(groups.source) * members} {axis}, or fewer {servant}"
         )
     return expansion.following(groups, old[axis], size)

@@ -115,8 +115,7 @@ def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:
     if blocks in ("stack", "overlap"):
         if place is not None:
             raise InputError(
-                f"place is {place!r}, but {blocks} decides where layers go; leave it out, or "
-                "choose --blocks interpose"
+                f"place is {place!r}, but {blocks} decides where layers go; leave it out"
             )
         new = _new(count, options.get("layers"))
         if blocks == "stack" and new % count == 0:
@@ -208,9 +207,8 @@ def _transforms(
     for place, layer in enumerate(order):
         if before[layer.of].keys() != after[place].keys():
             raise InputError(
-                f"layer {place} would come from layer {layer.of} of {source.where()}, but no "
-                f"config of a {family.name} model can make it of the same kind; "
-                "choose --blocks identity or interpose"
+                f"no config of a {family.name} model makes layer {place} of the same kind as layer "
+                f"{layer.of} of {source.where()}; choose --blocks identity or interpose"
             )
     writing = family.writers(source.config)
     made: dict[str, Transform] = {

@@ -108,8 +108,7 @@ class MoreExperts(Operation):
         family = stored_family(source)
         if family.experts is None:
             raise InputError(
-                f"the {family.name} model in {source.where()} has no experts to copy; "
-                "--method upcycle makes experts of its MLP"
+                f"{source.where()} has no experts to copy; --method upcycle makes some"
             )
         present = family.sizes(source.config)
         copies = wanted_experts(options[EXPERTS], present[EXPERTS], present["layers"])
@@ -326,10 +325,7 @@ def _numbers_of_experts(options: Mapping[str, str], ffn: int, layers: int) -> tu
     pieces = int(options.get("granularity", 1))
     top_k = int(options.get("top_k", 2 * pieces))
     if pieces & (pieces - 1):
-        raise InputError(
-            f"granularity {pieces} would multiply weights by {pieces}, which rounds; choose a "
-            "power of two"
-        )
+        raise InputError(f"granularity {pieces} rounds; choose a power of two")
     for name, number in (("the MLP's width", ffn), (EXPERTS, experts), ("top_k", top_k)):
         if number % pieces:
             raise InputError(
@@ -361,10 +357,7 @@ def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Den
     if found and found[2].when(family.complete(source.config)):
         return found
     if family.experts:
-        raise InputError(
-            f"the {family.name} model in {source.where()} has experts already; "
-            "--method experts makes copies of them"
-        )
+        raise InputError(f"{source.where()} has experts already; --method experts copies them")
     listed = ", ".join(f"{each} ({target.name})" for each, (target, *_) in sorted(known.items()))
     raise InputError(
         f"no class with experts computes what a {family.name} model does besides its MLP, so "
@@ -445,8 +438,7 @@ class _Upcycling:
         for name in sorted(self.source.tensors.keys() - used - unused[0].keys()):
             raise InputError(
                 f"a {self.target.name} model has no place for tensor {name} of "
-                f"{self.source.where(name)}, so it cannot be upcycled without changing what it "
-                "computes"
+                f"{self.source.where(name)}, so it cannot be upcycled"
             )
         # While all experts are the same function, only rounding depends on a router.
         same = self.pieces == 1 and self.drop is None

@@ -84,9 +84,8 @@ def as_diff_transformer(config: Config, where: str) -> Config:
         value = config.get(key, form.assumed.get(key, values[0]))
         if value not in values:
             raise InputError(
-                f"config.json in {where}, or its class, has {key} {value!r}, which no DIFF "
-                f"Transformer made of a {family.name} model can have; "
-                f"{' or '.join(map(repr, values))} was expected"
+                f"config.json in {where}, or its class, has {key} {value!r}; only "
+                f"{' or '.join(map(repr, values))} can become a DIFF Transformer"
             )
     _check_known(family, form, config, where)
     complete = family.complete(config)
@@ -136,8 +135,7 @@ def _check_known(family: Family, form: DiffForm, config: Config, where: str) -> 
         if not plain and value is not None and value is not False:
             raise InputError(
                 f"config.json in {where} has {key} {value!r}, which growkit does not know in a "
-                f"{family.name} model, and which may change what it computes; remove it, if it "
-                "changes nothing"
+                f"{family.name} model; remove it, if it changes nothing that is computed"
             )
 
 
@@ -183,8 +181,7 @@ def write_layout(source: Weights, family: Family) -> Plan:
     for name, _, _ in DIFF.members(diff):
         if name not in places and not name.endswith(HEAD_NORM):
             raise InputError(
-                f"a {family.name} model has no place for tensor {name} of {source.where()}; "
-                "choose another layout"
+                f"{family.name} has no place for {name} of {source.where()}; choose another layout"
             )
     sizes = family.sizes(config)
     made = {
@@ -290,8 +287,7 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
         if axis in found and found[axis] != size:
             raise InputError(
                 f"a {family.name} model cannot express {axis} {size} with signal_heads "
-                f"{sizes['signal_heads']} (it would have {axis} {found[axis]}); choose another "
-                "layout, such as diff-transformer"
+                f"{sizes['signal_heads']}; choose another layout, such as diff-transformer"
             )
     return config
 
@@ -350,9 +346,8 @@ def _folded(factor: float, where: str, name: str, matrix: Tensor, *norm: Tensor)
     folded = exact.to(matrix.dtype)
     if bool(((folded.double() - exact).abs() > 2.0**-50 * exact.abs()).any()):
         raise InputError(
-            f"the head norm would have to be multiplied into {name}, from {where}, which rounds in "
-            f"{matrix.dtype}; pass a wider --dtype (twice as many bits are enough for a weight, "
-            "float64 for everything), or choose a layout with a head norm weight"
+            f"the head norm would be multiplied into {name}, from {where}, which rounds in "
+            f"{matrix.dtype}; pass a wider --dtype, or choose a layout with a head norm weight"
         )
     return folded
 

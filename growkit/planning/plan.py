@@ -239,9 +239,8 @@ class Planned(Weights):
             for rows in tensors.parts(self._source, name) if original in of else ():
                 if not self._source.read(name, rows).equal(self._source.read(original, rows)):
                     raise InputError(
-                        f"config.json ties the embeddings, but {name} in "
-                        f"{self._source.where(name)} differs from the embedding; set "
-                        "tie_word_embeddings to false, or remove it"
+                        f"{name} in {self._source.where(name)} differs from the embedding that it "
+                        "is tied to; set tie_word_embeddings to false, or remove it"
                     )
 
 

@@ -127,8 +127,7 @@ def check(folder: str | Path, *, progress: Progress = Silent()) -> CheckResult:
     opened = Folder(folder)
     if not opened.has(MANIFEST):
         raise InputError(
-            f"{opened} holds no {MANIFEST}, so there is nothing to hold it against; "
-            "give a folder that growkit wrote"
+            f"{opened} holds no {MANIFEST} to compare it with; give a folder that growkit wrote"
         )
     manifest = opened.json(MANIFEST)
     recorded = _recorded(manifest, opened.path / MANIFEST)
@@ -173,8 +172,7 @@ def _recorded(manifest: Mapping[str, Any], file: Path) -> dict[str, tuple[int, s
                 recorded[name] = count, digest
             case _:
                 raise InputError(
-                    f"{file} gives no size and SHA-256 for {name!r} in 'files'; copy it again, or "
-                    "make the model again"
+                    f"{file} gives no size and SHA-256 for {name!r} in 'files'; copy it again"
                 )
     return recorded
 

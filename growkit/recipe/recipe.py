@@ -188,8 +188,7 @@ class Recipe:
         base = self.base_model
         if base is not None and (len(base) > 96 or not HUB_NAME.fullmatch(base)):
             raise InputError(
-                f"base_model {base!r} is no name of a model on the Hub; "
-                "give ORG/NAME, such as meta-llama/Llama-3.2-1B, or leave it out"
+                f"base_model {base!r} is no model's name on the Hub; give ORG/NAME, or leave it out"
             )
         if self.format not in FORMATS:
             meant = did_you_mean(self.format, FORMATS)
@@ -218,8 +217,7 @@ class Recipe:
         output = Path(self.output)
         if STORE.fullmatch(self.output.lower()) and not os.path.lexists(output.parts[0]):
             raise InputError(
-                f"{address_in(self.output)} is an address, and models are written to folders on "
-                "this machine; name a folder, and upload that"
+                f"{address_in(self.output)} is an address; name a folder, and upload that"
             )
         if ".." in output.parts:  # which leads elsewhere behind a link
             output = Path(os.path.realpath(output.parent)) / output.name
@@ -301,8 +299,7 @@ def recipe_file(name: Path) -> Path:
         if os.path.lexists(name / MANIFEST):
             return name / MANIFEST
         raise InputError(
-            f"{name} holds no {MANIFEST}, so growkit did not make it, and it is no recipe; give a "
-            "recipe (YAML) or a folder that growkit wrote"
+            f"{name} holds no {MANIFEST}; give a recipe (YAML) or a folder that growkit wrote"
         )
     known = shipped_recipes()
     if os.path.lexists(name) or len(name.parts) != 1:
