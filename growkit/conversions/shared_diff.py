@@ -69,15 +69,13 @@ class SharedDiff(OnDiffTransformer):
         ),
         Option(
             "energy",
-            "the share of the squared differences between heads with one base that rank auto keeps "
-            "in every layer, e.g. 0.99",
+            "the share of differences between heads that rank auto keeps in each layer, e.g. 0.99",
             form="SHARE",
             accepts=partial(is_within, above=0, most=1),
         ),
         Option(
             "calibration",
-            "a UTF-8 text; inputs then count as often as they occur in it, and rank auto is tried "
-            "on it",
+            "a UTF-8 text; inputs count as often as they occur in it, and rank auto is tried on it",
             form="TEXT",
         ),
         Option(

@@ -68,9 +68,8 @@ MOST_SNR_DB = 300
 
 SYMMETRY = Option(
     "symmetry",
-    "how weights are split among copies: at random (break), so that copies can diverge in "
-    "training; evenly (keep), as HyperCloning was published, so that they stay equal; or in fixed "
-    "shares of 1, 3, 5 and so on (uneven), so that they diverge in the same way in every run",
+    "how weights are split among copies: at random (break), so that they diverge in training; "
+    "evenly (keep), so that they stay equal; or in fixed shares of 1, 3, 5 and so on (uneven)",
     ("break", "keep", "uneven"),
 )
 MOMENTS = Option(
@@ -81,9 +80,8 @@ MOMENTS = Option(
 )
 GROUPS = Option(
     "groups",
-    "what a copy of a KV head serves: copies of its whole group (whole), so that all of its copies "
-    "train alike, or of a part of the group (part), so that they diverge; auto is whole with "
-    "--symmetry keep",
+    "what a copy of a KV head serves: copies of its whole group (whole), or of a part of the group "
+    "(part), so that copies of the head diverge; auto is whole with --symmetry keep",
     ("auto", "whole", "part"),
 )
 PROMISE = Option(

@@ -35,9 +35,8 @@ OPTIONS: tuple[Option, ...] = (
     LAYERS,
     Option(
         "blocks",
-        "what new layers do: start as identity, so that the function stays the same (identity); "
-        " repeat the whole model on top (stack), or without its middle (overlap); or "
-        "repeat the layer before them (interpose)",
+        "what new layers do: nothing at first (identity); repeat the whole model on top (stack) or "
+        "without its middle (overlap); or repeat the layer before them (interpose)",
         ("identity", "stack", "overlap", "interpose"),
     ),
     Option(

@@ -279,8 +279,7 @@ class Upcycle(Operation):
         TOP_K,
         Option(
             "granularity",
-            "pieces into which the MLP is cut, with a copy of each in every group of experts; 1 by "
-            "default, where every expert is the whole MLP",
+            "pieces of the MLP, a copy of each in every group of experts; 1 by default",
             form="N",
             accepts=is_count,
         ),
