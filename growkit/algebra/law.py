@@ -278,13 +278,12 @@ def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
     # Parts first: copies of a row are the same only when their parts are added up.
     for role in (Role.READ, Role.WRITTEN):
         for position, mapped in enumerate(maps):
-            if found is None or mapped.role is not role:
+            if found is None or mapped.role is not role or (position and mapped.identity):
                 continue
-            if position == 0:
-                found = _undone(found, position, mapped, of, needed)
-            elif not mapped.identity:
-                every = slice(0, mapped.size)
-                found = _undone(found, position, mapped, every, np.arange(len(mapped)))
+            some, held = of, needed
+            if position:
+                some, held = slice(0, mapped.size), np.arange(len(mapped))
+            found = _undone(found, position, mapped, some, held)
     return found
 
 

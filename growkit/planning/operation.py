@@ -231,7 +231,7 @@ def config_key_aliases(options: Iterable[Option]) -> dict[str, str]:
     return {key: name for (key, name), _ in reversed(votes.most_common())}
 
 
-def suggest_operation(option: str, known: Collection[str]) -> str:
+def _other_operations(option: str, known: Collection[str]) -> str:
     """Which operations have an option, as what to choose for it; empty if none has.
 
     Args:
@@ -247,7 +247,7 @@ def suggest_operation(option: str, known: Collection[str]) -> str:
     for verb, way in (("grow", "the growth method"), ("convert", "the conversion to")):
         named = [one.name for one in every[verb] if name in (each.name for each in one.options)]
         ways += [f"{way} {' or '.join(named)}"] if named else []
-    return f"for {name} choose {' or '.join(ways)}" if ways else ""
+    return f"; for {name} choose {' or '.join(ways)}" if ways else ""
 
 
 def complete(operation: Operation, options: Mapping[str, Value]) -> dict[str, str]:
@@ -259,9 +259,8 @@ def complete(operation: Operation, options: Mapping[str, Value]) -> dict[str, st
     known = {option.name: option for option in operation.options}
     for name in options:
         if name not in known:
-            other = suggest_operation(name, known)
             aliases = config_key_aliases(operation.options)
-            hint = f"; {other}" if other else perhaps(name, known, aliases)
+            hint = _other_operations(name, known) or perhaps(name, known, aliases)
             has = f"; it has {', '.join(known)}" if known else ", nor any other"
             raise InputError(f"{operation.name} has no option {name}{has}{hint}")
     read = {name: option.read(options.get(name)) for name, option in known.items()}

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from growkit.base.errors import InputError
-from growkit.base.names import NOTHING, did_you_mean, nearest
+from growkit.base.names import NOTHING, did_you_mean
 from growkit.base.parsing import in_yaml
 from growkit.base.registry import members
 from growkit.base.settings import Settings, check_seed, option
@@ -39,7 +39,6 @@ from growkit.planning.operation import (
     Value,
     complete,
     operations,
-    suggest_operation,
 )
 
 DEFAULT_METHOD = "hypercloning"
@@ -59,11 +58,7 @@ def operation_of(verb: str, name: str) -> Operation:
         if name in operations(other):
             raise InputError(f"{name} is not for {verb}; use growkit {other}")
     kind = "growth method" if verb == "grow" else "conversion to"
-    meant = did_you_mean(name, sorted(known))
-    if nearest(name, known) is None:
-        options = {each.name for one in known.values() for each in one.options}
-        meant = suggest_operation(nearest(name, options) or "", ()) or meant
-    raise InputError(f"there is no {kind} {name!r}; {meant}")
+    raise InputError(f"there is no {kind} {name!r}; {did_you_mean(name, sorted(known))}")
 
 
 @dataclass(frozen=True, init=False)
