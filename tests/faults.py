@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import logging
+import mmap
 import os
 import random
 import shutil
@@ -37,6 +38,8 @@ OS_CALLS = (
     *("open", "close", "read", "pwrite", "fsync", "mkdir", "rmdir", "unlink", "remove", "rename"),
     *("replace", "stat", "lstat", "fstat", "listdir", "scandir", "statvfs"),
 )
+CALLS = [*((os, name) for name in OS_CALLS), (builtins, "open"), (io, "open")]
+CALLS += [(publishing, "_renameat2"), (fcntl, "flock")]
 ANYWHERE, PUBLISHING = "", "publishing"
 CTRL_C = 0
 ERRORS = (
@@ -281,17 +284,16 @@ def _carry_out(run: Callable[[], Any], hook: Hook | None, inside: str, said: Any
     logging.getLogger("growkit").addHandler(logging.StreamHandler(said))
     logging.getLogger("growkit").propagate = False
     code = DONE
-    watch = Watch(hook)
     if hook and inside:
         become = publishing.Staging.publish
 
         def begin(*arguments: Any, **options: Any) -> Any:
-            watch.begin()
+            watch(hook)
             return become(*arguments, **options)
 
         publishing.Staging.publish = begin  # type: ignore[method-assign]
     elif hook:
-        watch.begin()
+        watch(hook)
     try:
         run()
     except KeyboardInterrupt as interrupt:
@@ -302,63 +304,38 @@ def _carry_out(run: Callable[[], Any], hook: Hook | None, inside: str, said: Any
         code, words = FAULTY, repr(error)
     else:
         words = "done"
-    watch.end()
     said.write(f"{words}\n")
     said.flush()
     return code
 
 
-class Watch:
-    """Lets a hook see the calls of the system that Python code makes."""
+def watch(hook: Hook) -> None:
+    """From now on a hook sees the calls of the system that Python code makes; in children only."""
+    for module, name in CALLS:
+        setattr(module, name, _seen(getattr(module, name), name, hook))
 
-    def __init__(self, hook: Hook | None) -> None:
-        self._hook = hook
-        self._real: list[tuple[Any, str, Any]] = []
 
-    def begin(self) -> None:
-        """From now on."""
-        for name in OS_CALLS:
-            self._replace(os, name)
-        for module in (builtins, io):
-            self._replace(module, "open")
-        self._replace(publishing, "_renameat2")
-        self._replace(fcntl, "flock")
+def _seen(real: Callable[..., Any], name: str, hook: Hook) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        about = args[0] if args else None
+        hook(name, False, about)
+        result = real(*args, **kwargs)
+        hook(name, True, about)
+        return result
 
-    def end(self) -> None:
-        """No more."""
-        for module, name, real in self._real:
-            setattr(module, name, real)
-
-    def _replace(self, module: Any, name: str) -> None:
-        real = getattr(module, name)
-        self._real.append((module, name, real))
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            assert self._hook
-            about = args[0] if args else None
-            self._hook(name, False, about)
-            result = real(*args, **kwargs)
-            self._hook(name, True, about)
-            return result
-
-        setattr(module, name, call)
+    return call
 
 
 def count_calls(run: Callable[[], Any], inside: str = "") -> int:
     """How often the hook is called, in a run to which nothing happens."""
-    reading, writing = os.pipe()
+    count = mmap.mmap(-1, 8)
 
     def hook(name: str, after: bool, about: Any) -> None:
-        _write(writing, b".")
+        count[:] = (int.from_bytes(count, "little") + 1).to_bytes(8, "little")
 
     code, said = in_child(run, hook, inside)
     assert code == DONE, said
-    os.close(writing)
-    count = 0
-    while block := os.read(reading, 1 << 16):
-        count += len(block)
-    os.close(reading)
-    return count
+    return int.from_bytes(count, "little")
 
 
 def without_exchange(run: Callable[[], Any]) -> Callable[[], Any]:
@@ -369,6 +346,3 @@ def without_exchange(run: Callable[[], Any]) -> Callable[[], Any]:
         run()
 
     return limited
-
-
-_write = os.write
