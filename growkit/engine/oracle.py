@@ -7,11 +7,11 @@ into, ``growkit.modeling``.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -237,23 +237,19 @@ def fit_experts(model: Any) -> None:
 def quiet() -> Iterator[None]:
     """Without transformers' progress bars, logs, warnings and network: errors say what matters."""
     from huggingface_hub import constants
-    from transformers.utils.logging import (
-        disable_progress_bar,
-        enable_progress_bar,
-        is_progress_bar_enabled,
-    )
+    from transformers.utils import logging
 
-    level, bars = logging.root.manager.disable, is_progress_bar_enabled()
-    logging.disable(logging.ERROR)
-    disable_progress_bar()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(CRITICAL)
+    logging.disable_progress_bar()
     try:
         with patch.object(constants, "HF_HUB_OFFLINE", True), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(level)
+        logging.set_verbosity(verbosity)
         if bars:
-            enable_progress_bar()
+            logging.enable_progress_bar()
 
 
 @contextmanager
