@@ -600,13 +600,9 @@ def _candidates(place: Path) -> Iterator[Path]:
 
 def flush_tree(folder: Path) -> None:
     """Wait until a folder with everything in it is on the disk: data before names."""
-
-    def stop(error: OSError) -> None:
-        raise error
-
-    for where, _, files in os.walk(folder, topdown=False, onerror=stop):
-        for path in (*(Path(where, name) for name in files), Path(where)):
-            flush(path)
+    for name in sorted(contents(folder), reverse=True):  # a folder after what is in it
+        flush(folder / name)
+    flush(folder)
 
 
 def move(source: Path, target: Path) -> None:

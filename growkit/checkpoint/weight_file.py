@@ -239,9 +239,8 @@ def _parse_header(stream: IO[bytes], path: Path) -> dict[str, Place]:
             info = TensorInfo(sizes(entry["shape"]), str(entry["dtype"])[:LONGEST_NAME])
             begin, end = sizes(entry["data_offsets"])
         except (TypeError, KeyError, ValueError):
-            raise ValueError(
-                f"{name[:LONGEST_NAME]!r} has no dtype, shape and data_offsets"
-            ) from None
+            shown = repr(name[:LONGEST_NAME])
+            raise ValueError(f"{shown} has no dtype, shape and data_offsets") from None
         check_header(path, name, info)
         if end - begin != info.bytes:
             raise ValueError(f"tensor {name} does not have as many bytes as its shape")

@@ -73,7 +73,6 @@ class Optimizer:
 
     Attributes:
         state: as it was read.
-        files: everything that is read.
         bytes: about how much will be written.
 
     Raises:
@@ -85,7 +84,6 @@ class Optimizer:
         check_trainable(lineage.target.config, f"the grown {source.folder}")
         self._before = parameters_of(source)
         self.state = open_state(path, self._before)
-        self.files = self.state.files
         tensors = self.state.numbers.tensors
         kinds = {name.rpartition(".")[2]: info.dtype for name, info in tensors.items()}
         elements = total_parameters(lineage.target.tensors)

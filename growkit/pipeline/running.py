@@ -268,7 +268,7 @@ class _Run:
 
             self.optimizer = Optimizer(Path(recipe.optimizer), source, self.lineage)
             self.optimizer.check_schedules()
-            self.other_files += self.optimizer.files
+            self.other_files += self.optimizer.state.files
             result["optimizer"] = self.optimizer.result()
         state = result["optimizer"]["bytes"] if result["optimizer"] else 0
         self.extra = model_files.carried_bytes(source.opened) + state
