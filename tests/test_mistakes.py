@@ -307,7 +307,7 @@ def test_the_answer_takes_less_than_a_second(mistake: Mistake, place: Path, tmp_
     assert [*faults(mistake, folder, in_a_process)] == []
 
 
-@pytest.mark.sampled(120)
+@pytest.mark.sampled(100)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_a_sentence_says_what_would_do(mistake: Mistake, place: Path, tmp_path: Path) -> None:
     """And in the same one where nothing is to be written."""

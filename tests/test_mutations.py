@@ -163,6 +163,8 @@ PAIRS = {
         DIFF_HEADS,
     ),
 }
+WIDER = {"gated-dint", "different"}
+"""Targets whose head norms are in float64, which transformers does not load."""
 VECTORS = ("diffllama", "group-diff", "dint")
 FULL = ("llama", "diffllama", "group-diff", "v2")
 ALL = (*FULL, "shared")
@@ -555,7 +557,7 @@ def cases(manifest: bool) -> list[Any]:
     return found
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_without_a_fault(pair: str, pairs: Callable[[str], Path], tmp_path: Path) -> None:
     target = shutil.copytree(pairs(pair) / "target", tmp_path / "target")
@@ -564,7 +566,7 @@ def test_without_a_fault(pair: str, pairs: Callable[[str], Path], tmp_path: Path
     assert result["weights_recovered"]
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize(("fault", "pair"), cases(manifest=True))
 def test_with_manifest(fault: Fault, pair: str, spoiled: Callable[..., tuple[Path, Path]]) -> None:
     source, target = spoiled(fault, pair)
@@ -580,7 +582,7 @@ def test_with_manifest(fault: Fault, pair: str, spoiled: Callable[..., tuple[Pat
     check_place(fault, result)
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(("fault", "pair"), cases(manifest=False))
 def test_without_manifest(
     fault: Fault, pair: str, spoiled: Callable[..., tuple[Path, Path]]
@@ -624,13 +626,8 @@ def test_exit_codes(name: str, code: int, pairs: Callable[[str], Path], tmp_path
 # False alarms
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        *("llama", "tied", "sharded", "mistral", "diffllama", "group-diff", "v2"),
-        *("softmax-v2", "shared", "bounded"),
-    ],
-)
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("pair", sorted(PAIRS.keys() - WIDER))
 def test_saved_again(pair: str, pairs: Callable[[str], Path], tmp_path: Path) -> None:
     """transformers loads a target and saves it, in other shards: the same model."""
     target = shutil.copytree(pairs(pair) / "target", tmp_path / "target")
@@ -643,7 +640,7 @@ def test_saved_again(pair: str, pairs: Callable[[str], Path], tmp_path: Path) ->
     assert result["weights_recovered"]
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", [*range(200), 979])  # on 979 another prompt rounds worst
 def test_sound_pairs(seed: int, tmp_path: Path) -> None:
     check_sound(seed, tmp_path)
