@@ -25,6 +25,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,13 @@ class _Description:
         of_others = [axis for axes in ratios.values() for axis in axes]
         for axis in (*grouped, *of_others, *get("kinds", {}), *get("same", {}).values()):
             self._check_axis(axis, self._where)
+        try:
+            TopologicalSorter(served).prepare()
+        except CycleError as error:
+            raise InputError(
+                f"groups in {self._where} go in a circle ({', '.join(error.args[1])}); no axis can "
+                "serve itself"
+            ) from None
         norms = tuple(self._norm(each, "norms") for each in get("norms", ()))
         numbered = get("numbered")
         return {

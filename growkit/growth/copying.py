@@ -455,6 +455,11 @@ class _Growth:
                 self.made.get(name) or expansion.in_blocks(self.old[name], 1)
                 for name in (axis, serving)
             )
+            if len(members.source) % len(groups.source):
+                raise InputError(
+                    f"{len(members.source)} {axis} are no multiple of the {len(groups.source)} "
+                    f"{serving} that would serve them; grow both, or correct the family's groups"
+                )
             by_copy = members.source.reshape(len(groups.source), -1)
             served = by_copy // (self.old[axis] // self.old[serving])
             right = (served == groups.source[:, None]) | (by_copy == NOTHING)
