@@ -148,16 +148,6 @@ def test_a_wider_dtype(stored: torch.dtype, dtype: str, make: Make, tmp_path: Pa
     assert relative_error(source, tmp_path / "target") < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("stored", "dtype"), [(torch.float32, "float8_e4m3fn"), (torch.bfloat16, "float8_e5m2")]
-)
-def test_a_dtype_that_is_too_narrow_is_refused(
-    stored: torch.dtype, dtype: str, make: Make, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match="would round"):
-        growkit.grow(make("llama", dtype=stored), tmp_path / "target", hidden="x2", dtype=dtype)
-
-
 def test_what_is_carried_over(make: Make, tmp_path: Path) -> None:
     source = make("llama")
     carried = {"chat_template.jinja": "{{ messages }}", "merges.txt": "", "LICENSE.txt": "terms"}
@@ -212,6 +202,3 @@ def test_config_keeps_what_growth_does_not_touch(make: Make, tmp_path: Path) -> 
 )
 def test_sizes_of_files(text: str, size: int) -> None:
     assert parse_bytes(text) == size
-    for none in ("", "5", "GB", "-1GB", "0MB", "5 apples", f"-{text}"):
-        with pytest.raises(InputError, match="5GB"):
-            parse_bytes(none)

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import growkit
@@ -25,7 +24,7 @@ from growkit.checkpoint import writing
 from growkit.pipeline.estimate import estimate, plan
 from growkit.recipe.recipe import GrowStep
 from growkit.report.operation import group_names, in_common
-from tests.conftest import cli, save_model, seeded, with_tokenizer
+from tests.conftest import cli, save_model, seeded
 from tests.hub import stand_in
 
 Make = Callable[..., Path]
@@ -198,22 +197,6 @@ def test_what_cannot_be_copied_is_told_before_anything_is_written(
     done = cli("grow", source, source.parent / "out", *GROW, "--no-verify", *more)
     assert done.exit_code == 2
     assert "LICENSE cannot be read (Permission denied)" in done.stderr
-
-
-def test_what_a_run_takes_a_dry_run_takes(tmp_path: Path) -> None:
-    """The control: a missing parent is made, a text that can be read is taken."""
-    source = with_tokenizer(save_model(tmp_path / "words", "llama", vocab_size=256))
-    text = tmp_path / "text.txt"
-    text.write_text("A text that is long enough to be read.")
-    words = [source, tmp_path / "a" / "b" / "out", *GROW, "--text", text, *QUICK]
-    words += ["--report", tmp_path / "proof.html"]
-    done = cli("grow", *words, "--dry-run")
-    assert done.exit_code == 0, done.output
-    assert not (tmp_path / "a").exists()
-    done = cli("grow", *words)
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "a" / "b" / "out" / "growkit.json").exists()
-    assert load_file(tmp_path / "a" / "b" / "out" / "model.safetensors")
 
 
 # What a plan tells from headers, or from a config alone.

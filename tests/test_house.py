@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -83,18 +81,6 @@ def test_options_of_methods_are_options_of_the_command() -> None:
     for method in operations("grow").values():
         for option in method.options:
             assert "--" + option.name.replace("_", "-") in shown
-
-
-def test_growth_and_families_are_data() -> None:
-    """Reading them imports neither torch nor transformers."""
-    code = (
-        "import sys\n"
-        "from growkit.families.family import families\n"
-        "from growkit.planning.operation import operations\n"
-        "families(), operations('grow'), operations('convert')\n"
-        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_no_family_is_named_outside_its_file() -> None:

@@ -90,15 +90,6 @@ def test_what_a_loader_would_follow_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_shard_is_what_transformers_loads(make: Make) -> None:
-    """Why it is refused."""
-    folder = make("llama")
-    before = AutoModelForCausalLM.from_pretrained(folder).lm_head.weight
-    weights_of_another_name(folder)
-    after = AutoModelForCausalLM.from_pretrained(folder).lm_head.weight
-    assert after.equal(2 * before)
-
-
 @pytest.mark.parametrize(
     ("kind", "shard_size"), [*((kind, "5GB") for kind in CONFIGS), ("llama", "2KB")]
 )
@@ -116,14 +107,6 @@ def test_a_layout_that_transformers_lacks(make: Make, tmp_path: Path) -> None:
     weights_of_another_name(tmp_path / "motif")
     with pytest.raises(InputError, match="transformers_weights"):
         loading(Checkpoint(tmp_path / "motif"))
-
-
-def test_pickled_weights(make: Make) -> None:
-    folder = make("llama")
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    assert loading(Checkpoint(folder)).passed_over == ()  # beside the others they are not read
-    (folder / "model.safetensors").unlink()
-    assert loading(Checkpoint(folder)).passed_over == ()
 
 
 def test_tensors_that_the_class_passes_over_are_named(make: Make, tmp_path: Path) -> None:

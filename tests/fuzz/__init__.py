@@ -3,6 +3,5 @@
 ``odd`` makes odd things, ``places`` are the folders that they are put into, ``targets`` draws
 inputs, ``worker`` runs them in a child that may die, ``rules`` judges the answers.
 
-``python -m tests.fuzz --help`` runs it for as long as one likes. The suite runs a sample, and all
-inputs that ever broke something (``corpus``).
+The suite runs a sample, and all inputs that ever broke something (``corpus``); with ``--all`` many.
 """

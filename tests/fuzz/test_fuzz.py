@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from tests.fuzz.rules import Answer, judge
 from tests.fuzz.targets import TARGETS, draw
 from tests.fuzz.worker import Tally, Worker, quickly
 
-INPUTS = 500
+INPUTS, MANY = 500, 20_000
 EACH = 2
 SEED = 20261122
 LOOK = Case("llama", ("inspect", "source"))
@@ -39,18 +40,22 @@ def worker() -> Iterator[Worker]:
 def report(tally: Tally) -> str:
     return "\n".join(
         f"{found.number} {found.target}: {found.fault.kind}\n{found.fault.detail[-1500:]}\n"
-        f"{found.case.as_json()}"[:4000]
+        f"{json.dumps(found.case.as_json())}"[:12_000]
         for found in tally.found
     )
 
 
-def test_odd_inputs_break_no_rule(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_inputs_break_no_rule(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """What breaks one is shown as it is kept in the corpus."""
     monkeypatch.setattr(worker, "prepare", quickly)
+    count = MANY if pytestconfig.getoption("--all") else INPUTS
     every = list(TARGETS) * EACH  # and the others as often as they always come
-    targets = [*every, *[None] * (INPUTS - len(every))]
-    tally = worker.run(lambda number: draw(SEED, number, worker.places, targets[number]), 0, INPUTS)
+    targets = [*every, *[None] * (count - len(every))]
+    tally = worker.run(lambda number: draw(SEED, number, worker.places, targets[number]), 0, count)
     assert not tally.found, report(tally)
-    assert tally.count == INPUTS
+    assert tally.count == count
     assert {target for target, _ in tally.inputs} == set(TARGETS)
     assert {code for _, code in tally.inputs} == {"0", "1", "2"}
 
