@@ -373,11 +373,16 @@ def foreign_code(folder: Folder) -> list[str]:
     named, config = named_code(folder), folder.json("config.json")
     family, own = listed_family(config), growkits_code(config)
     growkits = {"config.json": dict(family.auto_map)} if family and family.auto_map else {}
-    if not named or (own and named == growkits and own_code(folder) == own):
+    code = own_code(folder)
+    if not named or (own and named == growkits and code == own):
         return []
     text = json.dumps(named)
-    # Code that is named comes first.
-    return [*named, *sorted(code_of(folder), key=lambda name: name.removesuffix(".py") not in text)]
+
+    def order(name: str) -> tuple[bool, bool]:
+        """Code that growkit does not write comes first, and of that what is named."""
+        return code[name] == own.get(name), name.removesuffix(".py") not in text
+
+    return [*named, *sorted(code, key=order)]
 
 
 def same_code(first: Folder, second: Folder) -> bool:
