@@ -46,8 +46,6 @@ from growkit.families.description import (
     Multiple,
     Norm,
     Tensor,
-    always,
-    every_layer,
 )
 from growkit.families.expressions import LAYER, Expression, parse_expression
 from growkit.families.vocabulary import KEYS, NORM, TEXTS, check_kind
@@ -147,14 +145,14 @@ class _Description:
     """A description, and the names that are used in it."""
 
     def __init__(self, content: Mapping[str, Any], where: str) -> None:
-        self._content, self._where = content, where
-        self._get = content.get
+        self._content, self._get, self._where = content, content.get, where
         sizes = content["sizes"].items()
         self._sizes = {key: [_axes(way) for way in _listed(entry)] for key, entry in sizes}
         summed = [axis for ways in self._sizes.values() for axes in ways for axis in axes]
         self._axes = {*summed, *content.get("constants", {}), *content.get("same", {})}
+        self._layers = next((key for key, entry in sizes if entry == "layers"), "")
         for axis in NEEDED_AXES:
-            if axis not in self._axes:
+            if axis not in self._axes or not self._layers:
                 raise InputError(
                     f"sizes in {where} have no key for {axis}, which every family needs"
                 )
@@ -167,7 +165,7 @@ class _Description:
 
     def fields(self) -> dict[str, Any]:
         """Arguments of ``Family``."""
-        content, get = self._content, self._content.get
+        content, get = self._content, self._get
         tensors = self._tensors(content["tensors"])
         forms = [_merged(content["tensors"], each) for each in get("other_forms", ())]
         for form in forms:
@@ -176,7 +174,7 @@ class _Description:
         for each in (*self._tied.values(), *self._tied):
             if each not in names:
                 raise InputError(
-                    f"tied in {self._where} names {each!r}; {did_you_mean(each, names)}"
+                    f"tied in {self._where} names {each!r}; {did_you_mean(each, sorted(names))}"
                 )
         served = {axis: tuple(_listed(by)) for axis, by in get("groups", {}).items()}
         ratios = {key: tuple(of.split(" / ")) for key, of in get("ratios", {}).items()}
@@ -248,11 +246,6 @@ class _Description:
                 found[key] = partial(_first, list(zip(when, ways, strict=True)))
         return found
 
-    @property
-    def _layers(self) -> str:
-        """The key of the number of layers."""
-        return next(str(key) for key, ways in self._sizes.items() if ways == [("layers",)])
-
     def _default(self, key: str, value: Any) -> Any:
         """A value, or a function of the config."""
         what = f"assumed {key}"
@@ -272,7 +265,7 @@ class _Description:
                 if number not in numbers:
                     raise InputError(
                         f"multiples in {self._where} name {number!r}; "
-                        f"{did_you_mean(number, numbers)}"
+                        f"{did_you_mean(number, sorted(numbers))}"
                     )
             yield Multiple(what, said["of"], said.get("why", "as its description says"))
 
@@ -354,11 +347,10 @@ class _Description:
                     f"{self._where} has tensor {name} twice: {as_layer} stands for it as well"
                 )
         entries = [(name, self._entry(name, said)) for name, said in _each(content, "pattern")]
-        roots = {entry["root"] for name, entry in entries if "root" in entry}
+        embeddings = [entry for name, entry in entries if name in self._tied.values()]
+        root = next((each["root"] for each in embeddings if "root" in each), None)
         return tuple(
-            tensor
-            for name, entry in entries
-            for tensor in self._variants(name, entry, next(iter(roots), None))
+            tensor for name, entry in entries for tensor in self._variants(name, entry, root)
         )
 
     def _variants(self, name: str, entry: dict[str, Any], root: str | None) -> Iterator[Tensor]:
@@ -514,7 +506,7 @@ class _Description:
     def _check_axis(self, axis: str, of: str) -> None:
         if axis not in self._axes:
             raise InputError(
-                f"{of} names axis {axis!r}, which no size says; {did_you_mean(axis, self._axes)}"
+                f"{of} names axis {axis!r}, which no size says; {did_you_mean(axis, sorted(self._axes))}"
             )
 
 
@@ -550,10 +542,8 @@ def _conditions(conditions: Sequence[Expression]) -> dict[str, Any]:
     of_model = [each for each in conditions if LAYER not in each.names]
     of_layer = [each for each in conditions if LAYER in each.names]
     return {
-        "when": (lambda c: all(each.holds(c) for each in of_model)) if of_model else always,
-        "layers": (lambda c, layer: all(each.holds(c, layer) for each in of_layer))
-        if of_layer
-        else every_layer,
+        "when": lambda config: all(each.holds(config) for each in of_model),
+        "layers": lambda config, layer: all(each.holds(config, layer) for each in of_layer),
     }
 
 

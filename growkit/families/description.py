@@ -1,4 +1,4 @@
-"""Vocabulary of families: tensors, norms, experts, conditions on a config."""
+"""Parts of a family: tensors, norms, experts, and how its models are DIFF Transformers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ def always(config: Config) -> bool:
 def every_layer(config: Config, layer: int) -> bool:
     """Every layer of a model."""
     return True
-
-
-def is_set(key: str) -> When:
-    """Models whose config has a true value of this key."""
-    return lambda config: bool(config[key])
 
 
 LISTS = frozenset({"layer_types", "mlp_layer_types"})

@@ -162,7 +162,7 @@ def _names(tree: ast.expr, known: Collection[str]) -> set[str]:
         elif not isinstance(node, SYNTAX):
             raise ValueError(f"{ast.unparse(node)} is not part of the language of expressions")
     for name in found - free - {*known}:
-        raise ValueError(f"{name!r} is unknown; {did_you_mean(name, known)}")
+        raise ValueError(f"{name!r} is unknown; {did_you_mean(name, sorted(known))}")
     return found - {"get", *FUNCTIONS}
 
 
