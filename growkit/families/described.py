@@ -268,6 +268,9 @@ class _Description:
                         f"{did_you_mean(number, sorted(numbers))}"
                     )
             yield Multiple(what, said["of"], said.get("why", "as its description says"))
+        for axis, serving in self._get("groups", {}).items():
+            for each in _listed(serving):
+                yield Multiple(axis, each, "because each of these serves a whole group")
 
     def _check(self, norms: Sequence[Norm]) -> Callable[[Config], None]:
         """Refuse what else a config may have wrong."""
@@ -506,7 +509,8 @@ class _Description:
     def _check_axis(self, axis: str, of: str) -> None:
         if axis not in self._axes:
             raise InputError(
-                f"{of} names axis {axis!r}, which no size says; {did_you_mean(axis, sorted(self._axes))}"
+                f"{of} names axis {axis!r}, which no size says; "
+                f"{did_you_mean(axis, sorted(self._axes))}"
             )
 
 

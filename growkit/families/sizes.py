@@ -103,6 +103,8 @@ class HasSizes:
         self.check(complete)
         numbers = complete | sizes
         for demand in self.multiples:
+            if not numbers.keys() >= {demand.what, demand.of}:  # axes of other models
+                continue
             size, unit = numbers[demand.what], max(numbers[demand.of], 1)
             if size % unit:
                 near = [each for each in (size - size % unit, size - size % unit + unit) if each]
