@@ -18,10 +18,10 @@ from growkit.engine.calls import CallError
 from growkit.engine.class_weights import converted
 from growkit.families.description import component_of
 from growkit.families.family import families
+from growkit.planning import operation as operations_of
 from growkit.proof.function import stages_of
 from growkit.proof.localisation import cause_of, factor_sentence
 from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
-from growkit.recipe import recipe as recipes
 from growkit.results.proof import VerifyResult
 from tests.conftest import edit_weights, save_model, save_random, seeded
 from tests.test_sizes import ByHand
@@ -118,8 +118,8 @@ def test_what_logits_say_of_uneven_copies_and_zeros(
         "heads": following(kv_heads, 2, 4),
         "hidden": padded(16, 64),
     }
-    known: dict[str, Any] = recipes.operations("grow") | {"by-hand": ByHand(**expansions)}
-    monkeypatch.setattr(recipes, "operations", lambda verb: known)
+    known: dict[str, Any] = operations_of.operations("grow") | {"by-hand": ByHand(**expansions)}
+    monkeypatch.setattr(operations_of, "operations", lambda verb: known)
     growkit.grow(source, out, method="by-hand", symmetry="break", verify=False)
     for name, component in (("self_attn.k_proj", "k_proj"), ("mlp.up_proj", "mlp")):
         result = verified(source, out, f"model.layers.1.{name}.weight")

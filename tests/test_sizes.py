@@ -47,8 +47,8 @@ from growkit.engine.strict import strict_float64
 from growkit.families.family import Family, stored_family
 from growkit.growth import copying
 from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY, expand
+from growkit.planning import operation as operations_of
 from growkit.planning.operation import Change
-from growkit.recipe import recipe as recipes
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep, load_recipe
 from growkit.results.proof import VerifyResult
@@ -507,12 +507,12 @@ class ByHand:
 @pytest.fixture
 def grow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """``grow(source, out, ffn=uneven(24, 40, groups=False))``"""
-    known = recipes.operations("grow")
+    known = operations_of.operations("grow")
 
     def by_hand(source: Path, out: Path, *, verify: Any = False, **expansions: Expansion) -> Any:
         symmetry = expansions.pop("symmetry", "break")
         several = known | {"by-hand": ByHand(**expansions)}
-        monkeypatch.setattr(recipes, "operations", lambda verb: several)
+        monkeypatch.setattr(operations_of, "operations", lambda verb: several)
         return growkit.grow(source, out, method="by-hand", symmetry=symmetry, verify=verify)
 
     return by_hand

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import cast
 
 from growkit.base.errors import InputError
-from growkit.base.names import perhaps
+from growkit.base.names import did_you_mean, perhaps
 from growkit.base.registry import members
 from growkit.base.tensors import Config, Weights
 from growkit.families.family import Family, families
@@ -216,6 +216,22 @@ def operations(verb: str) -> dict[str, Operation]:
     for several in members(PACKAGES[verb], "operations").values():
         found += cast("Callable[[], list[Operation]]", several)()
     return {operation.name: operation for operation in found}
+
+
+def operation_of(verb: str, name: str) -> Operation:
+    """The operation of this name.
+
+    Raises:
+        InputError: there is none; names the nearest, or lists all.
+    """
+    known = operations(verb)
+    if name in known:
+        return known[name]
+    for other in PACKAGES:
+        if name in operations(other):
+            raise InputError(f"{name} is not for {verb}; use growkit {other}")
+    kind = "growth method" if verb == "grow" else "conversion to"
+    raise InputError(f"there is no {kind} {name!r}; {did_you_mean(name, sorted(known))}")
 
 
 def config_key_aliases(options: Iterable[Option]) -> dict[str, str]:

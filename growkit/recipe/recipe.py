@@ -33,32 +33,10 @@ from growkit.checkpoint.model_files import HUB_NAME, STORE, address_in
 from growkit.checkpoint.publishing import MANIFEST, Inputs
 from growkit.engine.user_family import load_description
 from growkit.families.family import described
-from growkit.planning.operation import (
-    PACKAGES,
-    Operation,
-    Value,
-    complete,
-    operations,
-)
+from growkit.planning.operation import Operation, Value, complete, operation_of
 
 DEFAULT_METHOD = "hypercloning"
 """The growth method that ``growkit grow`` uses unless another is named."""
-
-
-def operation_of(verb: str, name: str) -> Operation:
-    """The operation of this name.
-
-    Raises:
-        InputError: there is none; names the nearest, or lists all.
-    """
-    known = operations(verb)
-    if name in known:
-        return known[name]
-    for other in PACKAGES:
-        if name in operations(other):
-            raise InputError(f"{name} is not for {verb}; use growkit {other}")
-    kind = "growth method" if verb == "grow" else "conversion to"
-    raise InputError(f"there is no {kind} {name!r}; {did_you_mean(name, sorted(known))}")
 
 
 @dataclass(frozen=True, init=False)
