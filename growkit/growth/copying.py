@@ -447,7 +447,11 @@ class _Growth:
             yield name, before[tensor.name, layer][number], tensor
 
     def check_groups(self) -> str:
-        """Why copies of what serves groups train apart: they serve different members; else ""."""
+        """Why copies of what serves groups train apart: they serve different members; else "".
+
+        Raises:
+            InputError: copies of members would be served by copies of what did not serve them.
+        """
         for axis, serving in _pairs(self.family, self.old):
             if not self.made.keys() & {axis, serving}:
                 continue
@@ -455,15 +459,15 @@ class _Growth:
                 self.made.get(name) or expansion.in_blocks(self.old[name], 1)
                 for name in (axis, serving)
             )
-            if len(members.source) % len(groups.source):
-                raise InputError(
-                    f"{len(members.source)} {axis} are no multiple of the {len(groups.source)} "
-                    f"{serving} that would serve them; grow both, or correct the family's groups"
-                )
+            _check_multiple(axis, len(members.source), serving, groups)
             by_copy = members.source.reshape(len(groups.source), -1)
             served = by_copy // (self.old[axis] // self.old[serving])
             right = (served == groups.source[:, None]) | (by_copy == NOTHING)
-            assert right.all(), f"copies of {axis} are not next to what serves them"
+            if not right.all():
+                raise InputError(
+                    f"copies of {axis} are not next to what serves them, copies of {serving}; "
+                    f"grow {axis} and {serving} by whole factors"
+                )
             if serving in self.made:
                 by_copy = np.sort(by_copy, axis=1)
                 first = np.zeros((groups.size, by_copy.shape[1]), np.int64)
@@ -699,6 +703,7 @@ def _beside(
     old: Mapping[str, int], axis: str, size: int, servant: str, groups: Expansion
 ) -> Expansion:
     """Copies of the members of groups next to copies of what serves them; see ``placed_copies``."""
+    _check_multiple(axis, size, servant, groups)
     members, places = old[axis] // old[servant], size // len(groups.source)
     if places * int(groups.counts.min()) < members:
         raise InputError(
@@ -706,3 +711,11 @@ def _beside(
             f"{members}; choose at least {len(groups.source) * members} {axis}, or fewer {servant}"
         )
     return expansion.following(groups, old[axis], size)
+
+
+def _check_multiple(axis: str, size: int, serving: str, groups: Expansion) -> None:
+    if size % len(groups.source):
+        raise InputError(
+            f"{size} {axis} are no multiple of the {len(groups.source)} {serving} that would serve "
+            "them; grow both, or correct the family's groups"
+        )
