@@ -264,12 +264,12 @@ def test_on_a_given_date_every_byte_is_the_same(
 
 
 def test_plans_take_time_in_proportion_to_tensors(make: Make) -> None:
-    """10,000 tensors are planned and traced back in seconds, four times as long as 2,500."""
+    """4,000 tensors are planned and traced back in seconds, four times as long as 1,000."""
     config = Checkpoint(make("llama")).config
     steps = [{"grow": "hypercloning", "hidden": "x2"}] * 2
     recipe = parse_recipe({"source": "a", "output": "b", "steps": steps}, "recipe")
     seconds = []
-    for layers in (277, 1111):
+    for layers in (111, 444):
         deep = config | {"num_hidden_layers": layers}
         source = Headers(family_of(config, "here"), deep, "an example")
         started = time.process_time()
@@ -277,7 +277,7 @@ def test_plans_take_time_in_proportion_to_tensors(make: Make) -> None:
         assert all(lineage.origin(name) == name for name in source.tensors)
         assert all(lineage.repeatable(name) for name in source.tensors)
         seconds.append(time.process_time() - started)
-    assert len(source.tensors) > 9_999
+    assert len(source.tensors) > 3_999
     assert seconds[1] < 10 * seconds[0] + 1
     assert seconds[1] < 10
 
