@@ -4,8 +4,6 @@ A layer of a large model in float64 is more than twice as large as its files. Wh
 multiplied with is small, so a part of the matrix is cast at a time, and of experts a single one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

@@ -5,8 +5,6 @@ files and the names under which their tensors come into the model are its own an
 is read, at any size of the model. What it would read and growkit does not is refused here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping

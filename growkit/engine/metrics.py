@@ -1,7 +1,5 @@
 """How far apart two models' logits are, summed up piece by piece."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence

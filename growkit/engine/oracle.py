@@ -4,8 +4,6 @@ Layouts of differential attention for which transformers has no class run as wha
 into, ``growkit.modeling``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

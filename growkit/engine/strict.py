@@ -5,8 +5,6 @@ their way, and hide differences up to 1e-6 in their rounding. Under this mode, e
 is answered with float64.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Iterator

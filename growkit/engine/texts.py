@@ -1,7 +1,5 @@
 """Texts to compare on: read once, as much as is needed, from an untrusted file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from growkit.base.errors import InputError, reason

@@ -3,8 +3,6 @@
 It needs room for a model's weights, gradients and two moments, 32 bytes for each parameter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ table. So a config key is a size only if the shape of a tensor of the class depe
 tables that the class looks up by number keep their rows where they are.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 ``diff_transformer.yaml`` describes its tensors, sizes and switches.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A class of transformers, asked with small configs: what shapes its tensors have, and why."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from math import prod

@@ -7,8 +7,6 @@ small model is grown as described and must compute the same in strict float64 (`
 which it does not are described as fixed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path

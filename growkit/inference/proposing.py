@@ -1,7 +1,5 @@
 """From what a class shows to a description of its family, or to several that may be true."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Which dimension a module reads follows from what it is; which of its neighbours 
 what it is given; what a norm does, from the norm itself.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -4,8 +4,6 @@ A dimension is a sum of products of sizes. Each size alone is doubled, and sever
 changes with all of some sizes, and with no other, is the term of their product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations

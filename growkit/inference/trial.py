@@ -1,7 +1,5 @@
 """Whether a description of a family is true: small models of its class, grown and compared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The only place with attention mathematics. Its files are copied next to exported
 folder loads in a Python that has no growkit; they import nothing of it.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

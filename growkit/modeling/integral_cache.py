@@ -1,7 +1,5 @@
 """Layers of transformers' caches with the column sums that the causal integral needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

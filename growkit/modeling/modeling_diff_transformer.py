@@ -1,7 +1,5 @@
 """The DIFF Transformer as a transformers model: see ``DiffTransformerConfig`` for its switches."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

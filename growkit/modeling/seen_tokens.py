@@ -4,8 +4,6 @@ No mathematics. Attention needs none of it in the usual case, and mostly no more
 are padding; a mask of queries × keys is made only for maps in full and for graphs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
