@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING
 import growkit
 from growkit.families.family import described, family_of
 from growkit.inference.classes import ModelClass
-from growkit.inference.trial import Trials
+from growkit.inference.inferring import try_description
 from growkit.results.schema import json_schema
 from tests.conftest import cli, edit_json, relative_error, save_model, save_random
 from tests.infer import OTHERS, random_model
@@ -117,7 +117,7 @@ def test_a_wrong_axis_is_caught(arcee: Path, found: growkit.Inference, tmp_path:
     assert wrong["tensors"][name] == "hidden <- heads.head_dim"
     wrong["tensors"][name] = "hidden <- head_dim.heads"
     asked = ModelClass(json.loads((arcee / "config.json").read_text()), "here")
-    trials = {trial["axis"]: trial for trial in Trials(asked).all(wrong)}
+    trials = {trial["axis"]: trial for trial in try_description(asked, wrong)}
     assert trials["heads"].wrong
     assert all(trial.exact for trial in found["trials"])
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(wrong))

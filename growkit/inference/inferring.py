@@ -1,34 +1,172 @@
 """Describe a family that growkit does not know, from its class in transformers.
 
 The shapes of a checkpoint suggest axes, but 4096 may be many sizes. So the class is examined: small
-configs show which shapes change with which key (``shapes``), and a small model, while it runs, what
-each module is given (``running``). What is still open, and whether all of it is true, is tried: the
-small model is grown as described and must compute the same in strict float64 (``trial``). Sizes for
-which it does not are described as fixed.
+configs show which shapes change with which key (``classes``), and a small model, while it runs,
+what each module is given (``running``). What is still open (``proposing``), and whether all of it
+is true, is tried: the small model is grown as described and must compute the same in strict
+float64. Sizes for which it does not are described as fixed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import yaml
 
 from growkit.algebra.axes import Pattern
-from growkit.base.errors import InputError
+from growkit.base.errors import InputError, reason
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import temporary
+from growkit.engine.metrics import error_of
+from growkit.engine.oracle import CPU, load_model, quiet
+from growkit.engine.strict import strict_float64
 from growkit.families.family import described, refuse_quantised
 from growkit.inference.classes import ModelClass
 from growkit.inference.proposing import Proposal, descriptions
 from growkit.inference.running import see
-from growkit.inference.trial import Trials
+from growkit.pipeline.running import grow
 from growkit.planning.plan import unused_tensors
 from growkit.results import versions
 from growkit.results.inspection import Evidence, Inference, Trial
 from growkit.sources import find
 
-if TYPE_CHECKING:
-    from growkit.results.inspection import Trial
+GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "hidden": ({"hidden": "x2"}, {"hidden": "x4"}),
+    "ffn": ({"ffn": "x2"},),
+    "heads": ({"heads": "x2"},),
+    "kv_heads": ({"heads": "x2", "kv_heads": "x2"},),
+    "layers": ({"method": "depth", "layers": "x2"},),
+}
+"""What is tried, by the axis that it is about, until there is such a model."""
+
+MOST_TRIED = 12
+"""Descriptions that are tried, if more than one is possible."""
+
+
+def infer(folder: str | Path) -> Inference:
+    """Describe the family of a model, as far as its class of transformers shows it.
+
+    Args:
+        folder: of the model, or its name on the Hub; only its headers are read.
+
+    Raises:
+        InputError: there is no such class, or it has parts that cannot be described; says which.
+    """
+    checkpoint = find(folder).whole()
+    refuse_quantised(checkpoint.config, checkpoint.where())
+    where = str(checkpoint.folder / "config.json")
+    asked = ModelClass(checkpoint.config, where)
+    if asked.layers > len(checkpoint.tensors):
+        raise InputError(
+            f"{where} promises {asked.layers:,} layers, but there are only "
+            f"{len(checkpoint.tensors)} tensors; correct it, or add what is missing"
+        )
+    proposal = Proposal(asked, see(asked), frozenset(checkpoint.tensors))
+    ways = proposal.ways()
+    tried = []
+    for description in islice(descriptions(proposal, ways), MOST_TRIED):
+        trials = try_description(asked, description)
+        tried.append((sum(trial.wrong for trial in trials), description, trials))
+        if not tried[-1][0]:
+            break
+    _, description, trials = min(tried, key=lambda each: each[0])
+    fixed = {
+        trial["axis"]: f"cannot grow: when it was tried, logits differed by {trial['error']:.1g}"
+        for trial in trials
+        if trial.wrong
+    }
+    if fixed:
+        description["fixed"] = fixed
+    evidence = _evidence(checkpoint, description, {proposal.stored(t): w for t, w in ways.items()})
+    sure = any(trial.exact for trial in trials) and not fixed
+    found = Inference(
+        model_class=asked.name,
+        family=description,
+        tensors=evidence,
+        trials=trials,
+        tried=len(tried),
+        sure=sure,
+        yaml="",
+    )
+    found["yaml"] = as_yaml(found)
+    return found
+
+
+def _evidence(
+    checkpoint: Checkpoint, description: Mapping[str, Any], ways: Mapping[str, list[str]]
+) -> list[Evidence]:
+    """What the numbers of the checkpoint alone would say.
+
+    Raises:
+        InputError: a tensor is missing, or has another shape than the class would have it.
+    """
+    family = described(description, "the inferred family")
+    unused_tensors(checkpoint, family)
+    sizes = family.sizes(checkpoint.config)
+    every = (each for p in family.patterns(checkpoint.config).values() for each in p.dimensions)
+    forms = {str(dimension): dimension.size(sizes) for dimension in every}
+    found = []
+    for name, patterns in ways.items():
+        entry = description["tensors"][name]
+        said = entry if isinstance(entry, str) else str(entry["pattern"])
+        dimensions = Pattern.parse(said).dimensions
+        numbers = [each.size(sizes) for each in dimensions]
+        found.append(
+            Evidence(
+                tensor=name,
+                pattern=said,
+                by_number=[[f for f, size in forms.items() if size == n] for n in numbers],
+                others=[each for each in patterns if each != said],
+            )
+        )
+    return found
+
+
+def try_description(asked: ModelClass, description: Mapping[str, Any]) -> list[Trial]:
+    """Grow a small random model of a class along every axis that a description has.
+
+    Args:
+        asked: the class.
+        description: of its family.
+    """
+    ids = torch.arange(12)[None] * 5 % asked.small["vocab"]
+    with temporary("inference") as folder:
+        model: Any = asked.small_model()
+        with quiet():
+            model.save_pretrained(folder / "source")
+        expected = _logits(folder / "source", ids)
+
+        def trial_of(axis: str) -> Trial:
+            impossible = []
+            for options in GROWTHS[axis]:
+                shown = {name: value for name, value in options.items() if name != "method"}
+                try:
+                    grow(
+                        *(folder / "source", folder / axis),
+                        family=description,
+                        verify=False,
+                        **options,
+                    )
+                    error = error_of(_logits(folder / axis, ids), expected)
+                except InputError as why:
+                    tried = Trial(axis=axis, options=shown, error=None, why=reason(why))
+                    impossible.append(tried)
+                else:
+                    return Trial(axis=axis, options=shown, error=error, why=None)
+            return impossible[0]
+
+        axes = {*description["sizes"].values()}
+        return [trial_of(axis) for axis in GROWTHS if axis in axes]
+
+
+def _logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    with strict_float64(), quiet(), torch.no_grad():
+        model: Any = load_model(folder, torch.float64, CPU, "eager")
+        logits = model(ids, use_cache=False).logits
+    assert isinstance(logits, torch.Tensor)
+    return logits
 
 
 def as_yaml(found: Inference) -> str:
@@ -91,100 +229,3 @@ def _why(evidence: Evidence) -> str:
 def _inline(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...").strip()
-
-
-MOST_TRIED = 12
-"""Descriptions that are tried, if more than one is possible."""
-
-
-def infer(folder: str | Path) -> Inference:
-    """Describe the family of a model, as far as its class of transformers shows it.
-
-    Args:
-        folder: of the model, or its name on the Hub; only its headers are read.
-
-    Raises:
-        InputError: there is no such class, or it has parts that cannot be described; says which.
-    """
-    checkpoint = find(folder).whole()
-    refuse_quantised(checkpoint.config, checkpoint.where())
-    where = str(checkpoint.folder / "config.json")
-    asked = ModelClass(checkpoint.config, where)
-    if asked.layers > len(checkpoint.tensors):
-        raise InputError(
-            f"{where} promises {asked.layers:,} layers, but there are only "
-            f"{len(checkpoint.tensors)} tensors; correct it, or add what is missing"
-        )
-    proposal = Proposal(asked, see(asked), frozenset(checkpoint.tensors))
-    ways = proposal.ways()
-    best: tuple[int, dict[str, Any], list[Trial]] | None = None
-    tried = 0
-    for description in islice(descriptions(proposal, ways), MOST_TRIED):
-        trials = Trials(asked).all(description)
-        tried += 1
-        wrong = sum(trial.wrong for trial in trials)
-        if best is None or wrong < best[0]:
-            best = wrong, description, trials
-        if not wrong:
-            break
-    assert best is not None
-    _, description, trials = best
-    fixed = {
-        trial["axis"]: f"cannot grow: when it was tried, logits differed by {trial['error']:.1g}"
-        for trial in trials
-        if trial.wrong
-    }
-    if fixed:
-        description["fixed"] = fixed
-    _check_checkpoint(checkpoint, description)
-    evidence = _evidence(checkpoint, description, {proposal.stored(t): w for t, w in ways.items()})
-    sure = any(trial.exact for trial in trials) and not fixed
-    found = Inference(
-        model_class=asked.name,
-        family=description,
-        tensors=evidence,
-        trials=trials,
-        tried=tried,
-        sure=sure,
-        yaml="",
-    )
-    found["yaml"] = as_yaml(found)
-    return found
-
-
-def _check_checkpoint(checkpoint: Checkpoint, description: Mapping[str, Any]) -> None:
-    """Hold the checkpoint against its family.
-
-    Raises:
-        InputError: a tensor is missing, or has another shape than the class would have it.
-    """
-    family = described(description, "the inferred family")
-    family.complete(checkpoint.config)
-    unused_tensors(checkpoint, family)
-
-
-def _evidence(
-    checkpoint: Checkpoint, description: Mapping[str, Any], ways: Mapping[str, list[str]]
-) -> list[Evidence]:
-    """What the numbers of the checkpoint alone would say."""
-    family = described(description, "the inferred family")
-    sizes = family.sizes(checkpoint.config)
-    forms: dict[str, int] = {}
-    for _, pattern in family.patterns(checkpoint.config).items():
-        for dimension in pattern.dimensions:
-            forms[str(dimension)] = dimension.size(sizes)
-    found = []
-    for name, patterns in ways.items():
-        entry = description["tensors"][name]
-        said = entry if isinstance(entry, str) else str(entry["pattern"])
-        dimensions = Pattern.parse(said).dimensions
-        numbers = [each.size(sizes) for each in dimensions]
-        found.append(
-            Evidence(
-                tensor=name,
-                pattern=said,
-                by_number=[[f for f, size in forms.items() if size == n] for n in numbers],
-                others=[each for each in patterns if each != said],
-            )
-        )
-    return found

@@ -1,18 +1,156 @@
-"""From what a class shows to a description of its family, or to several that may be true."""
+"""From what a class shows to a description of its family, or to several that may be true.
+
+A dimension is a sum of products of sizes. Each size alone is doubled, and several at once: what
+changes with all of some sizes, and with no other, is the term of their product.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
+from math import prod
 from typing import Any
+
+from safetensors.torch import load_file
 
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
+from growkit.checkpoint.scratch import temporary
+from growkit.engine.oracle import quiet
 from growkit.families.described import TIED
 from growkit.inference.classes import ModelClass, not_inferred
 from growkit.inference.running import Seen
-from growkit.inference.shapes import NUMBERS, composed
-from growkit.inference.trial import stored_names
+
+Terms = dict[tuple[str, ...], int]
+"""How often a dimension has the product of some sizes; that of none is a number."""
+
+MOST = 5
+"""Sizes that a dimension can depend on."""
+
+ORDER = ("kv_heads", "heads", "head_dim")
+"""Of the factors of a product, in storage; others come before."""
+
+NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A dimension, as sizes make it up.
+
+    Attributes:
+        terms: see ``Terms``.
+    """
+
+    terms: tuple[tuple[tuple[str, ...], int], ...]
+
+    def ways(self, width: bool) -> list[str]:
+        """How it may be written as a pattern, the likeliest first.
+
+        Args:
+            width: whether heads times their size stands for hidden, where the class computes the
+                one from the other.
+        """
+        written = [(_product(axes, width), count) for axes, count in self.terms]
+        if len(written) == 1:
+            (factors, count), *_ = written
+            return _counted(factors, count)
+        parts = [
+            [".".join(factors)] * count if factors else [number(count)]
+            for factors, count in written
+        ]
+        forward = [each for part in parts for each in part]
+        backward = [each for part in reversed(parts) for each in part]
+        return list(dict.fromkeys(" + ".join(each) for each in (forward, backward)))
+
+
+def _product(axes: tuple[str, ...], width: bool) -> list[str]:
+    if width and {"heads", "head_dim"} <= {*axes}:
+        axes = (*(axis for axis in axes if axis not in ("heads", "head_dim")), "hidden")
+    return sorted(axes, key=lambda axis: ORDER.index(axis) if axis in ORDER else -1)
+
+
+def number(count: int) -> str:
+    """What a number is called as an axis."""
+    return NUMBERS.get(count, f"times_{count}")
+
+
+def _counted(factors: list[str], count: int) -> list[str]:
+    """A number of the same: around every factor, or beside it."""
+    if count == 1:
+        return [".".join(factors) or number(1)]
+    if not factors:
+        return [number(count)]
+    places = [1, 0, len(factors)] if len(factors) > 1 else [0, 1]
+    each = [[*factors[:at], number(count), *factors[at:]] for at in dict.fromkeys(places)]
+    return [".".join(names) for names in each]
+
+
+def composed(asked: ModelClass) -> dict[str, list[Composed]]:
+    """Every dimension of every tensor of a small model.
+
+    Raises:
+        InputError: one is no sum of products of sizes.
+    """
+    here = asked.shapes(asked.small)
+    assert here is not None
+    axes = [axis for axis in asked.small if axis != "layers"]
+    if asked.square:
+        axes.remove("hidden")
+    moved = {axis: _shapes(asked, (axis,)) for axis in axes}
+    found = {}
+    for name, shape in here.items():
+        dimensions = []
+        for at, size in enumerate(shape):
+            relevant = [
+                a for a in axes if moved[a] is None or moved[a].get(name, shape)[at] != size
+            ]
+            dimensions.append(_composed(asked, name, at, relevant))
+        found[name] = dimensions
+    return found
+
+
+def _shapes(asked: ModelClass, doubled: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    sizes = asked.small | {axis: 2 * asked.small[axis] for axis in doubled}
+    found = asked.shapes(sizes)
+    if found is None:
+        raise not_inferred(
+            f"{asked.name} has no model in which {' and '.join(doubled)} alone are twice as much"
+        )
+    return dict(found)
+
+
+def _composed(asked: ModelClass, name: str, at: int, axes: list[str]) -> Composed:
+    if len(axes) <= MOST:
+        values = {some: _shapes(asked, some)[name][at] for some in _subsets(axes)}
+        changes = {
+            some: sum((-1) ** (len(some) - len(few)) * values[few] for few in _subsets(some))
+            for some in values
+        }
+        parts = {
+            some: sum(
+                (-1) ** (len(more) - len(some)) * changes[more]
+                for more in values
+                if {*some} <= {*more}
+            )
+            for some in values
+        }
+        terms = []
+        for some, part in parts.items():
+            count, rest = divmod(part, prod(asked.small[axis] for axis in some))
+            if rest or count < 0:
+                break
+            terms += [(some, count)] if count else []
+        else:
+            return Composed(tuple(sorted(terms, key=lambda term: "kv_heads" in term[0])))
+    raise not_inferred(
+        f"dimension {at + 1} of tensor {name} of a {asked.name} model is no sum of products of "
+        f"sizes ({', '.join(axes)})"
+    )
+
+
+def _subsets(axes: list[str] | tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for count in range(len(axes) + 1):
+        yield from combinations(axes, count)
 
 
 @dataclass
@@ -32,7 +170,7 @@ class Proposal:
     def __post_init__(self) -> None:
         self._dimensions = composed(self.asked)
         self._names = self._templates()
-        self._stored = stored_names(self.asked)
+        self._stored = _stored_names(self.asked)
         self._tied = self._ties()
 
     def _templates(self) -> dict[str, str]:
@@ -41,15 +179,13 @@ class Proposal:
         Raises:
             InputError: layers have tensors of different kinds, or files have other names.
         """
-        shapes = self.asked.shapes(self.asked.small | {"layers": self.asked.layers})
-        if shapes is None:
-            shapes = self.asked.shapes(self.asked.small)
-        assert shapes is not None
+        here = self.asked.shapes(self.asked.small) or {}
+        shapes = self.asked.shapes(self.asked.small | {"layers": self.asked.layers}) or here
         begin = re.escape(self.seen.layers)
         found: dict[str, list[str]] = {}
         for name in shapes:
-            found.setdefault(re.sub(f"^{begin}\\d+\\.", f"{self.seen.layers}{{layer}}.", name), [])
-            found[re.sub(f"^{begin}\\d+\\.", f"{self.seen.layers}{{layer}}.", name)].append(name)
+            template = re.sub(f"^{begin}\\d+\\.", f"{self.seen.layers}{{layer}}.", name)
+            found.setdefault(template, []).append(name)
         layers = max(len(names) for names in found.values())
         for template, names in found.items():
             alike = len({shapes[name] for name in names}) == 1
@@ -58,7 +194,6 @@ class Proposal:
                     f"not all layers of a {self.asked.name} model like this have the same tensors "
                     f"(first {names[0]}), which cannot be inferred"
                 )
-        here = self.asked.shapes(self.asked.small) or {}
         first = {template: template.replace("{layer}", "0") for template in found}
         return {template: name for template, name in first.items() if name in here}
 
@@ -239,3 +374,27 @@ def _group(found: list[str]) -> tuple[str, ...]:
     parts = [{each[at] for each in sides} for at in range(len(sides[0]))]
     at = next((at for at, part in enumerate(parts) if len(part) > 1), 0)
     return tuple(each[at] for each in sides)
+
+
+def _stored_names(asked: ModelClass) -> dict[str, str]:
+    """What files call the tensors of a class, by their names there: they hold the same numbers.
+
+    Raises:
+        InputError: files have a tensor that the class has not.
+    """
+    with temporary("inference") as folder:
+        model: Any = asked.small_model()
+        with quiet():
+            model.save_pretrained(folder)
+        stored = load_file(folder / "model.safetensors")
+    here = model.state_dict()
+    found = {}
+    for name, tensor in stored.items():
+        same = (each for each, of in here.items() if each not in stored and tensor.equal(of))
+        own = name if name in here else next(same, None)
+        if own is None:
+            raise not_inferred(
+                f"files of a {asked.name} model have tensor {name}, which its class makes others of"
+            )
+        found[own] = name
+    return found
