@@ -416,8 +416,8 @@ def stored_family(weights: Weights) -> Family:
         InputError: see ``family_of``.
     """
     family = family_of(weights.config, weights.where())
-    stored = family.as_stored(weights.config, weights.tensors.keys())
     try:
+        stored = family.as_stored(weights.config, weights.tensors.keys())
         stored.complete(weights.config)
     except InputError as error:  # which knows of no folder
         raise InputError(f"{weights.where()} is no such model: {error}") from None

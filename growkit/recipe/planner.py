@@ -128,7 +128,7 @@ def change(step: Step, source: Weights, seed: int) -> Change:
     Raises:
         InputError: it cannot be done.
     """
-    family = family_of(source.config, source.where())
+    family = stored_family(source)
     options = complete(step.operation, step.options)
     if step.operation.expresses(family, source.config, options):
         return step.operation.plan(source, options, seed)
