@@ -19,41 +19,14 @@ import typer
 
 from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Settings
-from growkit.cli import options as option
-from growkit.cli.commands import (
-    Commands,
-    ListCommand,
-    after,
-    command,
-    drop_failed_output,
-    print_result,
-    say,
-    unprinted,
-)
-from growkit.cli.options import (
-    JSON,
-    OUTPUT,
-    SOURCE,
-    Destination,
-    OperationOptions,
-    RecipeOptions,
-    Running,
-)
+from growkit.cli import commands as cli
+from growkit.cli.commands import JSON, OUTPUT, SOURCE, command, print_result
 from growkit.cli.signals import heed_signals
 from growkit.engine.user_family import load_description
 from growkit.planning.operation import operations
 from growkit.probing.settings import ProbeSettings
-from growkit.recipe.recipe import (
-    DEFAULT_METHOD,
-    ConvertStep,
-    GrowStep,
-    Recipe,
-    Step,
-    load_recipe,
-    recipe_file,
-    shipped_recipe,
-    shipped_recipes,
-)
+from growkit.recipe import recipe as recipes
+from growkit.recipe.recipe import Recipe, load_recipe
 from growkit.version import __version__
 
 app = typer.Typer(
@@ -62,29 +35,29 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    cls=Commands,
+    cls=cli.Commands,
 )
 recipes_app = typer.Typer(
-    help="Recipes that ship with growkit.", no_args_is_help=True, cls=Commands
+    help="Recipes that ship with growkit.", no_args_is_help=True, cls=cli.Commands
 )
 app.add_typer(recipes_app, name="recipes")
 
-NAME = option.argument("NAME", "", shipped_recipes)
+NAME = cli.argument("NAME", "", cli.SHIPPED)
 
 
 def run_app() -> None:
     """The ``growkit`` command."""
     heed_signals()
-    drop_failed_output()
+    cli.drop_failed_output()
     # Torch and transformers make half a million objects that stay: to look through them again and
     # again during imports takes 0.4 s, and to take them apart at the end 0.5 s (measured).
     gc.set_threshold(10_000)
     try:
         app()
     except SystemExit as end:  # also after the help
-        if why := unprinted():  # a broken promise weighs more
+        if why := cli.unprinted():  # a broken promise weighs more
             kind = "warning" if end.code else "error"
-            say(f"{kind}: {why}; let standard output lead where it can be written")
+            cli.say(f"{kind}: {why}; let standard output lead where it can be written")
         raise SystemExit(end.code or (2 if why else 0)) from None
     finally:
         if "triton._C.libtriton" not in sys.modules:  # else it would complain of leaks on stderr
@@ -92,7 +65,7 @@ def run_app() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def top(version: bool = option.flag("--version", "Print the version.")) -> None:
+def top(version: bool = cli.flag("--version", "Print the version.")) -> None:
     """Grow trained language-model checkpoints, and prove that nothing they learned was lost."""
     if version:
         typer.echo(f"growkit {__version__}")
@@ -102,8 +75,8 @@ def top(version: bool = option.flag("--version", "Print the version.")) -> None:
 @command(app)
 def inspect_command(
     folder: Path = SOURCE,
-    family: Path | None = option.FAMILY,
-    infer: bool = option.flag("--infer", "Describe SRC's family in YAML for --family, and try it."),
+    family: Path | None = cli.FAMILY,
+    infer: bool = cli.flag("--infer", "Describe SRC's family in YAML for --family, and try it."),
     as_json: bool = JSON,
 ) -> None:
     """Show what a checkpoint is: family, sizes, heads, ties, dtype."""
@@ -125,10 +98,10 @@ def inspect_command(
 
 @command(app, name="families")
 def list_families(
-    name: str | None = option.argument(
+    name: str | None = cli.argument(
         "NAME", "A family, class or model_type, such as llama.", default=None
     ),
-    every: bool = option.flag("--all", "The whole table: every family with all that it can do."),
+    every: bool = cli.flag("--all", "The whole table: every family with all that it can do."),
     as_json: bool = JSON,
 ) -> None:
     """List the families, and the operations that the models of one, or of all, take."""
@@ -149,21 +122,21 @@ def grow_command(
     *,
     source: Path = SOURCE,
     output: Path = OUTPUT,
-    method: str = option.value(
-        DEFAULT_METHOD,
+    method: str = cli.value(
+        recipes.DEFAULT_METHOD,
         f"Growth method: {', '.join(operations('grow'))}.",
-        values=lambda: operations("grow"),
+        values=operations("grow"),
     ),
-    family: Path | None = option.FAMILY,
-    options: OperationOptions,
+    family: Path | None = cli.FAMILY,
+    options: cli.OperationOptions,
     settings: Settings,
-    written: RecipeOptions,
-    verify: bool = option.NO_VERIFY,
-    running: Running,
-    destination: Destination,
+    written: cli.RecipeOptions,
+    verify: bool = cli.NO_VERIFY,
+    running: cli.Running,
+    destination: cli.Destination,
 ) -> int:
     """Grow SRC into a larger model OUT that computes the same function, and prove it."""
-    recipe = _recipe(source, GrowStep(method, options), output, verify, settings, written)
+    recipe = _recipe(source, recipes.GrowStep(method, options), output, verify, settings, written)
     if family is None:
         return _run(recipe, running, destination)
     return _run(replace(recipe, family=load_description(family)), running, destination, [family])
@@ -174,20 +147,20 @@ def convert_command(
     *,
     source: Path = SOURCE,
     output: Path = OUTPUT,
-    options: OperationOptions,
-    to: str = option.value(
+    options: cli.OperationOptions,
+    to: str = cli.value(
         ...,
         f"Variant or layout: {', '.join(sorted(operations('convert')))}.",
-        values=lambda: operations("convert"),
+        values=operations("convert"),
     ),
     settings: Settings,
-    written: RecipeOptions,
-    verify: bool = option.NO_VERIFY,
-    running: Running,
-    destination: Destination,
+    written: cli.RecipeOptions,
+    verify: bool = cli.NO_VERIFY,
+    running: cli.Running,
+    destination: cli.Destination,
 ) -> int:
     """Turn SRC into another attention variant, or store it in another layout, and prove it."""
-    recipe = _recipe(source, ConvertStep(to, options), output, verify, settings, written)
+    recipe = _recipe(source, recipes.ConvertStep(to, options), output, verify, settings, written)
     return _run(recipe, running, destination)
 
 
@@ -195,10 +168,10 @@ def convert_command(
 def verify_command(
     *,
     source: Path = SOURCE,
-    target: Path = option.argument("OUT", "Folder of the grown model."),
+    target: Path = cli.argument("OUT", "Folder of the grown model."),
     settings: Settings,
-    destination: Destination,
-    optimizer: Path | None = option.value(
+    destination: cli.Destination,
+    optimizer: Path | None = cli.value(
         None, "State of SRC's optimizer that OUT was grown with, for --steps.", "PATH"
     ),
 ) -> int:
@@ -227,7 +200,7 @@ def verify_command(
 
 @command(app)
 def check_command(
-    folder: Path = option.argument("OUT", "Folder that growkit wrote."), as_json: bool = JSON
+    folder: Path = cli.argument("OUT", "Folder that growkit wrote."), as_json: bool = JSON
 ) -> int:
     """Check OUT against the hashes in its manifest: on any later day, wherever it was copied."""
     from growkit.recipe import manifest
@@ -241,24 +214,22 @@ def check_command(
 @command(app)
 def run_command(
     *,
-    recipe: Path = option.RECIPE,
-    running: Running,
-    destination: Destination,
-    source: str | None = option.value(None, "Replaces the recipe's source."),
-    output: str | None = option.value(None, "Replaces the recipe's output."),
-    text: Path | None = option.value(None, "Replaces the text of the proof.", "FILE"),
-    device: str | None = option.value(
-        None, "Replaces the recipe's device.", values=lambda: DEVICES
-    ),
-    max_kl: float | None = option.of_field(Settings, "max_kl"),
-    steps: int | None = option.of_field(Settings, "steps"),
-    base_model: str | None = option.of_field(Recipe, "base_model"),
-    optimizer: Path | None = option.of_field(Recipe, "optimizer"),
+    recipe: Path = cli.RECIPE,
+    running: cli.Running,
+    destination: cli.Destination,
+    source: str | None = cli.value(None, "Replaces the recipe's source."),
+    output: str | None = cli.value(None, "Replaces the recipe's output."),
+    text: Path | None = cli.value(None, "Replaces the text of the proof.", "FILE"),
+    device: str | None = cli.value(None, "Replaces the recipe's device.", values=DEVICES),
+    max_kl: float | None = cli.of_field(Settings, "max_kl"),
+    steps: int | None = cli.of_field(Settings, "steps"),
+    base_model: str | None = cli.of_field(Recipe, "base_model"),
+    optimizer: Path | None = cli.of_field(Recipe, "optimizer"),
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
     from growkit.sources import address_of
 
-    file = recipe_file(recipe)
+    file = recipes.recipe_file(recipe)
     chosen = load_recipe(file, source, output)
     proof = _of_proof(chosen.verify, text=text, device=device, max_kl=max_kl, steps=steps)
     if chosen.verify:
@@ -277,11 +248,11 @@ def run_command(
 
 def _recipe(
     source: Path,
-    step: Step,
+    step: recipes.Step,
     output: Path,
     verify: bool,
     settings: Settings,
-    written: RecipeOptions,
+    written: cli.RecipeOptions,
 ) -> Recipe:
     """The recipe of a single step."""
     proof = settings if verify else None
@@ -297,13 +268,13 @@ def _of_proof(proof: Settings | None, **options: Any) -> dict[str, Any]:
     """
     given = {name: value for name, value in options.items() if value is not None}
     if given and proof is None:
-        flag = option.flag_of(next(iter(given)))
+        flag = cli.flag_of(next(iter(given)))
         raise InputError(f"{flag} is for the proof, which is switched off; switch it on")
     return given
 
 
 def _run(
-    recipe: Recipe, running: Running, destination: Destination, reads: Sequence[Path] = ()
+    recipe: Recipe, running: cli.Running, destination: cli.Destination, reads: Sequence[Path] = ()
 ) -> int:
     """Run a recipe, and print and save its result.
 
@@ -334,7 +305,7 @@ def _run(
         kept = ": the proof, without the weights" if running.proof_only else ""
         parts.append(Paragraph(f"written to {result['output']}{kept}"))
         parts += [Paragraph(f"next: {then}") for then in [training_hint(result)] if then]
-    with after(written):
+    with cli.after(written):
         if result["verification"]:
             write_report(result["verification"], report, inputs, [Path(result["output"])])
         print_result(result, destination.json, written, parts)
@@ -343,11 +314,11 @@ def _run(
 
 @command(app)
 def plan_command(
-    recipe: Path = option.RECIPE,
-    bandwidth: str | None = option.value(
+    recipe: Path = cli.RECIPE,
+    bandwidth: str | None = cli.value(
         None, "Bytes per second that the disk reads and writes, such as 2GB.", "BYTES"
     ),
-    source: str | None = option.value(None, "Replaces the recipe's source."),
+    source: str | None = cli.value(None, "Replaces the recipe's source."),
     as_json: bool = JSON,
 ) -> None:
     """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
@@ -356,23 +327,23 @@ def plan_command(
     print_result(estimate.plan(load_recipe(recipe, source), bandwidth=bandwidth), as_json)
 
 
-@command(app, cls=ListCommand)
+@command(app, cls=cli.ListCommand)
 def probe_command(
     *,
     source: Path = SOURCE,
-    candidates: list[Path] = option.value(
+    candidates: list[Path] = cli.value(
         ...,
         "Recipes (YAML), growkit.json of models, or names of `growkit recipes list`.",
         "RECIPE…",
-        shipped_recipes,
+        cli.SHIPPED,
     ),
-    text: Path = option.value(..., "UTF-8 text to train on; its last tenth is held out.", "FILE"),
+    text: Path = cli.value(..., "UTF-8 text to train on; its last tenth is held out.", "FILE"),
     settings: ProbeSettings,
-    work: Path | None = option.value(
+    work: Path | None = cli.value(
         None, "Keep the grown models there, and what is measured.", "FOLDER"
     ),
-    resume: bool = option.flag("--resume", "Continue the probe in --work."),
-    destination: Destination,
+    resume: bool = cli.flag("--resume", "Continue the probe in --work."),
+    destination: cli.Destination,
 ) -> None:
     """Grow SRC in several ways, train them all alike, and rank them at equal compute."""
     from growkit.checkpoint.publishing import Inputs
@@ -388,7 +359,7 @@ def probe_command(
         source, candidates, text, settings, work=work, resume=resume, progress=Bars()
     )
     try:
-        with after(f"the probe's work is in {work}; --resume continues it" if work else ""):
+        with cli.after(f"the probe's work is in {work}; --resume continues it" if work else ""):
             write_report(result, report, inputs, made)
     finally:  # hours of work are shown even if there is no report
         print_result(result, destination.json, report)
@@ -396,10 +367,10 @@ def probe_command(
 
 @command(app)
 def demo_command(
-    output: Path | None = option.argument("OUT", "Keep the grown model there.", default=None),
-    hidden: str = option.value("x2", "How much the hidden size grows."),
-    signal_heads: str = option.value("x4", "How much the signal heads grow."),
-    overwrite: bool = option.of_field(Running, "overwrite"),
+    output: Path | None = cli.argument("OUT", "Keep the grown model there.", default=None),
+    hidden: str = cli.value("x2", "How much the hidden size grows."),
+    signal_heads: str = cli.value("x4", "How much the signal heads grow."),
+    overwrite: bool = cli.of_field(cli.Running, "overwrite"),
     as_json: bool = JSON,
 ) -> int:
     """The whole story on the model that ships with growkit: grow it, prove it, let it write."""
@@ -414,7 +385,7 @@ def demo_command(
 @command(recipes_app, name="list")
 def recipes_list() -> None:
     """List the recipes, each with what it does."""
-    for name, file in shipped_recipes().items():
+    for name, file in recipes.shipped_recipes().items():
         first = file.read_text(encoding="utf-8").splitlines()[0].removeprefix("#").strip()
         typer.echo(f"{name:32} {first}")
 
@@ -422,18 +393,18 @@ def recipes_list() -> None:
 @command(recipes_app, name="show")
 def recipes_show(name: str = NAME) -> None:
     """Print a recipe."""
-    typer.echo(shipped_recipe(name).read_text(encoding="utf-8"), nl=False)
+    typer.echo(recipes.shipped_recipe(name).read_text(encoding="utf-8"), nl=False)
 
 
 @command(recipes_app, name="copy")
 def recipes_copy(
     name: str = NAME,
-    folder: Path = option.argument("FOLDER", "Where to put it.", default=Path(".")),
+    folder: Path = cli.argument("FOLDER", "Where to put it.", default=Path(".")),
 ) -> None:
     """Copy a recipe into a folder, to be changed there."""
     from growkit.checkpoint.publishing import write_whole
 
-    file = shipped_recipe(name)
+    file = recipes.shipped_recipe(name)
     copy = folder / file.name
     if os.path.lexists(copy):
         raise InputError(f"{copy} already exists; choose another folder")

@@ -1,14 +1,16 @@
-"""How commands end: their result on stdout, one sentence on stderr if something fails, a code.
+"""How functions become commands: their options, their result on stdout, their exit code.
 
-Either stream may be closed or full: that changes nothing in what was done. What could not be
-printed is remembered, for commands that leave nothing else. Mistakes that typer finds, and would
-print in a box, are sentences too.
+If something fails, a sentence is on stderr. Either stream may be closed or full: that changes
+nothing in what was done. What could not be printed is remembered, for commands that leave nothing
+else. Mistakes that typer finds, and would print in a box, are sentences too.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
+import inspect
 import io
 import json
 import os
@@ -18,16 +20,18 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from growkit.base.errors import InputError, plain, reason
 from growkit.base.names import did_you_mean
-from growkit.cli.options import expanded, flag_of
+from growkit.base.settings import option
+from growkit.checkpoint.folder import check_name
 from growkit.cli.signals import INTERRUPTED, begin_command
-from growkit.planning.operation import config_key_aliases, operations
+from growkit.planning.operation import SizeOption, Switch, config_key_aliases, operations
+from growkit.recipe.recipe import Recipe, shipped_recipes
 
 if TYPE_CHECKING:
     from growkit.report.view import Part
@@ -42,27 +46,163 @@ _lost: list[str] = []
 """Why something of standard output was dropped, until ``unprinted`` reports it."""
 
 
+# Options.
+
+PATHS = ("SRC", "OUT", "FILE", "PATH", "FOLDER", "RECIPE", "RECIPE…")
+"""Forms of values that are paths."""
+
+
+class OperationOptions(dict[str, Any]):
+    """The options of a verb's operations."""
+
+
+class RecipeOptions(dict[str, Any]):
+    """The fields of a recipe that are options."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """How a recipe runs."""
+
+    overwrite: bool = option(False, "Replace an OUT that growkit wrote.")
+    proof_only: bool = option(
+        False, "Keep the proof without the weights, for growkit.load to make them of SRC again."
+    )
+    dry_run: bool = option(False, "Show the plan; write nothing.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Destination:
+    """Where a result goes."""
+
+    report: Path | None = option(
+        None, "Write the result as one HTML page (.html) or as .json.", "FILE"
+    )
+    json: bool = option(False, "Print the result as JSON on stdout.")
+
+
+def path(text: str) -> Path:
+    """A path as it was given."""
+    try:
+        check_name(text)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from None
+    return Path(text)
+
+
+def _shown(form: str, values: Iterable[str]) -> dict[str, Any]:
+    """How a value is shown, read and completed by a shell."""
+
+    def completed(incomplete: str) -> list[str]:
+        return [each for each in values if each.startswith(incomplete)]
+
+    parser = path if form in PATHS else None
+    return {"metavar": form or None, "parser": parser, "autocompletion": values and completed}
+
+
+def value(
+    default: Any,
+    help: str,  # noqa: A002
+    form: str = "",
+    values: Iterable[str] = (),
+) -> Any:
+    """An option with a value.
+
+    Args:
+        default: without the option; ``...`` if it is required.
+        help: one line.
+        form: what the value looks like, e.g. ``FILE``.
+        values: those that a shell offers.
+    """
+    return typer.Option(default, help=help, **_shown(form, values))
+
+
+def flag(name: str, help: str) -> Any:  # noqa: A002
+    """An option without a value."""
+    return typer.Option(False, name, help=help)
+
+
+def argument(
+    form: str,
+    help: str,  # noqa: A002
+    values: Iterable[str] = (),
+    default: Any = ...,
+) -> Any:
+    """An argument; see ``value``."""
+    return typer.Argument(
+        default, help=help, show_default=default is not None, **_shown(form, values)
+    )
+
+
+SHIPPED = tuple(shipped_recipes())
+"""Names of the recipes that ship with growkit."""
+
+SOURCE = argument("SRC", "Model folder: config.json and weights; or hf://ORG/NAME@REVISION.")
+OUTPUT = argument("OUT", "Folder to make.")
+RECIPE = argument(
+    "RECIPE",
+    "Recipe (YAML), growkit.json of a model, or a name of `growkit recipes list`.",
+    SHIPPED,
+)
+FAMILY = value(None, "YAML that describes SRC's family, if growkit does not know it.", "FILE")
+JSON = flag("--json", "Print the result as JSON on stdout.")
+NO_VERIFY = typer.Option(
+    True, " /--no-verify", help="Publish OUT without the proof.", show_default=False
+)
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option, e.g. ``--max-kl``."""
+    return "--" + name.replace("_", "-")
+
+
+def of_field(kind: type, name: str) -> Any:
+    """The typer option of a dataclass's field."""
+    (found,) = (each for each in dataclasses.fields(kind) if each.name == name)
+    default, more = found.default, found.metadata
+    return typer.Option(
+        list(default) if isinstance(default, tuple) else default,
+        *([flag_of(name)] if found.type == "bool" else []),
+        help=more["help"],
+        **_shown(more["form"], more["values"]),
+    )
+
+
 def command(
-    app: typer.Typer, verb: str | None = None, **options: Any
+    app: typer.Typer, verb: str = "", **options: Any
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Add a function to an app as a command, which ends with an exit code.
 
+    A parameter whose type is a dataclass becomes an option for each field that has a help, one of
+    ``RecipeOptions`` those of a recipe, one of ``OperationOptions`` all options of an operation.
+
     Args:
         app: the app.
-        verb: the command has the options of this verb's operations.
+        verb: of these operations.
         **options: for typer.
     """
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
-        options.setdefault("name", function.__name__.removesuffix("_command"))
-        run = expanded(function, verb)
+        groups: dict[str, tuple[Any, list[inspect.Parameter]]] = {}
+        parameters: list[inspect.Parameter] = []
+        for name, each in inspect.signature(function, eval_str=True).parameters.items():
+            kind = Recipe if each.annotation is RecipeOptions else each.annotation
+            found = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+            if kind is OperationOptions or dataclasses.is_dataclass(kind):
+                found = [
+                    *(_of_fields(kind) if dataclasses.is_dataclass(kind) else _of_operations(verb))
+                ]
+                groups[name] = each.annotation, found
+            parameters += found
 
-        @functools.wraps(run)
-        def guarded(*args: Any, **kwargs: Any) -> None:
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
             code = 2
             begin_command()
             try:
-                code = run(*args, **kwargs) or 0
+                for name, (kind, group) in groups.items():
+                    given[name] = kind(**{each.name: given.pop(each.name) for each in group})
+                code = function(**given) or 0
             except KeyboardInterrupt as interrupt:
                 say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
                 code = 130
@@ -75,10 +215,54 @@ def command(
                 say(f"error: {_failure(error)}")
             raise typer.Exit(code)
 
-        app.command(**options)(guarded)
-        return guarded
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        name = function.__name__.removesuffix("_command")
+        app.command(**{"name": name, **options})(run)
+        return run
 
     return decorate
+
+
+def _of_fields(kind: type) -> Iterator[inspect.Parameter]:
+    """One option for every field of a class that has a help."""
+    hints = get_type_hints(kind)
+    for each in dataclasses.fields(kind):
+        if "help" in each.metadata:
+            hint = list[float] if hints[each.name] == tuple[float, ...] else hints[each.name]
+            yield _parameter(each.name, of_field(kind, each.name), hint)
+
+
+def _of_operations(verb: str) -> Iterator[inspect.Parameter]:
+    """One option for every option of a verb's operations, with the longest of several helps.
+
+    The help of an option of a single operation names the operation.
+    """
+    every: dict[str, dict[str, Any]] = {}
+    for operation in operations(verb).values():
+        for each in operation.options:
+            every.setdefault(each.name, {})[operation.name] = each
+    for name, found in every.items():
+        longest = max(found.values(), key=lambda each: len(each.help))
+        of = "" if len(found) > 1 else f" (for {next(iter(found))})"
+        shown = typer.Option(
+            None,
+            flag_of(name),
+            help=f"{longest.help[0].upper()}{longest.help[1:]}{of}.",
+            rich_help_panel="Sizes: a factor (x2) or a size (2048)"
+            if isinstance(longest, SizeOption)
+            else "Options of the operation; of several values the first is the default",
+            **_shown("|".join(longest.values) or longest.form, longest.values),
+        )
+        yield _parameter(name, shown, bool | None if isinstance(longest, Switch) else str | None)
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+# Ends.
 
 
 def _failure(error: BaseException) -> str:
