@@ -221,7 +221,7 @@ class Grown:
         """
         if self.recipe.optimizer is None:
             return None
-        from growkit.optimizer.optimizer import Optimizer
+        from growkit.optimizer.growing import Optimizer
         from growkit.planning.updates import law_of
 
         with temporary_family(self.recipe.family), outlined(self.target, self.config) as outline:

@@ -26,8 +26,8 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.distributed_file import MADE_OF
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
-from growkit.optimizer.optimizer import open_state
-from growkit.optimizer.parameters import parameters_of
+from growkit.optimizer.groups import parameters_of
+from growkit.optimizer.state import open_state
 from growkit.training import hidden_matrices
 from tests.conftest import folder_bytes, load_strict, save_model
 from tests.test_optimizer_state import (

@@ -25,9 +25,9 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
 from growkit.engine.strict import strict_float64
 from growkit.engine.training import MOMENTS
-from growkit.optimizer.groups import class_updates
+from growkit.optimizer.groups import class_name, class_updates
 from growkit.optimizer.growing import grown_moments
-from growkit.optimizer.optimizer import written_in
+from growkit.optimizer.state import written_in
 from growkit.planning.updates import Update, law_of
 from growkit.proof import training as proof
 from growkit.proof.training import StatePaths, compare_states, prove_training, state_paths
@@ -37,7 +37,6 @@ from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import parse_recipe
 from growkit.results.proof import TrainingProof
 from growkit.training import hidden_matrices, param_groups
-from growkit.training.groups import class_name
 from tests.conftest import edit_json, load_strict, save_model, save_random, seeded
 from tests.test_optimizer_state import FORMATS, batch, grown, save_torch, step
 
@@ -320,7 +319,7 @@ def test_plain_settings_would_not_do(grouped: Pair, monkeypatch: pytest.MonkeyPa
     """The control of the test above."""
     assert max(grouped.apart(3)) < 1e-11
     plain = Update()
-    monkeypatch.setattr(training.groups, "matched", lambda model, folder: _Always(plain))
+    monkeypatch.setattr("growkit.optimizer.groups.matched", lambda model, folder: _Always(plain))
     assert max(grouped.apart(3)) > 1e-4
 
 

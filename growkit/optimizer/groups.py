@@ -1,28 +1,130 @@
-"""From the law of updates to parameter groups.
+"""The parameters of a model as its class has them, and the groups in which they are trained.
 
-The law (``growkit.planning.updates``) is known for the tensors in files. Here it becomes what the
-settings of each parameter of the class are multiplied with, for training and optimizers' states.
+The law of updates (``growkit.planning.updates``) is known for the tensors in files. Here it becomes
+what the settings of each parameter of the class are multiplied with, for training
+(``docs/training.md``) and for optimizers' states.
+
+A single eps serves all rows of a tensor. Where these differ (signal and noise heads in one
+``q_proj``), it is between theirs, where the largest change that it makes is least.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import reduce
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
 
 from growkit.base.errors import InputError
-from growkit.base.lazy import np, torch
+from growkit.base.names import perhaps
+from growkit.base.tensors import Config
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.class_weights import converted, empty_model
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
 from growkit.planning.layouts import read_layout
-from growkit.planning.updates import Update, muon_rate, stepped
+from growkit.planning.updates import MUON_ADJUSTMENTS, Update, muon_rate, stepped
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 """Options of a group that are learning rates: its own, and those that schedulers keep there."""
+
+OPTIMIZERS = ("adamw", "muon")
+
+WRAPPERS = re.compile(
+    r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer"
+    r"|modules_to_save\.\w+)\."
+)
+"""What DDP, torch.compile, FSDP, checkpointing of activations and peft put into names."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a model's class.
+
+    Attributes:
+        where: the model's folder.
+        shapes: of every parameter, by name, in the order of the class; tied ones come once.
+        decayed: those that ``Trainer`` lets decay, which come first in its groups.
+        vocabulary: those with a row for every token.
+        conversions: how transformers makes them of the tensors in files.
+    """
+
+    where: str
+    shapes: Mapping[str, tuple[int, ...]]
+    decayed: frozenset[str]
+    vocabulary: frozenset[str]
+    conversions: tuple[Conversion, ...]
+
+
+def check_trainable(config: Config, where: str) -> None:
+    """Refuse a model that transformers cannot train.
+
+    Raises:
+        InputError: it has no class for it.
+    """
+    if lacks_class(config):
+        raise InputError(
+            f"transformers has no class for the {config['model_type']} model in {where}, so it "
+            "does not train there; leave out --optimizer"
+        )
+
+
+def parameters_of(checkpoint: Checkpoint) -> Parameters:
+    """Ask transformers.
+
+    Raises:
+        InputError: it has no class for the model, or the files do not fit it.
+    """
+    check_trainable(checkpoint.config, str(checkpoint.folder))
+    model, _, stored = empty_model(checkpoint, torch.float32, "eager")
+    first: dict[str, str] = {}  # of tied parameters
+    for name, _ in model.named_parameters():
+        first.setdefault(stored(name), name)
+    every = dict(model.named_parameters())
+    shapes = {name: tuple(every[name].shape) for name in first.values()}
+    return Parameters(
+        str(checkpoint.folder),
+        shapes,
+        decayed(model) & shapes.keys(),
+        frozenset(every.keys() - without_ends(model)),
+        loading(checkpoint).conversions,
+    )
+
+
+def without_ends(model: nn.Module) -> set[str]:
+    """Names of all parameters but those of the embedding and the output head."""
+    ends: set[int] = set()
+    for get in ("get_input_embeddings", "get_output_embeddings"):
+        module = getattr(model, get)() if hasattr(model, get) else None
+        ends |= {id(parameter) for parameter in module.parameters()} if module else set()
+    return {name for name, parameter in model.named_parameters() if id(parameter) not in ends}
+
+
+def decayed(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that transformers' ``Trainer`` lets decay: all but norms and biases.
+
+    Args:
+        model: as it is or wrapped; the names are those of its ``named_parameters``.
+    """
+    from transformers import Trainer
+
+    # A method that uses nothing of its trainer.
+    paths = Trainer.get_decay_parameter_names(cast(Trainer, None), model)
+    # Wrappers around all of a model (FSDP, checkpointing) leave themselves out of the names that
+    # they give, but not of these paths. Of norms without weights there are paths to None.
+    chosen = {id(reduce(getattr, path.split("."), model)) for path in paths}
+    return frozenset(name for name, each in model.named_parameters() if id(each) in chosen)
+
+
+# The law of updates
 
 
 @dataclass(frozen=True)
@@ -148,8 +250,6 @@ def _joined(
         return of[0]
     rates = [each.rate for each in of]
     if by_element:
-        from growkit.engine.class_weights import converted
-
         factors = {
             pattern: [
                 torch.from_numpy(
@@ -206,3 +306,133 @@ def recorded_updates(checkpoint: Checkpoint) -> dict[str, Update]:
             )
         found[name] = update_of
     return found
+
+
+# Groups for training
+
+
+def param_groups(
+    model: nn.Module,
+    folder: str | Path | None,
+    *,
+    lr: float,
+    weight_decay: float = 0.01,
+    eps: float = 1e-8,
+    optimizer: str = "adamw",
+    adjust_lr_fn: str = "original",
+    decays: Callable[[str, nn.Parameter], bool] | None = None,
+    only: Callable[[str, nn.Parameter], bool] | None = None,
+) -> list[dict[str, Any]]:
+    """Parameter groups for ``torch.optim.AdamW`` or ``torch.optim.Muon``.
+
+    Every setting is the one with which the source would be trained; each group has what becomes of
+    it. Decayed groups come first, as in transformers' Trainer. What the folder does not have (an
+    adapter, a head for another task) gets the settings as they are.
+
+    Args:
+        model: the grown model, as it is or wrapped (FSDP2, DDP, torch.compile, peft).
+        folder: what growkit wrote; of its files, the weights are not read. None for a model that
+            was not grown, whose parameters all get the settings as they are.
+        lr: the learning rate.
+        weight_decay: of what decays.
+        eps: of AdamW; Muon keeps its own, which scales with the gradient by itself.
+        optimizer: ``adamw`` or ``muon``.
+        adjust_lr_fn: that of Muon.
+        decays: whether a parameter decays; without, what transformers' Trainer lets decay does.
+        only: whether a parameter is wanted; all are without, for Muon all ``hidden_matrices``.
+
+    Raises:
+        InputError: the folder is none that growkit wrote, or the model is another one; an option
+            has an unknown value.
+    """
+    for value, known in ((optimizer, OPTIMIZERS), (adjust_lr_fn, tuple(MUON_ADJUSTMENTS))):
+        if value not in known:
+            raise InputError(
+                f"{value!r} is not known; choose {' or '.join(known)}{perhaps(value, known)}"
+            )
+    muon = adjust_lr_fn if optimizer == "muon" else None
+    updates = {} if folder is None else matched(model, folder)
+    matrices = hidden_matrices(model) if muon and only is None else set()
+    usual = decayed(model) if decays is None else frozenset()
+    parameters = dict(model.named_parameters())
+    factors: dict[str, Factors] = {}
+    decaying, others = list[str](), list[str]()
+    for name, parameter in parameters.items():
+        wanted = only(name, parameter) if only else not muon or name in matrices
+        if not parameter.requires_grad or not wanted:
+            continue
+        if muon and parameter.dim() != 2:
+            raise InputError(f"{name} is no matrix, but Muon takes nothing else; leave it out")
+        factors[name] = Factors.of(updates.get(name, Update()), tuple(parameter.shape), muon)
+        loses = decays(name, parameter) if decays else name in usual
+        (decaying if loses else others).append(name)
+    options = {"lr": lr, **({"adjust_lr_fn": muon} if muon else {"eps": eps})}
+    groups = [
+        ParamGroup(tuple(names), {**options, "weight_decay": decay})
+        for names, decay in ((decaying, weight_decay), (others, 0.0))
+    ]
+    return [
+        {"params": [parameters[name] for name in each.parameters], **each.options}
+        for each in split_groups(groups, factors)
+    ]
+
+
+def hidden_matrices(model: nn.Module) -> set[str]:
+    """Names of the matrices that Muon is made for: all but the embedding and the output head."""
+    matrices = {name for name, parameter in model.named_parameters() if parameter.dim() == 2}
+    return matrices & without_ends(model)
+
+
+def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
+    """How all parameters of a model are updated, by its own names; plainly if they are not known.
+
+    Raises:
+        InputError: the model is not the one in the folder.
+    """
+    checkpoint = Checkpoint(folder)
+    known = recorded_updates(checkpoint)
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    if not lacks_class(checkpoint.config):
+        known = class_updates(checkpoint, known, by_element=False)
+        shapes = {n: s for each in loading(checkpoint).conversions for n, s in each.shapes.items()}
+    modules = (getattr(module, "all_tied_weights_keys", None) for module in model.modules())
+    # Of the model itself, or of the first module that is not a wrapper.
+    ties: dict[str, str] = next((each for each in modules if isinstance(each, dict)), {})
+    updates, found = {}, {}
+    for name, _ in model.named_parameters():
+        plain = class_name(name)
+        same = ties.get(plain, plain)
+        alike = (plain, same, *(one for one, other in ties.items() if other == same))
+        key = next((each for each in alike if each in known), None)
+        updates[name] = known[key] if key else Update()
+        if key:
+            found[name] = shapes[key]
+    check_same(model, found, folder)
+    return updates
+
+
+def check_same(model: nn.Module, found: Mapping[str, tuple[int, ...]], folder: str | Path) -> None:
+    """Refuse a model that is not the one in a folder.
+
+    Args:
+        model: in memory.
+        found: shapes in the folder, by the names that the model has for its parameters.
+        folder: the folder.
+
+    Raises:
+        InputError: no parameter was found, or one has another shape.
+    """
+    kind, remedy = type(model).__name__, "give the folder that it was loaded from"
+    for name, parameter in model.named_parameters():
+        if name in found and found[name] != tuple(parameter.shape):
+            raise InputError(
+                f"{name} of the {kind} has shape {list(parameter.shape)}, but "
+                f"{list(found[name])} in {folder}; {remedy}"
+            )
+    if not found:
+        raise InputError(f"no parameter of the {kind} is one of the model in {folder}; {remedy}")
+
+
+def class_name(name: str) -> str:
+    """The name of a parameter without what engines have put into it."""
+    return WRAPPERS.sub("", name.removeprefix("base_model.model."))

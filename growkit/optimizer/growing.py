@@ -1,4 +1,6 @@
-"""Grow the moments of the source's optimizer through the transforms of the weights.
+"""Grow the optimizer of a source: its moments go through the transforms of the weights.
+
+The state is read and refused before anything is written, and streamed after the weights.
 
 The class may have in one parameter what files hold in several tensors, experts above all. Moments
 are taken apart into the tensors of files, grown like these, and put together for the class again.
@@ -8,28 +10,149 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from growkit.base.errors import InputError
-from growkit.base.lazy import Tensor, torch
-from growkit.base.tensors import ANYWHERE, TORCH_NAMES, Config, TensorInfo, Weights, cut, full
-from growkit.checkpoint.reading import Checkpoint
+from growkit.base.progress import Progress
+from growkit.base.tensors import (
+    ANYWHERE,
+    FLOAT_BYTES,
+    Config,
+    TensorInfo,
+    Weights,
+    cut,
+    full,
+    total_bytes,
+    total_parameters,
+)
+from growkit.checkpoint.reading import Checkpoint, outlined
+from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
 from growkit.engine.training import MOMENTS
-from growkit.optimizer.groups import Factors, ParamGroup, split_groups
-from growkit.optimizer.parameters import Parameters
-from growkit.optimizer.state import ORDERS, STEP, State
+from growkit.optimizer.groups import (
+    Factors,
+    Parameters,
+    ParamGroup,
+    check_trainable,
+    class_updates,
+    parameters_of,
+    split_groups,
+)
+from growkit.optimizer.schedule import grown_schedule, holds_schedule
+from growkit.optimizer.state import MUON, ORDERS, STEP, State, open_state
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Constant
+from growkit.planning.updates import Law, law_of
+from growkit.results.operation import OptimizerResult
 
 OF_COMPUTED = "moments do not go through what is computed"
 
-
-Moments = dict[str, dict[str, "Tensor"]]
+Moments = dict[str, dict[str, Tensor]]
 """The moments of AdamW in memory, by parameter and by ``MOMENTS``."""
+
+
+class Optimizer:
+    """The optimizer of a source, and what becomes of it.
+
+    Args:
+        path: of its state.
+        source: the checkpoint that it trained.
+        lineage: from the source to the target.
+
+    Attributes:
+        state: as it was read.
+        bytes: about how much will be written.
+
+    Raises:
+        InputError: see ``open_state``; or transformers has no class for the source.
+    """
+
+    def __init__(self, path: Path, source: Checkpoint, lineage: Lineage) -> None:
+        self._lineage = lineage
+        check_trainable(lineage.target.config, f"the grown {source.folder}")
+        self._before = parameters_of(source)
+        self.state = open_state(path, self._before)
+        tensors = self.state.numbers.tensors
+        kinds = {name.rpartition(".")[2]: info.dtype for name, info in tensors.items()}
+        elements = total_parameters(lineage.target.tensors)
+        self.bytes = sum(elements * FLOAT_BYTES[dtype] for dtype in kinds.values())
+
+    def grown(self, target: Checkpoint, law: Law) -> GrownState:
+        """The state of the target's optimizer.
+
+        Args:
+            target: what the lineage makes; of its files, headers are enough.
+            law: how it is to be updated.
+
+        Raises:
+            InputError: transformers has no class for it.
+        """
+        after, groups, muon = parameters_of(target), self.state.groups, None
+        if MUON in self.state.kinds.values():
+            muon = str(groups[0].options.get("adjust_lr_fn") or "original")
+        # This option is false in Adam, whose decay is a part of the gradient.
+        coupled = any(each.options.get("decoupled_weight_decay") is False for each in groups)
+        updates = class_updates(target, law.updates, by_element=False)
+        factors = {
+            name: Factors.of(each, after.shapes.get(name, ()), muon, coupled=coupled)
+            for name, each in updates.items()
+        }
+        return GrownState(self.state, self._lineage, self._before, after, factors)
+
+    def check_schedules(self) -> None:
+        """Try whether schedules that are saved with the state can be carried over.
+
+        Raises:
+            InputError: one holds rates that cannot be scaled, or is of other groups.
+        """
+        state, target = self.state, self._lineage.target
+        if not holds_schedule(state.schedules):
+            return
+        with outlined(target, target.config) as outline:
+            grown = self.grown(outline, law_of(self._lineage))
+        for where, each in state.schedules.items():
+            grown_schedule(each, where, len(state.groups), grown.groups)
+
+    def write(self, folder: Path, law: Law, progress: Progress, hashes: Hashes) -> OptimizerResult:
+        """Write the grown state into a folder that holds the target already.
+
+        Args:
+            folder: of the target.
+            law: how the target is to be updated.
+            progress: where progress is shown.
+            hashes: of the files, which are computed while they are written.
+
+        Raises:
+            InputError: the state cannot be read, or transformers has no class for the target.
+        """
+        grown = self.grown(Checkpoint(folder), law)
+        with progress.bytes("optimizer", total_bytes(grown.tensors)) as advance:
+            save = partial(write_shards, advance=advance, hashes=hashes)
+            self.state.write(grown, folder, save)
+        return self.result(grown)
+
+    def result(self, grown: GrownState | None = None) -> OptimizerResult:
+        """What is known of it: before anything is written, or of what was written."""
+        state = self.state
+        steps = [step for step in state.steps.values() if step]
+        return OptimizerResult(
+            path=str(state.where),
+            format=state.format.name,
+            moments=sorted({kind for kinds in state.kinds.values() for kind in kinds}),
+            step=int(max(steps)) if steps else None,
+            groups=len(grown.groups) if grown else len(state.groups),
+            bytes=total_bytes(grown.tensors) if grown else self.bytes,
+            reset=dict(grown.reset) if grown else {},
+            beside=dict(state.beside),
+            assumed=state.assumed,
+        )
 
 
 class GrownState(Weights):
@@ -94,19 +217,18 @@ class GrownState(Weights):
             yield from super().blocks(name)
         else:
             for block in self._made[kind].blocks(parameter):
-                yield block.to(getattr(torch, TORCH_NAMES[self.tensors[name].dtype]))
+                yield block.to(self.tensors[name].torch_dtype)
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """A part of a tensor."""
         parameter, _, kind = name.rpartition(".")
         info = self.tensors[name]
-        dtype = getattr(torch, TORCH_NAMES[info.dtype])
         if kind == STEP:
             return torch.tensor(self.steps[parameter])
         if parameter in self.reset:
             sizes = [each.stop - each.start for each in full(info.shape, where)]
-            return torch.zeros(sizes, dtype=dtype)
-        return self._made[kind].read(parameter, *where).to(dtype)
+            return torch.zeros(sizes, dtype=info.torch_dtype)
+        return self._made[kind].read(parameter, *where).to(info.torch_dtype)
 
     def cuts(self, name: str) -> int:
         """As those of what it is made from."""
@@ -282,7 +404,7 @@ class _StoredMoments(Weights):
                 f"{self._kind} of {parameter} in {self._state.where} holds {wrong}; use the state "
                 "of an earlier checkpoint"
             )
-        return found.float() if str(found.dtype) == "torch.float16" else found
+        return found.float() if found.dtype == torch.float16 else found
 
 
 class _InMemory(Weights):

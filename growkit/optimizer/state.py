@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from growkit.base.errors import InputError
+from growkit.base.registry import members
 from growkit.base.tensors import Weights
 from growkit.checkpoint.writing import Save
-from growkit.optimizer.groups import RATES, ParamGroup
-from growkit.optimizer.parameters import Parameters
+from growkit.optimizer.groups import RATES, Parameters, ParamGroup
 
 if TYPE_CHECKING:
     from growkit.optimizer.growing import GrownState
@@ -138,6 +138,44 @@ class Format:
     outputs: tuple[str, ...]
     holds: Callable[[Path], bool]
     open: Callable[[Path, Parameters], State]
+
+
+def formats() -> list[Format]:
+    """All formats, found by being there."""
+    return cast("list[Format]", list(members("growkit.optimizer.formats", "FORMAT").values()))
+
+
+def outputs() -> list[str]:
+    """Patterns of everything that an optimizer's state is in the folder of a model."""
+    return [pattern for each in formats() for pattern in each.outputs]
+
+
+def open_state(path: Path, parameters: Parameters) -> State:
+    """Read everything of an optimizer's state but its numbers.
+
+    Raises:
+        InputError: it is of no known format, damaged, or of another model or optimizer.
+    """
+    if not path.exists():
+        raise InputError(
+            f"{path}, which should hold an optimizer's state, does not exist; check its name"
+        )
+    for each in formats():
+        if each.holds(path):
+            state = each.open(path, parameters)
+            check_state(state, parameters)
+            return state
+    known = ", ".join(each.name for each in formats())
+    raise InputError(f"{path} holds no optimizer's state that growkit reads; give {known}")
+
+
+def written_in(folder: Path) -> Path | None:
+    """Where the folder of a model has its optimizer's state, as growkit writes it; None if not."""
+    for each in formats():
+        for place in (folder, folder / each.outputs[0]):
+            if place.exists() and each.holds(place):
+                return place
+    return None
 
 
 def check_state(state: State, parameters: Parameters) -> None:

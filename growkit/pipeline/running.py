@@ -46,7 +46,7 @@ from growkit.results.proof import RankCost, VerifyResult
 from growkit.sources import find, pair
 
 if TYPE_CHECKING:
-    from growkit.optimizer.optimizer import Optimizer
+    from growkit.optimizer.growing import Optimizer
 
 
 def grow(
@@ -264,7 +264,7 @@ class _Run:
         result["warnings"] += [self.found.warning] if self.found.warning else []
         self.optimizer: Optimizer | None = None
         if recipe.optimizer is not None:
-            from growkit.optimizer.optimizer import Optimizer
+            from growkit.optimizer.growing import Optimizer
 
             self.optimizer = Optimizer(Path(recipe.optimizer), source, self.lineage)
             self.optimizer.check_schedules()
@@ -390,7 +390,7 @@ def _remove_weights(folder: Path, digests: Mapping[str, str]) -> dict[str, list[
     Returns:
         Size in bytes and SHA-256 of every deleted file, by name.
     """
-    from growkit.optimizer.optimizer import outputs  # takes a second
+    from growkit.optimizer.state import outputs  # takes a second
 
     checkpoint = Checkpoint(folder)
     paths = {file.relative_to(folder).as_posix() for file in checkpoint.files}

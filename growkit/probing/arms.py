@@ -22,6 +22,7 @@ from growkit.engine.oracle import lacks_class, load_model, longest_context
 from growkit.engine.prompts import ids_of, load_tokenizer
 from growkit.engine.texts import documents, read_text
 from growkit.engine.user_family import temporary_family
+from growkit.optimizer.groups import param_groups
 from growkit.pipeline.running import run
 from growkit.probing import training as harness
 from growkit.probing.lines import Work
@@ -29,7 +30,6 @@ from growkit.probing.ranking import Arm, new_arm
 from growkit.probing.settings import Candidate, ProbeSettings
 from growkit.probing.training import Look
 from growkit.recipe.recipe import Recipe
-from growkit.training.groups import param_groups
 
 BETAS = (0.9, 0.95)
 """Of AdamW."""

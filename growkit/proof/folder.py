@@ -26,7 +26,7 @@ from growkit.engine.loader import loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
 from growkit.engine.user_family import unlisted_family
 from growkit.families.family import families, family_of
-from growkit.optimizer.optimizer import outputs
+from growkit.optimizer.state import outputs
 from growkit.proof import sidecars
 from growkit.proof.config import (
     copied_layers,

@@ -31,11 +31,9 @@ from growkit.engine.oracle import load_model
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, Custom, StrictTraining
-from growkit.optimizer.groups import ParamGroup, class_updates
-from growkit.optimizer.growing import GrownState, grown_moments
-from growkit.optimizer.optimizer import Optimizer, open_state, written_in
-from growkit.optimizer.parameters import parameters_of
-from growkit.optimizer.state import MUON, STEP, State
+from growkit.optimizer.groups import ParamGroup, class_updates, parameters_of
+from growkit.optimizer.growing import GrownState, Optimizer, grown_moments
+from growkit.optimizer.state import MUON, STEP, State, open_state, written_in
 from growkit.planning.plan import Lineage
 from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.updates import Law, Update, law_of

@@ -1,6 +1,6 @@
 """What continued training needs apart from an engine."""
 
-from growkit.training.groups import hidden_matrices, param_groups
+from growkit.optimizer.groups import hidden_matrices, param_groups
 from growkit.training.preserved import AssertPreserved, assert_preserved, keep_stored
 from growkit.training.ramps import GammaRamp, rewarming
 

@@ -26,11 +26,11 @@ from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
+from growkit.optimizer.groups import check_same
 from growkit.proof.fingerprint import Question, apart, fingerprint_of
 from growkit.proof.preflight import check_vocabulary
 from growkit.recipe.manifest import changed_since
 from growkit.results.proof import Fingerprint
-from growkit.training.groups import check_same
 
 OTHER = "give the folder that it was loaded from"
 

@@ -31,9 +31,8 @@ from growkit.checkpoint.distributed_file import (
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import LIST
 from growkit.checkpoint.writing import Save
-from growkit.optimizer.groups import ParamGroup
+from growkit.optimizer.groups import Parameters, ParamGroup
 from growkit.optimizer.growing import GrownState
-from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import OF_GROUPS, grown_schedule, holds_schedule
 from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State, as_float
 

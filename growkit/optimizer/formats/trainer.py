@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -18,9 +17,8 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.weight_file import Select, TorchFile, open_saved, placeholder
 from growkit.checkpoint.writing import Save, Shard
-from growkit.optimizer.groups import ParamGroup
+from growkit.optimizer.groups import Parameters, ParamGroup, class_name
 from growkit.optimizer.growing import GrownState
-from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
 from growkit.optimizer.state import (
     CARRIED,
@@ -48,9 +46,6 @@ BECOMES = {
     CODE: "left: it is code; give Trainer the arguments of the source again",
 }
 """What becomes of the files next to ``optimizer.pt``."""
-
-WRAPPED = re.compile(r"module\.|_orig_mod\.|_fsdp_wrapped_module\.")
-"""What wrappers of a model put before or into the names of parameters."""
 
 OF_PARAMETERS = ("params", "param_names")
 """Keys of a group that are no options."""
@@ -245,7 +240,7 @@ def _named(
         )
     by_name = all(isinstance(each, str) for each in every)
     key = "params" if by_name else "param_names"
-    listed = [[WRAPPED.sub("", str(each)) for each in group.get(key, [])] for group in groups]
+    listed = [[class_name(str(each)) for each in group.get(key, [])] for group in groups]
     if all(len(of) == len(group["params"]) for of, group in zip(listed, groups, strict=True)):
         return by_name, "", listed
     return by_name, *_fitting(file, [group["params"] for group in groups], state, parameters)
