@@ -386,10 +386,22 @@ def test_norms_and_factors_go_into_the_columns(
 
 def test_narrow_vectors_that_cannot_hold_lambda_are_refused(tmp_path: Path) -> None:
     source = save(tmp_path / "source", "diffllama", dtype=torch.bfloat16, lambda_std_dev=0.3)
-    with pytest.raises(InputError, match=r"λ of a layer .*--dtype"):
+    with pytest.raises(InputError, match=r"λ of .*layers.*--dtype"):
         convert(source, "motif")
     assert list(tmp_path.iterdir()) == [source]
     assert error(source, convert(source, "motif", "float32")) < LIMIT
+
+
+@pytest.mark.parametrize("value", [30.0, 1e30])
+def test_lambda_that_overflows_is_refused(value: float, tmp_path: Path) -> None:
+    source = save(tmp_path / "source", "diffllama")
+    with edit_weights(source) as tensors:
+        for vector in ("lambda_q1", "lambda_k1"):
+            tensors[f"model.layers.1.self_attn.{vector}"].fill_(value)
+    expected = r"layers\.1.* in .*safetensors.* below 700 were expected, correct"
+    with pytest.raises(InputError, match=expected):
+        convert(source, "motif")
+    assert list(tmp_path.iterdir()) == [source]
 
 
 # Growth

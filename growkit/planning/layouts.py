@@ -56,6 +56,9 @@ OF_NO_LAYER = frozenset(
 ENOUGH = 2.0**-52
 """Relative error of a dot product that is as good as none."""
 
+MOST_EXPONENT = 700
+"""Of the exponentials in λ, which float64 can hold."""
+
 LAMBDA_TOLERANCE = 1e-13
 """Of λ, relative to the exponentials it is the difference of, or absolute where they are small."""
 
@@ -226,7 +229,7 @@ def _written(
             return Computed(
                 tuple(f"{prefix}.{each}" for each in LAMBDA_VECTORS),
                 f"λ solved again for λ_init {will_be:.4f} instead of {was:.4f}",
-                partial(_solved, which, was, will_be, source.where(of)),
+                partial(_solved, which, was, will_be, f"{prefix} in {source.where(of)}"),
             )
         if of.endswith(HEAD_NORM) and not (weighted and factor == 1):
             dtype = main_dtype(source.tensors) if factor == 1 else "F64"
@@ -325,13 +328,20 @@ def _reordered(of: str, shape: tuple[int, ...], order: Sequence[int]) -> Transfo
 
 
 def _solved(which: int, was: float, will_be: float, where: str, *vectors: Tensor) -> Tensor:
+    dots = [float(q.double() @ k.double()) for q, k in (vectors[:2], vectors[2:])]
+    if not all(dot < MOST_EXPONENT for dot in dots):
+        raise InputError(
+            f"λ of {where} has the exponents {dots[0]:.4g} (lambda_q1 · lambda_k1) and "
+            f"{dots[1]:.4g} (lambda_q2 · lambda_k2); numbers below {MOST_EXPONENT} were expected, "
+            "correct these tensors, or use an earlier checkpoint"
+        )
     solved = solve_lambda(list(vectors), was, will_be)
     value = lambda_value(list(vectors), was)
     error = abs(lambda_value(solved, will_be) - value)
     terms = abs(value) + 2 * math.exp(float(vectors[2].double() @ vectors[3].double()))
     if not within(error, LAMBDA_TOLERANCE * max(1.0, terms)):
         raise InputError(
-            f"λ of a layer in {where} cannot be kept in {vectors[0].dtype} with {len(vectors[0])} "
+            f"λ of {where} cannot be kept in {vectors[0].dtype} with {len(vectors[0])} "
             f"numbers per vector (it would be {error:.1e} off); pass a wider --dtype"
         )
     return solved[which]
