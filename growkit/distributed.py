@@ -30,15 +30,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from growkit.base.errors import InputError
-from growkit.base.tensors import (
-    TORCH_NAMES,
-    Config,
-    TensorInfo,
-    Weights,
-    full,
-    main_dtype,
-    slabs,
-)
+from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, full, main_dtype, slabs
 from growkit.checkpoint.folder import read_json
 from growkit.checkpoint.model_files import GENERATION, check_carried
 from growkit.checkpoint.publishing import own_hash

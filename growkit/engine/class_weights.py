@@ -19,13 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from growkit.base.errors import foreign
-from growkit.base.tensors import (
-    SAFETENSORS_NAMES,
-    Config,
-    TensorInfo,
-    Weights,
-    cut,
-)
+from growkit.base.tensors import SAFETENSORS_NAMES, Config, TensorInfo, Weights, cut
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.engine.loader import Conversion, check_class, loading, the_tensor
 from growkit.engine.oracle import (

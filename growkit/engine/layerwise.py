@@ -259,12 +259,7 @@ class Layerwise:
         return idle[::-1]
 
     def _back_through(
-        self,
-        index: int,
-        state: Tensor,
-        gradient: Tensor,
-        step: Mapping[str, Tensor],
-        look: Look,
+        self, index: int, state: Tensor, gradient: Tensor, step: Mapping[str, Tensor], look: Look
     ) -> dict[str, Tensor] | None:
         """Run a layer in the only call, and go back through it.
 

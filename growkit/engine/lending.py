@@ -14,13 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from growkit.base.tensors import (
-    AT_ONCE,
-    TensorInfo,
-    Weights,
-    parts,
-    total_bytes,
-)
+from growkit.base.tensors import AT_ONCE, TensorInfo, Weights, parts, total_bytes
 from growkit.checkpoint.writing import give_back, keep_freed
 
 LARGE = 1 << 30

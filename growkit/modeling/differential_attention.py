@@ -247,11 +247,7 @@ def differential_heads(
 
 
 def differential_maps(
-    projected: Projected,
-    scaling: float,
-    integral: str,
-    visible: Tensor,
-    past_sums: Tensor | None,
+    projected: Projected, scaling: float, integral: str, visible: Tensor, past_sums: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """A₁ - λ A₂ + γ H in full, with no loop.
 
