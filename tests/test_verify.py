@@ -27,6 +27,7 @@ from growkit.cli.app import app
 from growkit.engine import calls, prompts
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
+from growkit.engine.lending import scaled
 from growkit.engine.metrics import Distance
 from growkit.engine.strict import strict_float64
 from growkit.proof import control
@@ -184,7 +185,7 @@ def test_the_fault_goes_and_reaches_no_file(file: str, make: Make, tmp_path: Pat
     for stage in stages.stages([Call(torch.arange(4))]):
         for key, parameter in stage.module.named_parameters() if stage.layer is not None else ():
             clean = parameter.detach().clone()
-            with stage.scaled(key, 1 + control.FAULT):
+            with scaled(stage.module, key, 1 + control.FAULT):
                 assert not parameter.equal(clean)  # the control
             assert parameter.equal(clean)
 

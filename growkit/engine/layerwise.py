@@ -35,7 +35,7 @@ from growkit.engine.calls import (
     placeholder,
 )
 from growkit.engine.class_weights import empty_model, persistent_buffers
-from growkit.engine.lending import Lender, scaled
+from growkit.engine.lending import Lender
 from growkit.engine.strict import choose_kernels
 
 STEP = 1e-3
@@ -53,17 +53,14 @@ class Stage:
         name: of the module.
         layer: index of the layer; None for the embedding.
         module: the module itself.
-        given: its input in the call that is watched, [tokens, hidden]; None without such a call,
-            and for the embedding.
         after: its output in every call, each [tokens, hidden], until the next stage.
         forward: the run that it belongs to.
-        loaded: its weights.
+        loaded: its weights; close it to give them back early.
     """
 
     name: str
     layer: int | None
     module: nn.Module
-    given: Tensor | None
     after: list[Tensor]
     forward: Forward
     loaded: ExitStack
@@ -73,14 +70,6 @@ class Stage:
         assert self.layer is not None
         with torch.no_grad():
             return self.forward.run_layer(self.layer, call, state, apart=True)[0]
-
-    def scaled(self, key: str, factor: float) -> AbstractContextManager[None]:
-        """Multiply a parameter of the layer, for as long as the context lasts."""
-        return scaled(self.module, key, factor)
-
-    def let_go(self) -> None:
-        """Give the weights back early."""
-        self.loaded.close()
 
 
 class Layerwise:
@@ -137,21 +126,15 @@ class Layerwise:
                 elif buffer is not None:
                     module._buffers[key] = buffer.to(device)
 
-    @property
-    def names(self) -> list[str]:
-        """The embedding, every layer, and the output head."""
-        return [name for name, _ in (self.embedding, *self.layers, self.output)]
-
     def stores(self, name: str) -> bool:
         """Whether a tensor of this name is in the files, not tied to another."""
         return self.stored(name) == name and name in self._weights.tensors
 
-    def stages(self, calls: Sequence[Call], watched: int | None = None) -> Iterator[Stage]:
+    def stages(self, calls: Sequence[Call]) -> Iterator[Stage]:
         """The embedding and every layer, in order; each is given back when the next is asked for.
 
         Args:
             calls: to run.
-            watched: index of the call whose inputs stages keep.
 
         Raises:
             InputError: the class cannot run with its config, or a tensor cannot be used.
@@ -161,15 +144,14 @@ class Layerwise:
             loaded.enter_context(self._rows(calls))
             with torch.no_grad():
                 states = forward.begin(calls)
-            yield Stage(self.embedding[0], None, self.embedding[1], None, states, forward, loaded)
+            yield Stage(self.embedding[0], None, self.embedding[1], states, forward, loaded)
         for index, (name, layer) in enumerate(self.layers):
             with ExitStack() as loaded:
                 loaded.enter_context(self.layer(index))
-                given = None if watched is None else states[watched]
                 states, extras = forward.through(index, states)
                 for following, module in self.layers[index + 1 : index + 2]:
                     self.lender.fetch(module, _parameters(following, module))
-                yield Stage(name, index, layer, given, states, forward, loaded)
+                yield Stage(name, index, layer, states, forward, loaded)
             forward.leave(index, extras)
 
     @contextmanager
@@ -627,7 +609,10 @@ class Forward:
     def _arguments(
         self, call: Call, cache: Any, layers: int | None = None
     ) -> tuple[Tensor, list[Arguments]]:
-        """The same of the first layers, from a run in which they return their input."""
+        """The same of the first layers, from a run in which they return their input.
+
+        The class's own ``forward`` runs until it has arrived at the last of them.
+        """
         given: list[tuple[Tensor, int]] = []
         arguments: list[Arguments] = []
         count = layers or len(self._model.layers)
@@ -642,20 +627,16 @@ class Forward:
                 raise _ArrivedError
             return self._returned(state)
 
-        self._run_class(record, call, cache)
-        if len(arguments) < count:
-            raise NoStackError(f"{len(arguments)} of {count} layers are called")
-        return given[0][0], arguments
-
-    def _run_class(self, forward: Callable[..., Any], call: Call, cache: Any) -> None:
-        """Run the class's own ``forward`` with this function as layers, until it has arrived."""
         device = self._model.device
         inputs: dict[str, Any] = {key: each.to(device) for key, each in call.inputs.items()}
         if cache is not None:
             inputs["cache"] = cache
         ids = torch.atleast_2d(call.ids).to(device)
-        with self._model.replaced_layers(forward), suppress(_ArrivedError):
+        with self._model.replaced_layers(record), suppress(_ArrivedError):
             self._model.model(input_ids=ids, use_cache=call.cached, **inputs)
+        if len(arguments) < count:
+            raise NoStackError(f"{len(arguments)} of {count} layers are called")
+        return given[0][0], arguments
 
     def run_layer(
         self, index: int, call: int, state: Tensor, *, apart: bool = False

@@ -141,17 +141,15 @@ def check_against_class(family: Family, config: Config) -> None:
     Raises:
         InputError: names the key or the tensor.
     """
-    built = _empty(config)
-    if built is None:  # reported when the model is loaded
-        return
-    read, model = built
-    names = {short: common for common, short in read.attribute_map.items()}
-    _check_sizes(family, config, names, model)
-    _check_tables(family, model)
+    model = _empty(config)
+    if model is not None:  # else it is reported when the model is loaded
+        _check_sizes(family, config, model)
+        _check_tables(family, model)
 
 
-def _check_sizes(family: Family, config: Config, names: Mapping[str, str], model: Any) -> None:
+def _check_sizes(family: Family, config: Config, model: Any) -> None:
     cls, shapes, grown = type(model).__name__, _shapes(model), _grown_axes()
+    names = {short: common for common, short in model.config.attribute_map.items()}
     sizes = {**family.axes_of(config), **family.ratios}
     for key, axes in sizes.items():
         common = names.get(key, key)
@@ -175,8 +173,13 @@ def _check_sizes(family: Family, config: Config, names: Mapping[str, str], model
 
 
 def _check_tables(family: Family, model: Any) -> None:
-    cls, grown = type(model).__name__, _grown_axes()
-    for table in _tables(model):
+    """Of modules that look rows up by number, and of the head: its rows are the tokens' logits."""
+    from torch import nn
+
+    cls, grown, head = type(model).__name__, _grown_axes(), model.get_output_embeddings()
+    for table, module in model.named_modules():
+        if not (isinstance(module, nn.Embedding) or module is head):
+            continue
         for tensor in family.tensors:
             template = re.escape(tensor.name).replace(re.escape("{layer}"), r"\d+")
             names = (f"{table}.weight", f"{table}.weight".partition(".")[2])
@@ -228,16 +231,15 @@ def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
     return {key: here[key] for key in (here.keys() & deeper.keys()) - given}
 
 
-def _empty(config: Config) -> tuple[Any, Any] | None:
-    """A config as its class reads it, and its model without numbers; None without a class."""
+def _empty(config: Config) -> Any:
+    """The model of a config, without numbers; None without a class."""
     import torch
     from transformers import AutoModelForCausalLM
 
     from growkit.engine.oracle import parsed, quiet, uninitialised
 
     with suppress(Exception), quiet(), torch.device("meta"), uninitialised():
-        read = parsed(config)
-        return read, AutoModelForCausalLM.from_config(read, trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(parsed(config), trust_remote_code=False)
     return None
 
 
@@ -247,8 +249,8 @@ def _shapes(model: Any) -> Shapes:
 
 def _tensors(config: Config) -> Shapes | None:
     """Name and shape of every tensor of a config's class; None without a class."""
-    built = _empty(config)
-    return _shapes(built[1]) if built else None
+    model = _empty(config)
+    return None if model is None else _shapes(model)
 
 
 def _changes_shapes(key: str, config: Config, shapes: Shapes) -> bool:
@@ -264,13 +266,3 @@ def _grown_axes() -> set[str]:
     """Axes that some method grows."""
     options = (each for method in operations("grow").values() for each in method.options)
     return {axis for each in options if isinstance(each, SizeOption) for axis in each.axes}
-
-
-def _tables(model: Any) -> Iterator[str]:
-    """Modules that look rows up by number, and the head, whose rows are the tokens' logits."""
-    from torch import nn
-
-    head = model.get_output_embeddings()
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) or module is head:
-            yield name

@@ -11,6 +11,7 @@ from torch import Tensor
 from growkit.base.limits import within
 from growkit.engine.calls import Call, Spool
 from growkit.engine.layerwise import Stage
+from growkit.engine.lending import scaled
 from growkit.engine.metrics import Distance, Head, distance_of, error_of
 
 PROBE = 128
@@ -69,22 +70,23 @@ class Probe:
             first: index of a layer.
             call: index of ``call`` among the calls.
         """
+        before: Tensor | None = None
         for stage in stages:
             if self.wanted:
                 self.given.append(stage.after[call])
             if self._spoiled is not None:
                 self._spoiled = stage.again(call, self._spoiled)
-            elif stage.layer is not None and stage.layer >= first:
-                self._spoil(stage, call)
+            elif before is not None and stage.layer is not None and stage.layer >= first:
+                self._spoil(stage, call, before)
+            before = stage.after[call]
             yield stage
 
-    def _spoil(self, stage: Stage, call: int) -> None:
-        assert stage.given is not None
+    def _spoil(self, stage: Stage, call: int, before: Tensor) -> None:
         elements = {key: p.numel() for key, p in stage.module.named_parameters() if p.dim() > 1}
         clean, most = stage.after[call], 0.0
         for key in sorted(elements, key=lambda name: -elements[name]):
-            with stage.scaled(key, 1 + FAULT):
-                spoiled = stage.again(call, stage.given)
+            with scaled(stage.module, key, 1 + FAULT):
+                spoiled = stage.again(call, before)
             # An identity block, say, multiplies by zero what is spoiled here.
             error = error_of(spoiled, clean)
             if error > most:

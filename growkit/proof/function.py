@@ -273,7 +273,7 @@ class FunctionProof:
             calls.append(probe.call)
         calls.append(self._question.call)
         before = models[0].stages(calls)
-        after = models[1].stages(calls, probed if probe else None)
+        after = models[1].stages(calls)
         if probe:
             before = probe.disturb(before)
             after = probe.spoil(after, len(models[1].layers) // 2, probed)
@@ -314,14 +314,14 @@ class FunctionProof:
                     found.by_layer.append((other.name, float(torch.tensor(errors).max())))
             ends = (one.after if one else ends[0], other.after if other else ends[1])
             if other:
-                other.let_go()  # the source's next layer needs the room
+                other.loaded.close()  # the source's next layer needs the room
             self._advance()
         return ends
 
     @cached_property
     def _hidden(self) -> Tensor | None:
         """How the target's hidden states copy the source's, if that is known."""
-        names = [f"{model.names[0]}.weight" for model in self._models]
+        names = [f"{model.embedding[0]}.weight" for model in self._models]
         return hidden_copies(self.lineage, self.before, self.after, names)
 
     @property
@@ -359,7 +359,7 @@ class FunctionProof:
             if not within(error, limit):
                 return index - 1 if index else None, name
         known = by_layer and self._layers is not None
-        return None, self._models[1].names[-1] if known else None
+        return None, self._models[1].output[0] if known else None
 
     def findings(self, modes: Sequence[ModeResult], max_kl: float | None) -> list[Finding]:
         """The findings on logits, in the order in which they decide.
@@ -493,7 +493,7 @@ class FunctionProof:
         if not self.exact or not failed:
             return None
         layer, module = self.first_difference
-        embedding = "embedding" if module == self._models[1].names[0] else None
+        embedding = "embedding" if module == self._models[1].embedding[0] else None
         found = Fault(layer=layer, component=embedding)
         if lost:
             found = tensor_fault(self.lineage, self.after, lost, layer)
@@ -538,7 +538,7 @@ def stages_of(stages: Iterator[Stage], ways: Sequence[Mode], *, by_target: bool)
     try:
         for stage in stages:
             if not by_target:
-                stage.let_go()  # the target's weights need the room
+                stage.loaded.close()  # the target's weights need the room
             yield stage
     except CallError as error:
         name = mode_of[error.call] if error.call < len(mode_of) else PREFILL
