@@ -21,7 +21,7 @@ from growkit.base.errors import InputError
 from growkit.base.names import by_name, without_paths
 from growkit.cli.demo import MODEL
 from growkit.recipe.recipe import load_recipe
-from growkit.report.card import model_card
+from growkit.report.saving import model_card
 from tests.conftest import cli, save_model, with_tokenizer
 
 BASE = "meta-llama/Llama-3.2-1B"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import growkit.pipeline.catalogue
+import growkit.pipeline.inspection
 from growkit.families.family import families
 from growkit.families.headers import example
 from growkit.planning.operation import operations
@@ -53,7 +53,7 @@ def test_the_page_shows_what_the_command_says(
 ) -> None:
     """``python -m tests.catalogue`` writes it."""
     assert as_markdown(rows) in FILE.read_text("utf-8")
-    monkeypatch.setattr(growkit.pipeline.catalogue, "catalogue", lambda name: rows[:3])
+    monkeypatch.setattr(growkit.pipeline.inspection, "catalogue", lambda name: rows[:3])
     shown = cli("families", "--all").stdout
     assert all(row.family in shown for row in rows[:3])
     rows[0].grow[0].promise = None  # the control: another answer is another page

@@ -23,7 +23,7 @@ from growkit.base.tensors import TensorInfo
 from growkit.checkpoint import writing
 from growkit.pipeline.estimate import estimate, plan
 from growkit.recipe.recipe import GrowStep
-from growkit.report.operation import group_names, in_common
+from growkit.report.terminal import group_names, in_common
 from tests.conftest import cli, save_model, seeded
 from tests.hub import stand_in
 

@@ -19,8 +19,8 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.progress import Advance
 from growkit.families.family import families
-from growkit.pipeline.catalogue import abilities
 from growkit.pipeline.estimate import plan
+from growkit.pipeline.inspection import abilities
 from growkit.results import Result, fields
 from growkit.results.inspection import Attention
 from growkit.results.operation import PlannedTensor, Story

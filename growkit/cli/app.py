@@ -105,8 +105,8 @@ def list_families(
     as_json: bool = JSON,
 ) -> None:
     """List the families, and the operations that the models of one, or of all, take."""
-    from growkit.pipeline.catalogue import catalogue, model_types, table
-    from growkit.report.operation import ability_parts, family_parts
+    from growkit.pipeline.inspection import catalogue, model_types, table
+    from growkit.report.terminal import ability_parts, family_parts
 
     if name and every:
         raise InputError(f"--all is for every family, and {name} is one; leave one of them out")
@@ -289,9 +289,8 @@ def _run(
     """
     from growkit.checkpoint.publishing import rejected_name
     from growkit.pipeline import running as pipeline
-    from growkit.report.operation import growth_parts
     from growkit.report.saving import check_report, write_report
-    from growkit.report.terminal import Bars
+    from growkit.report.terminal import Bars, growth_parts
     from growkit.report.view import Paragraph
     from growkit.results.sentences import training_hint
 

@@ -85,17 +85,13 @@ def plan(recipe: Recipe | str | Path, *, bandwidth: str | None = None) -> LargeP
     shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))
     files = [total_bytes(shard.tensors) for shard in shards]
     sizes = (source, target), recipe.output_path, recipe.verify, extra
-    costs = dict(estimate(*sizes, exact=exact, bandwidth=limit))
-    del costs["disk_free"]
     if recipe.optimizer is not None:
         described.warnings.append(
             f"the disk does not count what the optimizer's state, {recipe.optimizer}, becomes; "
             "growkit run --dry-run reads it, and does"
         )
-    same = ("source", "output", "promise", "lost", "source_parameters", "parameters", "dtype")
     return LargePlan(
-        **{key: described[key] for key in (*same, "warnings")},
-        **costs,
+        **described | estimate(*sizes, exact=exact, bandwidth=limit),
         bandwidth=limit,
         read=total_bytes(source.tensors),
         files=len(files),

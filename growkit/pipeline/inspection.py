@@ -1,37 +1,51 @@
-"""Describe a checkpoint from its config and headers."""
+"""What a checkpoint is, from its config and headers, and what can be done to it or its family.
+
+Nothing of that is written down: every operation plans the change of the model, or of a small one of
+every family, and either promises something or is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from growkit.base import tensors
 from growkit.base.errors import InputError
-from growkit.base.tensors import (
-    TORCH_NAMES,
-    Config,
-    main_dtype,
-    total_bytes,
-    total_parameters,
-)
+from growkit.base.names import did_you_mean
+from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.inside import Inside
 from growkit.engine.user_family import load_description, temporary_family
-from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import has_lambda_vectors, variant
-from growkit.families.family import Family, stored_family
-from growkit.pipeline.catalogue import possibilities
-from growkit.planning.layouts import (
-    LAMBDA_VECTORS,
-    as_diff_transformer,
-    is_differential,
-    lambda_value,
-)
-from growkit.planning.operation import operations
+from growkit.families import diff_transformer as diff
+from growkit.families.family import Family, families, family_of, stored_family
+from growkit.families.headers import Headers, example
+from growkit.planning import layouts
+from growkit.planning.operation import PROMISES, Operation, SizeOption, Value, operations
 from growkit.planning.plan import unused_tensors
-from growkit.recipe.recipe import DEFAULT_METHOD
-from growkit.results.inspection import Answer, Attention, Inspection, Possible
-from growkit.sources import Source, find
+from growkit.recipe.planner import change
+from growkit.recipe.recipe import DEFAULT_METHOD, STEPS
+from growkit.results.inspection import Abilities, Answer, Attention, Inspection, Possible
+from growkit.sources import find
+
+FACTORS = ("x3/2", "x2", "x4")
+"""Sizes that are tried, until one is had exactly: whole factors follow from the first of them."""
+
+REACH = dict(zip(FACTORS, ("any size", "whole factors", "powers of four"), strict=True))
+"""The sizes of a family that takes one of these."""
+
+NEEDED: Mapping[str, Value] = {"rank": 1, "experts": "x2"}
+"""Values for options that must be given."""
+
+TIED = "tie_word_embeddings"
+
+NOTHING = "–"
+
+MOST_TENSORS = 3000
+"""Tensors up to which a model is asked as it is; of more experts, it is asked with a few."""
+
+FEW_EXPERTS = 16
 
 
 def inspect(
@@ -47,11 +61,11 @@ def inspect(
         InputError: it is no checkpoint of a known family, or its tensors do not fit its config.
     """
     with temporary_family(load_description(family) if isinstance(family, str | Path) else family):
-        return _inspected(find(folder))
+        found = find(folder)
+        return _inspected(found.name, found.open())
 
 
-def _inspected(source: Source) -> Inspection:
-    checkpoint = source.open()
+def _inspected(name: str, checkpoint: Checkpoint) -> Inspection:
     family = stored_family(checkpoint)
     dropped, _ = unused_tensors(checkpoint, family)
     rest = checkpoint.dropped if isinstance(checkpoint, Inside) else {}
@@ -59,7 +73,7 @@ def _inspected(source: Source) -> Inspection:
     architectures = checkpoint.config.get("architectures") or None
     used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
     return Inspection(
-        folder=source.name,
+        folder=name,
         family=family.name,
         model_class=str(architectures[0]) if isinstance(architectures, list) else None,
         config_sizes={key: complete[key] for key in family.axes_of(complete)},
@@ -69,9 +83,9 @@ def _inspected(source: Source) -> Inspection:
             if axis not in family.constants
         },
         attention=_attention(checkpoint, family),
-        parameters=total_parameters(used),
-        bytes=total_bytes(used),
-        dtype=TORCH_NAMES[main_dtype(used)],
+        parameters=tensors.total_parameters(used),
+        bytes=tensors.total_bytes(used),
+        dtype=tensors.TORCH_NAMES[tensors.main_dtype(used)],
         tied=bool(complete.get("tie_word_embeddings")),
         tensors=len(used),
         files=[file.name for file in checkpoint.files],
@@ -81,9 +95,8 @@ def _inspected(source: Source) -> Inspection:
 
 
 def _possible(answer: Answer) -> Possible:
-    verb, how = "grow", "--method"
-    if answer.operation in operations("convert"):
-        verb, how = "convert", "--to"
+    converts = answer.operation in operations("convert")
+    verb, how = ("convert", "--to") if converts else ("grow", "--method")
     words = [] if answer.operation == DEFAULT_METHOD else [how, answer.operation]
     words += [f"--{name.replace('_', '-')} {value}" for name, value in answer.options.items()]
     assert answer.promise
@@ -93,19 +106,21 @@ def _possible(answer: Answer) -> Possible:
 
 
 def _attention(checkpoint: Checkpoint, family: Family) -> Attention | None:
-    if not is_differential(family, checkpoint.config):
+    if not layouts.is_differential(family, checkpoint.config):
         return None
-    config = DIFF.complete(as_diff_transformer(checkpoint.config, checkpoint.where()))
-    sizes = DIFF.sizes(config)
+    config = diff.FAMILY.complete(
+        layouts.as_diff_transformer(checkpoint.config, checkpoint.where())
+    )
+    sizes = diff.FAMILY.sizes(config)
     noise = sizes["noise_heads"]
     return Attention(
-        variant=variant(config),
+        variant=diff.variant(config),
         signal_heads=sizes["signal_heads"],
         noise_heads=noise,
         kv_heads=sizes["kv_heads"],
         ratio=sizes["signal_heads"] // noise if noise else None,
         lambda_init=config["lambda_init"],
-        lambda_value=_lambda(checkpoint, config) if has_lambda_vectors(config) else None,
+        lambda_value=_lambda(checkpoint, config) if diff.has_lambda_vectors(config) else None,
     )
 
 
@@ -113,11 +128,207 @@ def _lambda(checkpoint: Checkpoint, config: Config) -> list[float]:
     """λ of every layer."""
     values = []
     for layer, lambda_init in enumerate(config["lambda_init"]):
-        names = [f"model.layers.{layer}.self_attn.{vector}" for vector in LAMBDA_VECTORS]
+        names = [f"model.layers.{layer}.self_attn.{vector}" for vector in layouts.LAMBDA_VECTORS]
         try:
-            values.append(lambda_value([checkpoint.read(name) for name in names], lambda_init))
+            values.append(
+                layouts.lambda_value([checkpoint.read(name) for name in names], lambda_init)
+            )
         except OverflowError:
             raise InputError(
                 f"λ of a layer in {checkpoint.where()} overflows; its λ vectors are not usable"
             ) from None
     return values
+
+
+def model_types() -> dict[str, Family]:
+    """The family of every ``model_type``, by the name of the family."""
+    every = sorted(families().values(), key=lambda family: family.name.lower())
+    return {kind: family for family in every for kind in family.model_types}
+
+
+def catalogue(name: str | None = None) -> list[Abilities]:
+    """What can be done to the models of every ``model_type``, by the name of its family.
+
+    Args:
+        name: a ``model_type``, the name of a family or of a class of transformers; None for all.
+
+    Raises:
+        InputError: there is no such family; gives the nearest.
+    """
+    known = model_types()
+    if name is None:
+        return [abilities(family, kind) for kind, family in known.items()]
+    every = reversed(known.items())
+    called = {name: kind for kind, f in every for name in (f.name, f.architecture) if name}
+    plain = {each.lower(): kind for each, kind in (called | {k: k for k in known}).items()}
+    kind = plain.get(name.lower())
+    if kind is None:
+        meant = did_you_mean(name, known, called, otherwise="'growkit families' lists them")
+        raise InputError(f"no family is called {name!r}; {meant}")
+    return [abilities(known[kind], kind)]
+
+
+def abilities(family: Family, kind: str) -> Abilities:
+    """What can be done to the models of a type."""
+    ties = (True, False) if TIED in family.defaults else (None,)
+    switches = [{"model_type": kind, **({} if tied is None else {TIED: tied})} for tied in ties]
+    models = [example(family, **each) for each in switches]
+    grown = [
+        answer
+        for operation in operations("grow").values()
+        for model in models
+        for answer in _growths(operation, model)
+    ]
+    converted = [
+        _conversion(operation, family, models[-1], switches[-1])
+        for operation in operations("convert").values()
+    ]
+    return Abilities(family=family.name, model_types=[kind], grow=grown, convert=converted)
+
+
+def possibilities(model: Weights) -> Iterator[Answer]:
+    """What can be done to one model: every size in the way that promises most, and conversions."""
+    model = _with_few_experts(model)
+    for operation in operations("grow").values():
+        answers: dict[str, Answer] = {}
+        sizes = {each.name for each in operation.options if isinstance(each, SizeOption)}
+        asked = [each for each in _growths(operation, model) if each.promise]
+        for each in sorted(asked, key=lambda answer: PROMISES.index(str(answer.promise))):
+            answers.setdefault(next(name for name in each.options if name in sizes), each)
+        yield from answers.values()
+    for operation in operations("convert").values():
+        answer = _answer("convert", operation, _needed(operation), model)
+        if answer.promise:
+            yield answer
+
+
+def _with_few_experts(model: Weights) -> Weights:
+    """A model of the same config with fewer experts, where there are very many; else this one."""
+    family = family_of(model.config, model.where())
+    sizes = family.sizes(model.config)
+    if len(model.tensors) <= MOST_TENSORS or sizes.get("experts", 0) <= FEW_EXPERTS:
+        return model
+    try:
+        config = family.resized(model.config, sizes | {"experts": FEW_EXPERTS})
+    except InputError:
+        return model
+    return Headers(family, config, model.where())
+
+
+def _conversion(
+    operation: Operation, family: Family, model: Headers, switches: Mapping[str, object]
+) -> Answer:
+    """A conversion, of a model with more config keys if it is refused without them."""
+    answer = _answer("convert", operation, _needed(operation), model)
+    form = family.form
+    more = {k: v[0] for k, v in form.harmless.items() if k in form.assumed} if form else {}
+    if answer.promise or not more:
+        return answer
+    other = _answer("convert", operation, _needed(operation), example(family, **switches, **more))
+    if not other.promise:
+        return answer
+    other["only"] = {key: json.dumps(value) for key, value in more.items()}
+    return other
+
+
+def _needed(operation: Operation) -> dict[str, Value]:
+    return {each.name: NEEDED[each.name] for each in operation.options if each.needed}
+
+
+def _growths(operation: Operation, model: Weights) -> Iterator[Answer]:
+    """Every size of a method, exactly and rounded, until a factor is exact."""
+    sizes = [each for each in operation.options if isinstance(each, SizeOption)]
+    rounding = any(each.name == "promise" for each in operation.options)
+    for size in sizes:
+        for factor in FACTORS:
+            options = {**_needed(operation), size.name: factor}
+            answer = _answer("grow", operation, options, model)
+            yield answer
+            if answer.promise == "exact":
+                break
+            if rounding:
+                bounded = _answer("grow", operation, {**options, "promise": "bounded"}, model)
+                if bounded.promise:
+                    yield bounded
+
+
+def _answer(
+    verb: str, operation: Operation, options: Mapping[str, Value], model: Weights
+) -> Answer:
+    promise = becomes = why = None
+    try:
+        made = change(STEPS[verb](operation.name, options), model, seed=0)
+    except InputError as error:
+        why = str(error)
+    else:
+        config = made.plans[-1].config
+        promise, becomes = made.promise, family_of(config, model.where()).name
+    return Answer(
+        operation=operation.name,
+        options={name: str(value) for name, value in options.items()},
+        tied=model.config.get(TIED),
+        promise=promise,
+        becomes=becomes,
+        why=why,
+        only={},
+    )
+
+
+def table(rows: Sequence[Abilities]) -> list[list[str]]:
+    """The catalogue for users: a heading, and a line for every type of models.
+
+    A cell has the sizes that a growth method can change and how far, exactly unless it adds a
+    promise.
+    """
+    growths = operations("grow")
+    lines = [["family", "model_type", *growths, "convert to"]]
+    for row in rows:
+        cells = [_cell(row, operation) for operation in growths.values()]
+        lines.append([row.family, *row.model_types, *cells, _conversions(row.convert)])
+    return lines
+
+
+def _conversions(answers: Sequence[Answer]) -> str:
+    """All conversions, with the config keys that some need."""
+    named: dict[str, list[str]] = {}
+    for each in answers:
+        if each.promise:
+            only = " and ".join(f"{key} is {value}" for key, value in each.only.items())
+            promise = "" if each.promise == "exact" else f" ({each.promise})"
+            named.setdefault(only, []).append(each.operation + promise)
+    parts = [", ".join(names) + (f", if {only}" if only else "") for only, names in named.items()]
+    return "; ".join(parts) or NOTHING
+
+
+def _cell(row: Abilities, operation: Operation) -> str:
+    """What a growth method can do; sizes that can grow alike share an entry."""
+    found: dict[str, list[str]] = {}
+    for name in (each.name for each in operation.options if isinstance(each, SizeOption)):
+        of_method = [each for each in row.grow if each.operation == operation.name]
+        words = _words(row, name, [each for each in of_method if name in each.options])
+        if words:
+            found.setdefault(words, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {words}" for words, names in found.items()) or NOTHING
+
+
+def _words(row: Abilities, name: str, answers: list[Answer]) -> str:
+    """How far a size can grow; empty if it cannot."""
+    reach: dict[bool | None, str] = {}
+    for tied in dict.fromkeys(answer.tied for answer in answers):
+        words = []
+        for promise in PROMISES:
+            known = (each for each in answers if (each.tied, each.promise) == (tied, promise))
+            least = next((each.options[name] for each in known), None)
+            if least:
+                words.append(REACH[least] + ("" if promise == "exact" else f" {promise}"))
+            if least == FACTORS[0]:
+                break
+        reach[tied] = ", ".join(words)
+    becomes = {each.becomes for each in answers if each.promise} - {row.family}
+    outcome = f" (as {becomes.pop()})" if len(becomes) == 1 else ""
+    if len({*reach.values()}) == 1:
+        (alike,) = {*reach.values()}
+        return alike and alike + outcome
+    kinds = {True: "tied", False: "untied"}
+    parts = (f"{words or 'not'} if {kinds[bool(tied)]}" for tied, words in reach.items())
+    return ", ".join(parts) + outcome

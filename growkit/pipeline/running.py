@@ -40,7 +40,7 @@ from growkit.recipe.recipe import (
     load_recipe,
     recipe_file,
 )
-from growkit.report.card import model_card
+from growkit.report.saving import model_card
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
 from growkit.sources import find, pair

@@ -26,7 +26,7 @@ from growkit.engine.texts import read_text
 from growkit.probing.lines import workplace
 from growkit.probing.settings import Candidate, ProbeSettings, candidates_of
 from growkit.recipe.recipe import Recipe
-from growkit.results import fields, versions
+from growkit.results import versions
 from growkit.results.probe import ProbeResult
 from growkit.sources import Source, find
 
@@ -108,7 +108,7 @@ def probe(
     concluded = conclude(arms, settings)
     concluded["warnings"][:0] = _warnings(found, model, data, settings, chosen)
     return ProbeResult(
-        **{key: value for key, value in vars(settings).items() if key in fields(ProbeResult)}
+        **vars(settings)
         | concluded
         | {
             "source": found.name,

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean, stdev, variance
-from typing import Any, NamedTuple
+from typing import Any
 
 from growkit.base.limits import within
 from growkit.base.names import name_of
@@ -38,6 +38,7 @@ from growkit.probing.training import Look
 from growkit.recipe.recipe import with_paths
 from growkit.results.probe import (
     OUTCOMES,
+    PairedDifference,
     ProbeCandidate,
     ProbeCurve,
     ProbeDifference,
@@ -63,22 +64,6 @@ RULE = (
 )
 
 
-class PairedDifference(NamedTuple):
-    """A difference of two losses.
-
-    Attributes:
-        difference: mean of all pairs.
-        low: lower end of its interval.
-        high: upper end.
-        noise: whether the interval contains 0, or rounding may have made the difference.
-    """
-
-    difference: float
-    low: float
-    high: float
-    noise: bool
-
-
 def paired_difference(differences: Sequence[Sequence[float]], pairs: int = 1) -> PairedDifference:
     """The interval of a difference, which is unbounded with one seed and one window.
 
@@ -98,7 +83,7 @@ def paired_difference(differences: Sequence[Sequence[float]], pairs: int = 1) ->
         free = total**2 / sum(square**2 / free for square, free in spreads)
         reach = t_beyond((1 - CONFIDENCE) / pairs, math.floor(free + 1e-9)) * math.sqrt(total)
     noise = abs(mean) <= reach or within(abs(mean), ROUNDING)
-    return PairedDifference(mean, mean - reach, mean + reach, noise)
+    return PairedDifference(difference=mean, low=mean - reach, high=mean + reach, noise=noise)
 
 
 def t_beyond(probability: float, freedom: int) -> float:
@@ -298,7 +283,7 @@ def differences_of(losses: Mapping[str, list[list[float]]]) -> list[ProbeDiffere
     for better, worse in pairs:
         seeds = zip(losses[better], losses[worse], strict=True)
         above = [[high - low for low, high in zip(*seed, strict=True)] for seed in seeds]
-        apart = paired_difference(above, len(pairs))._asdict()
+        apart = paired_difference(above, len(pairs))
         found.append(ProbeDifference(better=better, worse=worse, **apart))
     return found
 

@@ -108,9 +108,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> View:
         glance=glance(result),
         sections=[
             _difference(result),
-            numbers(result),
-            losses(result),
-            mode_table(result),
+            *tables(result),
             _layers(result),
             _logits(result),
             _positions(result),
@@ -300,7 +298,12 @@ def _difference(result: Found) -> Topic:
     return Topic("Where and why it differs", [found])
 
 
-def numbers(result: Found) -> Topic:
+def tables(result: Found) -> list[Topic]:
+    """The tables that every proof has: of logits, of losses and of inference modes."""
+    return [_numbers(result), _losses(result), _modes_table(result)]
+
+
+def _numbers(result: Found) -> Topic:
     """How far logits are apart, next to what rounding does to the source alone."""
     columns = [result[key] for key in ("strict_float64", "native", "rounding")]
     why = columns[0]["tolerance_why"]
@@ -313,7 +316,7 @@ def numbers(result: Found) -> Topic:
     return Topic("The numbers", [Grid(heads, rows, "hnnn")], brief=True)
 
 
-def losses(result: Found) -> Topic:
+def _losses(result: Found) -> Topic:
     """The losses of both models."""
     rows = []
     for name, ending in (("in strict float64", ""), (native_name(result), "_native")):
@@ -328,7 +331,7 @@ def losses(result: Found) -> Topic:
     return Topic("Loss before and after", [table], text)
 
 
-def mode_table(result: Found) -> Topic:
+def _modes_table(result: Found) -> Topic:
     """How far logits are apart in every inference mode."""
     verdicts = {True: "✓ kept", False: "✗ not kept", None: "no limit"}
     pairs = (("relative", "tolerance"), ("native", "native_tolerance"))

@@ -6,13 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeGuard
-
-from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
 
 from growkit.base.errors import shortened
 from growkit.base.units import duration, size
@@ -194,26 +190,3 @@ class View:
                 yield from section.parts
         for warning in self.warnings:
             yield Paragraph(f"warning: {warning}", "warn")
-
-
-def render(
-    template: str, escape: Callable[[Any], Markup], filters: Mapping[str, Any], **values: Any
-) -> str:
-    """Fill in a template of this folder.
-
-    Args:
-        template: its file name.
-        escape: turns every value into markup; what is markup already stays as it is.
-        filters: more functions for the template, by name.
-        values: values for the template, by name.
-    """
-    environment = Environment(
-        autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else escape(value),
-        keep_trailing_newline=True,
-        loader=FileSystemLoader(Path(__file__).parent),
-        lstrip_blocks=True,
-        trim_blocks=True,
-    )
-    environment.filters.update(filters)
-    return environment.get_template(template).render(**values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -23,18 +24,20 @@ class Result(dict[str, Any]):
     """A result, whose fields are those that its class declares.
 
     ``result.kept`` and ``result["kept"]`` are the same. It is a dict, so that it can be compared,
-    copied and written as JSON like any other. A field that is declared with None may be left out.
+    copied and written as JSON like any other. A field that is declared with None may be left out;
+    values for which there is no field are ignored.
     """
 
     if not TYPE_CHECKING:  # which knows the fields from their declarations
 
         def __init_subclass__(cls) -> None:
-            cls._optional = {name for name in cls.__annotations__ if name in vars(cls)}
-            for name in cls._optional:
+            own = {name for name in cls.__annotations__ if name in vars(cls)}
+            cls._optional = getattr(cls, "_optional", set()) | own
+            for name in own:
                 delattr(cls, name)  # it would hide the value
 
         def __init__(self, **values: Any) -> None:
-            names = (n for n in self.__annotations__ if n in values or n in self._optional)
+            names = (n for n in fields(type(self)) if n in values or n in self._optional)
             super().__init__({name: values.get(name) for name in names})
 
         def __getattr__(self, name: str) -> Any:
@@ -51,6 +54,7 @@ class Result(dict[str, Any]):
         return sorted({*super().__dir__(), *self})
 
 
+@cache
 def fields(kind: type[Result]) -> dict[str, Any]:
-    """The fields that a class of results declares, with their types."""
+    """The fields that a class of results and its bases declare, with their types."""
     return get_type_hints(kind)

@@ -61,12 +61,11 @@ class ConfigChange(Result):
     after: str | None
 
 
-class Estimate(Result):
+class Costs(Result):
     """What a run will take.
 
     Attributes:
         disk_needed: bytes that the output needs; it is written next to an earlier one.
-        disk_free: bytes that its disk has left.
         memory: bytes of memory, at most about.
         write_seconds: about how long writing takes.
         proof_seconds: about how long the proof takes; null if there is none.
@@ -74,34 +73,34 @@ class Estimate(Result):
     """
 
     disk_needed: int
-    disk_free: int
     memory: int
     write_seconds: float
     proof_seconds: float | None
     basis: str
 
 
-class LargePlan(Result):
-    """What a recipe takes, as ``growkit plan`` prints it.
+class Estimate(Costs):
+    """What a run will take, on this machine.
+
+    Attributes:
+        disk_free: bytes that the disk of the output has left.
+    """
+
+    disk_free: int
+
+
+class Described(Result):
+    """What follows from the plan of an operation.
 
     Attributes:
         source: the source folder, or its name on the Hub.
-        output: the folder that would be made.
+        output: the folder that was written (``OUT.rejected`` if a promise was broken), or would be.
         promise: ``exact``, ``bounded`` or ``different``.
         lost: what is lost, in one line; null if nothing is.
-        source_parameters: number of parameters of the source.
+        source_parameters: number of parameters of the source, ties counted once.
         parameters: the same of the output.
         dtype: torch name of the dtype that holds most of them.
-        bandwidth: bytes per second that can be read and written; null for no limit.
-        read: bytes of the source's tensors.
-        disk_needed: bytes that the output takes.
-        files: number of files with weights.
-        largest_file: bytes of the largest one.
-        memory: bytes of memory that writing takes, at most about.
-        write_seconds: about how long writing takes.
-        proof_seconds: about how long the proof takes; null if there is none.
-        basis: what memory and times rest on.
-        warnings: what should be known before a run.
+        warnings: what should be known before the output is used.
     """
 
     source: str
@@ -111,16 +110,23 @@ class LargePlan(Result):
     source_parameters: int
     parameters: int
     dtype: str
+    warnings: list[str]
+
+
+class LargePlan(Described, Costs):
+    """What a recipe takes, as ``growkit plan`` prints it.
+
+    Attributes:
+        bandwidth: bytes per second that can be read and written; null for no limit.
+        read: bytes of the source's tensors.
+        files: number of files with weights.
+        largest_file: bytes of the largest one.
+    """
+
     bandwidth: int | None
     read: int
-    disk_needed: int
     files: int
     largest_file: int
-    memory: int
-    write_seconds: float
-    proof_seconds: float | None
-    basis: str
-    warnings: list[str]
 
 
 class RankTried(Result):
@@ -188,19 +194,12 @@ class OptimizerResult(Result):
     assumed: str
 
 
-class GrowResult(Result):
+class GrowResult(Described):
     """What an operation did, as ``--json`` prints it.
 
     Attributes:
-        source: the source folder.
-        output: the folder that was written (``OUT.rejected`` if a promise was broken), or would be.
-        promise: ``exact``, ``bounded`` or ``different``.
-        lost: what is lost, in one line; null if nothing is.
         kept: whether the proof held; null if there was none (dry run, ``--no-verify``).
-        source_parameters: number of parameters of the source, ties counted once.
-        parameters: the same of the output.
         bytes: size of the output's tensors.
-        dtype: torch name of the dtype that holds most of them.
         rounded: the dtype to which the source was rounded, once, before all else, because a
             narrower one was asked for; what is promised holds of the rounded source. Null if
             nothing was rounded so.
@@ -212,22 +211,14 @@ class GrowResult(Result):
         dropped: source tensors that are not in the output, and why.
         config: what of ``config.json`` is another in the output.
         ranks: the ranks that were tried, where one was searched for.
-        warnings: what should be known before the output is used.
         estimate: in a dry run, what a run would take; else null.
         updates: how to go on training; null in a dry run.
         verification: the verdict; null if there was none.
         optimizer: what became of the optimizer's state; null if none was given.
     """
 
-    source: str
-    output: str
-    promise: str
-    lost: str | None
     kept: bool | None = None
-    source_parameters: int
-    parameters: int
     bytes: int
-    dtype: str
     rounded: str | None
     loads_with: str | None
     copies: list[dict[str, int]]
@@ -237,7 +228,6 @@ class GrowResult(Result):
     dropped: dict[str, str]
     config: list[ConfigChange]
     ranks: list[RankTried]
-    warnings: list[str]
     estimate: Estimate | None = None
     updates: Updates | None = None
     verification: VerifyResult | None = None

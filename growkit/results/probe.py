@@ -72,24 +72,32 @@ class ProbeCandidate(Result):
     curves: list[ProbeCurve]
 
 
-class ProbeDifference(Result):
-    """How far two are apart at equal compute, and whether that is noise.
+class PairedDifference(Result):
+    """A difference of two losses.
 
     Attributes:
-        better: the one with the lower mean loss.
-        worse: the other one.
-        difference: by how much its loss is higher, in nats per token.
+        difference: mean of all pairs, in nats per token.
         low: where the interval of this difference begins.
         high: where it ends.
         noise: whether it may be nothing: the interval holds 0, or rounding may have made it.
     """
 
-    better: str
-    worse: str
     difference: float
     low: float
     high: float
     noise: bool
+
+
+class ProbeDifference(PairedDifference):
+    """By how much the loss of one is higher at equal compute.
+
+    Attributes:
+        better: the one with the lower mean loss.
+        worse: the other one.
+    """
+
+    better: str
+    worse: str
 
 
 class ProbeResult(Result):

@@ -66,16 +66,12 @@ def _schema(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _object(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    text, _, attributes = inspect.cleandoc(declared.__doc__).partition("\n\nAttributes:\n")
-    meanings = {
-        name: " ".join(meaning.split())
-        for name, meaning in _ATTRIBUTE.findall(inspect.cleandoc(attributes))
-    }
-    properties = {}
-    for name, kind in fields(declared).items():
-        properties[name] = _schema(kind, definitions)
-        if name in meanings:
-            properties[name]["description"] = meanings[name]
+    properties = {name: _schema(kind, definitions) for name, kind in fields(declared).items()}
+    text = ""
+    for kind in reversed(declared.__mro__[: declared.__mro__.index(Result)]):
+        text, _, attributes = inspect.cleandoc(kind.__doc__).partition("\n\nAttributes:\n")
+        for name, meaning in _ATTRIBUTE.findall(inspect.cleandoc(attributes)):
+            properties[name]["description"] = " ".join(meaning.split())
     return {
         "description": " ".join(text.split()),
         "type": "object",
