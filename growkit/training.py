@@ -1,13 +1,14 @@
-"""A check at step 0: the model in the trainer's memory still computes what was promised.
+"""What continued training needs apart from an engine: groups, a check at step 0, and ramps.
 
-A wrong shard, a conversion on the way or a wrong folder shows before the first step is paid for.
+The check finds whether the model in the trainer's memory still computes what was promised. A wrong
+shard, a conversion on the way or a wrong folder shows before the first step is paid for.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,21 @@ from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
-from growkit.optimizer.groups import check_same
+from growkit.optimizer.groups import check_same, hidden_matrices, param_groups
 from growkit.proof.fingerprint import Question, apart, fingerprint_of
 from growkit.proof.preflight import check_vocabulary
 from growkit.recipe.manifest import changed_since
 from growkit.results.proof import Fingerprint
+
+__all__ = [
+    "AssertPreserved",
+    "GammaRamp",
+    "assert_preserved",
+    "hidden_matrices",
+    "keep_stored",
+    "param_groups",
+    "rewarming",
+]
 
 OTHER = "give the folder that it was loaded from"
 
@@ -135,24 +146,23 @@ def _parsed(held: Any, vocabulary: int) -> Fingerprint:
     Raises:
         TypeError, KeyError, ValueError, OverflowError, RuntimeError: something is odd.
     """
-    ids, places = (torch.tensor(held[key], dtype=torch.long) for key in ("ids", "places"))
+    ids, places = (torch.tensor(held[key]) for key in ("ids", "places"))
     logits = torch.tensor(held["logits"], dtype=torch.float64)
-    scale = float(held["scale"])
-    limits = {name: float(held["limits"][name]) for name in COMPUTED}
+    positive = (held["scale"], *(held["limits"][name] for name in COMPUTED))
     tokens = torch.cat([ids.flatten(), places.flatten()])
     fit = (
+        ids.dtype == places.dtype == torch.long,
         ids.dim() == 1,
         logits.numel() > 0,
         places.shape == logits.shape == (len(ids), places.shape[-1]),
         bool(((tokens >= 0) & (tokens < vocabulary)).all()),
         bool(logits.isfinite().all()),
-        all(0 < each < math.inf for each in (scale, *limits.values())),
+        all(0 < each < math.inf for each in positive),
         held["of"] in ("source", "target"),
     )
     if not all(fit):
         raise ValueError
-    numbers = {"ids": ids.tolist(), "places": places.tolist(), "logits": logits.tolist()}
-    return Fingerprint(**{**held, **numbers, "scale": scale, "limits": limits})
+    return Fingerprint(**held)
 
 
 def keep_stored(model: nn.Module, folder: str | Path) -> list[str]:
@@ -251,3 +261,76 @@ def _computed_in(parameters: Sequence[nn.Parameter], logits: Tensor) -> str:
     if logits.is_cuda and "tf32" in torch.backends.cuda.matmul.fp32_precision:
         seen.add("float16")  # which has the digits of TF32
     return max(seen or {"float32"}, key=lambda name: torch.finfo(getattr(torch, name)).eps)
+
+
+# What changes during training
+
+
+class GammaRamp(TrainerCallback):
+    """Ramps the gate of a gated DINT from where it is to 1, for ``Trainer(callbacks=[...])``.
+
+    γ = g · λ (``growkit.conversions.dint``): at g = 0 the model is DIFF, at g = 1 it is the DINT of
+    arXiv 2501.17486. Without a ramp the gates learn by themselves; with it they are set before each
+    step, in a straight line, and are not trained until the ramp is over.
+
+    Args:
+        steps: optimizer steps from the present gates to 1, at least 1.
+
+    Raises:
+        InputError: there are too few steps, or (when training begins) the model has no gates.
+    """
+
+    def __init__(self, steps: int) -> None:
+        if steps < 1:
+            raise InputError(f"a ramp of {steps} steps is none; give at least 1")
+        self.steps = steps
+        self._gates: list[tuple[torch.nn.Parameter, float]] = []
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Find the gates, and take them out of training."""
+        parameters = kwargs["model"].named_parameters()
+        gates = [gate for name, gate in parameters if name.endswith("self_attn.gamma_gate")]
+        self._gates = [(gate, float(gate.detach())) for gate in gates]
+        if not self._gates:
+            raise InputError("the model has no gate to ramp; convert it to dint, gated, first")
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Set the gates for this step."""
+        done = min(1.0, state.global_step / self.steps)
+        for gate, start in self._gates:
+            gate.requires_grad_(done == 1.0)
+            if state.global_step <= self.steps:
+                with torch.no_grad():
+                    gate.fill_(start + done * (1 - start))
+
+
+def rewarming(
+    steps: int, *, start: float = 0.0, then: Callable[[int], float] | None = None
+) -> Callable[[int], float]:
+    """What ``torch.optim.lr_scheduler.LambdaLR`` multiplies rates with, to continue a training.
+
+    Moments that begin anew while the optimizer keeps its step count are not corrected for their
+    beginning: Adam's first update is (1 - β1) / √(1 - β2) times as long as it would be, 3.2 times
+    with 0.9 and 0.999. A low rate keeps these updates small until the moments are known.
+
+    Args:
+        steps: from the low rate to the full one, in a straight line; the last of them is full.
+        start: the share of the rate that the line comes from, before the first step.
+        then: the factor of the schedule that continues, by step; it always applies. 1 without.
+
+    Returns:
+        The factor of a step, counted from 0.
+
+    Raises:
+        InputError: there are too few steps, or the rate would begin below 0 or above 1.
+    """
+    if steps < 1:
+        raise InputError(f"re-warming for {steps} steps is none; give at least 1")
+    if not 0 <= start <= 1:
+        raise InputError(f"re-warming cannot begin at {start:g} of the rate; give 0 to 1")
+
+    def factor(step: int) -> float:
+        warm = start + (1 - start) * min(1.0, (step + 1) / steps)
+        return warm * (then(step) if then else 1.0)
+
+    return factor
