@@ -21,7 +21,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, empty
 
 from growkit.base.tensors import TORCH_NAMES
-from growkit.checkpoint.model_files import carry_over
 from growkit.distributed import GrownStorageReader
 
 
@@ -36,7 +35,7 @@ def grow(recipe: str, output: Path) -> None:
     dcp.save(state, checkpoint_id=output)
     if dist.get_rank() == 0:
         (output / "config.json").write_text(json.dumps(reader.grown.config, indent=2))
-        carry_over(reader.grown.source.opened, output)  # tokenizer, generation settings
+        reader.grown.source.opened.carry_over(output)  # tokenizer, generation settings
     dist.barrier()
 
 

@@ -31,8 +31,7 @@ from torch.futures import Future
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, full, main_dtype, slabs
-from growkit.checkpoint.folder import read_json
-from growkit.checkpoint.model_files import GENERATION, check_carried
+from growkit.checkpoint.folder import GENERATION, read_json
 from growkit.checkpoint.publishing import own_hash
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import sha256
@@ -160,7 +159,7 @@ class Grown:
         self.recipe = replace(recipe, source=chosen or recipe.source, family=family)
         with temporary_family(self.recipe.family):
             self.source = find(self.recipe.source).open()
-            check_carried(self.source.opened)
+            self.source.opened.check_carried()
             if file is not None and manifest:
                 check_recorded(file, self.source, together=together)
             self.lineage = plan_recipe(self.recipe, self.source).lineage

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from growkit.base.errors import InputError, reason
 from growkit.base.tensors import Weights
-from growkit.checkpoint.folder import Folder, check_name
-from growkit.checkpoint.model_files import (
+from growkit.checkpoint.folder import (
     HUB_NAME,
     SINGLE,
+    Folder,
     address_in,
+    check_name,
     check_names,
     index_of,
     is_read,

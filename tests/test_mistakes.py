@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import growkit
-from growkit.checkpoint.model_files import instead_of_weights, no_model
+from growkit.checkpoint.folder import instead_of_weights, no_model
 from growkit.cli.app import app
 from growkit.cli.demo import MODEL
 from tests.conftest import save_model

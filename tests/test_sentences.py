@@ -19,7 +19,7 @@ import growkit
 from growkit.base.errors import LONGEST_SENTENCE, InputError
 from growkit.base.names import did_you_mean, nearest, perhaps
 from growkit.checkpoint import publishing
-from growkit.checkpoint.model_files import no_model
+from growkit.checkpoint.folder import no_model
 from growkit.cli.app import app
 from growkit.planning.operation import operations
 from growkit.recipe.recipe import shipped_recipes

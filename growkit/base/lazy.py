@@ -1,14 +1,18 @@
-"""numpy and torch, imported when they are first used: commands that need neither start at once.
+"""Modules that are imported when they are first used, or found by being there.
 
-``from growkit.base.lazy import Tensor, np, torch`` takes the place of imports in functions.
+Commands that need neither numpy nor torch start at once: ``from growkit.base.lazy import Tensor,
+np, torch`` takes the place of imports in functions. One file is one family or method: their
+packages are their own registries.
 """
 
 from __future__ import annotations
 
+import pkgutil
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Tensor", "np", "torch"]
+__all__ = ["Tensor", "members", "np", "torch"]
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,3 +33,24 @@ else:
 
     np, torch = _Module("numpy"), _Module("torch")
     Tensor = "torch.Tensor"  # for annotations alone
+
+
+def members(package: str, attribute: str) -> dict[str, object]:
+    """``{module name: module.attribute}`` for every module of a package that has it, by name.
+
+    A new module in the package is found by being there; nothing else needs to name it. Modules
+    without the attribute are shared by the rest.
+    """
+    return dict(_members(package, attribute, tuple(import_module(package).__path__)))
+
+
+@cache
+def _members(package: str, attribute: str, path: tuple[str, ...]) -> dict[str, object]:
+    modules = {
+        info.name: import_module(f"{package}.{info.name}") for info in pkgutil.iter_modules(path)
+    }
+    return {
+        name: getattr(module, attribute)
+        for name, module in modules.items()
+        if hasattr(module, attribute)
+    }

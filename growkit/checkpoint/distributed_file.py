@@ -29,8 +29,8 @@ from growkit.base.tensors import (
     Weights,
     full,
 )
+from growkit.checkpoint.folder import LIST as LIST
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import LIST as LIST
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import (
     TorchFile,

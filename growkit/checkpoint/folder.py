@@ -1,24 +1,30 @@
-"""A model folder, opened once: how growkit reads untrusted folders.
+"""A model folder, opened once: how growkit reads untrusted folders, and which files are a model.
 
 Every file of a source or a target is found and opened here (``docs/trust.md``). A name leads to a
 regular file inside the folder, or inside the blobs of the cache that the folder belongs to, or the
 folder is refused: links to anywhere else, named pipes and devices are never opened.
+
+The weights are those that ``from_pretrained`` of transformers loads; where there are none, those of
+torch.distributed.checkpoint, which it does not look for. A folder with anything else that it would
+follow is refused: a model would be proved that no user gets.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
 from growkit.base.errors import InputError, reason
 from growkit.base.parsing import parse_json, parse_yaml
+from growkit.base.tensors import Config
 from growkit.base.units import size
-from growkit.checkpoint.model_files import matches, no_folder, no_model
 
 MOST_BYTES = 1 << 28
 """Size of a file, at most, that is read as a whole; weights are not."""
@@ -37,6 +43,86 @@ BLOCK = 1 << 20
 
 State = tuple[int, int, int, int, int, int]
 """Device, inode, kind, size and times: these tell files apart, and one from itself before."""
+
+SINGLE = ("model.safetensors", "pytorch_model.bin")
+"""Files with all weights, in the order in which they are preferred; each before its own index."""
+
+LIST = ".metadata"
+"""The list of entries in a folder of torch.distributed.checkpoint."""
+
+GENERATION = "generation_config.json"
+TEMPLATES = "additional_chat_templates"
+ADAPTER = "adapter_config.json"
+
+CARRIED = (
+    *(GENERATION, "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*"),
+    *("merges.txt", "*.tiktoken", "tekken.json", "spiece.model", "sentencepiece*.model"),
+    *("chat_template*", TEMPLATES, "preprocessor_config.json", "LICENSE*", "NOTICE*"),
+    "USE_POLICY*",
+)
+"""Files next to weights and config that growth copies as they are."""
+
+SMALL = ("*.json", "*.jinja", "*.model", "*.py")
+"""Other files, all small, that transformers may read."""
+
+LOADED = (
+    *("*.model.*", "*.txt", "*.bpe", "*.codes", "*.tokenizer", "custom_generate"),
+    *("*.safetensors", "*.bin", "*.gguf"),
+)
+"""Other files, of any size, that transformers, tokenizers or peft may read."""
+
+TOKENIZER_FILES = (
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template*.jinja", f"{TEMPLATES}*"),
+    *("vocab*", "*_vocab.json", "merges.txt", "bpe.codes", "dict.txt", "normalizer.json"),
+    *("*.model", "*.model.*", "*.tiktoken", "*.tokenizer", "tekken.json", "byte_maps.json"),
+    *("entity_vocab.json", "emoji.json", "word_shape.json", "word_pronunciation.json"),
+)
+"""Everything that a tokenizer of transformers is made of."""
+
+NAMES_FILES = ("vocab", "merges")
+"""Settings of tokenizers that are a vocabulary, or the path of one."""
+
+OVERRULED = ("special_tokens_map_file", "tokenizer_config_file", "added_tokens_file")
+"""Settings of tokenizers that name files, which transformers overrules."""
+
+FOLLOWED = {
+    "configuration_files": "other configs",
+    "transformers_weights": "other files of weights",
+    "fusion_config": "other modules",
+}
+"""Keys of a config by which transformers loads something that the folder's name does not tell."""
+
+DISTRIBUTED = re.compile(r"shard-[0-9]{5}-model-[0-9]{5}-of-[0-9]{5}\.safetensors$")
+"""Next to such a file, transformers takes every safetensors file for a part of the model."""
+
+HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]*\w)?", re.ASCII)
+"""What the Hub accepts as the name of a model."""
+
+STORE = re.compile(r"[a-z][a-z0-9+.-]+:/+[^/].*")
+"""``s3://BUCKET/MODEL`` and the like; a path has one slash where two were written."""
+
+COPY_CONFIG = "the weights are there, so copy it from the model that they are of"
+GGUF = "is GGUF, for llama.cpp; give the folder of the model that it was made from"
+SAVE = "save the model with transformers' save_pretrained, and give that folder"
+
+INSTEAD_OF_WEIGHTS = {
+    ADAPTER: "is that of an adapter; merge it into its base model first",
+    "*.gguf": GGUF,
+    "model-*-of-*.safetensors": "is there, but no model.safetensors.index.json; copy that as well",
+    "pytorch_model-*-of-*.bin": "is there, but no pytorch_model.bin.index.json; copy that as well",
+    "zero_to_fp32.py": "is DeepSpeed's; run it, and give the folder that it makes",
+    "*.distcp": "is part of a distributed checkpoint, but has no .metadata; copy that as well",
+    "growkit.json": (
+        "is a proof whose weights were not kept; growkit.load makes them of the source while it "
+        "loads, and growkit run writes them again"
+    ),
+    **dict.fromkeys(
+        ("consolidated*", "*.safetensors", "*.pth", "*.pt", "*.bin", "*.ckpt", "*.h5", "*.onnx"),
+        f"is not read; call it model.safetensors if it is that, or {SAVE}",
+    ),
+}
+"""Patterns of names, and why such a file is no weights; the first that matches is reported."""
 
 
 class Folder:
@@ -189,6 +275,33 @@ class Folder:
                 )
         return sorted(found)
 
+    def carried(self) -> list[str]:
+        """The files that are copied along with the weights of a model, by their names."""
+        return self.names(*CARRIED)
+
+    def carried_bytes(self) -> int:
+        """Size of these files."""
+        return sum((self.path / name).stat().st_size for name in self.carried())
+
+    def check_carried(self) -> None:
+        """Refuse files that cannot be copied, before any is.
+
+        Raises:
+            InputError: one of these files cannot be read.
+        """
+        for name in self.carried():
+            with self.open(name):
+                pass
+
+    def carry_over(self, target: Path) -> None:
+        """Copy the tokenizer and the like; see ``copy``."""
+        for name in self.carried():
+            self.copy(name, target)
+
+    def code(self) -> list[str]:
+        """The files of the model's own code, to which ``auto_map`` in its config refers."""
+        return [name for name in self.names("*.py") if "/" not in name]
+
 
 def check_name(path: Path | str) -> None:
     """Refuse a path that cannot be written down in a manifest.
@@ -288,3 +401,180 @@ def _unreadable(path: Path | str, error: OSError | ValueError) -> InputError:
         return InputError(f"{path} cannot be read (there is no such file); check its name")
     why = error.strerror if isinstance(error, OSError) else error
     return InputError(f"{path} cannot be read ({why}); check its name, and make it readable")
+
+
+# Which files are a model
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name matches one of some patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def index_of(single: str) -> str:
+    """The index of shards, where no single file has all weights."""
+    return f"{single}.index.json"
+
+
+def is_of_tokenizer(name: str) -> bool:
+    """Whether a tokenizer of transformers may be made of a file, by its name in the folder."""
+    return ("/" not in name or name.startswith(f"{TEMPLATES}/")) and matches(name, TOKENIZER_FILES)
+
+
+def is_read(name: str) -> bool:
+    """Whether growkit reads a file next to weights, by its name in the folder."""
+    top, *below = name.split("/")
+    return ".." not in below and matches(top, CARRIED if below else (*CARRIED, *SMALL))
+
+
+def check_files(folder: Folder) -> None:
+    """Refuse files that a loader would follow, pipes, and links that lead nowhere or elsewhere.
+
+    Raises:
+        InputError: names the file.
+    """
+    check_names(str(folder), os.listdir(folder.path))
+    for name in folder.names(*CARRIED, *SMALL):
+        folder.check_small(name)
+    for name in folder.names(*LOADED):
+        folder.find(name)
+
+
+def check_loaded(folder: Folder) -> None:
+    """Refuse what a loader of transformers would follow, in files and in a tokenizer's settings.
+
+    Raises:
+        InputError: names the file, or the key of the settings that names one elsewhere.
+    """
+    check_files(folder)
+    name = "tokenizer_config.json"
+    settings = folder.json(name) if folder.has(name) else {}
+    for key, value in settings.items():
+        named = key in NAMES_FILES or (key.endswith("_file") and key not in OVERRULED)
+        inside = not isinstance(value, str)
+        with suppress(OSError, ValueError, RuntimeError):
+            inside |= (folder.path / str(value)).resolve().is_relative_to(folder.path.resolve())
+        if named and not inside:
+            raise InputError(
+                f"{key} in {folder.path / name} is {value!r}, a file outside of the folder; "
+                "remove the key"
+            )
+
+
+def check_names(where: str, names: Iterable[str]) -> None:
+    """Refuse a model with files next to its weights that transformers takes for more of them.
+
+    Args:
+        where: what the model is called.
+        names: of its files.
+
+    Raises:
+        InputError: names the file.
+    """
+    for name in names:
+        if name == ADAPTER:
+            raise InputError(
+                f"{where} has {ADAPTER}, and transformers would add its adapter to the weights; "
+                "merge the adapter, or move its files away"
+            )
+        if DISTRIBUTED.match(name):
+            raise InputError(
+                f"{where} has {name}, a part of a distributed checkpoint, and transformers would "
+                "load that instead of the other weights; consolidate it, or move it away"
+            )
+
+
+def weight_files(folder: Folder, config: Config) -> tuple[list[str], dict[str, str]]:
+    """The names of the files with the weights, in order; of DCP, that of its list of entries.
+
+    Returns:
+        The names, and where the index (if there is one) has each tensor.
+
+    Raises:
+        InputError: there are none, one is missing, or transformers would load something else.
+    """
+    for key, what in FOLLOWED.items():
+        if config.get(key) is not None:
+            raise InputError(
+                f"config.json in {folder} has {key}, by which transformers loads {what}; "
+                "load the model with transformers, save it again and take that"
+            )
+    for single in SINGLE:
+        if folder.find(single):  # transformers as well prefers it to an index
+            return [single], {}
+        index = index_of(single)
+        if folder.find(index):
+            ending = single.rpartition(".")[2]
+            listed = _parse_index(str(folder.path / index), folder.json(index), ending)
+            names = sorted(set(listed.values()))
+            for name in names:
+                if not folder.find(name):
+                    raise InputError(
+                        f"shard {folder.path / name} is missing, {index} lists it; "
+                        "copy it into the folder"
+                    )
+            return names, listed
+    if folder.find(LIST):
+        return [LIST], {}
+    expected = "model.safetensors, model.safetensors.index.json or pytorch_model.bin was expected"
+    raise InputError(f"{folder} has no weights; {instead_of_weights(folder.path) or expected}")
+
+
+def _parse_index(where: str, index: Mapping[str, Any], ending: str) -> dict[str, str]:
+    """The file of each tensor, by an index; ``ending`` is that of files of weights."""
+    weight_map: Any = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{where} has no weight_map; copy the index again")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not re.fullmatch(rf"[^/\\\0]+\.{ending}", name):
+            raise InputError(
+                f"{where} lists tensor {tensor} in {name!r}; the name of a "
+                f".{ending} file next to it was expected, copy the index again"
+            )
+    return weight_map
+
+
+# What users give in the place of a model folder
+
+
+def address_in(path: Path | str) -> str:
+    """An address with the slashes that a path has lost."""
+    slashes = "///" if re.match("(file|local):/", str(path)) else "//"
+    return re.sub(r"^([a-z][a-z0-9+.-]+):/+", rf"\1:{slashes}", str(path))
+
+
+def no_folder(path: Path) -> str:
+    """Why something that is no folder is no model, and what to give."""
+    if os.path.isfile(path) and path.suffix == ".gguf":
+        return f"{path} {GGUF}"
+    if os.path.lexists(path.parent / "config.json") and os.path.lexists(path):
+        return f"{path} is not a folder; give the one that it is in, {path.parent}"
+    return (
+        f"{address_in(path)} is not a folder; give a model folder with config.json and weights, or "
+        "hf://ORG/NAME for a model on the Hub"
+    )
+
+
+def no_model(folder: Path) -> str:
+    """Why a folder without ``config.json`` is no model, and what to give."""
+    missing = f"{folder / 'config.json'} does not exist"
+    weights = (*SINGLE, *map(index_of, SINGLE), LIST)
+    if any(os.path.lexists(folder / name) for name in weights):
+        adapter = os.path.lexists(folder / ADAPTER)
+        return f"{missing}; {instead_of_weights(folder) if adapter else COPY_CONFIG}"
+    patterns = "*/config.json", "snapshots/*/config.json"  # those of a model in the Hub's cache
+    inside = [file.parent for pattern in patterns for file in folder.glob(pattern)]
+    if inside:
+        latest = max(inside, key=lambda each: (len(each.name), each.name))  # checkpoint-1000
+        return f"{missing}; give one of the folders in there, such as {latest}"
+    return f"{missing}; {instead_of_weights(folder) or f'is {folder} a model folder?'}"
+
+
+def instead_of_weights(folder: Path) -> str | None:
+    """A file that a folder has in the place of weights that are read, and what to do about it."""
+    names = sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else []
+    for pattern, problem in INSTEAD_OF_WEIGHTS.items():
+        for name in names:
+            if fnmatchcase(name, pattern):
+                return f"{name} {problem}"
+    return None

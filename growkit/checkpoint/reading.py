@@ -24,8 +24,7 @@ from growkit.base.tensors import (
     total_bytes,
 )
 from growkit.checkpoint.distributed_file import DistributedFile, open_model
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import LIST, check_files, weight_files
+from growkit.checkpoint.folder import LIST, Folder, check_files, weight_files
 from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import WeightFile, open_weights

@@ -23,8 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import check_loaded
+from growkit.checkpoint.folder import Folder, check_loaded
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import inert, lacks_class, parsed, quiet
 from growkit.planning.layouts import as_diff_transformer

@@ -17,8 +17,7 @@ from torch import Tensor
 from growkit.base.errors import InputError, foreign
 from growkit.base.settings import Settings
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import check_loaded
+from growkit.checkpoint.folder import Folder, check_loaded
 from growkit.engine.oracle import longest_context, quiet
 from growkit.engine.texts import documents, read_text
 

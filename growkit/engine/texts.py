@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from growkit.base.errors import InputError, reason
-from growkit.checkpoint.folder import Folder, open_regular, read
-from growkit.checkpoint.model_files import TOKENIZER_FILES, is_of_tokenizer
+from growkit.checkpoint.folder import TOKENIZER_FILES, Folder, is_of_tokenizer, open_regular, read
 
 MOST_TEXT = 1 << 22
 """Bytes that are read of a text; a million tokens are far more than a proof takes."""

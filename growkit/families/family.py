@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from growkit.algebra.axes import Pattern, Role
 from growkit.base.errors import InputError
+from growkit.base.lazy import members
 from growkit.base.names import perhaps
-from growkit.base.registry import members
 from growkit.base.tensors import Config, Weights
 from growkit.families.described import read_description, read_shipped, shipped
 from growkit.families.description import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from growkit.base.errors import InputError
-from growkit.base.registry import members
+from growkit.base.lazy import members
 from growkit.base.tensors import Weights
 from growkit.checkpoint.writing import Save
 from growkit.optimizer.groups import RATES, Parameters, ParamGroup

@@ -21,7 +21,6 @@ from growkit.base.tensors import (
     total_parameters,
 )
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import carried_bytes
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
 from growkit.engine.user_family import temporary_family
 from growkit.planning.plan import SMALL as SMALL_TENSOR
@@ -77,7 +76,7 @@ def plan(recipe: Recipe | str | Path, *, bandwidth: str | None = None) -> LargeP
         recipe = load_recipe(recipe_file(Path(recipe)))
     with temporary_family(recipe.family):
         found = find(recipe.source, weights=False)
-        source, extra = found.headers(), carried_bytes(Folder(found.folder))
+        source, extra = found.headers(), Folder(found.folder).carried_bytes()
         recipe = replace(recipe, source=found.name)
         prepared = plan_recipe(recipe, source)
         described = describe(recipe, source, prepared)

@@ -18,7 +18,7 @@ from growkit.base.progress import Progress, Silent, shown
 from growkit.base.settings import Settings, settings_of
 from growkit.base.tensors import Weights
 from growkit.base.units import given_date
-from growkit.checkpoint import model_files, publishing, writing
+from growkit.checkpoint import publishing, writing
 from growkit.checkpoint.distributed_file import distributed_shards, write_list
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.inside import Inside
@@ -233,7 +233,7 @@ class _Run:
             read_text(text)
         if recipe.verify is not None:
             check_settings(recipe.verify, source)
-        model_files.check_carried(source.opened)
+        source.opened.check_carried()
         self._plan()
         self.lineage.check_duplicates()
         if self.dry_run:
@@ -271,7 +271,7 @@ class _Run:
             self.other_files += self.optimizer.state.files
             result["optimizer"] = self.optimizer.result()
         state = result["optimizer"]["bytes"] if result["optimizer"] else 0
-        self.extra = model_files.carried_bytes(source.opened) + state
+        self.extra = source.opened.carried_bytes() + state
 
     def _estimated(self) -> GrowResult:
         """The result of a dry run: the plan, and an estimate of the run."""
@@ -296,7 +296,7 @@ class _Run:
             publishing.writing(self.output),
         ):
             _write_weights(self.recipe, self.target, folder, advance, hashes)
-            model_files.carry_over(source.opened, folder)
+            source.opened.carry_over(folder)
             _write_config(source, self.target, folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
@@ -331,7 +331,7 @@ class _Run:
             )
             (folder / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
             publishing.write_manifest(folder, manifest, digests)
-        copied = [source.folder / name for name in model_files.carried(source.opened)]
+        copied = [source.folder / name for name in source.opened.carried()]
         self.inputs.check_unchanged([*hashed.values(), *texts.values(), *copied])
 
     def _prove(self, folder: Path) -> VerifyResult | None:
@@ -380,7 +380,7 @@ def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:
     if family.write_code:
         family.write_code(folder)
     elif grown.config.get("auto_map") and grown.config["auto_map"] == source.config.get("auto_map"):
-        for name in model_files.code_of(source.opened):
+        for name in source.opened.code():
             source.opened.copy(name, folder)
 
 

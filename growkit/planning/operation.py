@@ -12,8 +12,8 @@ from fractions import Fraction
 from typing import cast
 
 from growkit.base.errors import InputError
+from growkit.base.lazy import members
 from growkit.base.names import did_you_mean, perhaps
-from growkit.base.registry import members
 from growkit.base.tensors import Config, Weights
 from growkit.families.family import Family, families
 from growkit.planning.plan import Plan

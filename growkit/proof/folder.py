@@ -17,8 +17,7 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import carried, code_of, is_of_tokenizer, matches
+from growkit.checkpoint.folder import Folder, is_of_tokenizer, matches
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.checkpoint.scratch import temporary
@@ -171,7 +170,7 @@ def compare_with_plan(
     changed = [each["name"] for each in values]
     changed += [name for name, content in code.items() if not _holds(target, name, content)]
     changed += sidecars.changed_sidecars(source.opened, target.opened)
-    expected = {*WRITTEN, *code, *carried(source.opened), *_weights_of(target)}
+    expected = {*WRITTEN, *code, *source.opened.carried(), *_weights_of(target)}
     if recipe is not None and recipe.optimizer is not None:
         states = target.opened.names(*outputs())
         changed += changed_since(target, states)
@@ -231,7 +230,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     if code and loaded.own_class and not same_code(source.opened, target.opened):
         changed += code
     changed += _changed_buffers(source, target)
-    own = code_of(target.opened) if target.config.get("auto_map") else []
+    own = target.opened.code() if target.config.get("auto_map") else []
     known = {*WRITTEN, *code, *own, *_weights_of(target), *sidecars.READ}
     names = [name for name in target.opened.names() if name not in known]
     unknown = [name for name in names if not _is_of_source(name, source, target)]
@@ -392,7 +391,7 @@ def same_code(first: Folder, second: Folder) -> bool:
 
 def own_code(folder: Folder) -> dict[str, bytes]:
     """The code in a folder, by file name."""
-    return {name: folder.bytes(name) for name in code_of(folder)}
+    return {name: folder.bytes(name) for name in folder.code()}
 
 
 def growkits_code(config: Config) -> dict[str, bytes]:
@@ -409,7 +408,7 @@ def _has_earlier_code(target: Checkpoint, wanted: Config) -> bool:
     """Whether a folder has the code of another version of growkit, as its manifest records it."""
     if not target.opened.has(MANIFEST):
         return False
-    names, classes = code_of(target.opened), target.config.get("auto_map")
+    names, classes = target.opened.code(), target.config.get("auto_map")
     recorded = target.opened.json(MANIFEST).get("files")
     return (
         isinstance(recorded, dict)

@@ -11,9 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from growkit.base.errors import InputError, foreign
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import GENERATION, TEMPLATES, carried, is_of_tokenizer, matches
-from growkit.checkpoint.model_files import TOKENIZER_FILES as FILES
+from growkit.checkpoint.folder import GENERATION, TEMPLATES, Folder, is_of_tokenizer, matches
+from growkit.checkpoint.folder import TOKENIZER_FILES as FILES
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import generation
 from growkit.engine.oracle import quiet
@@ -62,7 +61,7 @@ def changed_sidecars(source: Folder, target: Folder) -> list[str]:
     no tokenizer loads, only bytes count. A file that the source lacks is a change if transformers
     reads it, unless it only repeats other files.
     """
-    names, had = carried(source), {*source.names()}
+    names, had = source.carried(), {*source.names()}
     differ = [name for name in names if not same_bytes(source, target, name)]
     differ += [name for name in target.names(*FILES, GENERATION, *PROCESSORS) if name not in had]
     lost = [name for name in source.names(*FILES) if name not in names and not target.has(name)]

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from growkit.base.errors import InputError
+from growkit.base.lazy import members
 from growkit.base.names import NOTHING, did_you_mean
 from growkit.base.parsing import in_yaml
-from growkit.base.registry import members
 from growkit.base.settings import Settings, check_seed, option
 from growkit.base.tensors import TORCH_NAMES
-from growkit.checkpoint.folder import Folder, check_name, read_yaml
-from growkit.checkpoint.model_files import HUB_NAME, STORE, address_in
+from growkit.checkpoint.folder import HUB_NAME, STORE, Folder, address_in, check_name, read_yaml
 from growkit.checkpoint.publishing import MANIFEST, Inputs
 from growkit.engine.user_family import load_description
 from growkit.families.family import described

@@ -28,8 +28,7 @@ from growkit.checkpoint.distributed_file import (
     read_list,
     write_list,
 )
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import LIST
+from growkit.checkpoint.folder import LIST, Folder
 from growkit.checkpoint.writing import Save
 from growkit.optimizer.groups import Parameters, ParamGroup
 from growkit.optimizer.growing import GrownState
