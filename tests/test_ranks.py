@@ -35,9 +35,8 @@ from growkit.conversions.shared_diff import (
     smallest_rank,
 )
 from growkit.engine import calls
-from growkit.engine.prompts import make_prompts
+from growkit.engine.prompts import DOCUMENT_SEPARATOR, make_prompts
 from growkit.engine.strict import strict_float64
-from growkit.engine.texts import DOCUMENT_SEPARATOR
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, load_recipe

@@ -22,7 +22,7 @@ from growkit.base.parsing import parse_yaml
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
-from growkit.engine import prompts, texts
+from growkit.engine import prompts
 from tests.conftest import edit_json, save_model
 from tests.test_calibration import with_tokenizer
 
@@ -207,15 +207,15 @@ def test_sizes_of_configs(changes: dict[str, Any], source: Path) -> None:
 def test_large_texts_are_read_in_part(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     with file.open("wb") as stream:
-        stream.write("é".encode() * texts.MOST_TEXT)
+        stream.write("é".encode() * prompts.MOST_TEXT)
         stream.truncate(100 << 30)
-    content = texts.read_text(str(file))
-    assert len(content) == texts.MOST_TEXT
-    assert len(texts.documents(b"x" * 10**6)) == -(-(10**6) // texts.LONGEST_DOCUMENT)
+    content = prompts.read_text(str(file))
+    assert len(content) == prompts.MOST_TEXT
+    assert len(prompts.documents(b"x" * 10**6)) == -(-(10**6) // prompts.LONGEST_DOCUMENT)
     words = "two words " * 10**5
-    parts = texts.documents(f"{words}<|endoftext|> short ".encode())
+    parts = prompts.documents(f"{words}<|endoftext|> short ".encode())
     assert " ".join(parts) == f"{words}short"
-    assert max(map(len, parts)) <= texts.LONGEST_DOCUMENT
+    assert max(map(len, parts)) <= prompts.LONGEST_DOCUMENT
 
 
 LAUGHS = "a0: &a0 [x]\n" + "".join(
@@ -335,7 +335,7 @@ def test_a_manifest_has_no_file_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``/dev/zero`` never ends."""
-    monkeypatch.setattr(prompts, "_tokenize", lambda *_: pytest.fail("a text was read"))
+    monkeypatch.setattr(prompts, "read_text", lambda *_: pytest.fail("a text was read"))
     shared = shutil.copytree(pair / "shared", tmp_path / "shared")
     manifest = json.loads((shared / "growkit.json").read_text())
     step = {"convert": "shared-diff", "rank": rank, "calibration": "/dev/zero"} | found

@@ -4,19 +4,17 @@ transformers resolves its config from that of the whole; its tensors are those t
 whole keep under its prefix. Towers and projectors are left out.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from growkit.base.errors import foreign
+from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.oracle import parsed, quiet
 from growkit.families.family import families
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NAMES = {
     "language_model.": "",
@@ -107,9 +105,6 @@ def tensors_inside(names: Iterable[str]) -> dict[str, str]:
 def _config_inside(checkpoint: Checkpoint) -> Config | None:
     """The config that the language model has alone; None where transformers has no class."""
     from transformers import CONFIG_MAPPING
-
-    from growkit.base.errors import foreign
-    from growkit.engine.oracle import parsed, quiet
 
     whole, folder = checkpoint.config, checkpoint.folder
     if whole.get("model_type") not in CONFIG_MAPPING:

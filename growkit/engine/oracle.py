@@ -4,6 +4,8 @@ Layouts of differential attention for which transformers has no class run as wha
 into, ``growkit.modeling``.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import warnings
@@ -14,10 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import torch
-from torch import nn
-
 from growkit.base.errors import InputError, foreign
+from growkit.base.lazy import torch
 from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
@@ -25,8 +25,6 @@ from growkit.families.family import families, family_of
 from growkit.modeling import register
 from growkit.planning.layouts import as_diff_transformer, read_layout
 from growkit.planning.plan import Planned
-
-CPU = torch.device("cpu")
 
 KERNELS = ("attn_implementation", "experts_implementation")
 """How keys end that choose the code of attention or of experts."""
@@ -49,7 +47,7 @@ REFUSED = {
 
 def load_model(
     stored: Path | Checkpoint, dtype: torch.dtype, device: torch.device, attention: str | None
-) -> nn.Module:
+) -> torch.nn.Module:
     """The model in a folder, ready to run.
 
     Args:
@@ -106,7 +104,7 @@ def load_model(
             )
     fit_experts(model)
     model.eval().to(device)
-    assert isinstance(model, nn.Module)
+    assert isinstance(model, torch.nn.Module)
     return checkpoint.as_read(model)
 
 
@@ -260,6 +258,7 @@ def uninitialised(device: str | None = None) -> Iterator[None]:
     Args:
         device: where parameters are put; None for where they are made.
     """
+    from torch import nn
     from transformers.initialization import guard_torch_init_functions
 
     register = nn.Module.register_parameter

@@ -1,4 +1,7 @@
-"""Prompts: windows of real text, as a folder's tokenizer reads it, or seeded random tokens."""
+"""Prompts: windows of real text, as a folder's tokenizer reads it, or seeded random tokens.
+
+Texts are untrusted files, read once, as much as is needed.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
-
-from growkit.base.errors import InputError, foreign
+from growkit.base.errors import InputError, foreign, reason
+from growkit.base.lazy import Tensor, torch
 from growkit.base.settings import Settings
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import Folder, check_loaded
+from growkit.checkpoint.folder import (
+    TOKENIZER_FILES,
+    Folder,
+    check_loaded,
+    is_of_tokenizer,
+    open_regular,
+    read,
+)
 from growkit.engine.oracle import longest_context, quiet
-from growkit.engine.texts import documents, read_text
 
 T = TypeVar("T")
+
+MOST_TEXT = 1 << 22
+"""Bytes that are read of a text; a million tokens are far more than a proof takes."""
+
+LONGEST_DOCUMENT = 1 << 16
+"""Characters; tokenizers take far more than twice as long for twice as many without a break."""
+
+DOCUMENT_SEPARATOR = "<|endoftext|>"
+"""What separates documents in text files by convention; each document is read on its own."""
 
 MOST_TOKENS = 1 << 22
 """Of all prompts together: thirty megabytes of ids, and far more of everything else."""
@@ -77,7 +93,8 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         shape = (prompts, length)
         return Prompts(tuple(torch.randint(config["vocab_size"], shape, generator=generator)), None)
     file, raw = Path(settings.text), read_text(settings.text)
-    ids = _tokenize(documents(raw), folder)
+    tokenizer = load_tokenizer(folder)
+    ids = [torch.tensor(ids_of(tokenizer, each), dtype=torch.long) for each in documents(raw)]
     begins = [(tokens, at) for tokens in ids for at in range(0, len(tokens) - 1, length)]
     predictions = sum(min(length, len(tokens) - at) - 1 for tokens, at in begins)
     if predictions < FEWEST:
@@ -101,10 +118,65 @@ def _spread(windows: Sequence[T], count: int) -> tuple[T, ...]:
     return tuple(windows[(2 * i + 1) * len(windows) // (2 * count)] for i in range(count))
 
 
-def _tokenize(parts: list[str], folder: Path) -> list[Tensor]:
-    """Token ids of each document, by the folder's own tokenizer, special tokens included."""
-    tokenizer = load_tokenizer(folder)
-    return [torch.tensor(ids_of(tokenizer, part), dtype=torch.long) for part in parts]
+def read_text(path: str, most: int = MOST_TEXT) -> bytes:
+    """A UTF-8 text; of a large one, its beginning.
+
+    Args:
+        path: of the file.
+        most: bytes that are read of it.
+
+    Raises:
+        InputError: it cannot be read, is empty, or is something else.
+    """
+    file = Path(path)
+    try:
+        with open_regular(file) as stream:
+            content = read(stream, most + 1, file)
+    except InputError as error:
+        raise InputError(f"text {error}, or give another UTF-8 text") from None
+    if len(content) > most:
+        content = content[:most].decode("utf-8", "ignore").encode() or content
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"text {file} cannot be read ({reason(error)}); give a UTF-8 text file"
+        ) from None
+    if not documents(content):
+        raise InputError(
+            f"text {file} {'holds blanks alone' if content else 'is empty'}, so it has fewer than "
+            "2 tokens in a row; give a longer one"
+        )
+    return content
+
+
+def documents(content: bytes) -> list[str]:
+    """The documents of a text, and long ones in parts that begin with a word where they can."""
+    parts: list[str] = []
+    for document in content.decode("utf-8").split(DOCUMENT_SEPARATOR):
+        whole, begin = document.strip(), 0
+        while len(whole) - begin > LONGEST_DOCUMENT:
+            most = begin + LONGEST_DOCUMENT
+            end = whole.rfind(" ", begin + LONGEST_DOCUMENT // 2, most)
+            parts.append(whole[begin : end if end >= 0 else most])
+            begin += len(parts[-1])
+            while whole[begin].isspace():
+                begin += 1
+        parts.append(whole[begin:])
+    return [part for part in parts if part]
+
+
+def check_tokenizer(folder: Folder) -> None:
+    """Refuse a folder without a tokenizer to read a text with; whether one loads is seen later.
+
+    Raises:
+        InputError: there is no file that one could be made of.
+    """
+    if not any(map(is_of_tokenizer, folder.names(*TOKENIZER_FILES))):
+        raise InputError(
+            f"{folder} has no tokenizer; add tokenizer.json, or leave out --text to compare on "
+            "random tokens"
+        )
 
 
 PROBES = (

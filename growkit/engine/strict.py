@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from growkit.base.errors import InputError
 from growkit.base.settings import NO_GPU
 
+CPU = torch.device("cpu")
+
 _NARROWER = {torch.float32, torch.float16, torch.bfloat16}
 _CASTS: dict[Any, Any] = {
     torch.Tensor.float: torch.Tensor.double,

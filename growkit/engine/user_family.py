@@ -15,8 +15,10 @@ from typing import Any
 
 from growkit.algebra.axes import Axis, Pattern
 from growkit.base.errors import InputError
+from growkit.base.lazy import torch
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import read_yaml
+from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.families.family import Family, described, knowing, own_families
 from growkit.planning.operation import SizeOption, operations
 
@@ -174,11 +176,9 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
 
 def _check_tables(family: Family, model: Any) -> None:
     """Of modules that look rows up by number, and of the head: its rows are the tokens' logits."""
-    from torch import nn
-
     cls, grown, head = type(model).__name__, _grown_axes(), model.get_output_embeddings()
     for table, module in model.named_modules():
-        if not (isinstance(module, nn.Embedding) or module is head):
+        if not (isinstance(module, torch.nn.Embedding) or module is head):
             continue
         for tensor in family.tensors:
             template = re.escape(tensor.name).replace(re.escape("{layer}"), r"\d+")
@@ -216,8 +216,6 @@ def _check_arranged(family: Family, config: Config, count: int, changed: Config)
 
 def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
     """Lists with one entry per layer that a config leaves to its class."""
-    from growkit.engine.oracle import parsed, quiet
-
     layers = next(key for key, axes in family.axes.items() if axes == ("layers",))
     count = config[layers]
     bare = {key: value for key, value in config.items() if not isinstance(value, list)}
@@ -233,10 +231,7 @@ def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
 
 def _empty(config: Config) -> Any:
     """The model of a config, without numbers; None without a class."""
-    import torch
     from transformers import AutoModelForCausalLM
-
-    from growkit.engine.oracle import parsed, quiet, uninitialised
 
     with suppress(Exception), quiet(), torch.device("meta"), uninitialised():
         return AutoModelForCausalLM.from_config(parsed(config), trust_remote_code=False)

@@ -20,8 +20,8 @@ from growkit.base.errors import InputError, reason
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.metrics import error_of
-from growkit.engine.oracle import CPU, load_model, quiet
-from growkit.engine.strict import strict_float64
+from growkit.engine.oracle import load_model, quiet
+from growkit.engine.strict import CPU, strict_float64
 from growkit.families.family import described, refuse_quantised
 from growkit.inference.classes import ModelClass
 from growkit.inference.proposing import Proposal, descriptions

@@ -22,7 +22,7 @@ from growkit.checkpoint import publishing, writing
 from growkit.checkpoint.distributed_file import distributed_shards, write_list
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.inside import Inside
-from growkit.engine.texts import read_text
+from growkit.engine.prompts import read_text
 from growkit.engine.user_family import load_description, temporary_family, unlisted_family
 from growkit.families.family import family_of
 from growkit.pipeline.estimate import disk_needed, estimate

@@ -19,8 +19,7 @@ from growkit.base.tensors import total_parameters
 from growkit.checkpoint.publishing import is_untouched
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import lacks_class, load_model, longest_context
-from growkit.engine.prompts import ids_of, load_tokenizer
-from growkit.engine.texts import documents, read_text
+from growkit.engine.prompts import documents, ids_of, load_tokenizer, read_text
 from growkit.engine.user_family import temporary_family
 from growkit.optimizer.groups import param_groups
 from growkit.pipeline.running import run

@@ -22,7 +22,7 @@ from growkit.checkpoint.publishing import Inputs
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
 from growkit.engine.inside import Inside
-from growkit.engine.texts import read_text
+from growkit.engine.prompts import read_text
 from growkit.probing.lines import workplace
 from growkit.probing.settings import Candidate, ProbeSettings, candidates_of
 from growkit.recipe.recipe import Recipe

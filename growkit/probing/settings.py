@@ -13,7 +13,7 @@ from growkit.base.errors import InputError
 from growkit.base.names import name_of
 from growkit.base.settings import DEVICES, check_options, option
 from growkit.checkpoint.publishing import MANIFEST
-from growkit.engine.texts import read_text
+from growkit.engine.prompts import read_text
 from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.sources import Source
 

@@ -20,7 +20,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import longest_context
-from growkit.engine.strict import reproducible, strict_float64
+from growkit.engine.strict import CPU, reproducible, strict_float64
 from growkit.results.proof import Fingerprint
 
 TOKENS = 32
@@ -31,8 +31,6 @@ LOGITS = 8
 
 STRIDE = 13
 """In which order tokens are asked: one after the other would be like no text."""
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)

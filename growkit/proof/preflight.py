@@ -6,7 +6,8 @@ from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.base.tensors import Weights
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.texts import check_tokenizer, read_text
+from growkit.engine.oracle import check_accepted
+from growkit.engine.prompts import check_tokenizer, make_prompts, read_text
 
 
 def check_settings(settings: Settings, source: Checkpoint) -> None:
@@ -33,8 +34,6 @@ def preflight(settings: Settings, source: Checkpoint, grown: Weights) -> None:
             there is no room to train.
     """
     from growkit.engine.loader import loading
-    from growkit.engine.oracle import check_accepted
-    from growkit.engine.prompts import make_prompts
     from growkit.engine.strict import choose_device
     from growkit.proof.training import check_room
 

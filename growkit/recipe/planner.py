@@ -10,6 +10,7 @@ from growkit.algebra.axes import Pattern
 from growkit.base import tensors
 from growkit.base.tensors import TORCH_NAMES, Config, Weights
 from growkit.checkpoint.reading import Widened, rounded
+from growkit.engine.oracle import write_defaults_out
 from growkit.families.description import EAGER_EXPERTS
 from growkit.families.family import family_of, stored_family
 from growkit.planning.layouts import read_layout
@@ -97,10 +98,6 @@ def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
     if not plans:
         return plans
     *others, last = plans
-    if last.config.get("model_type") == source.config.get("model_type"):
-        return plans
-    from growkit.engine.oracle import write_defaults_out  # brings transformers: seconds
-
     config = write_defaults_out(source.config, last.config, source.where())
     return [*others, replace(last, config=config)]
 
