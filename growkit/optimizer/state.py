@@ -156,10 +156,6 @@ def open_state(path: Path, parameters: Parameters) -> State:
     Raises:
         InputError: it is of no known format, damaged, or of another model or optimizer.
     """
-    if not path.exists():
-        raise InputError(
-            f"{path}, which should hold an optimizer's state, does not exist; check its name"
-        )
     for each in formats():
         if each.holds(path):
             state = each.open(path, parameters)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from growkit.base.errors import InputError
-from growkit.base.settings import Settings
+from growkit.base.settings import NO_GPU, Settings
 from growkit.base.tensors import Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import check_accepted
@@ -14,8 +16,10 @@ def check_settings(settings: Settings, source: Checkpoint) -> None:
     """Refuse what cannot be compared on, as far as that is seen without torch.
 
     Raises:
-        InputError: the text cannot be read or has no tokenizer.
+        InputError: the text cannot be read or has no tokenizer, or torch is built for CPUs alone.
     """
+    if settings.device == "cuda" and version("torch").endswith("+cpu"):
+        raise InputError(NO_GPU)
     if settings.text is not None:
         read_text(settings.text)
         check_tokenizer(source.opened)

@@ -200,11 +200,19 @@ class Recipe:
 
         Args:
             reads: more files, such as the recipe's own.
+
+        Raises:
+            InputError: there is no optimizer's state of this name.
         """
         paths: list[str | Path] = [self.source, *self.texts, *reads]
         states: list[Path] = []
         if self.optimizer:
             path = Path(self.optimizer)
+            if not path.exists():
+                raise InputError(
+                    f"{path}, which should hold an optimizer's state, does not exist; "
+                    "check its name"
+                )
             formats: Any = members("growkit.optimizer.formats", "FORMAT").values()
             # Any other folder, which may be the whole system, is refused and not listed.
             (states if any(each.holds(path) for each in formats) else paths).append(path)
