@@ -1,6 +1,6 @@
 """Exact splits: several numbers of a storage format that sum to a given one, bit for bit.
 
-``Shares`` says how the weights of a reader are shared out among the copies of what it reads.
+``Shares`` distributes the weights of a reader over the copies that it reads.
 
 Two parts of w come from three rounded operations, with any u in [-½, ½]:
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
 
     class _Module:
-        """Stands for a module until one of its attributes is needed."""
+        """A module that is imported when one of its attributes is used."""
 
         def __init__(self, name: str) -> None:
             self._name = name

@@ -15,7 +15,7 @@ MOST_DEPTH = 64
 """Objects inside of each other."""
 
 MOST_PARTS = 1_000_000
-"""Objects and lists in JSON, each of which takes far more memory than its two characters."""
+"""Limit for objects and lists in JSON: each takes far more memory than its two characters."""
 
 MOST_VALUES = 10_000
 """Values of a YAML text, aliases followed."""

@@ -35,7 +35,7 @@ MOST_DIGITS = 18
 
 
 class Checkpoint(Weights):
-    """A model folder: ``config.json`` and its weights, of which only headers are read at first.
+    """A model folder: ``config.json`` and weights, whose tensors are read on demand.
 
     Weights are ``model.safetensors``, or the shards that ``model.safetensors.index.json`` lists,
     or, where there are none, the same of ``pytorch_model.bin`` (weights-only loading), or files of

@@ -1,4 +1,4 @@
-"""Folders for work in progress, which vanish with their runs, whatever ends these.
+"""Folders for work in progress, which are removed however their run ends.
 
 Such a folder has a file that is locked as long as its run
 lives: the system releases the lock when the run ends, however it ends. So a folder whose lock is

@@ -40,7 +40,7 @@ def _stop(signum: int, frame: object) -> NoReturn:
     if signum == signal.SIGINT:
         try:  # noqa: SIM105 - as for typing
             os.write(2, f"{INTERRUPTED}\n".encode())
-        except OSError:  # nobody listens
+        except OSError:  # the reader is gone
             pass
     os._exit(128 + signum)
 

@@ -407,7 +407,7 @@ class _Description:
             )
 
     def _entry(self, name: str, said: Any) -> dict[str, Any]:
-        """What is said of a tensor.
+        """The entry of a tensor.
 
         Raises:
             InputError: something is wrong with it.

@@ -158,7 +158,7 @@ class Dense:
     """Models without experts that can become models with experts.
 
     Attributes:
-        assumed: defaults of their class, where the class with experts has others.
+        assumed: defaults of their class that differ from those of the class with experts.
         ignored: keys that only the class with experts reads, and the values that they must have.
         only: keys that only the dense class reads, and the values that change nothing.
         when: the models that have no experts.
@@ -181,7 +181,7 @@ class Experts:
     Attributes:
         width: the axis of an expert's hidden units.
         top_k: the key of the number of experts per token.
-        alone: the models that leave router weights unnormalised; in all others the weights of all
+        alone: the models that leave router weights unnormalised; otherwise the weights of all
             experts, or of the chosen ones, sum to one.
         scaling: the key of a factor of all weights.
         groups: keys of the number of expert groups, and of the groups that a token may use.
@@ -208,5 +208,5 @@ class Experts:
 
     @property
     def keys(self) -> set[str]:
-        """The keys that say how many experts a token has, and with what weights."""
+        """The keys of the number of experts per token and of their weights."""
         return {self.top_k, *self.groups, *([self.scaling] if self.scaling else [])}

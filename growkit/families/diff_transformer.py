@@ -34,11 +34,11 @@ MULTIPLIERS = (
 """Numbers by which something is multiplied, or divided; likewise those of the class."""
 
 OF_SOME = ("attention_output_bias", "qk_norm", *MULTIPLIERS)
-"""Of these keys, those that some families have, and others compute without: as assumed here."""
+"""Those of these keys that only some families have, with the value assumed for the rest."""
 
 
 def check(config: Config) -> None:
-    """Refuse what the class would refuse, where no axis or switch says so.
+    """Refuse what the class would refuse and neither an axis nor a switch shows.
 
     Raises:
         InputError: names what was expected.

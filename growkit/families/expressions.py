@@ -143,7 +143,7 @@ def parse_expression(
 
 
 def _names(tree: ast.expr, known: Collection[str]) -> set[str]:
-    """The names in an expression, of which all but those of ``get`` have to be known.
+    """The names in an expression; all except those in ``get`` must be known.
 
     Raises:
         ValueError: a name is unknown, or something is not part of the language.

@@ -33,47 +33,47 @@ from growkit.families.description import (
 from growkit.families.sizes import Axes, HasSizes, MultipleError
 
 MOST_ROWS = 1 << 22
-"""Of a tensor, or columns, but for those that stand for the vocabulary."""
+"""Limit for the rows or columns of a tensor, except for those of the vocabulary."""
 
 QUANTISED = ("quantization_config", "compression_config")
-"""Keys of configs of models whose weights are no numbers by themselves."""
+"""Config keys of quantised models."""
 
 SIZES_TRIED = 100
-"""Sizes around one that a class cannot have, in which others are looked for."""
+"""How far from a size that a class cannot have the nearest possible ones are searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family(HasSizes):
-    """Everything that growkit knows of a model family, beside the sizes in its configs.
+    """A model family: its tensors, their axes, and how its class uses them.
 
     Attributes:
         model_types: the ``model_type`` values of ``config.json`` that belong to it; the first is
             what growkit writes.
         tensors: every tensor.
-        other_forms: every tensor, as other files hold the same models; that some lack the prefix of
-            the class is known of all.
-        kinds: for axes that no option names, the one that they grow with: experts' widths ``ffn``.
+        other_forms: every tensor, as other files store the same models. Files without the prefix of
+            the class need no form of their own.
+        kinds: for axes without an option, the axis that they grow with (experts' widths: ``ffn``).
         fixed: axes that cannot grow in a model of this (completed) config, and why, as it ends a
             sentence.
-        lists: keys that hold a list with one entry for each layer, if there is anything at all.
-        arranged: what else a config says of which layer is of which kind: the keys that change for
-            a model whose layers come from these of a model of this (completed) config.
-        numbered: the key because of which layers of a model of this (completed) config compute with
-            their number; None if they do not.
-        normed_sums: whether norms take the sum of what a layer adds and what it was given, so that
-            no layer can leave that as it is, in models of this (completed) config.
+        lists: optional keys that hold a list with one entry for each layer.
+        arranged: other keys that determine the kinds of layers: their values for a model that takes
+            these layers from a model of this (completed) config.
+        numbered: the key that makes layers compute with their index in models of this (completed)
+            config; None if none does.
+        normed_sums: whether norms are applied to the sum of a layer's input and its contribution,
+            so that no layer can be an identity, in models of this (completed) config.
         grouped: axes whose neighbours form groups by position (head i reads KV head ⌊i/r⌋), so
-            that copies must stand side by side.
-        served: for such axes those whose coordinates serve their groups: KV heads those of heads.
-        places: for axes whose coordinates compute with their number: from the sizes of source and
-            target, for every place in the target the coordinate of the source that computes the
-            same there, or None.
-        norms: those that have no weight; the others stand with their weight.
-        recomputed: endings of tensor names that old checkpoints hold and the class computes itself.
+            that copies must be adjacent.
+        served: for each grouped axis, the axes that serve its groups: ``kv_heads`` for ``heads``.
+        places: for axes whose coordinates compute with their index: from the sizes of source and
+            target, the source coordinate that computes the same at each index of the target, or
+            None.
+        norms: norms without a weight; the others are described with their weight.
+        recomputed: suffixes of tensors that old checkpoints store and the class recomputes.
         duplicates: for tied models, names that may repeat a tensor, and that tensor.
-        architecture: the class that ``config.json`` names, for models that growkit makes.
-        loads_with: what runs its folders, where that is not transformers as it is.
-        form: in what way its models are DIFF Transformers; None if they are not.
+        architecture: the class in the ``config.json`` of models that growkit writes.
+        loads_with: the software that runs its folders, if not plain transformers.
+        form: how its models are DIFF Transformers; None if they are not.
         experts: how its models use experts; None if they have none.
         auto_map: where transformers finds the classes in the folder's own code.
         write_code: puts the model's code into a folder, for models that transformers lacks.

@@ -1,4 +1,4 @@
-"""How a config says the sizes of a model's axes: from its keys to sizes, and back."""
+"""Sizes of a model's axes: from the keys of its config, and back."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ class MultipleError(InputError):
 
 @dataclass(frozen=True, kw_only=True)
 class HasSizes:
-    """What growkit knows of the configs of a model family.
+    """The configs of a model family.
 
     Attributes:
         name: for messages and ``growkit inspect``.
         axes: for every config key that is a size, the axes whose sizes add up to it, or a function
-            of the config that says so. An axis that stands twice counts twice. Axes of unknown size
-            that share a key have equal sizes, so keys of single axes come first.
+            from the config to these axes. An axis that is listed twice is added twice. Axes of
+            unknown size that share a key have equal sizes, so keys of single axes come first.
         defaults: what the model class assumes for keys that the config leaves out, as values or as
             functions of the config.
         constants: axes whose size is the same in every model of the family.
         same: axes that always have the size of another one.
         may_be_zero: keys of sizes that may be 0.
-        derived: keys of sizes that the class computes from others, whatever a config says of them.
+        derived: keys of sizes that the class computes from other sizes and ignores in a config.
         ratios: keys of whole numbers that are the size of one axis divided by that of another.
         aliases: for keys of sizes, the other name under which a config may have them.
         former: keys of older configs, and their names today, under which growkit writes them.
         per_layer: keys that hold one number for all layers, or a list with one for each; their
             axes are numbered, ``rank_0`` and so on (``rank_{layer}`` in patterns).
-        multiples: sizes that the model class demands to be multiples of others.
+        multiples: sizes that must be multiples of another size.
         choices: the values that keys with a fixed set of values may have.
         check: raises InputError for what else a (completed) config may have wrong.
     """
@@ -173,7 +173,7 @@ class HasSizes:
 
     @property
     def size_keys(self) -> set[str]:
-        """Every config key that says a size."""
+        """Every config key of a size."""
         return {*self.axes, *self.aliases.values(), *self.ratios}
 
     def axes_of(self, config: Config) -> dict[str, Axes]:
@@ -225,7 +225,7 @@ class HasSizes:
         return {f"{axis}_{layer}": size for axis in axes for layer, size in enumerate(values)}
 
     def expresses(self, config: Config, sizes: Mapping[str, int]) -> bool:
-        """Whether the model class can have these sizes, whatever they cost."""
+        """Whether the model class can have these sizes."""
         try:
             found = self.sizes(self._with_sizes(config, sizes))
         except InputError:  # of config keys that contradict one another
@@ -233,7 +233,7 @@ class HasSizes:
         return all(found[axis] == size for axis, size in sizes.items())
 
     def _with_sizes(self, config: Config, sizes: Mapping[str, int]) -> Config:
-        """The config with every key that says a size."""
+        """The config with every key of a size."""
         resized = dict(config)
         complete = self.complete(config)
         for key, axes in self.axes_of(complete).items():

@@ -1,4 +1,4 @@
-"""The vocabulary of descriptions of families: what may be said, and of which kind it is."""
+"""The vocabulary of family descriptions: every key and the kind of its value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from growkit.base.names import did_you_mean
 from growkit.base.parsing import in_yaml
 
 ANY = "any key"
-"""In a mapping of kinds: what all values are, whatever their keys."""
+"""In a mapping of kinds: the kind of all values, for any key."""
 
 TEXTS = {ANY: str}
 CONDITION = (bool, str)
@@ -97,7 +97,7 @@ KEYS = {
     "form": FORM,
     "experts": EXPERTS,
 }
-"""What a description has, and of which kind it is; several kinds in a tuple are alternatives."""
+"""The keys of a description and the kinds of their values; kinds in a tuple are alternatives."""
 
 MOST = 1 << 24
 """Of a constant."""

@@ -1,1 +1,1 @@
-"""What a class of transformers says of its tensors, for families that growkit does not know."""
+"""Families of classes of transformers that growkit does not know, inferred from the class."""

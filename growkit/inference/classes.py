@@ -24,15 +24,15 @@ SMALL = {
     "head_dim": 8,
     "positions": 64,
 }
-"""Sizes at which a class is asked: no product of some is that of others."""
+"""Sizes of the models that are built: all products of them differ."""
 
 MOST_PARAMETERS = 1 << 24
-"""Of a small model: what is larger has a size that nobody knows."""
+"""Limit for the parameters of a small model; more have a size of unknown cause."""
 
 DESCRIBE = "describe its family as docs/adding-a-family.md says"
 
 OTHERS = (6, 10, 14, 18, 26, 34)
-"""Sizes of whatever else a config counts."""
+"""Values for other counts in a config."""
 
 
 def not_inferred(problem: str) -> InputError:
@@ -122,12 +122,12 @@ class ModelClass:
         return self._said.get(key, getattr(self._read, key, None))
 
     def said(self, key: str) -> Any:
-        """What the config says of a key; None if it leaves it out."""
+        """The config's value of a key; None if it has none."""
         return self._plain.get(key)
 
     @property
     def splits_hidden(self) -> bool:
-        """Whether a head is as wide as its share of hidden, if nothing else is said."""
+        """Whether ``head_dim`` defaults to the hidden size divided by the number of heads."""
         if self.derived or self.said("head_dim") is not None:
             return self.derived
         if self.square:
@@ -140,7 +140,7 @@ class ModelClass:
         """The config of a model with these sizes, and some other keys.
 
         Raises:
-            Exception: whatever the class raises.
+            Exception: any exception of the class.
         """
         keys = {self.sizes[axis]: size for axis, size in sizes.items() if axis in self.sizes}
         if self.square:
@@ -206,7 +206,7 @@ class ModelClass:
         """Which keys change a shape, one after the other.
 
         Raises:
-            InputError: the class is not like others, or has experts.
+            InputError: the class is unusual, or has experts.
         """
         self._find_named()
         self.sizes.setdefault("head_dim", "head_dim")  # many classes look for one
@@ -251,7 +251,7 @@ class ModelClass:
         try:
             with torch.no_grad():
                 self.small_model()(torch.arange(4)[None], use_cache=False)
-        except Exception:  # what a class says of sizes that it cannot have is up to it
+        except Exception:  # a class may raise anything for sizes that it cannot have
             return False
         return True
 
@@ -271,7 +271,7 @@ class ModelClass:
         self.sizes = {axis: key for axis, key in present.items() if axis in SMALL}
 
     def _find_others(self) -> None:
-        """Whatever else a config counts, and a shape depends on."""
+        """Other counts in the config that a shape depends on."""
         named = {*self._keys.values(), *self.sizes.values(), *self.followers}
         others = iter(OTHERS)
         for key, value in self._said.items():

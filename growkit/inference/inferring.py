@@ -52,7 +52,7 @@ def infer(folder: str | Path) -> Inference:
         folder: of the model, or its name on the Hub; only its headers are read.
 
     Raises:
-        InputError: there is no such class, or it has parts that cannot be described; says which.
+        InputError: there is no such class, or it has parts that cannot be described.
     """
     checkpoint = find(folder).whole()
     refuse_quantised(checkpoint.config, checkpoint.where())

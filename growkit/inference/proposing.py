@@ -28,7 +28,7 @@ MOST = 5
 """Sizes that a dimension can depend on."""
 
 ORDER = ("kv_heads", "heads", "head_dim")
-"""Of the factors of a product, in storage; others come before."""
+"""The factors that come last when a product of axes is stored."""
 
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 
@@ -75,7 +75,7 @@ def number(count: int) -> str:
 
 
 def _counted(factors: list[str], count: int) -> list[str]:
-    """A number of the same: around every factor, or beside it."""
+    """Patterns of a product with a number, which comes first, last or next to a factor."""
     if count == 1:
         return [".".join(factors) or number(1)]
     if not factors:
@@ -174,7 +174,7 @@ class Proposal:
         self._tied = self._ties()
 
     def _templates(self) -> dict[str, str]:
-        """Names of tensors with a place for the layer, and one that stands for all of these.
+        """Templates of tensor names with ``{layer}``, each with one of its tensors.
 
         Raises:
             InputError: layers have tensors of different kinds, or files have other names.

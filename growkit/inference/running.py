@@ -26,7 +26,7 @@ class NormSeen:
         centred: whether it takes the mean away first.
         offset: what it adds to its weight.
         behind: whether it takes what attention or MLP wrote, before that is added.
-        last: whether it stands behind all layers.
+        last: whether it follows all layers.
         eps: the config key of what it adds to a mean; None for a number of the class.
     """
 
@@ -64,7 +64,7 @@ def see(asked: ModelClass) -> Seen:
     """Run a small model of a class once, and look.
 
     Raises:
-        InputError: it does not run, or has parts that nobody knows.
+        InputError: it does not run, or has unknown parts.
     """
     from transformers.pytorch_utils import Conv1D
 

@@ -95,7 +95,7 @@ class State:
         numbers: its tensors, by the name ``parameter.kind``.
         write: writes a state that was grown of this one into the folder of its model, block by
             block; called with the state, the folder, and what writes shards into it.
-        beside: what else of a training is in the same place, by its name, and what becomes of it.
+        beside: other files of the training run in the same folder, and what happens to each.
         schedules: what may hold schedules of rates, by the file or folder that it comes from.
         assumed: what was assumed of the order of parameters; empty if the files name them.
     """

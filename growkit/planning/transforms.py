@@ -1,4 +1,4 @@
-"""Transforms: how one tensor is made from others.
+"""Transforms: how a tensor is computed from source tensors.
 
 A transform computes any slice of its target, undoes what it did, and finds copies in its target.
 Growth and layouts use ``Mapped`` and ``Kept``, which give their source back bit for bit.

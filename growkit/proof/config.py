@@ -45,7 +45,7 @@ WINDOWS = frozenset({"sliding_window", "use_sliding_window", "layer_types", "max
 """Keys that say how far every layer looks back, which is compared (``_windows``)."""
 
 OF_LONG_TEXTS = re.compile(r".*(window|chunk|position|seq_?len|context|n_ctx|_length).*")
-"""Keys that only long texts show: the default of a class counts as if it were written."""
+"""Keys with an effect on long texts alone: a default is compared like a written value."""
 
 OF_TRAINING = re.compile(
     r"initializer_.*|.*dropout.*|.*_pdrop|pretraining_tp|.*aux_loss.*|router_jitter_noise|"

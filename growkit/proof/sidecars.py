@@ -33,7 +33,7 @@ PROCESSORS = ("*processor_config.json", "audio_tokenizer_config.json", "chat_tem
 """Files that transformers reads for models of more than text."""
 
 READ = (TOKENIZER, SETTINGS, GENERATION)
-"""Files of which what transformers makes of them is compared."""
+"""Files that are compared as transformers loads them."""
 
 OF_TOKENIZERS = ("model_type", "tokenizer_class", "transformers_version")
 """Keys of ``config.json`` on which it depends what transformers makes of a tokenizer's files."""

@@ -37,7 +37,7 @@ MOST_DOTS = 60
 """Points up to which a line shows each of them."""
 
 MOST_LINES = 8
-"""Lines that can be told apart in one plot."""
+"""Limit for distinguishable lines in one plot."""
 
 ROW = 20
 """Height of a line of a key."""

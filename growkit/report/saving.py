@@ -57,7 +57,7 @@ def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
         outputs: folders that the same run makes.
 
     Raises:
-        InputError: it cannot be written there; says what would do.
+        InputError: it cannot be written there.
     """
     if file is None:
         return

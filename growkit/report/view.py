@@ -17,7 +17,7 @@ Found = Mapping[str, Any]
 """Names with their values, as results and manifests have them."""
 
 BEYOND = 1e300
-"""Larger magnitudes count as infinite: their differences would overflow."""
+"""Larger magnitudes are drawn as infinite: their differences would overflow."""
 
 BYTES = {"bandwidth", "bytes", "disk_free", "disk_needed", "largest_file", "memory", "read"}
 """Keys of numbers of bytes."""

@@ -156,7 +156,7 @@ class Evidence(Result):
         tensor: its name.
         pattern: what it reads and writes.
         by_number: what each dimension could be, by the number of the checkpoint alone.
-        others: alternative patterns that its class allows.
+        others: other patterns that its class allows.
     """
 
     tensor: str

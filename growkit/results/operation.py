@@ -178,7 +178,7 @@ class OptimizerResult(Result):
         groups: the number of parameter groups, in the source's state in a dry run.
         bytes: size of its tensors, about that in a dry run.
         reset: parameters that begin without moments, and why; empty in a dry run.
-        beside: other files of a training run next to the state, and what becomes of them.
+        beside: other files of the training run next to the state, and what happens to each.
         assumed: the order of the parameters that was assumed, because the files do not name them;
             empty if they do.
     """
