@@ -400,7 +400,9 @@ def test_windows_are_those_of_a_text_that_is_cut_up(
     generator = random.Random(seed)
     lengths = [generator.choice([0, 1, 2, 3, generator.randrange(40)]) for _ in range(9)] + [20]
     ids = [torch.randint(50, (each,)) for each in lengths]
-    monkeypatch.setattr(prompts, "_tokenize", lambda parts, folder: ids)
+    monkeypatch.setattr(prompts, "load_tokenizer", lambda folder: None)
+    monkeypatch.setattr(prompts, "documents", lambda text: ids)
+    monkeypatch.setattr(prompts, "ids_of", lambda tokenizer, part: part.tolist())
     (tmp_path / "text").write_text("text")
     length, count = generator.randrange(2, 9), generator.randrange(1, 30)
     settings = growkit.Settings(text=str(tmp_path / "text"), prompts=count, length=length)

@@ -53,11 +53,6 @@ class Prompts:
     windows: tuple[Tensor, ...]
     text_sha256: str | None
 
-    @property
-    def tokens(self) -> int:
-        """Number of tokens in all prompts."""
-        return sum(len(window) for window in self.windows)
-
     def cut(self, prompts: int, length: int) -> Prompts:
         """So many of them, from all over, and of each only the first tokens."""
         windows = _spread(self.windows, prompts)

@@ -27,37 +27,18 @@ BYTES = 32
 
 
 @dataclass(frozen=True)
-class Custom:
-    """How an optimizer treats a parameter, apart from the law of updates.
-
-    Attributes:
-        betas: of the moments.
-        amsgrad: whether the largest second moment counts.
-        lr: by what its learning rate is off.
-        weight_decay: by what its weight decay is off.
-        eps: by what its eps is off.
-    """
-
-    betas: tuple[float, float] = BETAS
-    amsgrad: bool = False
-    lr: float = 1.0
-    weight_decay: float = 1.0
-    eps: float = 1.0
-
-
-@dataclass(frozen=True)
 class Beginning:
     """What a training begins with.
 
     Attributes:
         moments: of every parameter.
         steps: that each has taken.
-        customs: how each is treated, where that is not as usual.
+        options: of AdamW for each, where they are not as usual.
     """
 
     moments: Mapping[str, Mapping[str, Tensor]]
     steps: Mapping[str, float]
-    customs: Mapping[str, Custom] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class StrictTraining:
@@ -70,14 +51,14 @@ class StrictTraining:
         model: in float64.
         updates: factors of the settings of each parameter, by its name; new parameters do not
             train. None for the settings as they are.
-        customs: how an optimizer treats parameters, by their names.
+        beginning: the moments of earlier steps; None to begin without.
     """
 
     def __init__(
         self,
         model: Any,
         updates: Mapping[str, Update] | None = None,
-        customs: Mapping[str, Custom] | None = None,
+        beginning: Beginning | None = None,
     ) -> None:
         self._model = model
         self._trained: dict[str, tuple[nn.Parameter, Tensor]] = {}
@@ -86,19 +67,25 @@ class StrictTraining:
             update = Update() if updates is None else updates[name]
             if not parameter.is_floating_point() or update.new:
                 continue
-            of = (customs or {}).get(name, Custom())
             self._trained[name] = parameter, torch.from_numpy(update.gradient).to(parameter.device)
             groups.append(
                 {
                     "params": [parameter],
-                    "betas": of.betas,
-                    "amsgrad": of.amsgrad,
-                    "lr": RATE * update.rate * of.lr,
-                    "weight_decay": DECAY * update.decay * of.weight_decay,
-                    "eps": EPS * of.eps,
+                    "lr": RATE * update.rate,
+                    "weight_decay": DECAY * update.decay,
+                    "eps": EPS,
+                    **(beginning.options.get(name, {}) if beginning else {}),
                 }
             )
-        self._optimizer = torch.optim.AdamW(groups)
+        self._optimizer = torch.optim.AdamW(groups, betas=BETAS)
+        if beginning is None:
+            return
+        for name, (parameter, factor) in self._trained.items():
+            state = self._optimizer.state[parameter]
+            state["step"] = torch.tensor(float(beginning.steps[name]), dtype=torch.float32)
+            for key, found in beginning.moments[name].items():
+                scale = factor if key == "exp_avg" else factor.square()
+                state[key] = found.to(parameter) / scale
 
     def step(self, windows: Sequence[Tensor]) -> float:
         """Take a step on some windows of tokens, each [tokens]; their mean loss before it."""
@@ -115,26 +102,12 @@ class StrictTraining:
         return total
 
     def gather(self, windows: Sequence[Tensor]) -> dict[str, dict[str, Tensor]]:
-        """The moments after a step of no length; call it without a law of updates."""
-        rates = [group["lr"] for group in self._optimizer.param_groups]
-        for group in self._optimizer.param_groups:
-            group["lr"] = 0.0
+        """Take the first step, without a law of updates; the moments that it leaves."""
         self.step(windows)
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
         return {
             name: {key: self._optimizer.state[parameter][key].clone() for key in MOMENTS}
             for name, (parameter, _) in self._trained.items()
         }
-
-    def begin(self, beginning: Beginning) -> None:
-        """Begin with the moments of earlier steps."""
-        for name, (parameter, factor) in self._trained.items():
-            of = self._optimizer.state[parameter]
-            of["step"] = torch.tensor(float(beginning.steps[name]), dtype=torch.float32)
-            for key, found in beginning.moments[name].items():
-                scale = factor if key == "exp_avg" else factor.square()
-                of[key] = found.to(parameter) / scale
 
     def loss(self, windows: Sequence[Tensor]) -> float:
         """Of some windows, without a step."""

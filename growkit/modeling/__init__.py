@@ -15,23 +15,14 @@ ARCHITECTURE = "DiffTransformerForCausalLM"
 AUTO_MAP = {
     "AutoConfig": "configuration_diff_transformer.DiffTransformerConfig",
     "AutoModel": "modeling_diff_transformer.DiffTransformerModel",
-    "AutoModelForCausalLM": "modeling_diff_transformer.DiffTransformerForCausalLM",
-    "AutoModelForSequenceClassification": (
-        "modeling_diff_transformer.DiffTransformerForSequenceClassification"
-    ),
-    "AutoModelForTokenClassification": (
-        "modeling_diff_transformer.DiffTransformerForTokenClassification"
-    ),
+    **{
+        f"AutoModel{task}": f"modeling_diff_transformer.DiffTransformer{task}"
+        for task in ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
+    },
 }
 """Where transformers finds the classes in a folder (``config.json``)."""
 
-FILES = (
-    "configuration_diff_transformer.py",
-    "differential_attention.py",
-    "integral_cache.py",
-    "modeling_diff_transformer.py",
-    "seen_tokens.py",
-)
+FILES = sorted(file.name for file in Path(__file__).parent.glob("[!_]*.py"))
 
 
 def copy_code(folder: Path) -> None:

@@ -74,22 +74,15 @@ class PolyNorm(nn.Module):
 ACT2FN["poly_norm"] = PolyNorm
 
 
-class HeadRMSNorm(nn.Module):
+class HeadRMSNorm(nn.RMSNorm):
     """RMSNorm of every head on its own, in the precision of its input, which is float32 or wider.
 
-    Args:
-        width: of a head.
-        eps: added to the mean square.
-        affine: whether there is a weight, shared by the heads.
+    A weight is shared by the heads.
     """
-
-    def __init__(self, width: int, eps: float, affine: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width)) if affine else None
-        self.eps = eps
 
     def forward(self, heads: Tensor) -> Tensor:
         """[..., width] to the same."""
+        assert self.eps is not None
         return head_norm(heads, self.weight, self.eps)
 
 
@@ -200,11 +193,10 @@ class DiffTransformerAttention(nn.Module):
             self.lambda_proj = nn.Linear(config.hidden_size, signal, bias=False)
         if config.integral != "none" and config.gamma == "gated":
             self.gamma_gate = nn.Parameter(torch.zeros(1))
-        self.head_norm = (
-            HeadRMSNorm(config.value_head_dim, config.head_norm_eps, config.head_norm == "affine")
-            if config.head_norm != "none"
-            else None
-        )
+        self.head_norm = None
+        if config.head_norm != "none":
+            affine = config.head_norm == "affine"
+            self.head_norm = HeadRMSNorm(config.value_head_dim, config.head_norm_eps, affine)
 
     def forward(
         self,
@@ -252,7 +244,8 @@ class DiffTransformerAttention(nn.Module):
         if config.num_noise_heads:
             lambda_ = self._lambda(hidden_states)
             noise = query[:, signal:], key[:, -keys:]
-            projected = Projected(*projected[:3], *noise, lambda_, self._gamma(lambda_))
+            gamma = lambda_ * wide(self.gamma_gate) if hasattr(self, "gamma_gate") else lambda_
+            projected = Projected(*projected[:3], *noise, lambda_, gamma)
         output, maps = self._attend(projected, past, seen, layer, kwargs)
         if self.head_norm is not None:
             output = self.head_norm(output)
@@ -355,10 +348,6 @@ class DiffTransformerAttention(nn.Module):
             *(self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2),
             self.config.lambda_init[self.layer_idx],
         ).view(1, 1, 1, 1)
-
-    def _gamma(self, lambda_: Tensor) -> Tensor:
-        """γ of an integral, like λ."""
-        return lambda_ * wide(self.gamma_gate) if hasattr(self, "gamma_gate") else lambda_
 
 
 class DiffTransformerDecoderLayer(GradientCheckpointingLayer):

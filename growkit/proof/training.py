@@ -30,7 +30,7 @@ from growkit.engine.metrics import finite
 from growkit.engine.oracle import load_model
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
-from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, Custom, StrictTraining
+from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, StrictTraining
 from growkit.optimizer.groups import ParamGroup, class_updates, parameters_of
 from growkit.optimizer.growing import GrownState, Optimizer, grown_moments
 from growkit.optimizer.state import MUON, STEP, State, open_state, written_in
@@ -201,8 +201,7 @@ def _trained(
     disturbed: float = 0.0,
 ) -> _Run:
     """Train a model on all batches but the first; the last gives a loss and logits alone."""
-    training = _loaded(stored, device, updates, beginning.customs)
-    training.begin(beginning)
+    training = _loaded(stored, device, updates, beginning)
     losses = []
     for step, windows in enumerate(batches[1:-1], 1):
         if disturbed:
@@ -368,8 +367,11 @@ def _beginning(state: State) -> Beginning:
     for key in state.numbers.tensors:
         name, _, kind = key.rpartition(".")
         moments.setdefault(name, {})[kind] = state.numbers.read(key, None).double()
-    customs = {}
-    for name, options in _settings(state.groups).items():
-        first, second = map(float, options["betas"])
-        customs[name] = Custom((first, second), amsgrad="max_exp_avg_sq" in moments[name])
-    return Beginning(moments, dict(state.steps), customs)
+    options = {
+        name: {
+            "betas": tuple(map(float, group["betas"])),
+            "amsgrad": "max_exp_avg_sq" in moments[name],
+        }
+        for name, group in _settings(state.groups).items()
+    }
+    return Beginning(moments, dict(state.steps), options)
