@@ -29,8 +29,7 @@ from growkit.checkpoint.folder import (
 )
 from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint
 from growkit.engine.inside import alone
-from growkit.families.family import family_of
-from growkit.families.headers import Headers
+from growkit.families.family import Headers, family_of
 
 SCHEME = "hf:/"
 """A path has one slash where two were written."""

@@ -18,8 +18,7 @@ from transformers import CONFIG_MAPPING
 import growkit
 from growkit.base.names import NOTHING
 from growkit.engine.strict import strict_float64
-from growkit.families.family import family_of
-from growkit.families.headers import example
+from growkit.families.family import example, family_of
 from growkit.pipeline.inspection import TIED, catalogue, table
 from growkit.results.inspection import Abilities, Answer
 from tests.conftest import load_strict, save_random, seeded

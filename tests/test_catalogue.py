@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import growkit.pipeline.inspection
-from growkit.families.family import families
-from growkit.families.headers import example
+from growkit.families.family import example, families
 from growkit.planning.operation import operations
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep

@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM, DiffLlamaForCausalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import total_parameters
-from growkit.families.family import family_of
-from growkit.families.headers import Headers
+from growkit.families.family import Headers, family_of
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.recipe.planner import plan_recipe
 from tests.conftest import edit_json, edit_weights, relative_error, save_model, seeded

@@ -39,8 +39,7 @@ from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Spool
 from growkit.engine.lending import Stored, can_stay, lend
-from growkit.families.family import family_of
-from growkit.families.headers import Headers
+from growkit.families.family import Headers, family_of
 from growkit.planning import plan
 from growkit.planning.plan import Planned
 from growkit.recipe.planner import plan_recipe

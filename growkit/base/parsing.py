@@ -11,6 +11,9 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
+from growkit.base.errors import InputError
+from growkit.base.names import did_you_mean
+
 MOST_DEPTH = 64
 """Objects inside of each other."""
 
@@ -122,6 +125,55 @@ def in_yaml(value: object) -> str:
     """A value as users may have written it in YAML."""
     words: dict[object, str] = {None: "null", True: "true", False: "false"}
     return words[value] if value is None or isinstance(value, bool) else repr(value)
+
+
+ANY = "any key"
+"""In a mapping of kinds: the kind of all values, for any key."""
+
+WORDS = {
+    str: "text",
+    dict: "a mapping",
+    list: "a list",
+    bool: "true or false",
+    float: "a number",
+    int: "a whole number",
+    range: "a whole number",
+}
+
+
+def check_kind(value: Any, kinds: Any, what: str) -> None:
+    """Refuse a value that is of none of some kinds, and one with such a part.
+
+    Args:
+        value: as JSON or YAML holds it.
+        kinds: a type, a range of whole numbers, a list of one kind, or a mapping from keys to
+            kinds; several in a tuple are alternatives.
+        what: its name in messages.
+
+    Raises:
+        InputError: names the part, and what was expected.
+    """
+    several = kinds if isinstance(kinds, tuple) else (kinds,)
+    kind = next((each for each in several if _is_kind(value, each)), None)
+    if kind is None:
+        expected = [WORDS[each if isinstance(each, type) else type(each)] for each in several]
+        raise InputError(f"{what} is {in_yaml(value)}; {' or '.join(expected)} was expected")
+    if isinstance(kind, list):
+        for each in value:
+            check_kind(each, kind[0], f"an entry of {what}")
+    elif isinstance(kind, dict):
+        for key, each in value.items():
+            if key not in kind and ANY not in kind:
+                raise InputError(f"{what} has an unknown key {key!r}; {did_you_mean(key, kind)}")
+            check_kind(each, kind.get(ANY, kind.get(key)), f"{key} in {what}")
+
+
+def _is_kind(value: Any, kind: Any) -> bool:
+    if isinstance(kind, range):
+        return type(value) is int and value in kind
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and type(value) is not bool
+    return isinstance(value, kind if isinstance(kind, type) else type(kind))
 
 
 def _unusable(mark: Any, problem: str) -> ConstructorError:

@@ -35,20 +35,11 @@ import yaml
 from growkit.algebra.axes import ORDERS, PLACES, Axis, Order, Pattern
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
+from growkit.base.parsing import check_kind
 from growkit.base.tensors import Config
-from growkit.families.description import (
-    COUNTED,
-    LISTS,
-    NEW,
-    Dense,
-    DiffForm,
-    Experts,
-    Multiple,
-    Norm,
-    Tensor,
-)
+from growkit.families import description
+from growkit.families.description import NEW, Dense, DiffForm, Experts, Multiple, Norm, Tensor
 from growkit.families.expressions import LAYER, Expression, parse_expression
-from growkit.families.vocabulary import KEYS, NORM, TEXTS, check_kind
 
 PACKAGE = "growkit.families"
 
@@ -134,7 +125,7 @@ def read_description(content: Any, where: str) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise InputError(f"{where} must be a mapping with {', '.join(NEEDED)}")
     content = extended(content, where)
-    check_kind(content, KEYS, where)
+    check_kind(content, description.KEYS, where)
     for key in NEEDED:
         if not content.get(key):
             raise InputError(f"{where} has no {key}; a family needs {', '.join(NEEDED)}")
@@ -169,7 +160,7 @@ class _Description:
         tensors = self._tensors(content["tensors"])
         forms = [_merged(content["tensors"], each) for each in get("other_forms", ())]
         for form in forms:
-            check_kind(form, KEYS["tensors"], f"other_forms in {self._where}")
+            check_kind(form, description.KEYS["tensors"], f"other_forms in {self._where}")
         names = {name for form in (content["tensors"], *forms) for name in form}
         for each in (*self._tied.values(), *self._tied):
             if each not in names:
@@ -216,7 +207,7 @@ class _Description:
             "served": {axis: serving for axis, serving in served.items() if serving},
             "multiples": tuple(self._multiples()),
             "check": self._check((*norms, *(each.norm for each in tensors if each.norm))),
-            "lists": LISTS.union(get("lists", ())),
+            "lists": description.LISTS.union(get("lists", ())),
             "arranged": self._arranged(),
             "numbered": lambda config: numbered if numbered and config.get(numbered) else None,
             "normed_sums": self._condition(get("normed_sums", False), "normed_sums").holds,
@@ -250,7 +241,7 @@ class _Description:
         """A value, or a function of the config."""
         what = f"assumed {key}"
         if isinstance(value, Mapping) and value.keys() == {"each_layer"}:
-            check_kind(value, TEXTS, f"{what} in {self._where}")
+            check_kind(value, description.TEXTS, f"{what} in {self._where}")
             each = self._expression(value["each_layer"], what)
             count = self._layers
             return lambda config: [each(config, layer) for layer in range(config[count])]
@@ -414,12 +405,12 @@ class _Description:
         """
         of = f"tensor {name}"
         plain = name.replace("{layer}", "0", 1)
-        for placeholder in COUNTED:
+        for placeholder in description.COUNTED:
             plain = plain.replace(f"{{{placeholder}}}", "0", 1)
         if not NAME.fullmatch(plain):
             raise InputError(
                 f"{of} in {self._where} has a name that no tensor has; {{layer}} may stand in it "
-                f"once, and likewise {{{'}, {'.join(COUNTED)}}}"
+                f"once, and likewise {{{'}, {'.join(description.COUNTED)}}}"
             )
         if "pattern" not in said:
             raise InputError(f"{of} in {self._where} must be a pattern, or a mapping with one")
@@ -431,7 +422,7 @@ class _Description:
         return dict(said)
 
     def _norm(self, entry: Mapping[str, Any], of: str) -> Norm:
-        said = {key: entry[key] for key in NORM if key in entry}
+        said = {key: entry[key] for key in description.NORM if key in entry}
         over = said.pop("norm", "")
         self._check_axis(over, f"{of} in {self._where}")
         return Norm(over, said.pop("eps", None), **said)

@@ -1,4 +1,7 @@
-"""Parts of a family: tensors, norms, experts, and how its models are DIFF Transformers."""
+"""Parts of a family: tensors, norms, experts, and how its models are DIFF Transformers.
+
+At the end, the vocabulary of family descriptions: every key and the kind of its value.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from growkit.algebra.axes import Order, Pattern, Role
+from growkit.base.parsing import ANY
 from growkit.base.tensors import Config
 
 When = Callable[[Config], bool]
@@ -210,3 +214,92 @@ class Experts:
     def keys(self) -> set[str]:
         """The keys of the number of experts per token and of their weights."""
         return {self.top_k, *self.groups, *([self.scaling] if self.scaling else [])}
+
+
+TEXTS = {ANY: str}
+CONDITION = (bool, str)
+
+NORM = {"norm": str, "eps": str, "centred": bool, "behind": bool}
+
+TENSOR = NORM | {
+    "pattern": str,
+    "tied": str,
+    "bias": CONDITION,
+    "when": CONDITION,
+    "offset": float,
+    "root": str,
+    "order": [str],
+    "component": str,
+    "dense": ([str], str),
+    "canonical": str,
+}
+"""What a tensor may say.
+
+``tied`` is its pattern in tied models; ``bias`` the models with a bias next to a weight; ``root``
+an axis whose root its class multiplies it by; ``order`` one of ``ORDERS`` and its axes.
+"""
+
+MULTIPLE = {"of": str, "why": str}
+
+FORM = {
+    "switches": dict,
+    "keys": TEXTS,
+    "lambda_init": str,
+    "harmless": {ANY: list},
+    "assumed": dict,
+    "strict": bool,
+}
+
+EXPERTS = {
+    "width": str,
+    "top_k": str,
+    "alone": CONDITION,
+    "scaling": str,
+    "groups": [str],
+    "float32": bool,
+    "dense": {
+        ANY: {"assumed": dict, "ignored": dict, "only": {ANY: list}, "when": CONDITION},
+    },
+    "config": dict,
+    "part": float,
+    "beside": float,
+    "sizes": TEXTS,
+}
+
+KEYS = {
+    "family": str,
+    "model_type": ([str], str),
+    "extends": str,
+    "architecture": str,
+    "loads_with": str,
+    "sizes": {ANY: ({ANY: CONDITION}, str)},
+    "same": TEXTS,
+    "constants": {ANY: range(1, 1 << 24)},
+    "assumed": dict,
+    "conditions": TEXTS,
+    "computed": [str],
+    "may_be_zero": [str],
+    "ratios": TEXTS,
+    "aliases": TEXTS,
+    "former": TEXTS,
+    "per_layer": [str],
+    "choices": {ANY: [str]},
+    "groups": {ANY: ([str], str)},
+    "kinds": TEXTS,
+    "places": TEXTS,
+    "multiples": {ANY: ([MULTIPLE], MULTIPLE, str)},
+    "needs": TEXTS,
+    "lists": [str],
+    "arranged": dict,
+    "numbered": str,
+    "normed_sums": CONDITION,
+    "fixed": {ANY: ({"when": CONDITION, "why": str}, str)},
+    "norms": [NORM],
+    "recomputed": [str],
+    "tied": TEXTS,
+    "tensors": {ANY: ([TENSOR], TENSOR, str)},
+    "other_forms": [dict],
+    "form": FORM,
+    "experts": EXPERTS,
+}
+"""The keys of a description and the kinds of their values (``growkit.base.parsing.check_kind``)."""

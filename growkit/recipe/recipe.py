@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from growkit.base.errors import InputError
 from growkit.base.lazy import members
 from growkit.base.names import NOTHING, did_you_mean
-from growkit.base.parsing import in_yaml
+from growkit.base.parsing import check_kind
 from growkit.base.settings import Settings, check_seed, option
 from growkit.base.tensors import TORCH_NAMES
 from growkit.checkpoint.folder import HUB_NAME, STORE, Folder, address_in, check_name, read_yaml
@@ -236,13 +236,8 @@ READ = ("source", "optimizer", "calibration", "text")
 
 PATHS = (*READ, "output")
 
-KINDS: dict[str, tuple[Any, str]] = {
-    "str": (str, "text"),
-    "int": (int, "a whole number"),
-    "float": (int | float, "a number"),
-    "bool": (bool, "true or false"),
-}
-"""The values of each type of field, and their name in messages."""
+KINDS = {"str": str, "int": int, "float": float, "bool": bool}
+"""The types of fields whose values are checked here."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -394,7 +389,7 @@ def _parse_step(step: Any, where: str) -> Step:
             f"{where} must be a mapping with either 'grow: METHOD' or 'convert: VARIANT'"
         )
     (verb,) = verbs
-    _check_kind("str", step[verb], f"{verb} in {where}")
+    check_kind(step[verb], str, f"{verb} in {where}")
     for key in step:
         if step[key] is None:
             raise InputError(f"{key} in {where} is null; give a value, or leave it out")
@@ -419,15 +414,5 @@ def _fields(
 ) -> dict[str, Any]:
     """Values of fields, each of the type that the class declares."""
     types = {each.name: str(each.type).removesuffix(" | None") for each in fields(kind)}
-    for key, value in content.items():
-        if key not in types:
-            raise InputError(f"{where} has an unknown key {key!r}; {did_you_mean(key, types)}")
-        if types[key] in KINDS:
-            _check_kind(types[key], value, f"{key} in {where}")
+    check_kind(content, {name: KINDS.get(type_, object) for name, type_ in types.items()}, where)
     return dict(content)
-
-
-def _check_kind(kind: str, value: Any, what: str) -> None:
-    types, words = KINDS[kind]
-    if not isinstance(value, types) or (isinstance(value, bool) and kind != "bool"):
-        raise InputError(f"{what} is {in_yaml(value)}; {words} was expected")
