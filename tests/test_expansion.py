@@ -24,9 +24,7 @@ from growkit.algebra.expansion import (
     IndexMap,
     in_blocks,
     index_map,
-    padded,
     placed,
-    side_by_side,
     uneven,
 )
 from growkit.algebra.law import copies_in, grow_slice, undo
@@ -45,11 +43,11 @@ def expansion(size: int, chance: Random) -> Expansion:
     if kind == 0:
         return in_blocks(size, chance.randrange(1, 5))
     if kind == 1:
-        return side_by_side(size, chance.randrange(1, 5))
+        return uneven(size, size * chance.randrange(1, 5), groups=True)
     if kind == 2:
         return uneven(size, chance.randrange(size, 3 * size), groups=chance.random() < 0.5)
     if kind == 3:
-        return padded(size, size + chance.randrange(4))
+        return placed(size, [*range(size), *[NOTHING] * chance.randrange(4)])
     least = NOTHING if kind == 4 else 0
     others = [chance.randrange(least, size) for _ in range(chance.randrange(size + 1))]
     share = [np.nan] * (size + len(others)) if kind == 4 else [1.0] * size + [0.0] * len(others)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GemmaConfig, GPT2Config, MixtralConfig, PreTrainedConfig
 
 import growkit
-from growkit.algebra.expansion import following, padded, uneven
+from growkit.algebra.expansion import NOTHING, following, placed, uneven
 from growkit.engine import class_weights
 from growkit.engine.calls import CallError
 from growkit.engine.class_weights import converted
@@ -116,7 +116,7 @@ def test_what_logits_say_of_uneven_copies_and_zeros(
         "ffn": uneven(24, 37, groups=False),
         "kv_heads": kv_heads,
         "heads": following(kv_heads, 2, 4),
-        "hidden": padded(16, 64),
+        "hidden": placed(16, [*range(16), *[NOTHING] * 48]),
     }
     known: dict[str, Any] = operations_of.operations("grow") | {"by-hand": ByHand(**expansions)}
     monkeypatch.setattr(operations_of, "operations", lambda verb: known)

@@ -33,9 +33,7 @@ from growkit.algebra.expansion import (
     following,
     in_blocks,
     index_map,
-    padded,
     placed,
-    side_by_side,
     uneven,
 )
 from growkit.algebra.law import grow_moments
@@ -521,10 +519,16 @@ def grow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
+def padded(size: int, target: int) -> Expansion:
+    """The space, followed by zeros."""
+    return placed(size, [*range(size), *[NOTHING] * (target - size)])
+
+
 def any_expansion(size: int, chance: Random, *, hidden: bool = False) -> Expansion:
     kind = chance.choice(["copies", "padded"] if hidden else ["copies", "uneven", "padded", "hand"])
     if kind == "copies":
-        return chance.choice([in_blocks, side_by_side])(size, chance.choice([1, 2, 3]))
+        groups = chance.choice([False, True])
+        return uneven(size, size * chance.choice([1, 2, 3]), groups=groups)
     if kind == "padded":
         return padded(size, 4 * size if hidden else size + chance.randrange(9))
     if kind == "uneven":
@@ -656,7 +660,7 @@ def test_heads_that_would_lose_what_serves_them_are_refused(
 ) -> None:
     source = make("llama")
     with pytest.raises(InputError, match="copies of heads are not next to what serves"):
-        grow(source, tmp_path / "out", heads=in_blocks(4, 2), kv_heads=side_by_side(2, 4))
+        grow(source, tmp_path / "out", heads=in_blocks(4, 2), kv_heads=uneven(2, 8, groups=True))
     with pytest.raises(InputError, match="copies of heads are not next to what serves"):
         grow(source, tmp_path / "out", kv_heads=in_blocks(2, 2))
     grow(source, tmp_path / "out", heads=in_blocks(4, 2), kv_heads=in_blocks(2, 2))

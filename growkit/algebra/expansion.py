@@ -94,16 +94,6 @@ def in_blocks(size: int, copies: int) -> Expansion:
     return uneven(size, size * copies, groups=False)
 
 
-def side_by_side(size: int, copies: int) -> Expansion:
-    """Copy c of coordinate i is at copies · i + c, so that neighbours stay together."""
-    return uneven(size, size * copies, groups=True)
-
-
-def padded(size: int, target: int) -> Expansion:
-    """The space, followed by zeros."""
-    return placed(size, [*range(size), *[NOTHING] * (target - size)])
-
-
 def filled_up(size: int, target: int) -> Expansion:
     """As many whole copies as fit, followed by zeros that are read like the first coordinates."""
     place = np.arange(target)

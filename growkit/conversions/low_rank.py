@@ -22,7 +22,6 @@ from operator import add
 from typing import Any
 
 from growkit.base.lazy import Tensor, torch
-from growkit.planning.plan import Judged
 from growkit.results.proof import MOST_VALUES, Spectrum
 
 MOST_STEPS = 5000
@@ -337,7 +336,7 @@ def judge_parts(
     calibrated: bool,
     sources: Sequence[Tensor],
     targets: Sequence[Tensor],
-) -> Judged:
+) -> tuple[bool, Spectrum]:
     """Whether the base is that of the updates, and whether there are no better updates.
 
     No group may leave over more than the optimum and rounding explain (``docs/numerics.md``). The
@@ -384,7 +383,7 @@ def judge_parts(
     )
     fitting = heads.best_base(whole, wide, tall).to(base.dtype)
     fits = fitting.double().equal(base.double())
-    return Judged(fits and (optimal or calibrated), spectrum)
+    return fits and (optimal or calibrated), spectrum
 
 
 def _half_step(rounded: Tensor) -> Tensor:

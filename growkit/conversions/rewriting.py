@@ -58,7 +58,9 @@ def rewrite(
     sizes, patterns = DIFF.sizes(config), DIFF.patterns(config)
     made: dict[str, Transform] = {}
     # Layer by layer, so that what is computed together is written together.
-    for name, _, layer in sorted(DIFF.members(config), key=lambda m: -1 if m[2] is None else m[2]):
+    for name, _, layer, _ in sorted(
+        DIFF.members(config), key=lambda each: -1 if each.layer is None else each.layer
+    ):
         known = source.tensors.get(name)
         dtype = known.dtype if known else main_dtype(source.tensors)
         info = TensorInfo(patterns[name].shape(sizes), dtype)

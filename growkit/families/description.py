@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from growkit.algebra.axes import Order, Pattern, Role
 from growkit.base.parsing import ANY
@@ -97,6 +97,27 @@ class Tensor:
     def counts(self) -> str | None:
         """The axis that the name counts; None for a single tensor."""
         return next((axis for key, axis in COUNTED.items() if f"{{{key}}}" in self.name), None)
+
+
+class Member(NamedTuple):
+    """A tensor of a model.
+
+    Attributes:
+        name: of the tensor.
+        tensor: its description, with the pattern that it has in its layer.
+        layer: of the tensor; None outside of the layers.
+        number: which one of those that its name counts (``Tensor.counts``); None for a single one.
+    """
+
+    name: str
+    tensor: Tensor
+    layer: int | None
+    number: int | None
+
+    @property
+    def pattern(self) -> Pattern:
+        """What the tensor reads and writes."""
+        return Pattern.parse(self.tensor.pattern)
 
 
 def component_of(tensor: Tensor) -> str:

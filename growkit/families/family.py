@@ -21,16 +21,9 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import members
 from growkit.base.names import perhaps
 from growkit.base.tensors import Config, Weights
+from growkit.families import description
 from growkit.families.described import read_description, read_shipped, shipped
-from growkit.families.description import (
-    COUNTED,
-    LISTS,
-    DiffForm,
-    Experts,
-    Norm,
-    Tensor,
-    component_of,
-)
+from growkit.families.description import DiffForm, Experts, Member, Norm, Tensor, component_of
 from growkit.families.sizes import Axes, HasSizes, MultipleError
 
 MOST_ROWS = 1 << 22
@@ -85,7 +78,7 @@ class Family(HasSizes):
     other_forms: tuple[tuple[Tensor, ...], ...] = ()
     kinds: Mapping[str, str] = field(default_factory=dict)
     fixed: Callable[[Config], Mapping[str, str]] = lambda config: {}
-    lists: frozenset[str] = LISTS
+    lists: frozenset[str] = description.LISTS
     arranged: Callable[[Config, Sequence[int]], Config] = lambda config, layers: {}
     numbered: Callable[[Config], str | None] = lambda config: None
     normed_sums: Callable[[Config], bool] = lambda config: False
@@ -168,7 +161,7 @@ class Family(HasSizes):
 
     def patterns(self, config: Config) -> dict[str, Pattern]:
         """Name and pattern of every tensor of the model, in the order of the layers."""
-        return {name: Pattern.parse(tensor.pattern) for name, tensor, _ in self.members(config)}
+        return {each.name: each.pattern for each in self.members(config)}
 
     @property
     def unseen_sizes(self) -> set[str]:
@@ -219,8 +212,8 @@ class Family(HasSizes):
         duplicates = {name: of.removeprefix(prefix) for name, of in pairs}
         return replace(self, tensors=tuple(tensors), duplicates=duplicates)
 
-    def members(self, config: Config) -> list[tuple[str, Tensor, int | None]]:
-        """Name, description and layer (None outside of the layers) of every tensor of a model.
+    def members(self, config: Config) -> list[Member]:
+        """Every tensor of a model.
 
         Raises:
             InputError: a tensor has an axis for which this config has no size.
@@ -247,8 +240,9 @@ class Family(HasSizes):
                         "which its config.json has no size"
                     )
                 for number in range(sizes[axis]) if axis else (None,):
-                    numbers = dict.fromkeys(COUNTED, number)
-                    found.append((tensor.name.format(layer=layer, **numbers), described, layer))
+                    numbers = dict.fromkeys(description.COUNTED, number)
+                    name = tensor.name.format(layer=layer, **numbers)
+                    found.append(Member(name, described, layer, number))
         return found
 
     def writers(self, config: Config) -> frozenset[str]:
@@ -257,7 +251,7 @@ class Family(HasSizes):
         These are the last matrices of attention and MLP with their biases, or the norms behind
         them. If all of them are zero, as the class has them, the layer returns its input.
         """
-        inside = [tensor for _, tensor, layer in self.members(config) if layer is not None]
+        inside = [each.tensor for each in self.members(config) if each.layer is not None]
         norms = {_module(each) for each in inside if each.norm}
         behind = {_module(each) for each in inside if each.norm and each.norm.behind}
         return frozenset(

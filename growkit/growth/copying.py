@@ -28,7 +28,6 @@ only the promise *bounded* allows. A class may also multiply tensors by a number
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -47,15 +46,8 @@ from growkit.families.description import Norm
 from growkit.families.description import Tensor as Described
 from growkit.families.family import Family, stored_family
 from growkit.families.sizes import MOST_SIZE
-from growkit.planning.operation import (
-    Change,
-    Operation,
-    Option,
-    SizeOption,
-    Switch,
-    Value,
-    is_within,
-)
+from growkit.planning import operation
+from growkit.planning.operation import Change, Operation, Option, SizeOption, Switch, Value
 from growkit.planning.plan import Plan, Planned, unused_tensors
 from growkit.planning.transforms import Kept, Mapped, Rounded, Slices, Transform, row_maps
 
@@ -95,7 +87,7 @@ SNR_DB = Option(
     "how even random splits are, as a signal-to-noise ratio of 4.78 to 300 dB: the higher, the "
     f"more alike the parts; {DEFAULT_SNR_DB:g} by default",
     form="DB",
-    accepts=partial(is_within, least=LEAST_SNR_DB, most=MOST_SNR_DB),
+    accepts=partial(operation.is_within, least=LEAST_SNR_DB, most=MOST_SNR_DB),
 )
 VOCAB = SizeOption("vocab", "vocabulary; logits of the old tokens stay the same", axes=("vocab",))
 NEW_TOKENS = Option(
@@ -286,9 +278,9 @@ def _with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None
     mean = options["new_tokens"] == "mean"
     why = f"{new - old} new tokens, at {'the mean' if mean else 'zero'}"
     made: dict[str, Transform] = {}
-    for name, tensor, _ in family.members(source.config):
-        first, *others = Pattern.parse(tensor.pattern).dimensions
-        assert all("vocab" not in each.axes for each in others), "a row is a token"
+    for each in family.members(source.config):
+        name, (first, *others) = each.name, each.pattern.dimensions
+        assert all("vocab" not in other.axes for other in others), "a row is a token"
         made[name] = Kept(name)
         if "vocab" in first.axes:
             maps = partial(row_maps, source.tensors[name].shape, rows, first.role)
@@ -435,16 +427,12 @@ class _Growth:
 
         Where each head has a tensor of its own, each copy of a head has one.
         """
-        before: dict[tuple[str, int | None], list[str]] = {}
-        for name, tensor, layer in self.family.members(source):
-            before.setdefault((tensor.name, layer), []).append(name)
-        seen: Counter[tuple[str, int | None]] = Counter()
-        for name, tensor, layer in self.family.members(target):
-            number = seen[tensor.name, layer]
-            seen[tensor.name, layer] += 1
-            if tensor.counts and tensor.counts in self.made:
-                number = int(self.made[tensor.counts].source[number])
-            yield name, before[tensor.name, layer][number], tensor
+        before = {(e.tensor.name, e.layer, e.number): e.name for e in self.family.members(source)}
+        for name, tensor, layer, number in self.family.members(target):
+            grown = self.made.get(tensor.counts or "")
+            if grown:
+                number = int(grown.source[number])
+            yield name, before[tensor.name, layer, number], tensor
 
     def check_groups(self) -> str:
         """Why copies of what serves groups train apart: they serve different members; else "".

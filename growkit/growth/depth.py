@@ -211,7 +211,7 @@ def _transforms(
             )
     writing = family.writers(source.config)
     made: dict[str, Transform] = {
-        name: Kept(name) for name, _, number in family.members(config) if number is None
+        each.name: Kept(each.name) for each in family.members(config) if each.layer is None
     }
     for place, layer in enumerate(order):
         for inside, (name, described) in after[place].items():
@@ -229,7 +229,7 @@ def _transforms(
 def _by_layer(family: Family, config: Config) -> dict[int, dict[str, tuple[str, Tensor]]]:
     """Name and description of the tensors of every layer, by their names within the layer."""
     found: dict[int, dict[str, tuple[str, Tensor]]] = {}
-    for name, described, layer in family.members(config):
+    for name, described, layer, _ in family.members(config):
         if layer is not None:
             before = described.name.partition("{layer}")[0]
             inside = name[len(before) + len(str(layer)) :]

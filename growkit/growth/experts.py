@@ -40,34 +40,25 @@ arXiv 2212.05055. The weights of the chosen experts sum to one, Σ w_i = 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
-from growkit.algebra.axes import Pattern, Role
+from growkit.algebra.axes import Role
 from growkit.algebra.splits import Shares, noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
-from growkit.families.description import NEW, Dense, Experts
-from growkit.families.description import Tensor as Described
+from growkit.families.description import NEW, Dense, Experts, Member
 from growkit.families.family import Family, families, stored_family
 from growkit.families.sizes import MOST_EXPERTS
 from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
+from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation, Option, SizeOption, is_within
 from growkit.planning.plan import Plan, unused_tensors
-from growkit.planning.transforms import (
-    Computed,
-    Constant,
-    Kept,
-    Mapped,
-    Section,
-    Stacked,
-    Transform,
-    row_maps,
-)
+from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Section, Transform
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,8 +112,8 @@ class MoreExperts(Operation):
             )
         config, follows = _config(source, family, copies, options.get("top_k"))
         unused = unused_tensors(source, family)
-        found = list(places(family, config))
-        if not any(each.expert is not None or EXPERTS in each.tensor.pattern for each in found):
+        found = family.members(config)
+        if not any(_expert(each) is not None or EXPERTS in each.tensor.pattern for each in found):
             raise InputError(f"no layer of {source.where()} has experts to copy")
         made = {
             each.name: _copied(source, each, present[EXPERTS], copies, shares) for each in found
@@ -164,27 +155,28 @@ def _config(source: Weights, family: Family, copies: int, top_k: str | None) -> 
     return config, config[experts.top_k] == copies * chosen
 
 
-def _copied(
-    source: Weights, place: ExpertTensor, present: int, copies: int, shares: Shares
-) -> Transform:
+def _copied(source: Weights, place: Member, present: int, copies: int, shares: Shares) -> Transform:
     """How a tensor of the model with more experts is made."""
-    parting = shares.parting and place.is_last
+    parting, expert = shares.parting and _is_last(place), _expert(place)
     why = f"copies of experts, times {copies} and split" if parting else "copies of experts"
-    copy, number = divmod(place.expert or 0, present)
-    of = place.name if place.expert is None else place.of_expert(number)
-    if place.expert is not None and not parting:
-        return Kept(of, why=f"copy {copy + 1} of {copies} of an expert", among=copies)
-    if place.expert is None and place.pattern.dimensions[0].axes != {EXPERTS}:
+    copy, number = divmod(expert or 0, present)
+    of = place.name
+    if expert is not None:
+        of = place.tensor.name.format(layer=place.layer, expert=number)
+        if not parting:
+            return Kept(of, why=f"copy {copy + 1} of {copies} of an expert", among=copies)
+    elif place.pattern.dimensions[0].axes != {EXPERTS}:
         return Kept(of)
     # Copies of all rows, or experts, in blocks: the same again, or parts of one.
     shape = source.tensors[of].shape
     role = Role.READ if parting else Role.WRITTEN
-    maps = partial(row_maps, shape, (*range(shape[0]),) * copies, role, uneven=shares.uneven)
+    rows = (*range(shape[0]),) * copies
+    maps = partial(transforms.row_maps, shape, rows, role, uneven=shares.uneven)
     # Rows of routers part with the experts that they belong to: one that is not chosen on a prompt
     # may have the gradient of its copies there.
     alone = place.pattern.axes(Role.WRITTEN) != {EXPERTS}
     whole = Mapped(of, maps, why, of, shares, copies if parting else 1.0, alone=alone)
-    if place.expert is None:
+    if expert is None:
         return whole
     begin = (copy * shape[0], *(0 for _ in shape[1:]))
     return Section(whole, begin, f"part {copy + 1} of {copies} of {why}")
@@ -219,47 +211,14 @@ def wanted_experts(size: str, present: int, layers: int) -> int:
     return experts
 
 
-@dataclass(frozen=True)
-class ExpertTensor:
-    """A tensor of a model with experts.
-
-    Attributes:
-        name: of the tensor.
-        tensor: its description.
-        layer: of the tensor; None outside of the layers.
-        expert: which one it belongs to; None if it is no single expert's.
-    """
-
-    name: str
-    tensor: Described
-    layer: int | None
-    expert: int | None
-
-    @property
-    def pattern(self) -> Pattern:
-        """What the tensor reads and writes."""
-        return Pattern.parse(self.tensor.pattern)
-
-    def of_expert(self, expert: int) -> str:
-        """The name of the same tensor of another expert."""
-        return self.tensor.name.format(layer=self.layer, expert=expert)
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it belongs to the last step of an expert, and writes hidden states."""
-        return "hidden" in self.pattern.axes(Role.WRITTEN)
+def _is_last(member: Member) -> bool:
+    """Whether a tensor belongs to the last step of an expert, and writes hidden states."""
+    return "hidden" in member.pattern.axes(Role.WRITTEN)
 
 
-def places(family: Family, config: Config) -> Iterator[ExpertTensor]:
-    """Every tensor of a model with experts."""
-    count = family.sizes(config)[EXPERTS]
-    last, number = None, 0
-    for name, tensor, layer in family.members(config):
-        expert = None
-        if "{expert}" in tensor.name:  # of all experts, one after the other
-            number = (number + 1) % count if last == (tensor.name, layer) else 0
-            last, expert = (tensor.name, layer), number
-        yield ExpertTensor(name, tensor, layer, expert)
+def _expert(member: Member) -> int | None:
+    """Which expert a tensor belongs to; None if it is no single expert's."""
+    return member.number if member.tensor.counts == EXPERTS else None
 
 
 SPREAD = 0.02
@@ -431,7 +390,7 @@ class _Upcycling:
         sizes = self.target.sizes(config)
         made = {
             place.name: self._transform(place, place.pattern.shape(sizes))
-            for place in places(self.target, config)
+            for place in self.target.members(config)
         }
         used = {name for transform in made.values() for name in transform.sources}
         for name in sorted(self.source.tensors.keys() - used - unused[0].keys()):
@@ -452,7 +411,7 @@ class _Upcycling:
             apart="experts train on the tokens that a new router gives them",
         )
 
-    def _transform(self, place: ExpertTensor, shape: tuple[int, ...]) -> Transform:
+    def _transform(self, place: Member, shape: tuple[int, ...]) -> Transform:
         of = place.tensor.dense
         if of == NEW:
             info = TensorInfo(shape, main_dtype(self.source.tensors))
@@ -470,18 +429,19 @@ class _Upcycling:
         if of is None:
             return Kept(place.name)
         if len(shape) == 2:
-            return self._copied(names[0], place, place.expert)
+            return self._copied(names[0], place, _expert(place))
         rows = shape[1] // len(names)
         stacked = [
             [(self._copied(name, place, expert), rows) for name in names]
             for expert in range(self.count)
         ]
-        return Stacked(stacked, "the dense MLP for every expert")
+        return transforms.Stacked(stacked, "the dense MLP for every expert")
 
-    def _copied(self, name: str, place: ExpertTensor, expert: int | None) -> Transform:
+    def _copied(self, name: str, place: Member, expert: int | None) -> Transform:
         """The part of the dense MLP's tensor in an expert, or in shared experts (None)."""
-        dimension, times = (1 if place.is_last else 0), 1.0
-        if place.is_last:
+        dimension, times = 0, 1.0
+        if _is_last(place):
+            dimension = 1
             times = self.experts.beside if expert is None else self.experts.part * self.pieces
         why = f"the dense MLP, times {times:g}" if times != 1 else "the dense MLP"
         whole: Transform = Kept(name, times, why)

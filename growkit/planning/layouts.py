@@ -22,8 +22,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
 from growkit.base.tensors import Config, Weights, main_dtype
-from growkit.families.description import DiffForm
-from growkit.families.description import Tensor as Described
+from growkit.families.description import DiffForm, Member
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import OF_SOME
 from growkit.families.family import Family, families, family_of, stored_family
@@ -112,11 +111,11 @@ def as_diff_transformer(config: Config, where: str) -> Config:
     if form.lambda_init:
         diff["lambda_init"] = [form.lambda_init(layer) for layer in range(sizes["layers"])]
     own_names = {tensor.canonical or tensor.name for tensor in family.tensors}
-    for name, tensor, _ in DIFF.members(diff):
-        if tensor.name not in own_names:
+    for each in DIFF.members(diff):
+        if each.tensor.name not in own_names:
             raise InputError(
                 f"with hidden_act {diff.get('hidden_act')!r}, as in config.json of {where}, a "
-                f"model has tensor {name}, but no {family.name} model has that; correct config.json"
+                f"model has tensor {each.name}, but no {family.name} model has; correct config.json"
             )
     return diff
 
@@ -156,14 +155,12 @@ def read_layout(source: Weights) -> Plan:
     family = stored_family(source)
     unused = unused_tensors(source, family)
     config = as_diff_transformer(source.config, source.where())
-    stored = {
-        (tensor.canonical or tensor.name).format(layer=layer): (name, tensor)
-        for name, tensor, layer in family.members(source.config)
-    }
+    stored = {_canonical(each): each for each in family.members(source.config)}
+    sizes = family.sizes(source.config)
     made = {}
-    for target, _, _ in DIFF.members(config):
-        name, tensor = stored[target]
-        order = tensor.order(family.sizes(source.config)) if tensor.order else ()
+    for target in DIFF.patterns(config):
+        name, tensor, *_ = stored[target]
+        order = tensor.order(sizes) if tensor.order else ()
         inverse = sorted(range(len(order)), key=order.__getitem__)
         made[target] = _reordered(name, source.tensors[name].shape, inverse)
     return Plan.checked(source, DIFF, config, made, unused=unused)
@@ -180,28 +177,24 @@ def write_layout(source: Weights, family: Family) -> Plan:
     config = _written_config(diff, family, form)
     unused = unused_tensors(source, DIFF)
     members = family.members(config)
-    places = {(t.canonical or t.name).format(layer=layer) for _, t, layer in members}
-    for name, _, _ in DIFF.members(diff):
+    places = {*map(_canonical, members)}
+    for name in DIFF.patterns(diff):
         if name not in places and not name.endswith(HEAD_NORM):
             raise InputError(
                 f"{family.name} has no place for {name} of {source.where()}; choose another layout"
             )
     sizes = family.sizes(config)
-    made = {
-        name: _written(source, diff, form, sizes, name, tensor, layer)
-        for name, tensor, layer in members
-    }
+    made = {each.name: _written(source, diff, form, sizes, each) for each in members}
     return Plan.checked(source, family, config, made, unused=unused)
 
 
+def _canonical(member: Member) -> str:
+    """The name of the tensor in a DIFF Transformer."""
+    return (member.tensor.canonical or member.tensor.name).format(layer=member.layer)
+
+
 def _written(
-    source: Weights,
-    diff: Config,
-    form: DiffForm,
-    sizes: Mapping[str, int],
-    name: str,
-    tensor: Described,
-    layer: int | None,
+    source: Weights, diff: Config, form: DiffForm, sizes: Mapping[str, int], member: Member
 ) -> Transform:
     """How one tensor of another layout is made.
 
@@ -210,12 +203,9 @@ def _written(
         diff: its completed config.
         form: of the other layout.
         sizes: of the other layout's axes.
-        name: of the tensor.
-        tensor: its description.
-        layer: of the tensor.
+        member: the tensor.
     """
-    of = (tensor.canonical or tensor.name).format(layer=layer)
-    shape = Pattern.parse(tensor.pattern).shape(sizes)
+    of, layer = _canonical(member), member.layer
     if layer is not None:
         weighted = diff["head_norm"] == "affine"
         was = diff["lambda_init"][layer] if diff.get("lambda_init") else 0.0
@@ -242,9 +232,10 @@ def _written(
             return Computed(
                 (of, of.replace(OUTPUT, HEAD_NORM)) if weighted else (of,),
                 "the head norm's weight and factor go into the columns",
-                partial(_folded, factor, source.where(of), name),
+                partial(_folded, factor, source.where(of), member.name),
             )
-    return _reordered(of, shape, tensor.order(sizes) if tensor.order else ())
+    order = member.tensor.order(sizes) if member.tensor.order else ()
+    return _reordered(of, member.pattern.shape(sizes), order)
 
 
 def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:

@@ -64,26 +64,19 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What a check found: whether the targets are what was promised, and how good they are."""
-
-    kept: bool
-    spectrum: Spectrum | None = None
-
-
-@dataclass(frozen=True)
 class Check:
     """What must hold of tensors that other machines compute with other bits.
 
     Attributes:
         sources: names of the tensors that they are made from.
         targets: names of the tensors that belong together; the first represents all of them.
-        judge: takes sources and targets, each in order.
+        judge: from sources and targets, each in order, to whether the targets are what was
+            promised, and how good they are.
     """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
-    judge: Callable[[Sequence[Tensor], Sequence[Tensor]], Judged]
+    judge: Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[bool, Spectrum]]
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,9 @@ class Kept(_OfOne):
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
-        return Update.begun(self.why) if self.new else before[0].times(self.factor, self.among)
+        return (
+            Update(new=True, why=self.why) if self.new else before[0].times(self.factor, self.among)
+        )
 
     def moments(self, order: int) -> Transform | None:
         """Gradients of what is twice as large are half as large; see ``Transform``."""
@@ -340,7 +342,7 @@ class Computed(Transform):
     def update(self, before: Sequence[Update]) -> Update:
         """Nothing follows for what is computed."""
         if not before:
-            return Update.begun(self.why)
+            return Update(new=True, why=self.why)
         return before[0].because(f"it is computed ({self.why})")
 
 
@@ -359,7 +361,7 @@ class Constant(Transform):
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
-        return Update.begun(self.why)
+        return Update(new=True, why=self.why)
 
     def moments(self, order: int) -> Transform:
         """A new tensor has gathered none."""

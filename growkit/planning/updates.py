@@ -85,11 +85,6 @@ class Update:
             return float(1 / (self.n_out.flat[0] * self.factor))
         return float(2 / ((self.n_out.min() + self.n_out.max()) * self.factor))
 
-    @classmethod
-    def begun(cls, why: str) -> Update:
-        """The update of a new tensor."""
-        return cls(new=True, why=why)
-
     def times(self, factor: float, copies: float = 1) -> Update:
         """The update of a multiple, or of one of several equal multiples, which share gradients."""
         n_out = self.n_out * copies if copies != 1 else self.n_out
@@ -165,11 +160,6 @@ class Law:
 
     updates: Mapping[str, Update]
     why: tuple[str, ...]
-
-    @property
-    def new(self) -> list[str]:
-        """Tensors like which nothing of the source trains."""
-        return [name for name, each in self.updates.items() if each.new]
 
 
 def law_of(lineage: Lineage) -> Law:

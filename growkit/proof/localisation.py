@@ -94,7 +94,7 @@ def tensor_fault(lineage: Lineage, target: Weights, name: str, layer: int | None
         name: of the tensor; of the source where the target lacks it.
         layer: the first that differs.
     """
-    members = {each: tensor for each, tensor, _ in stored_family(target).members(target.config)}
+    members = {each.name: each.tensor for each in stored_family(target).members(target.config)}
     component = component_of(members[name]) if name in members else None
     found = Fault(layer=layer, component=component, tensor=name)
     rule = lineage.plans[-1].by_target.get(name)

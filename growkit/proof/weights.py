@@ -264,9 +264,9 @@ def _first_refused(
             if recovered is None:
                 return written[name][0]
             targets.append(recovered)
-        judged = check.judge([earlier.target.read(name) for name in check.sources], targets)
-        spectra += [judged.spectrum] if judged.spectrum else []
-        if not judged.kept:
+        kept, spectrum = check.judge([earlier.target.read(name) for name in check.sources], targets)
+        spectra.append(spectrum)
+        if not kept:
             return written[check.targets[0]][0]
     return None
 

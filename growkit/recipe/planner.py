@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from growkit.algebra.axes import Pattern
 from growkit.base import tensors
 from growkit.base.tensors import TORCH_NAMES, Config, Weights
 from growkit.checkpoint.reading import Widened, rounded
@@ -105,16 +104,16 @@ def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
 def _ragged_experts(grown: Weights) -> str:
     """The warning of experts that transformers' grouped products refuse; empty without any."""
     family = stored_family(grown)
-    for name, tensor, _ in family.members(grown.config) if family.experts else ():
-        first, *others = Pattern.parse(tensor.pattern).dimensions
-        info = grown.tensors[name]
+    for each in family.members(grown.config) if family.experts else ():
+        first, *others = each.pattern.dimensions
+        info = grown.tensors[each.name]
         stacked = first.axes == {"experts"} and len(others) > 1
         row = info.shape[-1] * tensors.FLOAT_BYTES[info.dtype]
-        if (stacked or (tensor.counts == "experts" and others)) and row % ROW_OF_EXPERTS:
+        if (stacked or (each.tensor.counts == "experts" and others)) and row % ROW_OF_EXPERTS:
             return (
-                f"rows of experts have {row} bytes (first {name}), but transformers multiplies "
-                f"with all experts at once only where that is a multiple of {ROW_OF_EXPERTS}; load "
-                f"the output with {EAGER_EXPERTS}, or choose other sizes"
+                f"rows of experts have {row} bytes (first {each.name}), but transformers "
+                "multiplies with all experts at once only where that is a multiple of "
+                f"{ROW_OF_EXPERTS}; load the output with {EAGER_EXPERTS}, or choose other sizes"
             )
     return ""
 
