@@ -19,14 +19,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.inside import Inside
 from growkit.engine.user_family import load_description, temporary_family
 from growkit.families import diff_transformer as diff
-from growkit.families.family import (
-    Family,
-    Headers,
-    example,
-    families,
-    family_of,
-    stored_family,
-)
+from growkit.families.family import Family, Headers, example, families, family_of, stored_family
 from growkit.planning import layouts
 from growkit.planning.operation import PROMISES, Operation, SizeOption, Value, operations
 from growkit.planning.plan import unused_tensors
