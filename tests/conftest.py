@@ -171,6 +171,7 @@ def seeded(seed: int) -> random.Random:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every case, not samples")
+    parser.addoption("--inputs", type=int, help="how many odd files tests/fuzz makes")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

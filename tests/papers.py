@@ -16,7 +16,7 @@ The papers:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -67,21 +67,31 @@ def decode(
     Returns:
         Logits, [N, vocabulary], and the final maps of every layer, [signal heads, N, N].
     """
+    maps = []
+
+    def attention(weights: State, index: int, x: Tensor) -> Tensor:
+        maps.append(torch.stack(final_attention(weights, config, index, x, positions)))
+        return multi_head(weights, config, index, x, maps[-1])
+
+    return decoder(state, config, ids, attention), maps
+
+
+def decoder(
+    state: State, config: Any, ids: Tensor, attention: Callable[[State, int, Tensor], Tensor]
+) -> Tensor:
+    """Logits of one sequence, [N] to [N, vocabulary], by an attention of (weights, layer, x)."""
     state = {name: weight.to(torch.float64) for name, weight in state.items()}
     eps = config.rms_norm_eps
     x = state["model.embed_tokens.weight"][ids]
-    maps = []
     for index in range(config.num_hidden_layers):
         layer = _below(state, f"model.layers.{index}.")
         normed = rms_norm(x, layer["input_layernorm.weight"], eps)
-        attention = _below(layer, "self_attn.")
-        maps.append(torch.stack(final_attention(attention, config, index, normed, positions)))
-        x = x + multi_head(attention, config, index, normed, maps[-1])
+        x = x + attention(_below(layer, "self_attn."), index, normed)
         normed = rms_norm(x, layer["post_attention_layernorm.weight"], eps)
         x = x + feed_forward(_below(layer, "mlp."), config, normed)
     x = rms_norm(x, state["model.norm.weight"], eps)
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-    return x @ state[head].T, maps
+    return x @ state[head].T
 
 
 def multi_head(state: State, config: Any, index: int, x: Tensor, maps: Tensor) -> Tensor:
@@ -200,6 +210,8 @@ def feed_forward(state: State, config: Any, x: Tensor) -> Tensor:
         powers = [rms_norm(gate**power, None, 1e-6) for power in (3, 2, 1)]
         terms = [a * power for a, power in zip(state["act_fn.weight"], powers, strict=True)]
         gate = sum(terms, state["act_fn.bias"])
+    elif config.hidden_act == "gelu":  # Microsoft's modules in a skeleton that has it
+        gate = gate * (1 + torch.erf(gate / 2**0.5)) / 2
     else:
         assert config.hidden_act == "silu"
         gate = gate / (1 + (-gate).exp())

@@ -50,7 +50,8 @@ def test_odd_inputs_break_no_rule(
 ) -> None:
     """What breaks one is shown as it is kept in the corpus."""
     monkeypatch.setattr(worker, "prepare", quickly)
-    count = MANY if pytestconfig.getoption("--all") else INPUTS
+    count = pytestconfig.getoption("--inputs")
+    count = count or (MANY if pytestconfig.getoption("--all") else INPUTS)
     every = list(TARGETS) * EACH  # and the others as often as they always come
     targets = [*every, *[None] * (count - len(every))]
     tally = worker.run(lambda number: draw(SEED, number, worker.places, targets[number]), 0, count)
