@@ -25,7 +25,6 @@ from growkit.checkpoint.folder import (
     check_names,
     index_of,
     is_read,
-    weight_files,
 )
 from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint
 from growkit.engine.inside import alone
@@ -103,7 +102,7 @@ class Source:
         config = folder.json("config.json", MOST_DIGITS)
         check_names(str(folder), os.listdir(folder.path))
         try:
-            weight_files(folder, config)
+            folder.weight_files(config)
         except InputError:
             where = str(folder.path / "config.json")
             return Headers(family_of(config, where), config, where)
@@ -203,7 +202,7 @@ def fetch(name: str, revision: str | None, given: str, weights: bool) -> tuple[P
     folder = Folder(found)
     try:
         if weights:
-            weight_files(folder, folder.json("config.json"))
+            folder.weight_files(folder.json("config.json"))
     except InputError as missing:
         raise InputError(
             f"{given} is not whole in the cache of the Hub ({missing}), and {why}; "

@@ -22,7 +22,6 @@ from transformers import PreTrainedConfig, TrainerCallback, TrainerState
 
 from growkit.base.errors import InputError
 from growkit.base.limits import COMPUTED, within
-from growkit.base.tensors import STORED_NAMES
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
@@ -188,7 +187,7 @@ def keep_stored(model: nn.Module, folder: str | Path) -> list[str]:
     check_same(model, {name: weights.tensors[name].shape for name in known}, folder)
     changed = []
     for name, parameter in known.items():
-        dtype = getattr(torch, STORED_NAMES[weights.tensors[name].dtype])
+        dtype = weights.tensors[name].torch_dtype
         if torch.promote_types(dtype, parameter.dtype) != parameter.dtype:
             parameter.data = weights.read(name).to(parameter.device)
             changed.append(name)

@@ -157,7 +157,7 @@ ILLEGAL: list[tuple[Callable[[Any], Any], str]] = [
     (option("lr", "fast"), "lr of a group"),
     (option("eps", -1.0), "eps of a group"),
     (option("betas", (0.9, 1.0)), "betas of a group"),
-    (moment("step", 10**400), "the step of .* is inf"),
+    (moment("step", 10**400), "the step of .* is 1000"),
     (moment("step", torch.tensor(-1.0)), "is -1;"),
     (moment("step", 0.5), "is 0.5;"),
     (lambda content: content["state"][3].pop("step"), "the step of"),

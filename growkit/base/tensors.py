@@ -68,6 +68,12 @@ class TensorInfo:
     shape: tuple[int, ...]
     dtype: str
 
+    @classmethod
+    def of_torch(cls, shape: Sequence[int], dtype: object) -> TensorInfo:
+        """The header of a tensor with a dtype of torch, also by its name."""
+        name = str(dtype).removeprefix("torch.")
+        return cls(tuple(shape), SAFETENSORS_NAMES.get(name, name))
+
     @property
     def elements(self) -> int:
         """Number of elements."""

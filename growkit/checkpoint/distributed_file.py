@@ -21,27 +21,12 @@ from typing import Any, NamedTuple, cast
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
-from growkit.base.tensors import (
-    ANYWHERE,
-    SAFETENSORS_NAMES,
-    STORED_NAMES,
-    TensorInfo,
-    Weights,
-    full,
-)
+from growkit.base.tensors import ANYWHERE, STORED_NAMES, TensorInfo, Weights, full
+from growkit.checkpoint import weight_file
 from growkit.checkpoint.folder import LIST as LIST
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.weight_file import (
-    TorchFile,
-    WeightFile,
-    check_header,
-    explain_damage,
-    open_saved,
-    placeholder,
-    plain_tensors,
-    sizes,
-)
+from growkit.checkpoint.weight_file import TorchFile, WeightFile, open_saved, plain_tensors, sizes
 from growkit.checkpoint.writing import Shard, divide
 
 MOST_BYTES = 1 << 25
@@ -143,14 +128,12 @@ class DistributedFile(Weights):
         files = {part.file for entry in entries.values() for part in entry.parts}
         self.paths = [self.path, *(folder.path / name for name in sorted(files))]
         self.tensors = {
-            name: TensorInfo(
-                each.shape or (), SAFETENSORS_NAMES.get(str(each.dtype), str(each.dtype))
-            )
+            name: TensorInfo.of_torch(each.shape or (), each.dtype)
             for name, each in entries.items()
         }
         for name, info in self.tensors.items():
             with explain_entry(folder, name):
-                check_header(self.path, name, info)
+                weight_file.check_header(self.path, name, info)
         self._opened: dict[tuple[str, int], WeightFile] = {}
 
     def cuts(self, name: str) -> int:
@@ -282,7 +265,7 @@ def read_list(folder: Folder) -> dict[str, Listed]:
 
 def explain_entry(folder: Folder, what: str) -> AbstractContextManager[None]:
     """Turn any error to which damaged files lead into a sentence."""
-    return explain_damage(f"{what} cannot be read from {folder}", REMEDY)
+    return weight_file.explain_damage(f"{what} cannot be read from {folder}", REMEDY)
 
 
 class _Placeholder:
@@ -489,7 +472,7 @@ def _frame_of(info: TensorInfo) -> tuple[bytes, bytes]:
     with temporary("archive") as folder:
         file = folder / "archive"
         with torch._C.DisableTorchFunction(), skip_data(materialize_fake_tensors=True):
-            torch.save(placeholder(info), file)
+            torch.save(weight_file.placeholder(info), file)
         saved = _open_archive(Folder(folder), "tensor", file.name, 0, file.stat().st_size)
         begin = saved.places["tensor"].begin
         with file.open("rb") as stream:

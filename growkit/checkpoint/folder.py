@@ -212,10 +212,6 @@ class Folder:
         _check_size(self.path / name, len(content), most)
         return content
 
-    def check_small(self, name: str) -> None:
-        """Refuse a file that is larger than one that is read as a whole can be; see ``require``."""
-        _check_size(self.path / name, self.require(name).stat().st_size, MOST_BYTES)
-
     def copy(self, name: str, target: Path) -> None:
         """Copy a file into another folder, block by block; see ``open``."""
         (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -301,6 +297,73 @@ class Folder:
     def code(self) -> list[str]:
         """The files of the model's own code, to which ``auto_map`` in its config refers."""
         return [name for name in self.names("*.py") if "/" not in name]
+
+    def check_files(self) -> None:
+        """Refuse files that a loader would follow, pipes, and links that lead nowhere or elsewhere.
+
+        Raises:
+            InputError: names the file.
+        """
+        check_names(str(self), os.listdir(self.path))
+        for name in self.names(*CARRIED, *SMALL):
+            _check_size(self.path / name, self.require(name).stat().st_size, MOST_BYTES)
+        for name in self.names(*LOADED):
+            self.find(name)
+
+    def check_loaded(self) -> None:
+        """Refuse what a loader of transformers would follow, in files or a tokenizer's settings.
+
+        Raises:
+            InputError: names the file, or the key of the settings that names one elsewhere.
+        """
+        self.check_files()
+        name = "tokenizer_config.json"
+        settings = self.json(name) if self.has(name) else {}
+        for key, value in settings.items():
+            named = key in NAMES_FILES or (key.endswith("_file") and key not in OVERRULED)
+            inside = not isinstance(value, str)
+            with suppress(OSError, ValueError, RuntimeError):
+                inside |= (self.path / str(value)).resolve().is_relative_to(self.path.resolve())
+            if named and not inside:
+                raise InputError(
+                    f"{key} in {self.path / name} is {value!r}, a file outside of the folder; "
+                    "remove the key"
+                )
+
+    def weight_files(self, config: Config) -> tuple[list[str], dict[str, str]]:
+        """The names of the files with the weights, in order; of DCP, that of its list of entries.
+
+        Returns:
+            The names, and where the index (if there is one) has each tensor.
+
+        Raises:
+            InputError: there are none, one is missing, or transformers would load something else.
+        """
+        for key, what in FOLLOWED.items():
+            if config.get(key) is not None:
+                raise InputError(
+                    f"config.json in {self} has {key}, by which transformers loads {what}; "
+                    "load the model with transformers, save it again and take that"
+                )
+        for single in SINGLE:
+            if self.find(single):  # transformers as well prefers it to an index
+                return [single], {}
+            index = index_of(single)
+            if self.find(index):
+                ending = single.rpartition(".")[2]
+                listed = _parse_index(str(self.path / index), self.json(index), ending)
+                names = sorted(set(listed.values()))
+                for name in names:
+                    if not self.find(name):
+                        raise InputError(
+                            f"shard {self.path / name} is missing, {index} lists it; "
+                            "copy it into the folder"
+                        )
+                return names, listed
+        if self.find(LIST):
+            return [LIST], {}
+        found = instead_of_weights(self.path) or f"{', '.join(SINGLE)} or an index was expected"
+        raise InputError(f"{self} has no weights; {found}")
 
 
 def check_name(path: Path | str) -> None:
@@ -427,40 +490,6 @@ def is_read(name: str) -> bool:
     return ".." not in below and matches(top, CARRIED if below else (*CARRIED, *SMALL))
 
 
-def check_files(folder: Folder) -> None:
-    """Refuse files that a loader would follow, pipes, and links that lead nowhere or elsewhere.
-
-    Raises:
-        InputError: names the file.
-    """
-    check_names(str(folder), os.listdir(folder.path))
-    for name in folder.names(*CARRIED, *SMALL):
-        folder.check_small(name)
-    for name in folder.names(*LOADED):
-        folder.find(name)
-
-
-def check_loaded(folder: Folder) -> None:
-    """Refuse what a loader of transformers would follow, in files and in a tokenizer's settings.
-
-    Raises:
-        InputError: names the file, or the key of the settings that names one elsewhere.
-    """
-    check_files(folder)
-    name = "tokenizer_config.json"
-    settings = folder.json(name) if folder.has(name) else {}
-    for key, value in settings.items():
-        named = key in NAMES_FILES or (key.endswith("_file") and key not in OVERRULED)
-        inside = not isinstance(value, str)
-        with suppress(OSError, ValueError, RuntimeError):
-            inside |= (folder.path / str(value)).resolve().is_relative_to(folder.path.resolve())
-        if named and not inside:
-            raise InputError(
-                f"{key} in {folder.path / name} is {value!r}, a file outside of the folder; "
-                "remove the key"
-            )
-
-
 def check_names(where: str, names: Iterable[str]) -> None:
     """Refuse a model with files next to its weights that transformers takes for more of them.
 
@@ -482,42 +511,6 @@ def check_names(where: str, names: Iterable[str]) -> None:
                 f"{where} has {name}, a part of a distributed checkpoint, and transformers would "
                 "load that instead of the other weights; consolidate it, or move it away"
             )
-
-
-def weight_files(folder: Folder, config: Config) -> tuple[list[str], dict[str, str]]:
-    """The names of the files with the weights, in order; of DCP, that of its list of entries.
-
-    Returns:
-        The names, and where the index (if there is one) has each tensor.
-
-    Raises:
-        InputError: there are none, one is missing, or transformers would load something else.
-    """
-    for key, what in FOLLOWED.items():
-        if config.get(key) is not None:
-            raise InputError(
-                f"config.json in {folder} has {key}, by which transformers loads {what}; "
-                "load the model with transformers, save it again and take that"
-            )
-    for single in SINGLE:
-        if folder.find(single):  # transformers as well prefers it to an index
-            return [single], {}
-        index = index_of(single)
-        if folder.find(index):
-            ending = single.rpartition(".")[2]
-            listed = _parse_index(str(folder.path / index), folder.json(index), ending)
-            names = sorted(set(listed.values()))
-            for name in names:
-                if not folder.find(name):
-                    raise InputError(
-                        f"shard {folder.path / name} is missing, {index} lists it; "
-                        "copy it into the folder"
-                    )
-            return names, listed
-    if folder.find(LIST):
-        return [LIST], {}
-    expected = "model.safetensors, model.safetensors.index.json or pytorch_model.bin was expected"
-    raise InputError(f"{folder} has no weights; {instead_of_weights(folder.path) or expected}")
 
 
 def _parse_index(where: str, index: Mapping[str, Any], ending: str) -> dict[str, str]:

@@ -6,25 +6,18 @@ rounded source.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.names import perhaps
-from growkit.base.tensors import (
-    FLOAT_BYTES,
-    SAFETENSORS_NAMES,
-    TORCH_NAMES,
-    Config,
-    TensorInfo,
-    Weights,
-    main_dtype,
-    total_bytes,
-)
+from growkit.base.tensors import FLOAT_BYTES, TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.checkpoint.distributed_file import DistributedFile, open_model
-from growkit.checkpoint.folder import LIST, Folder, check_files, weight_files
+from growkit.checkpoint.folder import LIST, Folder
 from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import WeightFile, open_weights
@@ -58,8 +51,8 @@ class Checkpoint(Weights):
         self.opened = Folder(folder)
         self.folder = self.opened.path
         self.config: Config = self.opened.json("config.json", MOST_DIGITS)
-        check_files(self.opened)
-        names, listed = weight_files(self.opened, self.config)
+        self.opened.check_files()
+        names, listed = self.opened.weight_files(self.config)
         self.distributed = names == [LIST]
         self.stands_alone = not self.distributed
         files: list[WeightFile | DistributedFile] = (
@@ -124,24 +117,15 @@ class Checkpoint(Weights):
         return self._file_of[name].cuts(name)
 
 
-# Exponent and fraction bits: a format holds another's values if it has no fewer of either.
-_BITS = {
-    "F64": (11, 52),
-    "F32": (8, 23),
-    "BF16": (8, 7),
-    "F16": (5, 10),
-    "F8_E4M3": (4, 3),
-    "F8_E5M2": (5, 2),
-}
-
-
 NARROWEST = 2
 """Bytes per number that a source is rounded to, at least: fewer need a scale for every tensor."""
 
 
 def rounds(dtype: str, other: str) -> bool:
-    """Whether some number of the one format is none of the other."""
-    return any(has > gets for has, gets in zip(_BITS[dtype], _BITS[other], strict=True))
+    """Whether some number of the one format is none of the other, with fewer bits for a part."""
+    one, two = (torch.finfo(TensorInfo((), each).torch_dtype) for each in (dtype, other))
+    exponents = [each.bits + math.log2(each.eps) for each in (one, two)]
+    return one.eps < two.eps or exponents[0] > exponents[1]
 
 
 def too_narrow(main: str, wanted: str) -> bool:
@@ -157,7 +141,7 @@ def rounded(source: Weights, dtype: str | None) -> str | None:
         dtype: torch name of a known dtype, or None for the source's own.
     """
     known = dtype in TORCH_NAMES.values()
-    narrows = known and rounds(main_dtype(source.tensors), SAFETENSORS_NAMES[str(dtype)])
+    narrows = known and rounds(main_dtype(source.tensors), tensors.SAFETENSORS_NAMES[str(dtype)])
     return dtype if narrows else None
 
 
@@ -184,7 +168,7 @@ class Widened(Weights):
                 f"dtype {dtype!r} is not known; choose one of {', '.join(chosen)}"
                 f"{perhaps(dtype, chosen, TORCH_NAMES)}"
             )
-        wanted = SAFETENSORS_NAMES[dtype]
+        wanted = tensors.SAFETENSORS_NAMES[dtype]
         if too_narrow(main, wanted):
             name = next(name for name, info in source.tensors.items() if info.dtype == main)
             raise InputError(
@@ -272,5 +256,5 @@ def outlined(weights: Weights, config: Config) -> Iterator[Checkpoint]:
         begin = header_of(weights.tensors)
         with (folder / "model.safetensors").open("wb") as file:
             file.write(begin)
-            file.truncate(len(begin) + total_bytes(weights.tensors))
+            file.truncate(len(begin) + tensors.total_bytes(weights.tensors))
         yield Checkpoint(folder)

@@ -26,7 +26,7 @@ from unittest.mock import patch
 from growkit.base.errors import InputError, reason
 from growkit.base.lazy import Tensor, torch
 from growkit.base.parsing import parse_json
-from growkit.base.tensors import SAFETENSORS_NAMES, STORED_NAMES, TensorInfo, Weights, cut, full
+from growkit.base.tensors import STORED_NAMES, TensorInfo, Weights, cut, full
 from growkit.checkpoint.folder import Folder, State, read, state_of
 
 MOST_DIMENSIONS = 16
@@ -452,8 +452,7 @@ def _place(path: Path, name: str, tensor: Tensor, archive: int) -> Place:
     Raises:
         ValueError: it reaches beyond its storage, or repeats numbers.
     """
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    info = TensorInfo(tuple(tensor.shape), SAFETENSORS_NAMES.get(dtype, dtype))
+    info = TensorInfo.of_torch(tensor.shape, tensor.dtype)
     check_header(path, name, info)
     begin, size = getattr(tensor.untyped_storage(), "place", (0, -1))
     strides = tuple(tensor.stride())

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import Folder, check_loaded
+from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import inert, lacks_class, parsed, quiet
 from growkit.planning.layouts import as_diff_transformer
@@ -106,7 +106,7 @@ def loading(checkpoint: Checkpoint) -> Loading:
 
 
 def _asked(checkpoint: Checkpoint) -> Loading:
-    check_loaded(checkpoint.opened)
+    checkpoint.opened.check_loaded()
     inert(checkpoint.config, str(checkpoint.folder / "config.json"))
     for key in LAYERS:
         layers = checkpoint.config.get(key)

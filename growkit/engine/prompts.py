@@ -18,14 +18,7 @@ from growkit.base.errors import InputError, foreign, reason
 from growkit.base.lazy import Tensor, torch
 from growkit.base.settings import Settings
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import (
-    TOKENIZER_FILES,
-    Folder,
-    check_loaded,
-    is_of_tokenizer,
-    open_regular,
-    read,
-)
+from growkit.checkpoint.folder import TOKENIZER_FILES, Folder, is_of_tokenizer, open_regular, read
 from growkit.engine.oracle import longest_context, quiet
 
 T = TypeVar("T")
@@ -202,7 +195,7 @@ def load_tokenizer(folder: Folder | Path) -> Any:
     from transformers import AutoTokenizer
 
     opened = folder if isinstance(folder, Folder) else Folder(folder)
-    check_loaded(opened)
+    opened.check_loaded()
     failure = foreign(
         f"{opened.path} has no tokenizer that loads", "repair its files, or give no text"
     )

@@ -16,19 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.progress import Progress
-from growkit.base.tensors import (
-    ANYWHERE,
-    FLOAT_BYTES,
-    Config,
-    TensorInfo,
-    Weights,
-    cut,
-    full,
-    total_bytes,
-    total_parameters,
-)
+from growkit.base.tensors import ANYWHERE, Config, TensorInfo, Weights, cut, full
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
@@ -79,10 +70,10 @@ class Optimizer:
         check_trainable(lineage.target.config, f"the grown {source.folder}")
         self._before = parameters_of(source)
         self.state = open_state(path, self._before)
-        tensors = self.state.numbers.tensors
-        kinds = {name.rpartition(".")[2]: info.dtype for name, info in tensors.items()}
-        elements = total_parameters(lineage.target.tensors)
-        self.bytes = sum(elements * FLOAT_BYTES[dtype] for dtype in kinds.values())
+        headers = self.state.numbers.tensors
+        kinds = {name.rpartition(".")[2]: info.dtype for name, info in headers.items()}
+        elements = tensors.total_parameters(lineage.target.tensors)
+        self.bytes = sum(elements * tensors.FLOAT_BYTES[dtype] for dtype in kinds.values())
 
     def grown(self, target: Checkpoint, law: Law) -> GrownState:
         """The state of the target's optimizer.
@@ -133,7 +124,7 @@ class Optimizer:
             InputError: the state cannot be read, or transformers has no class for the target.
         """
         grown = self.grown(Checkpoint(folder), law)
-        with progress.bytes("optimizer", total_bytes(grown.tensors)) as advance:
+        with progress.bytes("optimizer", tensors.total_bytes(grown.tensors)) as advance:
             save = partial(write_shards, advance=advance, hashes=hashes)
             self.state.write(grown, folder, save)
         return self.result(grown)
@@ -148,7 +139,7 @@ class Optimizer:
             moments=sorted({kind for kinds in state.kinds.values() for kind in kinds}),
             step=int(max(steps)) if steps else None,
             groups=len(grown.groups) if grown else len(state.groups),
-            bytes=total_bytes(grown.tensors) if grown else self.bytes,
+            bytes=tensors.total_bytes(grown.tensors) if grown else self.bytes,
             reset=dict(grown.reset) if grown else {},
             beside=dict(state.beside),
             assumed=state.assumed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,9 +76,6 @@ DTYPES = ("F64", "F32", "BF16", "F16")
 
 CARRIED = "carried over"
 SCALED = "carried over, with its rates multiplied as those of the groups"
-WITHOUT_RATES = (
-    "carried over; it holds no rates, so multiply those that it is made with as those of the groups"
-)
 """What becomes of a schedule."""
 
 
@@ -232,7 +229,8 @@ def _check_optimizer(state: State, group: ParamGroup, name: str, kinds: frozense
     if kinds not in KNOWN:
         _refuse(state, f"only {' and '.join(sorted(kinds)) or 'no moment'} of {name}")
     optimizer = MUON if kinds == MUON else ADAMW
-    law, step = LAWS[optimizer], state.steps.get(name)
+    law = LAWS[optimizer]
+    step: Any = state.steps.get(name)
     if not any(options <= group.options.keys() for options in law.required):
         missing = min(law.required[0] - group.options.keys())
         _refuse(state, f"{min(kinds)} in a group without {missing}")
@@ -245,11 +243,12 @@ def _check_optimizer(state: State, group: ParamGroup, name: str, kinds: frozense
                 "does not have",
                 f"; take {key} out of the groups if it is only a remark of yours",
             )
-    if optimizer == ADAMW and (step is None or not 0 <= step < MOST_STEPS or step % 1):
-        shown = "none" if step is None else f"{step:g}"
+    counted = is_number(step) and 0 <= step < MOST_STEPS and step % 1 == 0
+    if not counted and (step is not None or optimizer == ADAMW):
+        shown = f"{step:g}" if is_number(step) else str(step)[:40]
         raise InputError(
-            f"the step of {name} in {state.where} is {shown}; a whole number of steps that were "
-            "taken was expected, save the optimizer again"
+            f"the step of {name} in {state.where} is {shown}; a whole number of steps "
+            "that were taken was expected, save the optimizer again"
         )
 
 
@@ -273,20 +272,10 @@ def _parts(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else [value]
 
 
-def as_float(value: Any) -> float:
-    """A number as a float: infinity for whole numbers that no float reaches, NaN for no number."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-    except (TypeError, ValueError):
-        return math.nan
-
-
 def is_number(value: Any) -> bool:
-    """Whether this is a finite number, and no switch."""
+    """Whether this is a finite number that a float can be, and no switch."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(as_float(value))
+    return number and abs(value) <= sys.float_info.max
 
 
 def _refuse(state: State, what: str, remedy: str = "") -> None:

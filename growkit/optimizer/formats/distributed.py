@@ -19,21 +19,14 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.distributed_file import (
-    REMEDY,
-    DistributedFile,
-    Listed,
-    distributed_shards,
-    explain_entry,
-    read_list,
-    write_list,
-)
+from growkit.checkpoint import distributed_file
+from growkit.checkpoint.distributed_file import REMEDY, DistributedFile, Listed
 from growkit.checkpoint.folder import LIST, Folder
 from growkit.checkpoint.writing import Save
 from growkit.optimizer.groups import Parameters, ParamGroup
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.schedule import OF_GROUPS, grown_schedule, holds_schedule
-from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State, as_float
+from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State
 
 FOLDER = "optimizer"
 """What it is called in the folder of a model."""
@@ -53,7 +46,7 @@ MOST_VALUE = 1 << 20
 
 def _open(path: Path, parameters: Parameters) -> State:
     folder = Folder(path)
-    listed = read_list(folder)
+    listed = distributed_file.read_list(folder)
     options: dict[str, dict[str, Any]] = {}
     steps: dict[str, float] = {}
     tensors: dict[str, Listed] = {}
@@ -68,7 +61,7 @@ def _open(path: Path, parameters: Parameters) -> State:
         if found["part"] == "param_groups":
             options.setdefault(name, {})[key] = _option(folder, entry, of)
         elif key == STEP:
-            steps[name] = as_float(_option(folder, entry, of))
+            steps[name] = _option(folder, entry, of)
         elif of.shape is not None:
             tensors[f"{name}.{key}"] = of
     if len(befores) == 1 and not tensors:
@@ -103,7 +96,7 @@ def _value(folder: Folder, entry: str, of: Listed) -> Any:
     """A plain value or a small tensor."""
     if of.shape is not None:
         return DistributedFile(folder, {entry: of}).read(entry)
-    with explain_entry(folder, entry):
+    with distributed_file.explain_entry(folder, entry):
         (place,) = of.parts
         if place.length > MOST_VALUE:
             raise ValueError(f"it has more than {MOST_VALUE:,} bytes")
@@ -171,15 +164,11 @@ def _schedules(
 
 def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> list[ParamGroup]:
     """Parameters with the same options are a group."""
-    found: list[tuple[dict[str, Any], list[str]]] = []
+    alike: dict[str, list[str]] = {}
     for name in dict.fromkeys((*parameters.shapes, *options)):
         if name in options:
-            alike = next((names for each, names in found if each == options[name]), None)
-            if alike is None:
-                found.append((options[name], [name]))
-            else:
-                alike.append(name)
-    return [ParamGroup(tuple(names), each) for each, names in found]
+            alike.setdefault(repr(sorted(options[name].items())), []).append(name)
+    return [ParamGroup(tuple(names), options[names[0]]) for names in alike.values()]
 
 
 def _write(
@@ -196,7 +185,7 @@ def _write(
     """
     made, state = folder / FOLDER, grown.state
     made.mkdir()
-    shards = distributed_shards(grown.tensors, SHARD_BYTES)
+    shards = distributed_file.distributed_shards(grown.tensors, SHARD_BYTES)
     save(grown, made, shards)
     values = dict(carried)
     for group in grown.groups:
@@ -211,7 +200,7 @@ def _write(
             for key, value in kept.items()
         }
     names = {f"{before}state.{key}": key for key in grown.tensors}
-    write_list(shards, made, names, values, before.removesuffix("."))
+    distributed_file.write_list(shards, made, names, values, before.removesuffix("."))
 
 
 FORMAT = Format(

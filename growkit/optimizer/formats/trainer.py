@@ -20,16 +20,7 @@ from growkit.checkpoint.writing import Save, Shard
 from growkit.optimizer.groups import Parameters, ParamGroup, class_name
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
-from growkit.optimizer.state import (
-    CARRIED,
-    NO_MOMENTS,
-    SCALED,
-    STEP,
-    WITHOUT_RATES,
-    Format,
-    State,
-    as_float,
-)
+from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State
 
 NAME, BIN = "optimizer.pt", "optimizer.bin"
 SCHEDULE, PROGRESS = "scheduler.pt", "trainer_state.json"
@@ -46,6 +37,11 @@ BECOMES = {
     CODE: "left: it is code; give Trainer the arguments of the source again",
 }
 """What becomes of the files next to ``optimizer.pt``."""
+
+WITHOUT_RATES = (
+    "carried over; it holds no rates, so multiply those that it is made with as those of the groups"
+)
+"""The same of a schedule that is a function."""
 
 OF_PARAMETERS = ("params", "param_names")
 """Keys of a group that are no options."""
@@ -93,7 +89,7 @@ def _open(path: Path, parameters: Parameters) -> State:
         file,
         (file, *(path / name for name in becomes if name != CODE)),
         [ParamGroup(tuple(of), each) for of, each in zip(names, options, strict=True)],
-        {name: as_float(step) for name, step in steps.items()},
+        steps,
         select(lambda _: moments),
         partial(_write, by_name, BIN if file.name == BIN else NAME, folder, carried),
         becomes,
