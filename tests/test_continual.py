@@ -18,10 +18,10 @@ from transformers import AutoTokenizer, MixtralConfig
 from benchmarks.continual import models, results, runs
 from benchmarks.continual.__main__ import LINES, ROOT
 from benchmarks.continual.campaign import Campaign
-from benchmarks.continual.experiment import Experiment, load, names
+from benchmarks.continual.experiment import Experiment, Job, load, names
 from benchmarks.continual.report import write
 from benchmarks.continual.retrieval import MEASURES, QUESTION, WIDTH
-from benchmarks.continual.runs import Job, Run, Segment, branches
+from benchmarks.continual.runs import Run, Segment, branches
 from benchmarks.continual.text import PARTS, Text, part_of, read_text
 from benchmarks.figures import drawn
 from growkit.base.errors import InputError

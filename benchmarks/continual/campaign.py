@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.continual import results
-from benchmarks.continual.experiment import Experiment, settings_of
+from benchmarks.continual.experiment import Experiment, Job, settings_of
 from benchmarks.continual.models import hand_on
-from benchmarks.continual.runs import Job, Run
+from benchmarks.continual.runs import Run
 from benchmarks.continual.text import Text
 from growkit.base.errors import InputError
 from growkit.probing.lines import Line, append_line

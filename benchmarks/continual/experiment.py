@@ -230,3 +230,25 @@ def _set(data: Any) -> dict[str, Any]:
     empty = {key.name: {} for key in fields(data) if key.default_factory is dict}
     defaults = {key.name: key.default for key in fields(data)} | empty
     return {key: value for key, value in found.items() if value != defaults[key]}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Which run.
+
+    Attributes:
+        experiment: with the arm.
+        name: of the arm or the source.
+        seed: of new weights, random splits and the order of the text.
+        rate: its learning rate.
+    """
+
+    experiment: Experiment
+    name: str
+    seed: int
+    rate: float
+
+    @property
+    def arm(self) -> Arm | None:
+        """None for a source."""
+        return self.experiment.arms.get(self.name)

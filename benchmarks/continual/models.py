@@ -21,20 +21,17 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 import growkit
-from benchmarks.continual.experiment import Arm, Experiment, Scale
+from benchmarks.continual.experiment import Arm, Experiment, Job, Scale
 from benchmarks.continual.text import Text
 from growkit.modeling import register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.recipe.recipe import STEPS
-
-if TYPE_CHECKING:
-    from benchmarks.continual.runs import Job
 
 register()
 

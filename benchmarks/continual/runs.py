@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from benchmarks.continual import models
-from benchmarks.continual.experiment import Arm, Experiment
+from benchmarks.continual.experiment import Job
 from benchmarks.continual.retrieval import MEASURES, mixed
 from benchmarks.continual.text import Text
 from growkit.probing.training import Look, batch_of, isolated, train, warmed, window_losses
@@ -65,28 +65,6 @@ def branches(points: Sequence[int], decay: float, last: int = 0) -> list[Segment
             at = begin
         found.append(Segment(begin, end, number))
     return [*found, Segment(at, last)] if last > at else found
-
-
-@dataclass(frozen=True)
-class Job:
-    """Which run.
-
-    Attributes:
-        experiment: with the arm.
-        name: of the arm or the source.
-        seed: of new weights, random splits and the order of the text.
-        rate: its learning rate.
-    """
-
-    experiment: Experiment
-    name: str
-    seed: int
-    rate: float
-
-    @property
-    def arm(self) -> Arm | None:
-        """None for a source."""
-        return self.experiment.arms.get(self.name)
 
 
 @dataclass
