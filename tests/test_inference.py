@@ -381,6 +381,9 @@ def test_a_family_that_extends_another(arcee: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     growkit.grow(arcee, out, family=yaml.safe_load(written), hidden="x2", verify=False)
     assert relative_error(arcee, out) < 1e-12
+    recorded = json.loads((out / "growkit.json").read_text())["recipe"]["family"]
+    assert "extends" not in recorded
+    assert recorded["sizes"]["vocab_size"] == "vocab"
 
 
 def test_windows_go_along_with_their_layers(

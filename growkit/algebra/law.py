@@ -29,7 +29,6 @@ FEW = 256
 """The most runs of neighbours that are copied one by one; more are gathered at once."""
 
 
-@dataclass(frozen=True)
 class Arrangement:
     """How a dimension is assembled from pieces.
 
@@ -39,18 +38,12 @@ class Arrangement:
         runs: begin and end of coordinates that are neighbours in one piece, or hold nothing.
     """
 
-    piece: Index
-    place: Index
-    runs: list[tuple[int, int]]
-
-    @classmethod
-    def of(cls, piece: Index, place: Index) -> Arrangement:
-        """Find the runs."""
+    def __init__(self, piece: Index, place: Index) -> None:
+        self.piece, self.place = piece, place
         nothing = place == NOTHING
         beside = np.where(nothing[1:], nothing[:-1], (np.diff(place) == 1) & ~nothing[:-1])
         breaks = (np.flatnonzero(~beside | (np.diff(piece) != 0)) + 1).tolist()
-        runs = list(zip([0, *breaks], [*breaks, len(place)], strict=True)) if len(place) else []
-        return cls(piece, place, runs)
+        self.runs = list(pairwise([0, *breaks, len(place)])) if len(place) else []
 
     def __call__(self, pieces: Sequence[Tensor], position: int) -> Tensor:
         """Assemble a dimension of tensors."""
@@ -122,7 +115,7 @@ def _slice(mapped: IndexMap, begin: int, end: int) -> Slice:
             every = len(columns) == len(needed)
             kinds.append((None if every else columns, count, [] if count else factors.tolist()))
     whole = len(needed) == mapped.size
-    return Slice(begin, needed, within, whole, kinds, Arrangement.of(piece, place))
+    return Slice(begin, needed, within, whole, kinds, Arrangement(piece, place))
 
 
 def grow_slice(

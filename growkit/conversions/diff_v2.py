@@ -8,8 +8,6 @@ get -½ of what the signal queries get, and the projection sees -¼ of what the 
 https://github.com/microsoft/unilm/tree/master/Diff-Transformer/Diff-Transformer-V2
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

@@ -10,8 +10,6 @@ so that nothing is rounded.
 Cang et al., "DINT Transformer", arXiv 2501.17486, equations 5 to 9.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from growkit.base.tensors import TensorInfo, Weights

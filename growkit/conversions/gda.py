@@ -6,8 +6,6 @@ The weights stay as they are, in the layout whose config names ``num_noise_heads
 Grouped differential attention, arXiv 2510.06949.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from growkit.base.tensors import Weights

@@ -1,7 +1,5 @@
 """From one DIFF Transformer to another: most tensors as they are, some by rules of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

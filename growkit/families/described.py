@@ -18,8 +18,6 @@ Patterns are those of ``growkit.algebra.axes``, conditions those of
 takes out what the other one has. ``growkit inspect --infer`` writes such a file.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +43,7 @@ PACKAGE = "growkit.families"
 
 NEEDED = ("family", "model_type", "sizes", "tensors")
 
-OF_ITS_OWN = ("family", "model_type", "architecture", "loads_with", "form")
+OF_ITS_OWN = ("family", "model_type", "architecture", "loads_with", "form", "former")
 """Keys that no family has from the one that it extends."""
 
 NEEDED_AXES = ("layers", "vocab", "hidden")
@@ -183,22 +181,17 @@ class _Description:
         norms = tuple(self._norm(each, "norms") for each in get("norms", ()))
         numbered = get("numbered")
         return {
+            **{key: get(key) for key in ("architecture", "loads_with")},
+            **{key: get(key, {}) for key in ("same", "constants", "aliases", "former", "kinds")},
             "name": content["family"][:100],
             "model_types": tuple(_listed(content["model_type"])),
-            "architecture": get("architecture"),
-            "loads_with": get("loads_with"),
             "axes": self._axes_by_key(),
-            "same": get("same", {}),
-            "constants": get("constants", {}),
             "defaults": {key: self._default(key, value) for key, value in self._assumed.items()},
             "derived": frozenset(get("computed", ())),
             "may_be_zero": frozenset(get("may_be_zero", ())),
             "ratios": ratios,
-            "aliases": get("aliases", {}),
-            "former": get("former", {}),
             "per_layer": frozenset(get("per_layer", ())),
             "choices": {key: tuple(values) for key, values in get("choices", {}).items()},
-            "kinds": get("kinds", {}),
             "places": {
                 axis: _one_of(PLACES, name, f"places of {axis} in {self._where}")
                 for axis, name in get("places", {}).items()

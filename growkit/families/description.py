@@ -3,8 +3,6 @@
 At the end, the vocabulary of family descriptions: every key and the kind of its value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -53,24 +53,8 @@ COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
     ast.NotIn: lambda one, several: one not in several,
 }
 
-SYNTAX: tuple[type[ast.AST], ...] = (
-    *ARITHMETIC,
-    *COMPARISONS,
-    ast.And,
-    ast.BinOp,
-    ast.BoolOp,
-    ast.Compare,
-    ast.Constant,
-    ast.IfExp,
-    ast.List,
-    ast.Load,
-    ast.Name,
-    ast.Not,
-    ast.Or,
-    ast.Subscript,
-    ast.UnaryOp,
-    ast.USub,
-)
+SIGNS = (*ARITHMETIC, *COMPARISONS, ast.And, ast.Load, ast.Not, ast.Or, ast.USub)
+"""What the syntax of an expression consists of besides what ``_Evaluation`` has a value for."""
 
 UNDECIDED = (ArithmeticError, LookupError, TypeError, ValueError)
 """What an expression raises for a config with values of another kind than it needs."""
@@ -159,7 +143,9 @@ def _names(tree: ast.expr, known: Collection[str]) -> set[str]:
             free.add(node.func.id)
         elif isinstance(node, ast.Name):
             found.add(node.id)
-        elif not isinstance(node, SYNTAX):
+        elif isinstance(node, ast.Call) or not (
+            isinstance(node, SIGNS) or hasattr(_Evaluation, f"visit_{type(node).__name__}")
+        ):
             raise ValueError(f"{ast.unparse(node)} is not part of the language of expressions")
     for name in found - free - {*known}:
         raise ValueError(f"{name!r} is unknown; {did_you_mean(name, sorted(known))}")

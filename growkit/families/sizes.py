@@ -1,13 +1,12 @@
 """Sizes of a model's axes: from the keys of its config, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import nearest
+from growkit.base.parsing import check_kind
 from growkit.base.tensors import Config
 from growkit.families.description import Multiple
 
@@ -19,9 +18,6 @@ MOST_EXPERTS = 1 << 15
 
 MOST_SIZE = 1 << 24
 """Of any size in a config: a hundred times that of the largest models there are."""
-
-KINDS = {bool: "true or false", int: "a whole number", list: "a list"}
-"""What keys with such defaults must be."""
 
 Axes = tuple[str, ...]
 
@@ -94,12 +90,9 @@ class HasSizes:
                     f"{', '.join(values)}"
                 )
         for key, default in self.defaults.items():
-            kind = type(default)
-            if kind in KINDS and type(complete[key]) is not kind:
-                raise InputError(
-                    f"config.json of a {self.name} model has {key} {complete[key]!r}; "
-                    f"{KINDS[kind]} was expected"
-                )
+            if type(default) in (bool, int, list):
+                what = f"{key} in config.json of a {self.name} model"
+                check_kind(complete[key], type(default), what)
         self.check(complete)
         numbers = complete | sizes
         for demand in self.multiples:

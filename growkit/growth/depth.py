@@ -8,8 +8,6 @@ Stacks, Du et al., "Stacking Your Transformers", arXiv 2405.15319, stacks that o
 "SOLAR 10.7B", arXiv 2312.15166, and layers next to copies of themselves are another function.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -44,9 +44,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Role
+from growkit.algebra.expansion import Index
 from growkit.algebra.splits import Shares, noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
@@ -59,9 +59,6 @@ from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation, Option, SizeOption, is_within
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Section, Transform
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 EXPERTS = "experts"
 """The axis of experts."""
@@ -490,7 +487,7 @@ def _dropped(
     return made if times == 1 else (made.double() * times).to(made.dtype)
 
 
-def _numbers(key: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
+def _numbers(key: str, shape: tuple[int, ...]) -> Index:
     """Whole numbers from 0 to 2⁴⁸ - 1, by counter."""
     rows = np.arange(prod(shape[:-1]))
     parts = noise(key, rows, 3 * shape[-1]).astype(np.int64).reshape(*shape, 3) + 2**15

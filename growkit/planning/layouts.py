@@ -11,8 +11,6 @@ are computed where layouts differ in more than that:
   cannot hold is never rounded: head norms are stored in float64 then, and ``o_proj`` is refused.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Operations: what can be done to a checkpoint, growths and conversions alike."""
 
-from __future__ import annotations
-
 import math
 import re
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ A manifest that growkit finds is not trusted. Its recipe is planned again, to kn
 must be; nothing else in it is believed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

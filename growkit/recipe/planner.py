@@ -1,7 +1,5 @@
 """The plan of a recipe: everything that is to be done, from the headers of its source."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

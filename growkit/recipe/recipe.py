@@ -31,6 +31,7 @@ from growkit.base.tensors import TORCH_NAMES
 from growkit.checkpoint.folder import HUB_NAME, STORE, Folder, address_in, check_name, read_yaml
 from growkit.checkpoint.publishing import MANIFEST, Inputs
 from growkit.engine.user_family import load_description
+from growkit.families.described import extended
 from growkit.families.family import described
 from growkit.planning.operation import Operation, Value, complete, operation_of
 
@@ -157,6 +158,8 @@ class Recipe:
                 raise InputError(f"the recipe's {name} is empty; name a file or folder")
             if path is not None:
                 check_name(str(path))
+        if isinstance(self.family, Mapping):  # a manifest outlives the family that it extends
+            object.__setattr__(self, "family", extended(self.family, "the family"))
         base = self.base_model
         if base is not None and (len(base) > 96 or not HUB_NAME.fullmatch(base)):
             raise InputError(
