@@ -15,12 +15,12 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine import oracle
 from growkit.engine.oracle import resolved
 from growkit.proof.config import follows, not_compared
 from growkit.proof.folder import compare_with_plan, compare_with_source
 from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
+from growkit.recipe import planner
 from growkit.recipe.manifest import read_record
 from tests.conftest import edit_json, save_model, save_random
 from tests.families import MOE, SIZES
@@ -256,7 +256,7 @@ def test_what_a_class_assumes_goes_along(name: str, tmp_path: Path) -> None:
 def test_a_plan_that_changes_what_a_class_assumes_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oracle, "write_defaults_out", lambda source, planned, where: planned)
+    monkeypatch.setattr(planner, "write_defaults_out", lambda source, planned, where: planned)
     source = without_keys(tmp_path, "qwen2")
     made = growkit.convert(source, tmp_path / "out", to="diff", verify=PROOF)
     assert not made["kept"]

@@ -21,17 +21,8 @@ from torch import Tensor, nn
 from growkit.base.errors import foreign
 from growkit.base.tensors import SAFETENSORS_NAMES, Config, TensorInfo, Weights, cut
 from growkit.checkpoint.reading import Checkpoint, outlined
+from growkit.engine import oracle
 from growkit.engine.loader import Conversion, check_class, loading, the_tensor
-from growkit.engine.oracle import (
-    experts_implementation,
-    fit_experts,
-    lacks_class,
-    parsed,
-    quiet,
-    random_weights,
-    readable,
-    uninitialised,
-)
 from growkit.planning.layouts import read_layout
 
 OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
@@ -61,13 +52,13 @@ def empty_model(
 
     weights = class_weights(weights)
     with (
-        quiet(),
-        uninitialised("meta"),
+        oracle.quiet(),
+        oracle.uninitialised("meta"),
         foreign(
             f"transformers cannot build the model of {weights.where()}", "correct its config.json"
         ),
     ):
-        config = parsed(weights.config)
+        config = oracle.parsed(weights.config)
         check_class(config, weights.where())
         # A class collects the logits of its routers, say, from layers that do not run in this call.
         for key in OUTPUTS:
@@ -77,10 +68,10 @@ def empty_model(
             config,
             dtype=dtype,
             attn_implementation=attention,
-            experts_implementation=experts_implementation(dtype),
+            experts_implementation=oracle.experts_implementation(dtype),
             trust_remote_code=False,
         )
-    fit_experts(model)
+    oracle.fit_experts(model)
     model.eval()
     buffers = persistent_buffers(model)
     tensors = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
@@ -103,13 +94,13 @@ def empty_model(
             continue  # the loader as well leaves it as the class makes it
         if found is None or found.shape != tuple(tensor.shape):
             what = "missing keys" if found is None else "mismatched keys"
-            raise random_weights(model, what, weights.where(), name)
+            raise oracle.random_weights(model, what, weights.where(), name)
     return model, weights, stored
 
 
 def class_weights(weights: Weights) -> Weights:
     """The weights of a checkpoint, on disk or planned, under the names that its class has."""
-    weights = readable(weights)
+    weights = oracle.readable(weights)
     if isinstance(weights, Checkpoint):
         return ClassWeights(weights, loading(weights).conversions)
     return weights
@@ -134,11 +125,10 @@ def class_names(weights: Weights, config: Config) -> dict[str, str]:
     Raises:
         InputError: the checkpoint does not fit the class.
     """
-    if lacks_class(config):
+    if oracle.lacks_class(config):
         return {}
     of_class, names = planned_parameters(weights, config)
-    plain = {name: of_class.stored_as(of) for name, of in names.items()}
-    return {name: tensor for name, tensor in plain.items() if tensor is not None}
+    return {name: plain for name, of in names.items() if (plain := of_class.stored_as(of))}
 
 
 def planned_parameters(weights: Weights, config: Config) -> tuple[ClassWeights, dict[str, str]]:
@@ -326,7 +316,7 @@ class StoredGradients:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        rules = read_layout(checkpoint).rules if lacks_class(checkpoint.config) else ()
+        rules = read_layout(checkpoint).rules if oracle.lacks_class(checkpoint.config) else ()
         self._rules = {rule.target: rule for rule in rules}
         conversions = loading(checkpoint).conversions  # none for a layout with rules
         self._conversions = {name: each for each in conversions for name in each.shapes}

@@ -126,17 +126,22 @@ def check_accepted(config: Config, name: str) -> None:
     Raises:
         InputError: transformers does not take it.
     """
-    from transformers import AutoModelForCausalLM
-
     if lacks_class(config):
         config = as_diff_transformer(config, name)
-    with (
-        quiet(),
-        torch.device("meta"),
-        uninitialised(),
-        foreign(f"transformers does not accept {name}", "correct that value"),
-    ):
-        AutoModelForCausalLM.from_config(parsed(config, name), trust_remote_code=False)
+    with foreign(f"transformers does not accept {name}", "correct that value"):
+        model_without_numbers(config, name)
+
+
+def model_without_numbers(config: Config, name: str = "config.json") -> Any:
+    """The model of a config, to look at its shapes.
+
+    Raises:
+        Exception: whatever its class raises.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with quiet(), torch.device("meta"), uninitialised():
+        return AutoModelForCausalLM.from_config(parsed(config, name), trust_remote_code=False)
 
 
 def longest_context(config: Config) -> Any:

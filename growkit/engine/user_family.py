@@ -18,7 +18,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import read_yaml
-from growkit.engine.oracle import parsed, quiet, uninitialised
+from growkit.engine.oracle import model_without_numbers, parsed, quiet
 from growkit.families.family import Family, described, knowing, own_families
 from growkit.planning.operation import SizeOption, operations
 
@@ -231,10 +231,8 @@ def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
 
 def _empty(config: Config) -> Any:
     """The model of a config, without numbers; None without a class."""
-    from transformers import AutoModelForCausalLM
-
-    with suppress(Exception), quiet(), torch.device("meta"), uninitialised():
-        return AutoModelForCausalLM.from_config(parsed(config), trust_remote_code=False)
+    with suppress(Exception):
+        return model_without_numbers(config)
     return None
 
 

@@ -80,16 +80,11 @@ def _check_lambda_init(config: Config) -> None:
         )
 
 
-def paper_lambda_init(layer: int) -> float:
-    """λ_init as in arXiv 2410.05258, layers counted from 0: 0.8 - 0.6 · exp(-0.3 · layer)."""
-    return 0.8 - 0.6 * math.exp(-0.3 * layer)
-
-
 def default_lambda_init(config: Config) -> list[float] | None:
-    """The paper's numbers, where λ comes from vectors."""
+    """Those of arXiv 2410.05258, layers counted from 0, where λ comes from vectors."""
     if not has_lambda_vectors(config) or config["num_hidden_layers"] > MOST_LAYERS:
         return None
-    return [paper_lambda_init(layer) for layer in range(config["num_hidden_layers"])]
+    return [0.8 - 0.6 * math.exp(-0.3 * layer) for layer in range(config["num_hidden_layers"])]
 
 
 def has_noise_heads(config: Config) -> bool:

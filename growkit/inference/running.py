@@ -90,7 +90,6 @@ def see(asked: ModelClass) -> Seen:
     watched = _Watch(model, seen)
     with foreign(f"no small model of {asked.name} runs", DESCRIBE):
         watched.run(asked.small["vocab"])
-    seen.reads_hidden = watched.given_hidden
     keys = [k for k, v in asked.config(asked.small).to_dict().items() if _is_eps(k, v)]
     varied = {key: asked.model(asked.config(asked.small, **{key: 0.123}), "cpu") for key in keys}
     for name, module in model.named_modules():
@@ -154,7 +153,6 @@ class _Watch:
 
     def __init__(self, model: nn.Module, seen: Seen) -> None:
         self.model, self.seen = model, seen
-        self.given_hidden: set[str] = set()
         self.behind: set[str] = set()
         self.last: set[str] = set()
         self.widths: dict[str, int] = {}
@@ -192,7 +190,7 @@ class _Watch:
                 return
             around = self._attention.get(attention or "", [])
             if kind in ("linear", "transposed") and any(_same(given[0], each) for each in around):
-                self.given_hidden.add(name)
+                self.seen.reads_hidden.add(name)
             if kind == "norm":
                 self.widths[name] = given[0].shape[-1]
                 made = self._made.get(layer or "", [])

@@ -127,7 +127,7 @@ def _lambda(checkpoint: Checkpoint, config: Config) -> list[float]:
     """λ of every layer."""
     values = []
     for layer, lambda_init in enumerate(config["lambda_init"]):
-        names = [f"model.layers.{layer}.self_attn.{vector}" for vector in layouts.LAMBDA_VECTORS]
+        names = [f"model.layers.{layer}.self_attn.{vector}" for vector in diff.LAMBDA]
         try:
             values.append(
                 layouts.lambda_value([checkpoint.read(name) for name in names], lambda_init)

@@ -22,7 +22,7 @@ from growkit.base.limits import within
 from growkit.base.tensors import Config, Weights, main_dtype
 from growkit.families.description import DiffForm, Member
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import OF_SOME
+from growkit.families.diff_transformer import LAMBDA, OF_SOME
 from growkit.families.family import Family, families, family_of, stored_family
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Transform, row_maps
@@ -30,7 +30,6 @@ from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Transf
 OF_THE_FOLDER = ("architectures", "auto_map", "model_type", "transformers_version")
 HEAD_NORM = "head_norm.weight"
 OUTPUT = "o_proj.weight"
-LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 COMPUTED = ("lambda_init", "head_norm", "head_output_scale")
 """Keys in which layouts may differ, because the difference can be computed away."""
 
@@ -211,11 +210,11 @@ def _written(
         # What normed heads are multiplied by, beyond what the layout does by itself.
         has = 1 - was if diff["head_output_scale"] != "none" else 1.0
         factor = has / (1 - will_be if form.switches["head_output_scale"] != "none" else 1.0)
-        if of.endswith(LAMBDA_VECTORS) and was != will_be:
+        if of.endswith(LAMBDA) and was != will_be:
             prefix, _, vector = of.rpartition(".")
-            which = LAMBDA_VECTORS.index(vector)
+            which = LAMBDA.index(vector)
             return Computed(
-                tuple(f"{prefix}.{each}" for each in LAMBDA_VECTORS),
+                tuple(f"{prefix}.{each}" for each in LAMBDA),
                 f"λ solved again for λ_init {will_be:.4f} instead of {was:.4f}",
                 partial(_solved, which, was, will_be, f"{prefix} in {source.where(of)}"),
             )
