@@ -5,8 +5,6 @@ Only the files that growkit reads are fetched, into the cache that transformers 
 then on the model is a folder like any other (``growkit.checkpoint.folder``).
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -4,8 +4,6 @@ The check finds whether the model in the trainer's memory still computes what wa
 shard, a conversion on the way or a wrong folder shows before the first step is paid for.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Errors of users, and untrusted text as it may be shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

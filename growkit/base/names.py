@@ -1,7 +1,5 @@
 """Names: the known one that was meant, and what may be published of a path."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping

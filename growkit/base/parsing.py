@@ -1,7 +1,5 @@
 """Strict parsers for untrusted JSON and YAML: text keys, no duplicates, bounded size and depth."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Hashable

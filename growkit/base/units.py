@@ -1,7 +1,5 @@
 """Sizes, durations and dates as users read them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from datetime import datetime, timezone

@@ -9,8 +9,6 @@ torch.distributed.checkpoint, which it does not look for. A folder with anything
 follow is refused: a model would be proved that no user gets.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

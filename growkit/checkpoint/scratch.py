@@ -5,8 +5,6 @@ lives: the system releases the lock when the run ends, however it ends. So a fol
 free was left by a killed run.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

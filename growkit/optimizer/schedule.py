@@ -5,8 +5,6 @@ groups share. Of the latter, those that are learning rates can only be scaled if
 scaled alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any

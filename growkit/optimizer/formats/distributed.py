@@ -5,8 +5,6 @@ torchtitan and everything else writes that asks torch to flatten an optimizer's 
 are read and written as those of weights are (``growkit.checkpoint.distributed_file``).
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Mapping, Sequence

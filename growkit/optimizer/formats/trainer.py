@@ -1,7 +1,5 @@
 """``optimizer.pt`` as ``Trainer`` writes it: parameters by number, in the order of its groups."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
