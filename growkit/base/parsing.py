@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Hashable
 from functools import partial
 from typing import Any
@@ -73,11 +74,8 @@ def _check_extent(parsed: Any, most: int) -> None:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"key {key[:100]!r} appears twice")
-            seen.add(key)
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"key {key[:100]!r} appears twice")
     return found
 
 

@@ -39,15 +39,6 @@ SAFETENSORS_NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items
 """The safetensors name of each of these, by that of torch."""
 
 
-def element_bytes(dtype: str) -> int:
-    """Of an element; names of dtypes begin with its bits, but for BOOL, which takes a byte."""
-    found = re.search(r"\d+", dtype)
-    return int(found[0]) // 8 if found else 1
-
-
-FLOAT_BYTES = {name: element_bytes(name) for name in TORCH_NAMES}
-"""Bytes per element of every float dtype, by its safetensors name."""
-
 AT_ONCE = 1 << 24
 """Elements of a tensor that are looked at a time, where it need not be whole."""
 
@@ -81,8 +72,9 @@ class TensorInfo:
 
     @property
     def element_bytes(self) -> int:
-        """Size of an element."""
-        return element_bytes(self.dtype)
+        """Size of an element; names of dtypes begin with its bits, but for BOOL of one byte."""
+        found = re.search(r"\d+", self.dtype)
+        return int(found[0]) // 8 if found else 1
 
     @property
     def bytes(self) -> int:
@@ -94,6 +86,10 @@ class TensorInfo:
         """The dtype as torch has it."""
         found: torch.dtype = getattr(torch, STORED_NAMES[self.dtype])
         return found
+
+
+FLOAT_BYTES = {name: TensorInfo((), name).element_bytes for name in TORCH_NAMES}
+"""Bytes per element of every float dtype, by its safetensors name."""
 
 
 class Weights:

@@ -10,8 +10,6 @@ never replaced. They have many names (links, other letter cases, mounts), so the
 device and inode.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import hashlib
@@ -373,43 +371,6 @@ def write_whole(path: Path, text: str, *, new: bool = False) -> None:
         scratch.close()
 
 
-@contextmanager
-def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Staging]:
-    """A temporary folder next to ``output``, which vanishes unless it is published or set aside.
-
-    Args:
-        output: the name that the folder may get.
-        replaceable: earlier outputs that it may replace; see ``check_output``.
-
-    Raises:
-        InputError: the folder cannot be made.
-    """
-    missing = [path for path in output.parents if not path.exists()]
-    staging = Staging(output, replaceable)
-    try:
-        with writing(output):
-            output.parent.mkdir(parents=True, exist_ok=True)
-            staging.make()
-        yield staging
-    except KeyboardInterrupt:
-        if staging.final:
-            raise KeyboardInterrupt(f"{staging.final} is written") from None
-        raise
-    finally:
-        try:
-            stays = staging.tidy()
-        except BaseException:  # an interrupt; the next one is ignored
-            stays = staging.tidy()
-            raise
-        finally:
-            staging.scratch.release()
-        for path in stays:
-            _log.warning("%s is left; keep what you need of it, and delete it", plain(str(path)))
-        for parent in missing:
-            with suppress(OSError):
-                parent.rmdir()
-
-
 class Staging:
     """The folder that is being written, and the name it may get."""
 
@@ -473,10 +434,10 @@ class Staging:
             final.rmdir()
             move(self.folder, final)
             return
-        if atomic_swap(self.folder, final):
+        if _renameat2(self.folder, final, _EXCHANGE):  # at once
             if contents(self.folder) == expected:
                 return
-            atomic_swap(self.folder, final)
+            _renameat2(self.folder, final, _EXCHANGE)
         else:
             old = self.folder.with_name(f"{OLD}{final.name}")
             os.rename(final, old)
@@ -486,6 +447,43 @@ class Staging:
                 return
             move(old, final)
         raise _appeared(final)
+
+
+@contextmanager
+def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Staging]:
+    """A temporary folder next to ``output``, which vanishes unless it is published or set aside.
+
+    Args:
+        output: the name that the folder may get.
+        replaceable: earlier outputs that it may replace; see ``check_output``.
+
+    Raises:
+        InputError: the folder cannot be made.
+    """
+    missing = [path for path in output.parents if not path.exists()]
+    staging = Staging(output, replaceable)
+    try:
+        with writing(output):
+            output.parent.mkdir(parents=True, exist_ok=True)
+            staging.make()
+        yield staging
+    except KeyboardInterrupt:
+        if staging.final:
+            raise KeyboardInterrupt(f"{staging.final} is written") from None
+        raise
+    finally:
+        try:
+            stays = staging.tidy()
+        except BaseException:  # an interrupt; the next one is ignored
+            stays = staging.tidy()
+            raise
+        finally:
+            staging.scratch.release()
+        for path in stays:
+            _log.warning("%s is left; keep what you need of it, and delete it", plain(str(path)))
+        for parent in missing:
+            with suppress(OSError):
+                parent.rmdir()
 
 
 def _appeared(final: Path) -> InputError:
@@ -617,17 +615,8 @@ def move(source: Path, target: Path) -> None:
         os.rename(source, target)
 
 
-def atomic_swap(one: Path, other: Path) -> bool:
-    """Let two folders of one file system have each other's name, at once.
-
-    Returns:
-        Whether it was done: not every system or file system can.
-    """
-    return _renameat2(one, other, _EXCHANGE)
-
-
 def _renameat2(source: Path, target: Path, flags: int) -> bool:
-    """See rename(2); False where there is no such call."""
+    """See rename(2); False where the system or the file system does not know such a call."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False
