@@ -5,8 +5,6 @@ plus another signal).
 Results are on stdout, everything else on stderr. Torch is imported inside commands only.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

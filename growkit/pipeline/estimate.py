@@ -5,8 +5,6 @@ proof memory) are scaled by the number of parameters and of tokens. For these mo
 up to a half; machines differ by more.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Nothing of that is written down: every operation plans the change of the model, 
 every family, and either promises something or is refused.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The arms of a probe: the source and what becomes of the candidates, trained on one text."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager

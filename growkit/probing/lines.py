@@ -4,8 +4,6 @@ A finished step of work is a line with a hash of itself, so that a run that was 
 than the step it was at. Lines can be missing, as after a kill; their work is then repeated.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -20,8 +20,6 @@ each is compared; the interval ignores this choice. Where only means over window
 ``benchmarks/continual``, the spread over seeds is all there is.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A probe and the experiments in ``benchmarks/continual`` train with it; they diff
 rates and measures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass

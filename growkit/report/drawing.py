@@ -6,8 +6,6 @@ which a page includes once and ``standalone`` puts into the file. Names of lines
 plot, never over it; lines also differ by their dashes, for print and for colour-blind readers.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

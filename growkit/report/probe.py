@@ -1,7 +1,5 @@
 """The view of a probe."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path

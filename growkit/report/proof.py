@@ -1,7 +1,5 @@
 """The view of a proof."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from re import sub
@@ -9,41 +7,10 @@ from sys import float_info
 from typing import Any
 
 from growkit.base.units import duration, size
-from growkit.report import drawing
+from growkit.report import drawing, view
 from growkit.report.drawing import Interval, Titles
-from growkit.report.view import (
-    NOTHING,
-    Cell,
-    Chart,
-    Found,
-    Grid,
-    Paragraph,
-    Topic,
-    View,
-    figure,
-    is_number,
-    listing,
-    recorded,
-)
-from growkit.results.sentences import (
-    counted,
-    failed,
-    next_step,
-    trainability_sentence,
-    value_sentence,
-)
-
-PROMISES = {
-    "exact": "the target is to compute the same function as the source",
-    "bounded": "the target may differ from the source, by what is measured here",
-    "different": "the target is to be another function; how far away is measured here",
-}
-USES = {
-    "exact": "Use it or train it in place of its source.",
-    "bounded": "If too much is lost, choose options that lose less; --max-kl sets a limit.",
-    "different": "Train it before it takes the place of its source.",
-}
-"""What to do with a target that keeps its promise."""
+from growkit.report.view import Cell, Found, Grid, Paragraph, Topic, figure, is_number, recorded
+from growkit.results import sentences
 
 MEASURES = (
     ("dtype", "dtype", "the number format both models ran in"),
@@ -77,7 +44,7 @@ FAR = 1e6
 """Times the limit above which the exact number does not matter."""
 
 
-def proof_view(result: Found, manifest: Found | None = None) -> View:
+def proof_view(result: Found, manifest: Found | None = None) -> view.View:
     """The view of a proof.
 
     Args:
@@ -86,24 +53,32 @@ def proof_view(result: Found, manifest: Found | None = None) -> View:
     """
     manifest = manifest or {}
     kind, at_fault = "good" if result["promise"] == "exact" else "warn", None
-    if finding := failed(result["findings"]):
+    if finding := sentences.failed(result["findings"]):
         kind = "warn" if result["verdict"] == "no verdict" else "bad"
         cause = (result["fault"] or {}).get("cause")
         at_fault = "; ".join(filter(None, (finding["place"], cause))) or None
     source, target = (Path(str(result[key])).name for key in ("source", "target"))
     steps = "; ".join(steps_of(manifest))
     origin = f"made from {source} ({steps})" if steps else f"compared with its source {source}"
-    promise = str(result["promise"])
-    meaning = f" ({PROMISES[promise]})" if promise in PROMISES else ""
+    promise = use = str(result["promise"])
+    if not result["kept"] or sentences.next_step(result):
+        use = ""
+    elif promise == "exact" and (result["trainability"] or {}).get("trainable") is False:
+        use = "untrainable"
+    loading = f"It loads with {manifest['loads_with']}." if manifest.get("loads_with") else ""
+    if manifest.get("not_kept"):
+        loading = "Its weights are not kept: growkit.load makes them from the source."
     warnings = manifest.get("warnings")
-    return View(
+    return view.View(
         kind,
         result["verdict"].capitalize(),
         about=f"{source} → {target}",
         subject=f"{target}, {origin}",
         reason=str(result["reason"]),
-        advice=recorded({"At fault": at_fault, "Next": next_step(result)}),
-        notes=[f"Promise: {promise}{meaning}. {_use(result, manifest)}"],
+        advice=recorded({"At fault": at_fault, "Next": sentences.next_step(result)}),
+        promise=promise,
+        use=use,
+        loading=loading,
         warnings=[str(each) for each in warnings] if isinstance(warnings, list) else [],
         glance=glance(result),
         sections=[
@@ -117,36 +92,18 @@ def proof_view(result: Found, manifest: Found | None = None) -> View:
             Topic("How it was measured", [recorded(result, CONDITIONS)]),
             _origin(manifest),
         ],
-        lossy=promise in ("bounded", "different"),
     )
 
 
-def _use(result: Found, manifest: Found) -> str:
-    """What to do with a target that keeps its promise, and what it loads with."""
-    promise, use = result["promise"], ""
-    if result["kept"] and not next_step(result):
-        use = USES.get(promise, "")
-        if promise == "exact" and (result["trainability"] or {}).get("trainable") is False:
-            use = "Use it in place of its source; before training, read “new capacity” below."
-    if manifest.get("not_kept"):
-        return f"{use} Its weights are not kept: growkit.load makes them from the source."
-    loads = manifest.get("loads_with")
-    return f"{use} It loads with {loads}." if loads else use
-
-
-def text_name(result: Found) -> str:
-    """Name of the text that the models were compared on."""
-    return Path(str(result["text"])).name if result["text"] else "random tokens"
+def compared_on(result: Found) -> str:
+    """What losses are means over, e.g. ``510 predictions, text.txt``."""
+    text = Path(str(result["text"])).name if result["text"] else "random tokens"
+    return f"{sentences.counted(result['predictions'], 'prediction')}, {text}"
 
 
 def native_name(result: Found) -> str:
     """Name of the comparison in the storage dtype, e.g. ``in bfloat16``."""
     return f"in {result['native']['dtype']}"
-
-
-def predictions(result: Found) -> str:
-    """The number of predictions that losses are means over."""
-    return counted(result["predictions"], "prediction")
 
 
 def glance(result: Found) -> Found:
@@ -206,7 +163,7 @@ def _loss(result: Found) -> Cell | None:
     if not any(map(is_number, strict)):
         return None
     runs = f"{native_name(result)} {_arrow(native, '.4f')}; " if any(map(is_number, native)) else ""
-    over = f"nats per token, {predictions(result)}, {text_name(result)}"
+    over = f"nats per token, {compared_on(result)}"
     form = ".6f" if result["promise"] == "exact" else ".4f"
     return Cell(_arrow(strict, form), f"in strict float64; {runs}{over}")
 
@@ -271,7 +228,7 @@ def _training(found: Found | None) -> Cell | None:
         None: "leaves the source's path",
     }[found["kept"]]
     ends = _arrow([found[f"losses_{of}"][-1] for of in ("source", "target")], ".6f")
-    steps = counted(found["steps"], "step")
+    steps = sentences.counted(found["steps"], "step")
     return Cell(first, f"after {steps} of AdamW in float64 the losses are {ends}")
 
 
@@ -281,7 +238,7 @@ def _capacity(found: Found | None) -> Cell | None:
     first = "can train" if found["trainable"] else "cannot train as it is"
     if found["identical_gradients"]:
         first = "copies stay equal"
-    return Cell(first, trainability_sentence(found))
+    return Cell(first, sentences.trainability_sentence(found))
 
 
 def _proved(result: Found) -> Cell:
@@ -294,7 +251,7 @@ def _difference(result: Found) -> Topic:
     keys = ("layer", "component", "tensor", "cause", "factor")
     first = ("first_differing_layer", "first_difference", "first_lost_tensor", "changed")
     found = recorded(result["fault"] or {}, keys) | recorded(result, first)
-    found |= {each["name"]: value_sentence(each) for each in result["changed_values"]}
+    found |= {each["name"]: sentences.value_sentence(each) for each in result["changed_values"]}
     return Topic("Where and why it differs", [found])
 
 
@@ -326,7 +283,7 @@ def _losses(result: Found) -> Topic:
         change = after - before if is_number(before) and is_number(after) else None
         shown = (figure(before, ".6f"), figure(after, ".6f"))
         rows.append([name, *shown, figure(change, "+.3g" if change else "g")])
-    text = f"Over {predictions(result)} ({text_name(result)})."
+    text = f"Over {compared_on(result)}."
     table = Grid(["", "before", "after", "change"], rows, "hnnn")
     return Topic("Loss before and after", [table], text)
 
@@ -341,7 +298,7 @@ def _modes_table(result: Found) -> Topic:
         row = [Cell(mode["name"], mode["note"]), verdict]
         for value, limit in ((mode[measured], mode[most]) for measured, most in pairs):
             shown = "no limit" if limit is None else limit
-            row += [NOTHING, NOTHING] if value is limit is None else [value, shown]
+            row += [view.NOTHING, view.NOTHING] if value is limit is None else [value, shown]
         rows.append(row)
     heads = ["inference mode", "verdict", "strict float64", "limit", native_name(result)]
     return Topic("Inference modes", [Grid([*heads, "its limit"], rows, "hvnnnn")])
@@ -366,7 +323,7 @@ def _unless_zero(
 ) -> dict[str, Any]:
     """A section's chart, or a sentence where all of its values are zero; parts follow."""
     if any(value != 0 for value in values):
-        return {"parts": parts, "charts": [Chart(svg, caption)]}
+        return {"parts": parts, "charts": [view.Chart(svg, caption)]}
     return {"parts": [Paragraph(sentence), *parts] if values else parts}
 
 
@@ -378,7 +335,7 @@ def _logits(result: Found) -> Topic:
         Titles(title, "logit of the source", "target − source"),
         (largest, "largest rounding of the source alone") if is_number(largest) else None,
     )
-    return Topic(title, charts=[Chart(chart)] if sample else [], half=True)
+    return Topic(title, charts=[view.Chart(chart)] if sample else [], half=True)
 
 
 def binned(
@@ -437,7 +394,7 @@ def _copies(result: Found) -> Topic:
         around_zero=False,
     )
     keys = ("tensor", "copies", "relative_distance", "effective_rank_gain")
-    table = listing(matrices, keys, "cnnn", f"All {len(matrices):,} matrices")
+    table = view.listing(matrices, keys, "cnnn", f"All {len(matrices):,} matrices")
     zero = "All copies of a matrix get the same gradient: they are 0 apart."
     values = [value for found in distances.values() for value in found]
     note = "the mean over layers, with a bar from the smallest to the largest"
@@ -464,7 +421,7 @@ def _low_rank(result: Found) -> Topic:
             log=True,
             mark=(chosen, f"rank {chosen}, chosen") if chosen in ranks and not more else None,
         )
-        charts.append(Chart(chart, Cell("KL by rank", "what another rank would cost or gain")))
+        charts.append(view.Chart(chart, Cell("KL by rank", "what another rank would cost or gain")))
     known = [found for found in spectra if is_number(found["residual"])]
     for found in sorted(known, key=lambda each: -each["residual"])[:MOST_SPECTRA]:
         values, kept = found["singular_values"], found["kept"]
@@ -475,9 +432,9 @@ def _low_rank(result: Found) -> Topic:
             mark=(kept - 0.5, f"{kept} kept") if kept < len(values) else None,
         )
         note = f"{kept} kept, rank {found['rank']}; residual {figure(found['residual'])}"
-        charts.append(Chart(chart, Cell(found["module"], f"{note} {found['unit']}")))
+        charts.append(view.Chart(chart, Cell(found["module"], f"{note} {found['unit']}")))
     keys = ("module", "rank", "residual", "unit")
-    table = listing(spectra, keys, "cnnt", f"All {len(spectra):,} modules")
+    table = view.listing(spectra, keys, "cnnt", f"All {len(spectra):,} modules")
     return Topic("What the low rank holds", [table], charts=charts)
 
 

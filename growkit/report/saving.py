@@ -4,8 +4,6 @@ A report is never inside a model or in place of another file. The card is ready 
 states what the manifest holds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -25,14 +23,10 @@ from growkit.modeling import OLDEST_TRANSFORMERS
 from growkit.report import proof as proofs
 from growkit.report.drawing import escape, style_rules
 from growkit.report.probe import probe_view
-from growkit.report.view import Found, Grid, View, figure
+from growkit.report.view import Found, View, figure
 from growkit.results.operation import GrowResult
 from growkit.results.probe import ProbeResult
 from growkit.results.proof import VerifyResult
-
-CONCLUSIONS = ("training", "new capacity", "negative control")
-"""Findings of a proof that a card states next to its tables."""
-
 
 REPORTS = {
     ".html": re.compile('<!DOCTYPE html>\\n<html lang="en">.* – growkit</title>', re.DOTALL),
@@ -162,68 +156,29 @@ def model_card(manifest: Found, *, tokenizer: bool = False, eager_experts: bool 
         tokenizer: whether there is one next to the weights.
         eager_experts: whether transformers refuses to multiply with all experts at once.
     """
-    recipe, proof = manifest["recipe"], manifest["verification"]
-    loads_with = manifest.get("loads_with")
-    steps, base, updates = recipe["steps"], recipe.get("base_model"), manifest.get("updates")
-    methods = [str(step[verb]) for step in steps for verb in ("grow", "convert") if verb in step]
-    source = _code(recipe["source"])
-    if base:
-        source = Markup(f"[{base}](https://huggingface.co/{base})")  # noqa: S704  a checked name
-    rows = [
-        ["model", source, _code(recipe["output"])],
-        ["how", "–", "; then ".join(_in_words(step) for step in steps)],
-        ["parameters", manifest["source_parameters"], manifest["parameters"]],
-        [
-            f"size, {manifest['dtype']}",
-            size(proof["source_bytes"]) if proof else "–",
-            size(manifest["bytes"]),
-        ],
-    ]
-    if proof:
-        name = f"loss, nats per token ({proofs.predictions(proof)}, {proofs.text_name(proof)})"
-        rows.append([name, *(figure(proof[f"loss_{of}"], ".4f") for of in ("source", "target"))])
-    groups = updates["groups"] if updates else []
-    keys = ("lr", "weight_decay", "eps")
-    factors = [[_tensors(each["tensors"]), *(each[key] for key in keys)] for each in groups]
-    if all(each[key] == 1 for each in groups for key in keys):
-        factors = []
-    found = proofs.glance(proof) if proof else {}
+    steps, proof = manifest["recipe"]["steps"], manifest["verification"]
     filters = {
+        "code": _code,
+        "figure": figure,
         "json": lambda text: Markup(json.dumps(text)),  # noqa: S704  which is YAML
         "sentence": lambda text: f"{str(text)[:1].upper()}{str(text)[1:]}.",
+        "size": size,
     }
     return render(
         "card.md",
         _escaped,
         filters,
         manifest=manifest,
-        source=source,
-        tags=list(dict.fromkeys(methods)),
-        summary=Grid(["", "before", "after"], rows, "hnn"),
-        in_transformers=not loads_with or str(loads_with).startswith("transformers"),
+        methods=list(dict.fromkeys(str(next(iter(step.values()))) for step in steps)),
+        how="; then ".join(each.replace(" ", ": ", 1) for each in proofs.steps_of(manifest)),
+        steps=[", ".join(f"{key}: {step[key]}" for key in step) for step in steps],
         tokenizer=tokenizer,
-        trusted=", trust_remote_code=True" if "trust_remote_code" in str(loads_with) else "",
         eager=f", {EAGER_EXPERTS}" if eager_experts else "",
         oldest=OLDEST_TRANSFORMERS,
-        sections=proofs.tables(proof) if proof else [],
-        conclusions={key: found[key] for key in CONCLUSIONS if key in found},
-        factors=Grid(["tensors", "learning rate", "weight decay", "eps"], factors, "cnnn"),
-        new=any(each["new"] for each in groups),
-        steps=[_code(", ".join(f"{key}: {step[key]}" for key in step)) for step in steps],
-        papers=list(dict.fromkeys(manifest["papers"])),
+        compared_on=proofs.compared_on(proof) if proof else "",
+        tables=proofs.tables(proof) if proof else [],
+        glance=proofs.glance(proof) if proof else {},
     )
-
-
-def _in_words(step: Found) -> str:
-    """A step in a few words, e.g. ``grow: hypercloning, hidden x2``."""
-    (verb,) = (verb for verb in ("grow", "convert") if verb in step)
-    options = (f"{key} {value}" for key, value in step.items() if key != verb)
-    return f"{verb}: {', '.join([str(step[verb]), *options])}"
-
-
-def _tensors(names: Any) -> Markup:
-    """Names of tensors, without what leads to a layer."""
-    return Markup(", ").join(_code(name.rpartition(".*.")[2]) for name in names)
 
 
 def _escaped(value: Any) -> Markup:

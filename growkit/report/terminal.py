@@ -1,7 +1,5 @@
 """What terminals show of results, and progress."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 ``proof``, ``probe`` and ``operation`` make it, once, from a result.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -160,11 +158,12 @@ class View:
         subject: what was compared.
         reason: the verdict in a sentence.
         advice: what is at fault, and what to do next.
-        notes: what else to know, a paragraph for each.
+        promise: of the target; empty if nothing was promised.
+        use: by which the page knows what to do with it.
+        loading: how it loads, in a sentence.
         warnings: what to know before the model is used.
         glance: the most important findings.
         sections: all findings.
-        lossy: whether the models may differ.
     """
 
     kind: str
@@ -174,10 +173,11 @@ class View:
     reason: str
     advice: Found
     sections: Sequence[Topic]
-    notes: Sequence[str] = ()
+    promise: str = ""
+    use: str = ""
+    loading: str = ""
     warnings: Sequence[str] = ()
     glance: Found = field(default_factory=dict)
-    lossy: bool = False
 
     def brief(self) -> Iterator[Part]:
         """The part that the terminal shows."""

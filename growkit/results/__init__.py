@@ -1,7 +1,5 @@
 """Results: objects with typed fields that are also the mappings that JSON holds."""
 
-from __future__ import annotations
-
 import platform
 from functools import cache
 from importlib.metadata import version

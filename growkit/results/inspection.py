@@ -1,7 +1,5 @@
 """What is reported of a checkpoint, a folder, the families, and an inferred family."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from growkit.base.limits import within

@@ -1,7 +1,5 @@
 """What an operation reports: the result that Python returns and ``--json`` prints."""
 
-from __future__ import annotations
-
 from growkit.results import Result
 from growkit.results.proof import VerifyResult
 

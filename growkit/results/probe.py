@@ -1,7 +1,5 @@
 """What a probe reports: candidates in the order of their loss at equal compute."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a proof reports: the verdict with all of its figures."""
 
-from __future__ import annotations
-
 from growkit.results import Result
 
 

@@ -3,8 +3,6 @@
 python -m growkit.results.schema > docs/results.schema.json
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

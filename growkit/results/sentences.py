@@ -1,7 +1,5 @@
 """Results as sentences, and what to do next: the same on the terminal, the page and the card."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any

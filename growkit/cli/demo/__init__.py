@@ -6,8 +6,6 @@ are split by a hash of the paragraph alone: a paragraph is on the same side in e
 every version, and nothing held out was ever trained on.
 """
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 from pydoc_data.topics import topics
