@@ -4,15 +4,9 @@ Until a command begins nothing has been made that could be left behind, so that 
 where it stands: an exception would go through the imports of others, who may swallow or print it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
-
-TYPE_CHECKING = False  # to import typing takes longer than all the rest
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 INTERRUPTED = "interrupted: nothing half-written is left"
 
@@ -36,20 +30,20 @@ def _heeded() -> list[int]:
     return [getattr(signal, name) for name in names if hasattr(signal, name)]
 
 
-def _stop(signum: int, frame: object) -> NoReturn:
+def _stop(signum: int, frame: object) -> None:
     if signum == signal.SIGINT:
-        try:  # noqa: SIM105 - as for typing
+        try:  # noqa: SIM105 - to import contextlib takes longer than all the rest
             os.write(2, f"{INTERRUPTED}\n".encode())
         except OSError:  # the reader is gone
             pass
     os._exit(128 + signum)
 
 
-def _interrupt(signum: int, frame: object) -> NoReturn:
+def _interrupt(signum: int, frame: object) -> None:
     signal.signal(signum, signal.SIG_IGN)  # once is enough: cleaning up is not to be disturbed
     raise KeyboardInterrupt
 
 
-def _terminate(signum: int, frame: object) -> NoReturn:
+def _terminate(signum: int, frame: object) -> None:
     signal.signal(signum, signal.SIG_IGN)
     sys.exit(128 + signum)  # unwinds, so that nothing half-written stays

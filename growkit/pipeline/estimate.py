@@ -12,12 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from growkit.base.settings import Settings
-from growkit.base.tensors import (
-    TensorInfo,
-    Weights,
-    total_bytes,
-    total_parameters,
-)
+from growkit.base.tensors import TensorInfo, Weights, total_bytes, total_parameters
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
 from growkit.engine.user_family import temporary_family

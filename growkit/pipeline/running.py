@@ -28,18 +28,10 @@ from growkit.families.family import family_of
 from growkit.pipeline.estimate import disk_needed, estimate
 from growkit.planning.operation import Value
 from growkit.proof.preflight import check_settings, preflight
+from growkit.recipe import recipe as recipes
 from growkit.recipe.manifest import manifest_of
 from growkit.recipe.planner import describe, plan_recipe, planned_tensors
-from growkit.recipe.recipe import (
-    DEFAULT_METHOD,
-    DEFAULT_SHARD_SIZE,
-    FORMATS,
-    ConvertStep,
-    GrowStep,
-    Recipe,
-    load_recipe,
-    recipe_file,
-)
+from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.report.saving import model_card
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
@@ -53,14 +45,14 @@ def grow(
     source: str | Path,
     output: str | Path,
     *,
-    method: str = DEFAULT_METHOD,
+    method: str = recipes.DEFAULT_METHOD,
     seed: int = 0,
     dtype: str | None = None,
-    shard_size: str = DEFAULT_SHARD_SIZE,
+    shard_size: str = recipes.DEFAULT_SHARD_SIZE,
     base_model: str | None = None,
     family: str | Path | Mapping[str, Any] | None = None,
     optimizer: str | Path | None = None,
-    format: str = FORMATS[0],  # noqa: A002
+    format: str = recipes.FORMATS[0],  # noqa: A002
     verify: Settings | bool = True,
     overwrite: bool = False,
     proof_only: bool = False,
@@ -110,7 +102,7 @@ def grow(
     described = load_description(family) if isinstance(family, str | Path) else family
     written: Any = dtype, shard_size, base_model, described, optimizer, format
     how: Any = {"overwrite": overwrite, "proof_only": proof_only, "dry_run": dry_run}
-    step, proof = GrowStep(method, options), settings_of(verify)
+    step, proof = recipes.GrowStep(method, options), settings_of(verify)
     recipe = Recipe(str(source), (step,), str(output), proof, seed, *written)
     return run(recipe, reads=reads, progress=progress, **how)
 
@@ -121,10 +113,10 @@ def convert(
     to: str,
     *,
     dtype: str | None = None,
-    shard_size: str = DEFAULT_SHARD_SIZE,
+    shard_size: str = recipes.DEFAULT_SHARD_SIZE,
     base_model: str | None = None,
     optimizer: str | Path | None = None,
-    format: str = FORMATS[0],  # noqa: A002
+    format: str = recipes.FORMATS[0],  # noqa: A002
     verify: Settings | bool = True,
     overwrite: bool = False,
     proof_only: bool = False,
@@ -152,7 +144,7 @@ def convert(
     """
     written: Any = dtype, shard_size, base_model, None, optimizer, format
     how: Any = {"overwrite": overwrite, "proof_only": proof_only, "dry_run": dry_run}
-    step, proof = ConvertStep(to, options), settings_of(verify)
+    step, proof = recipes.ConvertStep(to, options), settings_of(verify)
     recipe = Recipe(str(source), (step,), str(output), proof, 0, *written)
     return run(recipe, progress=progress, **how)
 

@@ -66,7 +66,7 @@ class Scale:
     Attributes:
         low: value at ``start``; the exponent of ten on a logarithmic scale.
         high: the same at ``end``.
-        ticks: numbers to print, each with its share of the way from ``start`` to ``end``.
+        ticks: values to print, each with its text.
         start: position of ``low``.
         end: position of ``high``.
         log: whether the scale is logarithmic.
@@ -83,10 +83,7 @@ class Scale:
         """The position of a value; values outside of the scale are at its ends."""
         if self.log:
             value = math.log10(value) if value > 0 else self.low
-        return self.share(min(max((value - self.low) / (self.high - self.low), 0.0), 1.0))
-
-    def share(self, share: float) -> float:
-        """The position at a share of the way from ``start`` to ``end``."""
+        share = min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
         return self.start + (self.end - self.start) * share
 
 
@@ -104,7 +101,7 @@ def linear(
     low, high = min(values, default=0.0), max(values, default=0.0)
     size = max(abs(low), abs(high))
     if size < 1 / BEYOND:  # zeros define no scale
-        return Scale(-around_zero, 1.0, [(0.5 * around_zero, "0")], start, end)
+        return Scale(-around_zero, 1.0, [(0.0, "0")], start, end)
     if around_zero:
         low, high = -size, size
     elif high - low <= size * 1e-12:  # floats have no digits to tell these apart
@@ -112,7 +109,7 @@ def linear(
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = next(unit * power for unit in (1, 2, 5, 10) if unit * power * 6 >= high - low)
     first, last = math.floor(low / step), math.ceil(high / step)
-    ticks = [((n - first) / (last - first), f"{n * step:.6g}") for n in range(first, last + 1)]
+    ticks = [(n * step, f"{n * step:.6g}") for n in range(first, last + 1)]
     return Scale(first * step, last * step, ticks, start, end)
 
 
@@ -124,13 +121,11 @@ def _logarithmic(values: Sequence[float], start: float, end: float) -> Scale:
     stride = math.ceil((high - low) / 6)
     zeros = len(exponents) < len(values)
     floor = low - stride if zeros else low
-    labels = [
-        (tick, f"{10.0**tick:g}" if abs(tick) < 4 else f"1e{tick}")
+    ticks = [
+        (10.0**tick, f"{10.0**tick:g}" if abs(tick) < 4 else f"1e{tick}")
         for tick in (range(high, low - 1, -stride) if exponents else ())
     ]
-    labels += [(floor, "0")] if zeros else []
-    ticks = [((tick - floor) / (high - floor), label) for tick, label in labels]
-    return Scale(floor, high, ticks, start, end, log=True)
+    return Scale(floor, high, [*ticks, *[(0.0, "0")] * zeros], start, end, log=True)
 
 
 class _Drawing:
@@ -163,14 +158,14 @@ class _Drawing:
 
     def rows(self, scale: Scale) -> None:
         """Add horizontal lines at the ticks, with their numbers."""
-        for share, label in scale.ticks:
-            self.path("grid", f"M{LEFT} {scale.share(share):.1f}H{RIGHT}")
-            self.text(LEFT - 7, scale.share(share) + 4, label, "end")
+        for value, label in scale.ticks:
+            self.path("grid", f"M{LEFT} {scale.at(value):.1f}H{RIGHT}")
+            self.text(LEFT - 7, scale.at(value) + 4, label, "end")
 
     def columns(self, scale: Scale) -> None:
         """Add vertical lines at the ticks, with their numbers."""
-        for share, label in scale.ticks:
-            x = scale.share(share)
+        for value, label in scale.ticks:
+            x = scale.at(value)
             self.path("grid", f"M{x:.1f} {TOP}V{self.bottom}")
             self.text(_inside(x, label), self.bottom + LABEL, label, "middle")
 

@@ -160,7 +160,8 @@ class ProbeResult(Result):
 
 def difference_between(result: Mapping[str, Any], one: str, other: str) -> ProbeDifference | None:
     """The pair of two, whichever is better; None if they were not compared."""
-    return next((each for each in result["differences"] if _names(each) == {one, other}), None)
+    pairs = (each for each in result["differences"] if {one, other} == _names(each))
+    return next(pairs, None)
 
 
 def _names(pair: Mapping[str, Any]) -> set[str]:
@@ -177,15 +178,13 @@ def standing(result: Mapping[str, Any]) -> tuple[Any, Any, ProbeDifference | Non
         None for a candidate where none is ranked, and for a difference without two to compare.
     """
     source = next(each for each in result["candidates"] if each["source"])
-    ranked = [
-        each for each in result["candidates"] if each["outcome"] == "ranked" and not each["source"]
+    pairs = [
+        (each, difference_between(result, each["name"], source["name"]))
+        for each in result["candidates"]
+        if each["outcome"] == "ranked" and not each["source"]
     ]
-    for each in ranked:
-        pair = difference_between(result, each["name"], source["name"])
-        if pair and is_ahead(each, pair):
-            return source, each, pair
-    best = ranked[0] if ranked else None
-    return source, best, best and difference_between(result, best["name"], source["name"])
+    ahead = (pair for pair in pairs if is_ahead(*pair))
+    return (source, *next(ahead, pairs[0] if pairs else (None, None)))
 
 
 def is_ahead(candidate: Any, apart: Mapping[str, Any] | None) -> bool:
@@ -206,29 +205,21 @@ def _found(result: Mapping[str, Any]) -> str:
     if best is None:
         return "no candidate was trained to its end; see the reason of each"
     assert apart is not None
-    by, itself = (
-        f"{nats(apart['difference'])} nats per token",
-        f"{source['name']}, trained further,",
-    )
+    beyond, noise = "", "is more than noise"
+    if apart["noise"]:
+        beyond, noise = " beyond noise", "may be noise"
+    loss = f"no candidate is ahead{beyond}: at equal compute the loss of the best, {best['name']},"
+    tied = ""
     if is_ahead(best, apart):
-        pairs = [each for each in result["differences"] if each["noise"]]
-        alike = [
-            each["name"]
-            for each in result["candidates"]
-            if not each["source"] and {best["name"], each["name"]} in map(_names, pairs)
-        ]
-        tied = f"; {', '.join(alike)} cannot be distinguished from it" if alike else ""
-        return (
-            f"{best['name']} is ahead: at equal compute its loss is {by} below that of {itself} "
-            f"which is more than noise{tied}"
-        )
+        loss = f"{best['name']} is ahead: at equal compute its loss"
+        like = [_names(pair) - {best["name"]} for pair in result["differences"] if pair["noise"]]
+        names = [each["name"] for each in result["candidates"] if {each["name"]} in like]
+        alike = ", ".join(name for name in names if name != source["name"])
+        tied = f"; {alike} cannot be distinguished from it" if alike else ""
     where = "below" if apart["better"] == best["name"] else "above"
-    beyond, noise = (
-        (" beyond noise", "may be noise") if apart["noise"] else ("", "is more than noise")
-    )
     return (
-        f"no candidate is ahead{beyond}: at equal compute the loss of the best, {best['name']}, is "
-        f"{by} {where} that of {itself} which {noise}"
+        f"{loss} is {nats(apart['difference'])} nats per token {where} that of {source['name']}, "
+        f"trained further, which {noise}{tied}"
     )
 
 
