@@ -256,7 +256,7 @@ def test_on_a_failure_where_why_and_what_to_do_come_first() -> None:
     assert ">Next<" not in paged(**KEPT)
     few = KEPT | {"predictions": 1, "findings": [finding("amount", None, advice="prove more")]}
     text = Tags(paged(**few)).text
-    assert text.index("Nextprove more") < text.index("The numbers") < text.index("1 prediction, ")
+    assert text.index("Nextprove more") < text.index("The numbers") < text.index("Over 1 prediction,")
     assert "in place of its source" not in text
 
 
