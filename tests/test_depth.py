@@ -17,7 +17,7 @@ from growkit.base.errors import InputError
 from growkit.families.family import Family, families
 from growkit.growth import depth
 from growkit.growth.depth import arrangement
-from growkit.results.sentences import trainability_sentence
+from growkit.results.proof import trainability_sentence
 from tests.conftest import edit_json, edit_weights, relative_error, seeded
 from tests.depth import KINDS, Case, check, spoiled
 

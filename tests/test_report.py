@@ -25,8 +25,7 @@ from growkit.report import drawing
 from growkit.report.drawing import Titles
 from growkit.report.proof import binned, glance, headroom, proof_view
 from growkit.report.saving import flowing, page
-from growkit.results.proof import Finding, VerifyResult
-from growkit.results.sentences import name_result, next_step
+from growkit.results.proof import Finding, VerifyResult, name_result, next_step
 from tests.conftest import edit_weights, save_model
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\ud800"
@@ -256,7 +255,7 @@ def test_on_a_failure_where_why_and_what_to_do_come_first() -> None:
     assert ">Next<" not in paged(**KEPT)
     few = KEPT | {"predictions": 1, "findings": [finding("amount", None, advice="prove more")]}
     text = Tags(paged(**few)).text
-    assert text.index("Nextprove more") < text.index("The numbers") < text.index("Over 1 prediction,")
+    assert text.index("Nextprove more") < text.index("The numbers") < text.index("Over 1 ")
     assert "in place of its source" not in text
 
 

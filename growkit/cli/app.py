@@ -290,7 +290,7 @@ def _run(
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, growth_parts
     from growkit.report.view import Paragraph
-    from growkit.results.sentences import training_hint
+    from growkit.results.operation import training_hint
 
     inputs, output, report = recipe.inputs(reads), recipe.output_path, destination.report
     _of_proof(recipe.verify, report=report)

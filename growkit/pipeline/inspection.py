@@ -87,13 +87,11 @@ def _inspected(name: str, checkpoint: Checkpoint) -> Inspection:
         tensors=len(used),
         files=[file.name for file in checkpoint.files],
         dropped=dropped | rest,
-        possible=[_possible(each) for each in possibilities(checkpoint)],
+        possible=[*_possibilities(checkpoint)],
     )
 
 
-def _possible(answer: Answer) -> Possible:
-    converts = answer.operation in operations("convert")
-    verb, how = ("convert", "--to") if converts else ("grow", "--method")
+def _possible(verb: str, how: str, answer: Answer) -> Possible:
     words = [] if answer.operation == DEFAULT_METHOD else [how, answer.operation]
     words += [f"--{name.replace('_', '-')} {value}" for name, value in answer.options.items()]
     assert answer.promise
@@ -183,7 +181,7 @@ def abilities(family: Family, kind: str) -> Abilities:
     return Abilities(family=family.name, model_types=[kind], grow=grown, convert=converted)
 
 
-def possibilities(model: Weights) -> Iterator[Answer]:
+def _possibilities(model: Weights) -> Iterator[Possible]:
     """What can be done to one model: every size in the way that promises most, and conversions."""
     model = _with_few_experts(model)
     for operation in operations("grow").values():
@@ -192,11 +190,11 @@ def possibilities(model: Weights) -> Iterator[Answer]:
         asked = [each for each in _growths(operation, model) if each.promise]
         for each in sorted(asked, key=lambda answer: PROMISES.index(str(answer.promise))):
             answers.setdefault(next(name for name in each.options if name in sizes), each)
-        yield from answers.values()
+        yield from (_possible("grow", "--method", each) for each in answers.values())
     for operation in operations("convert").values():
         answer = _answer("convert", operation, _needed(operation), model)
         if answer.promise:
-            yield answer
+            yield _possible("convert", "--to", answer)
 
 
 def _with_few_experts(model: Weights) -> Weights:

@@ -34,7 +34,7 @@ from growkit.recipe.planner import describe, plan_recipe, planned_tensors
 from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.report.saving import model_card
 from growkit.results.operation import GrowResult
-from growkit.results.proof import RankCost, VerifyResult
+from growkit.results.proof import RankCost, VerifyResult, name_result
 from growkit.sources import find, pair
 
 if TYPE_CHECKING:
@@ -332,7 +332,6 @@ class _Run:
         if recipe.verify is None:
             return None
         from growkit.proof.verdict import prove
-        from growkit.results.sentences import name_result
 
         source, written = pair(self.found, find(folder))
         state = Path(recipe.optimizer) if recipe.optimizer else None

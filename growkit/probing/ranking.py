@@ -42,7 +42,7 @@ from growkit.results.probe import (
     ProbeDifference,
     probe_sentence,
 )
-from growkit.results.sentences import counted
+from growkit.results.proof import counted
 
 FEW = 30
 """Steps before which nothing is concluded, however soon the rate is reached."""

@@ -37,8 +37,7 @@ from growkit.proof.config import (
 from growkit.proof.weights import Origin
 from growkit.recipe.manifest import changed_since
 from growkit.recipe.recipe import Recipe
-from growkit.results.proof import ChangedValue, Finding
-from growkit.results.sentences import value_sentence
+from growkit.results.proof import ChangedValue, Finding, value_sentence
 from growkit.version import __version__
 
 SPEED = "use_cache"

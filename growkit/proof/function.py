@@ -40,8 +40,15 @@ from growkit.proof.modes import PREFILL, Mode, NotAskedError, finding_of
 from growkit.proof.preflight import vocabulary_error
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import Origin
-from growkit.results.proof import Fault, Finding, Fingerprint, ModeResult
-from growkit.results.sentences import counted, too_much, trainability_sentence
+from growkit.results.proof import (
+    Fault,
+    Finding,
+    Fingerprint,
+    ModeResult,
+    counted,
+    too_much,
+    trainability_sentence,
+)
 
 NUMBERS = frozenset({"layer_idx", "layer_id", "layer_number", "training"})
 """Attributes that number a layer, or record how it is used."""

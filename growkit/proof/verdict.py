@@ -33,8 +33,15 @@ from growkit.proof.weights import as_planned, check_order, compare_weights, orig
 from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
 from growkit.results import versions
-from growkit.results.proof import Fault, Finding, LayerError, VerifyResult
-from growkit.results.sentences import failed, fault_place, name_result
+from growkit.results.proof import (
+    Fault,
+    Finding,
+    LayerError,
+    VerifyResult,
+    failed,
+    fault_place,
+    name_result,
+)
 from growkit.sources import Source, find, pair
 
 VERDICTS = {

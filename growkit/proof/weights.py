@@ -33,8 +33,7 @@ from growkit.planning.plan import Lineage, LostError, Plan, Rule
 from growkit.recipe.manifest import read_record
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe, Step
-from growkit.results.proof import Finding, Spectrum
-from growkit.results.sentences import recovered_sentence
+from growkit.results.proof import Finding, Spectrum, recovered_sentence
 
 NO_FILE = os.path.join(os.devnull, "not read")
 """A path without a file, used in place of a text that a manifest names."""

@@ -10,7 +10,7 @@ from growkit.base.units import duration, size
 from growkit.report import drawing, view
 from growkit.report.drawing import Interval, Titles
 from growkit.report.view import Cell, Found, Grid, Paragraph, Topic, figure, is_number, recorded
-from growkit.results import sentences
+from growkit.results.proof import counted, failed, next_step, trainability_sentence, value_sentence
 
 MEASURES = (
     ("dtype", "dtype", "the number format both models ran in"),
@@ -53,7 +53,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> view.View:
     """
     manifest = manifest or {}
     kind, at_fault = "good" if result["promise"] == "exact" else "warn", None
-    if finding := sentences.failed(result["findings"]):
+    if finding := failed(result["findings"]):
         kind = "warn" if result["verdict"] == "no verdict" else "bad"
         cause = (result["fault"] or {}).get("cause")
         at_fault = "; ".join(filter(None, (finding["place"], cause))) or None
@@ -61,7 +61,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> view.View:
     steps = "; ".join(steps_of(manifest))
     origin = f"made from {source} ({steps})" if steps else f"compared with its source {source}"
     promise = use = str(result["promise"])
-    if not result["kept"] or sentences.next_step(result):
+    if not result["kept"] or next_step(result):
         use = ""
     elif promise == "exact" and (result["trainability"] or {}).get("trainable") is False:
         use = "untrainable"
@@ -75,7 +75,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> view.View:
         about=f"{source} → {target}",
         subject=f"{target}, {origin}",
         reason=str(result["reason"]),
-        advice=recorded({"At fault": at_fault, "Next": sentences.next_step(result)}),
+        advice=recorded({"At fault": at_fault, "Next": next_step(result)}),
         promise=promise,
         use=use,
         loading=loading,
@@ -98,7 +98,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> view.View:
 def compared_on(result: Found) -> str:
     """What losses are means over, e.g. ``510 predictions, text.txt``."""
     text = Path(str(result["text"])).name if result["text"] else "random tokens"
-    return f"{sentences.counted(result['predictions'], 'prediction')}, {text}"
+    return f"{counted(result['predictions'], 'prediction')}, {text}"
 
 
 def native_name(result: Found) -> str:
@@ -228,7 +228,7 @@ def _training(found: Found | None) -> Cell | None:
         None: "leaves the source's path",
     }[found["kept"]]
     ends = _arrow([found[f"losses_{of}"][-1] for of in ("source", "target")], ".6f")
-    steps = sentences.counted(found["steps"], "step")
+    steps = counted(found["steps"], "step")
     return Cell(first, f"after {steps} of AdamW in float64 the losses are {ends}")
 
 
@@ -238,7 +238,7 @@ def _capacity(found: Found | None) -> Cell | None:
     first = "can train" if found["trainable"] else "cannot train as it is"
     if found["identical_gradients"]:
         first = "copies stay equal"
-    return Cell(first, sentences.trainability_sentence(found))
+    return Cell(first, trainability_sentence(found))
 
 
 def _proved(result: Found) -> Cell:
@@ -251,7 +251,7 @@ def _difference(result: Found) -> Topic:
     keys = ("layer", "component", "tensor", "cause", "factor")
     first = ("first_differing_layer", "first_difference", "first_lost_tensor", "changed")
     found = recorded(result["fault"] or {}, keys) | recorded(result, first)
-    found |= {each["name"]: sentences.value_sentence(each) for each in result["changed_values"]}
+    found |= {each["name"]: value_sentence(each) for each in result["changed_values"]}
     return Topic("Where and why it differs", [found])
 
 

@@ -1,7 +1,9 @@
 """What an operation reports: the result that Python returns and ``--json`` prints."""
 
+from collections.abc import Sequence
+
 from growkit.results import Result
-from growkit.results.proof import VerifyResult
+from growkit.results.proof import Found, VerifyResult, next_step
 
 
 class UpdateGroup(Result):
@@ -248,3 +250,32 @@ class Story(Result):
     before: str
     after: str
     kept_in: str | None
+
+
+def class_sentence(changes: Sequence[Found]) -> str | None:
+    """The class of the source and that of the output; None where it stays.
+
+    Args:
+        changes: of ``config.json`` (each a ``ConfigChange``).
+    """
+    for key in ("architectures", "model_type"):
+        for each in changes:
+            if each["key"] == key and each["before"] and each["after"]:
+                was, now = (each[side].strip('[]"') for side in ("before", "after"))
+                return f"class: {was} → {now}"
+    return None
+
+
+def training_hint(result: Found) -> str | None:
+    """How to train an output (a ``growkit.GrowResult``), without a full stop.
+
+    None if nothing was written, or its proof gives other advice.
+    """
+    updates, proof = result.get("updates"), result.get("verification")
+    if not updates or (proof and next_step(proof)):
+        return None
+    return (
+        "train it with growkit.training.param_groups, which takes the source's learning rate; "
+        "before a long run, growkit probe measures on your text whether that pays, compared with "
+        "training the source for longer"
+    )

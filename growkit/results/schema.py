@@ -10,15 +10,12 @@ import sys
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from growkit.results import Result, fields
-from growkit.results.inspection import Abilities, CheckResult, Inference, Inspection
-from growkit.results.operation import GrowResult, LargePlan, Story
-from growkit.results.probe import ProbeResult
-from growkit.results.proof import VerifyResult
+from growkit.results import Result, fields, inspection, operation, probe, proof
 
 PRINTED = (
-    *(GrowResult, VerifyResult, Inspection, Story, list[Abilities], LargePlan, CheckResult),
-    *(ProbeResult, Inference),
+    *(operation.GrowResult, proof.VerifyResult, inspection.Inspection, operation.Story),
+    *(list[inspection.Abilities], operation.LargePlan, inspection.CheckResult),
+    *(probe.ProbeResult, inspection.Inference),
 )
 """What commands print."""
 
@@ -29,14 +26,13 @@ _ATTRIBUTE = re.compile(r"^(\w+): (.*?)(?=^\w+: |\Z)", re.MULTILINE | re.DOTALL)
 def json_schema() -> dict[str, Any]:
     """What commands print with ``--json``, as a JSON Schema."""
     definitions: dict[str, Any] = {}
-    shapes = [_schema(declared, definitions) for declared in PRINTED]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Results of growkit",
         "description": "grow, convert and run print the first, verify and --report the second, "
         "inspect the third, demo the fourth, families the fifth, plan the sixth, check the "
         "seventh, probe the eighth, inspect --infer the ninth.",
-        "anyOf": shapes,
+        "anyOf": [_schema(declared, definitions) for declared in PRINTED],
         "$defs": dict(sorted(definitions.items())),
     }
 
