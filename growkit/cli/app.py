@@ -29,7 +29,6 @@ from growkit.version import __version__
 
 app = typer.Typer(
     name="growkit",
-    help="Grow trained language-model checkpoints, and prove that nothing they learned was lost.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -230,10 +229,9 @@ def run_command(
     file = recipes.recipe_file(recipe)
     chosen = load_recipe(file, source, output)
     proof = _of_proof(chosen.verify, text=text, device=device, max_kl=max_kl, steps=steps)
-    if chosen.verify:
-        chosen = replace(chosen, verify=replace(chosen.verify, **proof))
     chosen = replace(
         chosen,
+        verify=chosen.verify and replace(chosen.verify, **proof),
         base_model=base_model or chosen.base_model,
         optimizer=str(optimizer) if optimizer else chosen.optimizer,
     )

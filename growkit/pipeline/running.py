@@ -271,8 +271,7 @@ class _Run:
         if proof and proof != Settings():  # else there is nothing that could be refused
             preflight(proof, self.source, self.target)
         result["dry_run"], result["plan"] = True, planned_tensors(self.source, lineage)
-        exact = lineage.promise == "exact"
-        headers = self.source, self.target
+        headers, exact = (self.source, self.target), lineage.promise == "exact"
         expected = estimate(headers, self.output, proof, self.extra, exact=exact)
         result["estimate"] = expected
         if expected["disk_free"] < expected["disk_needed"]:

@@ -261,19 +261,16 @@ def line(
 
 
 def _labels(names: Sequence[str], xs: Sequence[float]) -> list[int]:
-    """Indices of labels that do not touch: the first, the last and round numbers between them."""
+    """Indices of labels that do not touch: the first, the last and some between them."""
     last = len(names) - 1
 
     def clear(first: int, second: int) -> bool:
         left, right = (_inside(xs[index], names[index]) for index in (first, second))
         return right - left >= LETTER * len(names[first] + names[second]) / 2 + 8
 
-    def number(index: int) -> int:
-        return int(names[index]) if names[index].isdecimal() else index
-
     between: list[int] = []
     for stride in (unit * 10**power for power in range(7) for unit in (1, 2, 5)):
-        between = [index for index in range(1, last) if number(index) % stride == 0]
+        between = [index for index in range(1, last) if index % stride == 0]
         if all(clear(*neighbours) for neighbours in pairwise(between)):
             break
     between = [index for index in between if clear(0, index) and clear(index, last)]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from re import sub
+from statistics import fmean
 from sys import float_info
 from typing import Any
 
@@ -235,9 +236,8 @@ def _training(found: Found | None) -> Cell | None:
 def _capacity(found: Found | None) -> Cell | None:
     if not found:
         return None
-    first = "can train" if found["trainable"] else "cannot train as it is"
-    if found["identical_gradients"]:
-        first = "copies stay equal"
+    able = "can train" if found["trainable"] else "cannot train as it is"
+    first = "copies stay equal" if found["identical_gradients"] else able
     return Cell(first, trainability_sentence(found))
 
 
@@ -387,19 +387,18 @@ def _copies(result: Found) -> Topic:
         if is_number(matrix["relative_distance"]):
             kind = sub(r"\.\d+\.", ".*.", str(matrix["tensor"]))
             distances.setdefault(kind, []).append(matrix["relative_distance"])
-    means = {kind: sum(found) / len(found) for kind, found in distances.items()}
+    rows = [Interval(kind, fmean(s), min(s), max(s)) for kind, s in distances.items()]
     chart = drawing.intervals(
-        [Interval(kind, means[kind], min(found), max(found)) for kind, found in distances.items()],
+        rows,
         Titles("Distance between copies, by matrix", "relative distance between copies"),
         around_zero=False,
     )
     keys = ("tensor", "copies", "relative_distance", "effective_rank_gain")
     table = view.listing(matrices, keys, "cnnn", f"All {len(matrices):,} matrices")
     zero = "All copies of a matrix get the same gradient: they are 0 apart."
-    values = [value for found in distances.values() for value in found]
     note = "the mean over layers, with a bar from the smallest to the largest"
     caption = Cell("How far the copies of a matrix are apart, relative to their size", note)
-    shown = _unless_zero(values, zero, chart, table, caption=caption)
+    shown = _unless_zero([row.high for row in rows], zero, chart, table, caption=caption)
     if capacity:
         shown["parts"] = [Paragraph(capacity.note), *shown["parts"]]
     copied = matrices or (result["trainability"] or {}).get("copied")
