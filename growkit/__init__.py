@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, load_recipe
     from growkit.report.saving import save_report
     from growkit.report.terminal import Bars, show
-    from growkit.results.inspection import CheckResult, Inference, Inspection
-    from growkit.results.operation import GrowResult
+    from growkit.results.operation import CheckResult, GrowResult, Inference, Inspection
     from growkit.results.probe import ProbeResult
     from growkit.results.proof import VerifyResult
 

@@ -20,7 +20,7 @@ from growkit.base.names import NOTHING
 from growkit.engine.strict import strict_float64
 from growkit.families.family import example, family_of
 from growkit.pipeline.inspection import TIED, catalogue, table
-from growkit.results.inspection import Abilities, Answer
+from growkit.results.operation import Abilities, Answer
 from tests.conftest import load_strict, save_random, seeded
 from tests.depth import KINDS
 

@@ -14,7 +14,7 @@ from growkit.families.family import example, families
 from growkit.planning.operation import operations
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep
-from growkit.results.inspection import Abilities, Answer
+from growkit.results.operation import Abilities, Answer
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
 from tests.conftest import cli, edit_json, load_strict, save_model, seeded
 from tests.depth import KINDS

@@ -22,8 +22,7 @@ from growkit.families.family import families
 from growkit.pipeline.estimate import plan
 from growkit.pipeline.inspection import abilities
 from growkit.results import Result, fields
-from growkit.results.inspection import Attention
-from growkit.results.operation import PlannedTensor, Story
+from growkit.results.operation import Attention, PlannedTensor, Story
 from growkit.results.schema import json_schema
 from tests.conftest import save_model
 

@@ -29,7 +29,7 @@ from growkit.inference.running import see
 from growkit.pipeline.running import grow
 from growkit.planning.plan import unused_tensors
 from growkit.results import versions
-from growkit.results.inspection import Evidence, Inference, Trial
+from growkit.results.operation import Evidence, Inference, Trial
 from growkit.sources import find
 
 GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {

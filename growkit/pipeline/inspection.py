@@ -23,7 +23,7 @@ from growkit.planning.operation import PROMISES, Operation, SizeOption, Value, o
 from growkit.planning.plan import unused_tensors
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import DEFAULT_METHOD, STEPS
-from growkit.results.inspection import Abilities, Answer, Attention, Inspection, Possible
+from growkit.results.operation import Abilities, Answer, Attention, Inspection, Possible
 from growkit.sources import find
 
 FACTORS = ("x3/2", "x2", "x4")

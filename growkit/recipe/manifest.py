@@ -18,8 +18,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
 from growkit.recipe.recipe import Recipe, parse_recipe, with_paths
 from growkit.results import versions
-from growkit.results.inspection import CheckResult, Difference
-from growkit.results.operation import GrowResult
+from growkit.results.operation import CheckResult, Difference, GrowResult
 from growkit.version import __version__
 
 FORMAT = 2

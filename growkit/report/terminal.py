@@ -19,8 +19,7 @@ from growkit.report.probe import probe_view
 from growkit.report.proof import proof_view
 from growkit.report.view import Cell, Found, Grid, Paragraph, Part, figure, listing, recorded
 from growkit.results import Result
-from growkit.results.inspection import difference_sentence
-from growkit.results.operation import class_sentence
+from growkit.results.operation import class_sentence, difference_sentence
 
 STYLES = {"good": "bold green", "warn": "yellow", "bad": "bold red", "heading": "bold"}
 

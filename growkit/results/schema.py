@@ -10,12 +10,12 @@ import sys
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from growkit.results import Result, fields, inspection, operation, probe, proof
+from growkit.results import Result, fields, operation, probe, proof
 
 PRINTED = (
-    *(operation.GrowResult, proof.VerifyResult, inspection.Inspection, operation.Story),
-    *(list[inspection.Abilities], operation.LargePlan, inspection.CheckResult),
-    *(probe.ProbeResult, inspection.Inference),
+    *(operation.GrowResult, proof.VerifyResult, operation.Inspection, operation.Story),
+    *(list[operation.Abilities], operation.LargePlan, operation.CheckResult),
+    *(probe.ProbeResult, operation.Inference),
 )
 """What commands print."""
 
