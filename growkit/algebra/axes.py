@@ -222,77 +222,62 @@ halves that it turns come one after the other.
 """
 
 
-def in_groups(signal: str, noise: str, *width: str, interleaved: bool = False) -> Order:
-    """Each noise head right after its signal heads: [s, n, s, n, …] or [s, s, s, n, …].
-
-    Args:
-        signal: axis of the signal heads; each noise head has the same number of these.
-        noise: axis of the noise heads.
-        *width: axes of the rows of a head.
-        interleaved: whether RoPE turns neighbours inside a head, rather than halves.
-    """
-
-    def heads(sizes: Mapping[str, int]) -> Iterator[int]:
-        ratio = sizes[signal] // sizes[noise]
-        for group in range(sizes[noise]):
-            yield from range(group * ratio, (group + 1) * ratio)
-            yield sizes[signal] + group
-
-    return partial(_rows, heads, width, interleaved)
+def _in_groups(signal: int, noise: int) -> Iterator[int]:
+    """Each noise head right after its signal heads: [s, n, s, n, …] or [s, s, s, n, …]."""
+    ratio = signal // noise
+    for group in range(noise):
+        yield from range(group * ratio, (group + 1) * ratio)
+        yield signal + group
 
 
-def head_by_head(heads: str, *width: str, interleaved: bool = False) -> Order:
-    """Heads in their canonical order; see ``in_groups`` for the rest."""
-    return partial(_rows, lambda sizes: range(sizes[heads]), width, interleaved)
-
-
-def in_halves(heads: str, half: str, *width: str) -> Order:
+def _in_halves(heads: int, halves: int) -> Iterator[int]:
     """The first half of every head, then the second half of every head."""
-
-    def blocks(sizes: Mapping[str, int]) -> Iterator[int]:
-        for part in range(sizes[half]):
-            yield from (head * sizes[half] + part for head in range(sizes[heads]))
-
-    return partial(_rows, blocks, width, False)
+    for half in range(halves):
+        yield from range(half, heads * halves, halves)
 
 
-def with_keys_and_values(heads: str, kv_heads: str, *width: str) -> Order:
+def _with_keys_and_values(queries: int, groups: int) -> Iterator[int]:
     """The query heads of a group, then the key and the value that serve them, group by group.
 
     Canonically all queries come first, then all keys, then all values.
     """
+    ratio = queries // groups
+    for group in range(groups):
+        yield from range(group * ratio, (group + 1) * ratio)
+        yield from (queries + group, queries + groups + group)
 
-    def stored(sizes: Mapping[str, int]) -> Iterator[int]:
-        queries, groups = sizes[heads], sizes[kv_heads]
-        for group in range(groups):
-            yield from range(group * (queries // groups), (group + 1) * (queries // groups))
-            yield from (queries + group, queries + groups + group)
 
-    return partial(_rows, stored, width, False)
+def _rows(heads: Callable[..., Iterable[int]], count: int, interleaved: bool, *axes: str) -> Order:
+    """The rows of heads.
+
+    Args:
+        heads: the canonical number of every stored head, from the sizes of the first axes.
+        count: of these axes; the others are of the rows of a head.
+        interleaved: whether neighbours are turned as pairs, rather than halves.
+        *axes: names.
+    """
+    if len(axes) < count:
+        raise TypeError(f"{count} axes are needed")
+
+    def rows(sizes: Mapping[str, int]) -> list[int]:
+        numbers = [sizes[axis] for axis in axes]
+        width = prod(numbers[count:])
+        inside = list(range(width))
+        if interleaved:
+            inside = [part * (width // 2) + pair for pair in range(width // 2) for part in range(2)]
+        return [head * width + row for head in heads(*numbers[:count]) for row in inside]
+
+    return rows
 
 
 ORDERS: dict[str, Callable[..., Order]] = {
-    "in_groups": in_groups,
-    "in_groups_interleaved": partial(in_groups, interleaved=True),
-    "head_by_head_interleaved": partial(head_by_head, interleaved=True),
-    "in_halves": in_halves,
-    "with_keys_and_values": with_keys_and_values,
+    "in_groups": partial(_rows, _in_groups, 2, False),
+    "in_groups_interleaved": partial(_rows, _in_groups, 2, True),
+    "head_by_head_interleaved": partial(_rows, range, 1, True),
+    "in_halves": partial(_rows, _in_halves, 2, False),
+    "with_keys_and_values": partial(_rows, _with_keys_and_values, 2, False),
 }
 """Storage orders by name, each a function of names of axes."""
-
-
-def _rows(
-    heads: Callable[[Mapping[str, int]], Iterable[int]],
-    axes: tuple[str, ...],
-    interleaved: bool,
-    sizes: Mapping[str, int],
-) -> list[int]:
-    """The rows of heads; neighbours that RoPE turns as pairs come from halves."""
-    width = prod(sizes[axis] for axis in axes)
-    inside = list(range(width))
-    if interleaved:
-        inside = [part * (width // 2) + pair for pair in range(width // 2) for part in range(2)]
-    return [head * width + row for head in heads(sizes) for row in inside]
 
 
 def slopes(heads: int) -> list[Fraction]:

@@ -100,8 +100,12 @@ def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
         bias = diff["attention_bias"]
         values = tuple(f"model.layers.{layer}.{each}" for each in names[: 3 if bias else 2])
         if name.endswith("head_norm.weight"):
-            compute = partial(_size_everywhere, info)
-            return Computed(values, "the size of values", compute, dtype=info.dtype)
+            return Computed(
+                values,
+                "the size of values",
+                lambda *read: _size(*read).expand(info.shape).to(info.torch_dtype),
+                dtype=info.dtype,
+            )
         if head_norm == "plain" and name.endswith("o_proj.weight"):
             why = "× 2 and the size of values"
             return Computed((name, *values), why, _sized)
@@ -137,10 +141,6 @@ def _size(norm: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
     for each in bias:
         squares += each.double().square()
     return squares.mean().sqrt()
-
-
-def _size_everywhere(info: TensorInfo, *values: Tensor) -> Tensor:
-    return _size(*values).expand(info.shape).to(info.torch_dtype)
 
 
 def _sized(output: Tensor, *values: Tensor) -> Tensor:

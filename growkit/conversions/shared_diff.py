@@ -35,8 +35,6 @@ from growkit.planning.transforms import Computed, Kept, Transform
 from growkit.results.operation import RankTried
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from growkit.engine.calls import Spool
     from growkit.engine.layerwise import Layerwise
 
@@ -451,7 +449,7 @@ def _run(source: Weights, windows: Sequence[Tensor]) -> Spool:
     hidden = source.config["hidden_size"]
     moment = torch.zeros(hidden, hidden, dtype=torch.float64, device=model.device)
 
-    def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def look(module: Any, args: tuple[Tensor, ...]) -> None:
         read = args[0].flatten(0, -2).double()
         moment.addmm_(read.T, read)
 

@@ -24,7 +24,6 @@ from growkit.base.tensors import Config, Weights
 from growkit.families import description
 from growkit.families.described import read_description, read_shipped, shipped
 from growkit.families.description import DiffForm, Experts, Member, Norm, Tensor, component_of
-from growkit.families.sizes import Axes, HasSizes, MultipleError
 
 MOST_ROWS = 1 << 22
 """Limit for the rows or columns of a tensor, except for those of the vocabulary."""
@@ -37,7 +36,7 @@ SIZES_TRIED = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family(HasSizes):
+class Family(description.HasSizes):
     """A model family: its tensors, their axes, and how its class uses them.
 
     Attributes:
@@ -83,7 +82,7 @@ class Family(HasSizes):
     numbered: Callable[[Config], str | None] = lambda config: None
     normed_sums: Callable[[Config], bool] = lambda config: False
     grouped: frozenset[str] = frozenset()
-    served: Mapping[str, Axes] = field(default_factory=dict)
+    served: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     places: Mapping[str, Callable[[int, int], Sequence[int | None]]] = field(default_factory=dict)
     norms: tuple[Norm, ...] = ()
     recomputed: tuple[str, ...] = ()
@@ -104,7 +103,7 @@ class Family(HasSizes):
         resized = self._with_sizes(config, sizes)
         try:
             found = self.sizes(resized)
-        except MultipleError as error:
+        except description.MultipleError as error:
             near = self._larger_sizes(config, sizes)
             raise InputError(f"{error.problem}; {near}") from None
         for name, pattern in self.patterns(resized).items():

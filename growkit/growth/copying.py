@@ -42,10 +42,9 @@ from growkit.algebra.splits import LEAST_SNR_DB, Shares
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import Config, Weights
-from growkit.families.description import Norm
+from growkit.families.description import MOST_SIZE, Norm
 from growkit.families.description import Tensor as Described
 from growkit.families.family import Family, stored_family
-from growkit.families.sizes import MOST_SIZE
 from growkit.planning import operation
 from growkit.planning.operation import Change, Operation, Option, SizeOption, Switch, Value
 from growkit.planning.plan import Plan, Planned, unused_tensors

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
-from growkit.families.description import Tensor
+from growkit.families.description import MOST_LAYERS, Member
 from growkit.families.family import Family, stored_family
-from growkit.families.sizes import MOST_LAYERS
 from growkit.planning.operation import Change, Operation, Option, SizeOption
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Constant, Kept, Transform
@@ -212,8 +211,8 @@ def _transforms(
         each.name: Kept(each.name) for each in family.members(config) if each.layer is None
     }
     for place, layer in enumerate(order):
-        for inside, (name, described) in after[place].items():
-            of = before[layer.of][inside][0]
+        for inside, (name, described, *_) in after[place].items():
+            of = before[layer.of][inside].name
             if not layer.idle:
                 made[name] = Kept(of, why=f"layer {layer.of} as it is")
             elif described.name in writing:
@@ -224,14 +223,13 @@ def _transforms(
     return {name: made[name] for name in family.patterns(config)}
 
 
-def _by_layer(family: Family, config: Config) -> dict[int, dict[str, tuple[str, Tensor]]]:
-    """Name and description of the tensors of every layer, by their names within the layer."""
-    found: dict[int, dict[str, tuple[str, Tensor]]] = {}
-    for name, described, layer, _ in family.members(config):
-        if layer is not None:
-            before = described.name.partition("{layer}")[0]
-            inside = name[len(before) + len(str(layer)) :]
-            found.setdefault(layer, {})[inside] = name, described
+def _by_layer(family: Family, config: Config) -> dict[int, dict[tuple[str, int | None], Member]]:
+    """The tensors of every layer, by what they are within the layer."""
+    found: dict[int, dict[tuple[str, int | None], Member]] = {}
+    for each in family.members(config):
+        if each.layer is not None:
+            inside = each.tensor.name.partition("{layer}")[2], each.number
+            found.setdefault(each.layer, {})[inside] = each
     return found
 
 

@@ -51,9 +51,8 @@ from growkit.algebra.splits import Shares, noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
-from growkit.families.description import NEW, Dense, Experts, Member
+from growkit.families.description import MOST_EXPERTS, NEW, Dense, Experts, Member
 from growkit.families.family import Family, families, stored_family
-from growkit.families.sizes import MOST_EXPERTS
 from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation, Option, SizeOption, is_within

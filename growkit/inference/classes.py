@@ -12,7 +12,7 @@ from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet
 from growkit.engine.user_family import ALSO, NAMED, Shapes
-from growkit.families.sizes import MOST_LAYERS
+from growkit.families.description import MOST_LAYERS
 
 SMALL = {
     "vocab": 61,

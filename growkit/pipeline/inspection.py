@@ -123,15 +123,10 @@ def _lambda(checkpoint: Checkpoint, config: Config) -> list[float]:
     """λ of every layer."""
     values = []
     for layer, lambda_init in enumerate(config["lambda_init"]):
-        names = [f"model.layers.{layer}.self_attn.{vector}" for vector in diff.LAMBDA]
-        try:
-            values.append(
-                layouts.lambda_value([checkpoint.read(name) for name in names], lambda_init)
-            )
-        except OverflowError:
-            raise InputError(
-                f"λ of a layer in {checkpoint.where()} overflows; its λ vectors are not usable"
-            ) from None
+        attention = diff.ATTENTION.format(layer=layer)
+        vectors = [checkpoint.read(f"{attention}{each}") for each in diff.LAMBDA]
+        where = f"{attention[:-1]} in {checkpoint.where()}"
+        values.append(layouts.lambda_value(vectors, lambda_init, where))
     return values
 
 

@@ -316,16 +316,9 @@ def _reordered(of: str, shape: tuple[int, ...], order: Sequence[int]) -> Transfo
 
 
 def _solved(which: int, was: float, will_be: float, where: str, *vectors: Tensor) -> Tensor:
-    dots = [float(q.double() @ k.double()) for q, k in (vectors[:2], vectors[2:])]
-    if not all(dot < MOST_EXPONENT for dot in dots):
-        raise InputError(
-            f"λ of {where} has the exponents {dots[0]:.4g} (lambda_q1 · lambda_k1) and "
-            f"{dots[1]:.4g} (lambda_q2 · lambda_k2); numbers below {MOST_EXPONENT} were expected, "
-            "correct these tensors, or use an earlier checkpoint"
-        )
-    solved = solve_lambda(list(vectors), was, will_be)
-    value = lambda_value(list(vectors), was)
-    error = abs(lambda_value(solved, will_be) - value)
+    value = lambda_value(vectors, was, where)
+    solved = solve_lambda(vectors, was, will_be)
+    error = abs(lambda_value(solved, will_be, where) - value)
     terms = abs(value) + 2 * math.exp(float(vectors[2].double() @ vectors[3].double()))
     if not within(error, LAMBDA_TOLERANCE * max(1.0, terms)):
         raise InputError(
@@ -350,18 +343,31 @@ def _folded(factor: float, where: str, name: str, matrix: Tensor, *norm: Tensor)
     return folded
 
 
-def lambda_value(vectors: list[Tensor], lambda_init: float) -> float:
+def lambda_value(vectors: Sequence[Tensor], lambda_init: float, where: str) -> float:
     """λ = exp(λq1·λk1) - exp(λq2·λk2) + λ_init (arXiv 2410.05258, eq. 2), in float64.
 
     Args:
         vectors: λq1, λk1, λq2 and λk2, each [head_dim].
         lambda_init: of the layer.
+        where: the name of the layer's attention in messages.
+
+    Raises:
+        InputError: float64 cannot hold it.
     """
     q1, k1, q2, k2 = (vector.double() for vector in vectors)
-    return math.exp(float(q1 @ k1)) - math.exp(float(q2 @ k2)) + lambda_init
+    first, second = float(q1 @ k1), float(q2 @ k2)
+    if not (first < MOST_EXPONENT and second < MOST_EXPONENT):
+        raise InputError(
+            f"λ of {where} has the exponents {first:.4g} (lambda_q1 · lambda_k1) and "
+            f"{second:.4g} (lambda_q2 · lambda_k2); numbers below {MOST_EXPONENT} were expected, "
+            "correct these tensors, or use an earlier checkpoint"
+        )
+    return math.exp(first) - math.exp(second) + lambda_init
 
 
-def solve_lambda(vectors: list[Tensor], lambda_init: float, new_lambda_init: float) -> list[Tensor]:
+def solve_lambda(
+    vectors: Sequence[Tensor], lambda_init: float, new_lambda_init: float
+) -> list[Tensor]:
     """Vectors whose λ under another λ_init is the same.
 
     One of the two exponentials grows by the difference, so that its logarithm exists; of its

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from growkit.algebra.axes import Pattern
 from growkit.algebra.expansion import NOTHING, Index
@@ -24,10 +24,7 @@ from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, Where
 from growkit.families.family import Family
 from growkit.planning.transforms import Kept, Mapped, Transform
-
-if TYPE_CHECKING:
-    from growkit.results.proof import Spectrum
-
+from growkit.results.proof import Spectrum
 
 SMALL = 1 << 26
 """Bytes of a source tensor that is read once, rather than in parts as they are needed."""
