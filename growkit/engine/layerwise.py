@@ -15,6 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -266,7 +267,7 @@ class Layerwise:
             if parameter not in step and (not idle or parameter in first_step):
                 look(parameter, found)
 
-        with self.lender.stepped(step), self.layer(index):
+        with patch.object(self.lender, "steps", step), self.layer(index):
             parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
             with _handing_over(parameters, take):
                 output = self._forward.alone(index, state)
@@ -318,28 +319,22 @@ class Layerwise:
             return (places, *args[1:])
 
         parameter = nn.Parameter(rows)
-        whole, padding = embedding._parameters["weight"], getattr(embedding, "padding_idx", None)
-        embedding._parameters["weight"] = parameter
-        vars(embedding)["padding_idx"] = None  # rows have other numbers now
-        hook = embedding.register_forward_pre_hook(find)
-        try:
+        with (
+            patch.dict(embedding._parameters, weight=parameter),
+            patch.dict(vars(embedding), padding_idx=None),  # rows have other numbers now
+            embedding.register_forward_pre_hook(find),
             # For example embeddings of positions.
-            with hook, self.lender.lent(self.model, {key: key for key in self._outside()}):
-                yield parameter
-        finally:
-            embedding._parameters["weight"] = whole
-            vars(embedding)["padding_idx"] = padding
+            self.lender.lent(self.model, {key: key for key in self._outside()}),
+        ):
+            yield parameter
 
     @contextmanager
     def replaced_layers(self, forward: Callable[..., Any]) -> Iterator[None]:
         """The model with another function in the place of every layer's ``forward``."""
-        for _, layer in self.layers:
-            layer.forward = forward
-        try:
-            yield
-        finally:
+        with ExitStack() as replaced:
             for _, layer in self.layers:
-                del layer.forward
+                replaced.enter_context(patch.object(layer, "forward", forward))
+            yield
 
     @contextmanager
     def guarded(self, call: int | None = None) -> Iterator[None]:

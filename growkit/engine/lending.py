@@ -36,6 +36,10 @@ class Lender:
         stored: from the name of a parameter to that of the tensor it is stored as.
         dtype: what weights are cast to, but for those that the class keeps in another.
         device: where they are needed.
+
+    Attributes:
+        dtype: see above.
+        steps: what is taken off some parameters, by their names in the model.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class Lender:
         if not self._large:
             keep_freed(LARGE)
         self._fetched: dict[str, Tensor] = {}
-        self._steps: Mapping[str, Tensor] = {}
+        self.steps: Mapping[str, Tensor] = {}
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
@@ -61,18 +65,9 @@ class Lender:
         # Files hold float32 as float32, even when all arithmetic is done in float64.
         with torch._C.DisableTorchFunction():
             found = self._weights.read(self._stored(name), rows)
-            if name in self._steps:
-                found = found.double() - self._steps[name][rows or slice(None)].to(found.device)
+            if name in self.steps:
+                found = found.double() - self.steps[name][rows or slice(None)].to(found.device)
             return found
-
-    @contextmanager
-    def stepped(self, steps: Mapping[str, Tensor]) -> Iterator[None]:
-        """Lend some parameters, by their names in the model, as they are after a step."""
-        self._steps = steps
-        try:
-            yield
-        finally:
-            self._steps = {}
 
     def rows(self, name: str, used: Tensor) -> Tensor:
         """Some rows of a parameter, cast, [rows, columns]; ``used`` are their sorted numbers."""
