@@ -281,26 +281,23 @@ class Unconverted:
             back = torch.empty_like(together)
             back[places.to(back.device)] = together
         shapes = [self._tensors[name].shape for name in conversion.sources]
-        parts = back.split([prod(shape) for shape in shapes])
-        return [
-            (name, part.view(shape))
-            for name, part, shape in zip(conversion.sources, parts, shapes, strict=True)
-        ]
+        return list(zip(conversion.sources, _split(back, shapes), strict=True))
 
 
 def _places(conversion: Conversion, shapes: list[tuple[int, ...]]) -> Tensor | None:
-    sizes = [prod(shape) for shape in shapes]
     # As numbers of the widest dtype, they pass through any conversion.
-    numbers = iter(torch.arange(sum(sizes), dtype=torch.float64).split(sizes))
-    of_shape = iter(shapes)
-    given = {
-        pattern: [next(numbers).view(next(of_shape)) for _ in names]
-        for pattern, names in conversion.tensors.items()
-    }
-    made = converted(conversion, given)
+    whole = torch.arange(sum(map(prod, shapes)), dtype=torch.float64)
+    parts = _split(whole, shapes)
+    tensors = conversion.tensors.items()
+    made = converted(conversion, {key: [next(parts) for _ in names] for key, names in tensors})
     found = torch.cat([made[name].flatten() for name in conversion.shapes])
-    whole = torch.arange(sum(sizes), dtype=torch.float64)
     return found.long() if found.sort().values.equal(whole) else None
+
+
+def _split(flat: Tensor, shapes: list[tuple[int, ...]]) -> Iterator[Tensor]:
+    """The parts of a vector, one after the other, in these shapes."""
+    parts = flat.split([prod(shape) for shape in shapes])
+    return (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
 
 
 class StoredGradients:
