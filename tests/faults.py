@@ -62,6 +62,7 @@ class World:
         self.place.mkdir()
         self.temporary = place / "scratch"
         self.temporary.mkdir()
+        self.verify: growkit.Settings | bool = False
         self.source = save_model(self.place / "source", "llama")
         self.out = self.place / "out"
         self.source_bytes = folder_bytes(self.source)
@@ -72,7 +73,7 @@ class World:
         self._grown(1)
         self.new = folder_bytes(self.out)
         shutil.rmtree(self.out)
-        self._calls: dict[tuple[str, bool, bool], int] = {}
+        self._calls: dict[tuple[str, bool, bool, bool], int] = {}
         self.seen: Counter[str] = Counter()
 
     def _grown(self, seed: int) -> None:
@@ -93,12 +94,12 @@ class World:
     def grow(self, seed: int) -> None:
         """One run."""
         tempfile.tempdir = str(self.temporary)
-        options = {"hidden": "x2", "seed": seed, "verify": False, "overwrite": True}
+        options = {"hidden": "x2", "seed": seed, "verify": self.verify, "overwrite": True}
         growkit.grow(self.source, self.out, **options)  # type: ignore[arg-type]
 
     def calls(self, inside: str, *, overwrite: bool, exchanging: bool) -> int:
         """The number of moments at which a run can fail; see ``count_calls``."""
-        key = inside, overwrite, exchanging
+        key = inside, overwrite, exchanging, bool(self.verify)
         if key not in self._calls:
             self.reset(overwrite=overwrite)
             self._calls[key] = count_calls(self.growing(exchanging), inside)

@@ -294,14 +294,25 @@ def reordered(weight: Tensor, *axes: int) -> Tensor:
     return weight.view(-1, 2, 2, 2, weight.shape[1]).transpose(*axes).reshape(weight.shape)
 
 
-@pytest.mark.parametrize(
-    "broken", ["lambda_q1", "subln.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight"]
-)
+QKV = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+ORDERED = [
+    *[("motif", broken) for broken in ("lambda_q1", "subln.weight", *QKV)],
+    *[("microsoft", broken) for broken in QKV],
+    ("microsoft-v2", "q_proj.weight"),
+]
+
+
+@pytest.mark.parametrize(("layout", "broken"), ORDERED)
 @pytest.mark.parametrize("axes", [(0, 1), (2, 3)])
-def test_lambda_init_and_orders_matter(broken: str, axes: tuple[int, int], tmp_path: Path) -> None:
+def test_lambda_init_and_orders_matter(
+    layout: str, broken: str, axes: tuple[int, int], tmp_path: Path
+) -> None:
     """Negative controls: what is computed for the new λ_init must not be left out."""
-    source = save(tmp_path / "source", "diffllama", lambda_std_dev=0.3)
-    target = convert(source, "motif")
+    config, kind = {"lambda_std_dev": 0.3, "rms_norm_eps": 1e-5}, "diffllama"
+    if layout == "microsoft-v2":
+        config, kind = V2 | PAIRS | {"num_attention_heads": 8}, "diff-transformer"
+    source = save(tmp_path / "source", kind, **config)
+    target = convert(source, layout)
     assert error(source, target) < LIMIT
     name = f"model.layers.0.self_attn.{broken}"
     with edit_weights(target) as tensors:
