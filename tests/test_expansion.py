@@ -191,3 +191,34 @@ def test_float8(tmp_path: Path) -> None:
     kept = load_file(tmp_path / "target" / "model.safetensors")
     assert {tensor.dtype for tensor in kept.values()} == {torch.float8_e4m3fn}
     assert relative_error(source, tmp_path / "target") < 1e-12
+
+
+@pytest.mark.parametrize(("symmetry", "whole"), [("keep", 2), ("break", 4)])
+def test_files_hold_what_the_law_says(symmetry: str, whole: int, tmp_path: Path) -> None:
+    """Number by number: what is written is repeated, and copies of what is read add up to it.
+
+    Queries are copied with the groups of two that share keys, or each alone, so that they part.
+    """
+    source, target = save_model(tmp_path / "source", "llama"), tmp_path / "target"
+    growkit.grow(source, target, hidden="x2", ffn="x3", symmetry=symmetry, verify=False)
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, target))
+    copies = {
+        "hidden": torch.arange(16).repeat(2),
+        "ffn": torch.arange(24).repeat(3),
+        "q": torch.arange(16).view(whole, -1).repeat_interleave(2, 0).flatten(),
+        "kv": torch.arange(8).view(2, 4).repeat_interleave(2, 0).flatten(),
+        "vocab": torch.arange(29),
+    }
+    axes = {"embed": "vocab hidden", "lm_head": "vocab hidden", "gate": "ffn hidden"}
+    axes |= {"up_": "ffn hidden", "down": "hidden ffn", "q_": "q hidden", "k_": "kv hidden"}
+    axes |= {"v_": "kv hidden", "o_": "hidden q", "norm": "hidden"}
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        rows, *columns = next(axes[key] for key in axes if key in name).split()
+        grown, expected = after[name].double(), weight.double()[copies[rows]]
+        if "embed" in name:  # is written in both
+            expected = expected[:, copies["hidden"]]
+        elif columns:
+            zeros = torch.zeros(len(grown), weight.shape[1]).double()
+            grown = zeros.index_add(1, copies[columns[0]], grown)
+        assert grown.equal(expected), name
