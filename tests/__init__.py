@@ -1,7 +1,5 @@
 """The tests of growkit, of which ``pytest --all`` runs every case."""
 
-from __future__ import annotations
-
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests ask nobody, nor do the commands that they start

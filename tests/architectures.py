@@ -1,7 +1,5 @@
 """A tiny random model of every causal language model that transformers has."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import MISSING, fields
 from pathlib import Path

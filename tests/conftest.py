@@ -1,7 +1,5 @@
 """Tiny random models, made by transformers, and the oracle that judges what becomes of them."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

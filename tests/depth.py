@@ -1,7 +1,5 @@
 """Random models of every family, random growths of them in depth, and everything that must hold."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Random models of every family, and random growths of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Runs are children of this process, which has imported everything: so a run takes
 end badly at any call of the system that it makes.
 """
 
-from __future__ import annotations
-
 import builtins
 import errno
 import fcntl

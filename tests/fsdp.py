@@ -1,7 +1,5 @@
 """Trainer with FSDP2 on two CPU processes, from a grown folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

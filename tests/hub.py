@@ -1,7 +1,5 @@
 """A stand-in for the Hub: the few answers that huggingface_hub asks of it, from folders."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

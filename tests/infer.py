@@ -1,7 +1,5 @@
 """Tiny random models of types whose families are inferred."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -11,8 +11,6 @@ weight that is not the layout's is an error, so a folder cannot hold what its la
 Microsoft's modules stand in a Llama skeleton.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

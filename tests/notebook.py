@@ -3,8 +3,6 @@
 A cell shows what it prints, and its last line if that is a drawing.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import copy

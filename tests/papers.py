@@ -14,8 +14,6 @@ The papers:
 - DIFF V2: λ = σ(x W) per token and head, noise queries that read the keys of the signal
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

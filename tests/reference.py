@@ -3,8 +3,6 @@
 ``python -m tests.reference`` writes them into the file; everything above them is written by hand.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models of all kinds: a sound pair is preserved or refused in a sentence, a fault is caught."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

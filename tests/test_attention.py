@@ -3,8 +3,6 @@
 The judge is a forward pass over each whole text, which tests/test_modeling.py holds to the papers.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -3,8 +3,6 @@
 What users mistype is in ``tests.test_mistakes``; here is what needs a hand in the machine.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

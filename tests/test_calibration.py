@@ -4,8 +4,6 @@ The weighted optimum is judged by whitening and torch's own singular values, sec
 on models that transformers runs whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Code in every place of a folder from which some library could run it: no command runs any."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

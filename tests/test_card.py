@@ -1,7 +1,5 @@
 """The card can be published: the Hub takes it, its snippet runs, it holds no path of a machine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """What ``growkit families`` says of families is what happens to models of transformers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``growkit check``: a folder is what its manifest recorded, on any later day and in any copy."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Files in and out: what is written is what safetensors and transformers read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Weights as the class has them, one parameter at a time: what transformers makes of the files."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from functools import reduce

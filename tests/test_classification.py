@@ -1,7 +1,5 @@
 """Classification: the model's classes with other heads, as transformers' auto classes load them."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The command line: fast to start, quiet on stdout, honest in its exit codes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The experiments in ``benchmarks/continual``: what their runs do, count, measure and report."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Conversions between variants, judged by the real classes in strict float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Growth in depth: random models of all families, judged by transformers in strict float64."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Everything that meets in a proof is on one device, wherever that is."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 torch writes them here and reads them for comparison.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import pickle

@@ -1,7 +1,5 @@
 """What a run will do and take, told before: by a dry run in full, by a plan from headers alone."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

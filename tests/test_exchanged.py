@@ -1,7 +1,5 @@
 """``verify`` with its arguments exchanged says so, and claims nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Held against the definition, element by element, in numpy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Every family: random models of its class, grown, and judged by transformers in strict float64."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Config and files beside the weights: saved again they are the same, whatever else is found."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Training goes on: with FSDP2 on two CPU processes, in the examples, and with adapters."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

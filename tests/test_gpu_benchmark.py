@@ -1,7 +1,5 @@
 """``make gpu`` is ready for a machine that nobody here has: rehearsed on a CPU, part by part."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Group-differentiated growth, judged by the real classes in strict float64."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

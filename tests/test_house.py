@@ -1,7 +1,5 @@
 """The rules of the house: a new family or method is one new file; small things have one place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Sources on the Hub, against a stand-in for it: right weights at a commit, or one sentence."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Families that people describe: in YAML, or as their class of transformers shows them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Language models inside of others, judged by the whole model as transformers loads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

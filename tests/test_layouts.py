@@ -1,7 +1,5 @@
 """Layouts against one another: each folder judged by a decoder that reads its layout."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

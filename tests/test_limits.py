@@ -1,7 +1,5 @@
 """One rule decides what is within a limit: for the verdict, its sentences, the advice, the page."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

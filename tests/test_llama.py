@@ -1,7 +1,5 @@
 """Random Llamas, Mistrals and DiffLlamas grown, and judged by transformers in strict float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

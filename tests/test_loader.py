@@ -1,7 +1,5 @@
 """What transformers would read is asked of transformers; what it would follow is refused."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

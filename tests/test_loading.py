@@ -1,7 +1,5 @@
 """Models that are grown while they load, in one process and in several."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping

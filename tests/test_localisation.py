@@ -1,7 +1,5 @@
 """Faults are found where they are, and named, whatever the family, and however its spaces grew."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

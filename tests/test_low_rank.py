@@ -1,7 +1,5 @@
 """Low ranks: the best approximation of hard matrices, and the search for a base of several."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

@@ -4,8 +4,6 @@ A manifest's hashes are written again after every lie, so it is consistent in it
 preserved must behave as its source.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

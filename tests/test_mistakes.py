@@ -7,8 +7,6 @@ and its remedy, exit code 2, within a second of computing, and nothing may be wr
 torch or the tokenizer must find (``late:``) may take longer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """The model against transformers' DiffLlama, and against the papers written out in full."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -16,11 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    DynamicCache,
-)
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, DynamicCache
 
 import growkit
 from growkit.engine.strict import strict_float64

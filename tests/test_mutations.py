@@ -1,7 +1,5 @@
 """A mutation study of the proof: every fault is caught, and no sound pair raises an alarm."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

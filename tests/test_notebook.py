@@ -1,7 +1,5 @@
 """The notebook shows what its cells compute; ``python -m tests.notebook`` writes that."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """States of optimizers as people make them: what is legal goes on, the rest is told."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import pickle

@@ -1,7 +1,5 @@
 """The state of an optimizer, grown with the weights, and taken up by the engines themselves."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping

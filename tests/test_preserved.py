@@ -1,7 +1,5 @@
 """The fingerprint in the manifest, and models in memory that are held against it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``growkit probe``: candidates are trained as torch and transformers train them, and ranked."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """Nothing that is read, and nothing that growkit did not make, is replaced; outputs are whole."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """growkit from Python: names that are found, one ``Settings``, results as objects and as shown."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -4,8 +4,6 @@ Costs are judged by really converting, loading with transformers, and plain torc
 torch's singular values of the files' tensors.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import re
@@ -28,12 +26,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
 from growkit.cli.demo import MODEL, training_text
 from growkit.conversions import shared_diff as search
-from growkit.conversions.shared_diff import (
-    RANKS_PER_PASS,
-    SHRINKAGES,
-    Calibration,
-    smallest_rank,
-)
+from growkit.conversions.shared_diff import RANKS_PER_PASS, SHRINKAGES, Calibration, smallest_rank
 from growkit.engine import calls
 from growkit.engine.prompts import DOCUMENT_SEPARATOR, make_prompts
 from growkit.engine.strict import strict_float64

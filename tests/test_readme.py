@@ -15,8 +15,6 @@ Proofs are smaller than by default. What installs something, needs a network or 
 (``make``, ``hf``, ``benchmarks/``) is looked up, not run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

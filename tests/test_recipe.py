@@ -1,7 +1,5 @@
 """Recipes are strict, and what they say is what is done."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

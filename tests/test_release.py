@@ -1,7 +1,5 @@
 """What a release holds, and what its workflows may do."""
 
-from __future__ import annotations
-
 import re
 import tarfile
 import zipfile

@@ -1,7 +1,5 @@
 """The page of a proof: a file by itself, safe from what folders contain, without empty frames."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Sentences say what is true, and a wrong name ends with the right one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

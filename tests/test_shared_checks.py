@@ -4,8 +4,6 @@ Bounded conversions lose something by name, so neither logits nor bits can judge
 be that of the updates, bit for bit, and the updates must be the best ones.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Signals end the command as the reference says, from its first import on."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

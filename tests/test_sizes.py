@@ -1,7 +1,5 @@
 """Sizes that are no multiples, separate heads, and more tokens, as users ask for them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

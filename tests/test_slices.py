@@ -1,7 +1,5 @@
 """Any part of a grown tensor is the same part of the written file, however it is computed."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json
@@ -26,10 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import (
-    CONFIG_MAPPING,
-    PreTrainedConfig,
-)
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 import growkit
 from growkit.algebra import law

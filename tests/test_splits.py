@@ -1,7 +1,5 @@
 """Parts of a weight sum to it, bit for bit: all numbers of small formats, many of large ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path

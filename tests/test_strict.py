@@ -1,7 +1,5 @@
 """What torch computes: nothing narrower in strict float64, whatever a process has chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders that somebody tampered with: none is preserved without the difference being named."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Folders that nobody vouches for: what is in them is refused in one sentence, or does no harm."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Dense models become models with experts, and experts are copied: judged by transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

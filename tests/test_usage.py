@@ -1,7 +1,5 @@
 """What people do with a folder as a whole, and whether the new capacity can learn."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The proof says "preserved" when it is, and where it is not when it is not."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

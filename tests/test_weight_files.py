@@ -1,7 +1,5 @@
 """Weights are read as the libraries read them, and what these refuse is refused in one sentence."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

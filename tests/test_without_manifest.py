@@ -1,7 +1,5 @@
 """Without a manifest the verdict says what it rests on, and no setting differs unnoticed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The suite takes a sample; ``pytest --all`` runs all.
 """
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from collections.abc import Callable
@@ -17,9 +15,7 @@ from torch import Tensor, nn
 
 from growkit.cli.demo import MODEL
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.modeling.modeling_diff_transformer import (
-    DiffTransformerForCausalLM,
-)
+from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
 SIZES: dict[str, Any] = {
     "vocab_size": 256,

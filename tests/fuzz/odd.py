@@ -1,7 +1,5 @@
 """Odd values, trees of values, and contents of files: bytes, JSON, YAML, weights, archives."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -1,7 +1,5 @@
 """What is made odd, how often, and the command that then runs."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shlex

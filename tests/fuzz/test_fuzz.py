@@ -1,7 +1,5 @@
 """A sample of the fuzzer's inputs, all that ever broke something, and faults that it must find."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

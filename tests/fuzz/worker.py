@@ -1,7 +1,5 @@
 """Inputs run in a child process, which may die, hang or swell, and is replaced then."""
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import io
