@@ -24,7 +24,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.distributed_file import MADE_OF
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
-from growkit.optimizer.groups import parameters_of
+from growkit.optimizer.groups import Parameters
 from growkit.optimizer.state import open_state
 from growkit.training import hidden_matrices
 from tests.conftest import folder_bytes, load_strict, save_model
@@ -263,7 +263,7 @@ OTHERS = {
 
 def test_no_other_optimizer_of_torch_is_taken(source: Path, tmp_path: Path) -> None:
     """And what keeps no moments is not taken for one that has not begun."""
-    parameters = parameters_of(Checkpoint(source))
+    parameters = Parameters.of(Checkpoint(source))
     model = load_strict(source)
     for name, kind in OTHERS.items():
         optimizer = kind(model.parameters(), lr=1e-3)
@@ -455,7 +455,7 @@ def test_lists_change_nothing(made: Made, untouched: list[Any], tmp_path: Path) 
     """Whatever they may name; without that they are read."""
     folder = save_distributed(*made[1:], tmp_path / "state")
     file = folder / ".metadata"
-    parameters = parameters_of(Checkpoint(made[0]))
+    parameters = Parameters.of(Checkpoint(made[0]))
     whole = pickle.dumps(pickle.loads(file.read_bytes()), protocol=2)
     for module, name in ROOMS:
         try:

@@ -34,6 +34,7 @@ from growkit.checkpoint.writing import sha256
 
 MANIFEST = "growkit.json"
 NEW, OLD = "new", "old."
+LEFT = "%s is left of a run; keep what you need of it, and delete it"
 
 Contents = dict[str, State]
 """The state of everything in a folder, by its path in it."""
@@ -480,7 +481,7 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
         finally:
             staging.scratch.release()
         for path in stays:
-            _log.warning("%s is left; keep what you need of it, and delete it", plain(str(path)))
+            _log.warning(LEFT, plain(str(path)))
         for parent in missing:
             with suppress(OSError):
                 parent.rmdir()
@@ -572,10 +573,8 @@ def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
             continue
         with suppress(OSError), free(folder / LOCK) as dead:
             if dead:
-                stays = tidy(folder) or [*filter(os.path.lexists, [folder])]
-                if stays:
-                    advice = "is left of a killed run; keep what you need of it, and delete it"
-                    _log.warning("%s %s", plain(str(stays[0])), advice)
+                if stays := tidy(folder) or [*filter(os.path.lexists, [folder])]:
+                    _log.warning(LEFT, plain(str(stays[0])))
                 else:
                     _log.warning("deleted %s, which a killed run had left", plain(str(folder)))
                 continue

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -63,6 +63,28 @@ class Parameters:
     vocabulary: frozenset[str]
     conversions: tuple[Conversion, ...]
 
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Parameters:
+        """Those of the model in a folder, as transformers has them.
+
+        Raises:
+            InputError: it has no class for the model, or the files do not fit it.
+        """
+        check_trainable(checkpoint.config, str(checkpoint.folder))
+        model, _, stored = empty_model(checkpoint, torch.float32, "eager")
+        first: dict[str, str] = {}  # of tied parameters
+        for name, _ in model.named_parameters():
+            first.setdefault(stored(name), name)
+        every = dict(model.named_parameters())
+        shapes = {name: tuple(every[name].shape) for name in first.values()}
+        return cls(
+            str(checkpoint.folder),
+            shapes,
+            decayed(model) & shapes.keys(),
+            frozenset(every.keys() - without_ends(model)),
+            loading(checkpoint).conversions,
+        )
+
 
 def check_trainable(config: Config, where: str) -> None:
     """Refuse a model that transformers cannot train.
@@ -75,28 +97,6 @@ def check_trainable(config: Config, where: str) -> None:
             f"transformers has no class for the {config['model_type']} model in {where}, so it "
             "does not train there; leave out --optimizer"
         )
-
-
-def parameters_of(checkpoint: Checkpoint) -> Parameters:
-    """Ask transformers.
-
-    Raises:
-        InputError: it has no class for the model, or the files do not fit it.
-    """
-    check_trainable(checkpoint.config, str(checkpoint.folder))
-    model, _, stored = empty_model(checkpoint, torch.float32, "eager")
-    first: dict[str, str] = {}  # of tied parameters
-    for name, _ in model.named_parameters():
-        first.setdefault(stored(name), name)
-    every = dict(model.named_parameters())
-    shapes = {name: tuple(every[name].shape) for name in first.values()}
-    return Parameters(
-        str(checkpoint.folder),
-        shapes,
-        decayed(model) & shapes.keys(),
-        frozenset(every.keys() - without_ends(model)),
-        loading(checkpoint).conversions,
-    )
 
 
 def without_ends(model: nn.Module) -> set[str]:
@@ -192,26 +192,24 @@ class ParamGroup:
     rate: float = 1.0
     origin: int = 0
 
+    def split(self, factors: Mapping[str, Factors], origin: int = 0) -> list[ParamGroup]:
+        """A group for each set of factors in this one, with the options scaled by these.
 
-def split_groups(groups: Sequence[ParamGroup], factors: Mapping[str, Factors]) -> list[ParamGroup]:
-    """Groups whose parameters have the same factors, with the options scaled by these.
+        Groups come in the order in which their factors come up; parameters keep their order. A
+        group without parameters is left out: ``param_groups`` makes none, and
+        torch.distributed.checkpoint cannot load them.
 
-    A group becomes one for each set of factors in it, in the order in which these come up;
-    parameters keep their order. Groups without parameters are left out: ``param_groups`` makes
-    none, and torch.distributed.checkpoint cannot load them.
-
-    Args:
-        groups: those of the source's optimizer, with the parameters of the target.
-        factors: of parameters, by name; parameters without factors stay unchanged.
-    """
-    found = []
-    for number, group in enumerate(groups):
+        Args:
+            factors: of parameters, by name; parameters without factors stay unchanged.
+            origin: the number of this group.
+        """
         alike: dict[Factors, list[str]] = {}
-        for name in group.parameters:
+        for name in self.parameters:
             alike.setdefault(factors.get(name, Factors()), []).append(name)
-        for each, names in alike.items():
-            found.append(ParamGroup(tuple(names), each.scaled(group.options), each.lr, number))
-    return found
+        return [
+            ParamGroup(tuple(names), each.scaled(self.options), each.lr, origin)
+            for each, names in alike.items()
+        ]
 
 
 def class_updates(
@@ -373,7 +371,8 @@ def param_groups(
     ]
     return [
         {"params": [parameters[name] for name in each.parameters], **each.options}
-        for each in split_groups(groups, factors)
+        for group in groups
+        for each in group.split(factors)
     ]
 
 

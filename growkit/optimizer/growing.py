@@ -26,15 +26,7 @@ from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconver
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
 from growkit.engine.training import MOMENTS
-from growkit.optimizer.groups import (
-    Factors,
-    Parameters,
-    ParamGroup,
-    check_trainable,
-    class_updates,
-    parameters_of,
-    split_groups,
-)
+from growkit.optimizer.groups import Factors, Parameters, ParamGroup, check_trainable, class_updates
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
 from growkit.optimizer.state import MUON, ORDERS, STEP, State, open_state
 from growkit.planning.layouts import read_layout
@@ -68,7 +60,7 @@ class Optimizer:
     def __init__(self, path: Path, source: Checkpoint, lineage: Lineage) -> None:
         self._lineage = lineage
         check_trainable(lineage.target.config, f"the grown {source.folder}")
-        self._before = parameters_of(source)
+        self._before = Parameters.of(source)
         self.state = open_state(path, self._before)
         headers = self.state.numbers.tensors
         kinds = {name.rpartition(".")[2]: info.dtype for name, info in headers.items()}
@@ -85,7 +77,7 @@ class Optimizer:
         Raises:
             InputError: transformers has no class for it.
         """
-        after, groups, muon = parameters_of(target), self.state.groups, None
+        after, groups, muon = Parameters.of(target), self.state.groups, None
         if MUON in self.state.kinds.values():
             muon = str(groups[0].options.get("adjust_lr_fn") or "original")
         # This option is false in Adam, whose decay is a part of the gradient.
@@ -187,7 +179,11 @@ class GrownState(Weights):
             for name in group.parameters
             if not all(name in self._made[kind].tensors for kind in known)
         }
-        self.groups = split_groups([group for group, _ in groups], factors)
+        self.groups = [
+            each
+            for number, (group, _) in enumerate(groups)
+            for each in group.split(factors, number)
+        ]
         self.steps = {
             name: 0.0 if name in self.reset else state.steps[self._origins[name]]
             for group, _ in groups

@@ -31,7 +31,7 @@ from growkit.engine.oracle import load_model
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, StrictTraining
-from growkit.optimizer.groups import ParamGroup, class_updates, parameters_of
+from growkit.optimizer.groups import Parameters, ParamGroup, class_updates
 from growkit.optimizer.growing import GrownState, Optimizer, grown_moments
 from growkit.optimizer.state import MUON, STEP, State, open_state, written_in
 from growkit.planning.plan import Lineage
@@ -323,7 +323,7 @@ def compare_states(
     assert places.source
     assert places.target
     optimizer = Optimizer(places.source, before, lineage)
-    target = open_state(places.target, parameters_of(after))
+    target = open_state(places.target, Parameters.of(after))
     return optimizer.state, target, next(_differences(optimizer.grown(after, law), target), "")
 
 
