@@ -14,16 +14,7 @@ from pathlib import Path
 
 from growkit.base.errors import InputError, reason
 from growkit.base.tensors import Weights
-from growkit.checkpoint.folder import (
-    HUB_NAME,
-    SINGLE,
-    Folder,
-    address_in,
-    check_name,
-    check_names,
-    index_of,
-    is_read,
-)
+from growkit.checkpoint.folder import HUB_NAME, SINGLE, Folder, address_in, check_name, small_files
 from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint
 from growkit.engine.inside import alone
 from growkit.families.family import Headers, family_of
@@ -98,7 +89,7 @@ class Source:
         """
         folder = Folder(self.folder)
         config = folder.json("config.json", MOST_DIGITS)
-        check_names(str(folder), os.listdir(folder.path))
+        folder.check_files()
         try:
             folder.weight_files(config)
         except InputError:
@@ -226,14 +217,13 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
     try:
         about = HfApi().model_info(name, revision=revision)
         listed = {each.rfilename for each in about.siblings or []}
-        check_names(name, listed)
-        small = list(filter(is_read, listed))
+        small = small_files(name, listed)
         folder = fetch(small, revision)  # by its name, which the cache then knows as well
         commit = folder.path.name
         if commit != about.sha:
             raise InputError(f"{name} was changed on the Hub just now; run this again")
         for single in SINGLE if weights else ():  # in the order of ``weight_files``
-            names, index = {single}, index_of(single)
+            names, index = {single}, SINGLE[single]
             if single not in listed and index in listed:
                 mapped = folder.json(index).get("weight_map")
                 names = set(map(str, mapped.values())) if isinstance(mapped, dict) else set()

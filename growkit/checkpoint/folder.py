@@ -42,8 +42,9 @@ BLOCK = 1 << 20
 State = tuple[int, int, int, int, int, int]
 """Device, inode, kind, size and times: these tell files apart, and one from itself before."""
 
-SINGLE = ("model.safetensors", "pytorch_model.bin")
-"""Files with all weights, in the order in which they are preferred; each before its own index."""
+SINGLE = {single: f"{single}.index.json" for single in ("model.safetensors", "pytorch_model.bin")}
+"""Files with all weights, in the order in which they are preferred, and the index of shards where
+no such file has all."""
 
 LIST = ".metadata"
 """The list of entries in a folder of torch.distributed.checkpoint."""
@@ -343,10 +344,9 @@ class Folder:
                     f"config.json in {self} has {key}, by which transformers loads {what}; "
                     "load the model with transformers, save it again and take that"
                 )
-        for single in SINGLE:
+        for single, index in SINGLE.items():
             if self.find(single):  # transformers as well prefers it to an index
                 return [single], {}
-            index = index_of(single)
             if self.find(index):
                 ending = single.rpartition(".")[2]
                 listed = _parse_index(str(self.path / index), self.json(index), ending)
@@ -472,20 +472,9 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def index_of(single: str) -> str:
-    """The index of shards, where no single file has all weights."""
-    return f"{single}.index.json"
-
-
 def is_of_tokenizer(name: str) -> bool:
     """Whether a tokenizer of transformers may be made of a file, by its name in the folder."""
     return ("/" not in name or name.startswith(f"{TEMPLATES}/")) and matches(name, TOKENIZER_FILES)
-
-
-def is_read(name: str) -> bool:
-    """Whether growkit reads a file next to weights, by its name in the folder."""
-    top, *below = name.split("/")
-    return ".." not in below and matches(top, CARRIED if below else (*CARRIED, *SMALL))
 
 
 def check_names(where: str, names: Iterable[str]) -> None:
@@ -509,6 +498,21 @@ def check_names(where: str, names: Iterable[str]) -> None:
                 f"{where} has {name}, a part of a distributed checkpoint, and transformers would "
                 "load that instead of the other weights; consolidate it, or move it away"
             )
+
+
+def small_files(where: str, names: Iterable[str]) -> list[str]:
+    """The files next to weights that growkit reads, by their names in a model.
+
+    Raises:
+        InputError: see ``check_names``.
+    """
+    check_names(where, names)
+    found = []
+    for name in names:
+        top, *below = name.split("/")
+        if ".." not in below and matches(top, CARRIED if below else (*CARRIED, *SMALL)):
+            found.append(name)
+    return found
 
 
 def _parse_index(where: str, index: Mapping[str, Any], ending: str) -> dict[str, str]:
@@ -549,7 +553,7 @@ def no_folder(path: Path) -> str:
 def no_model(folder: Path) -> str:
     """Why a folder without ``config.json`` is no model, and what to give."""
     missing = f"{folder / 'config.json'} does not exist"
-    weights = (*SINGLE, *map(index_of, SINGLE), LIST)
+    weights = (*SINGLE, *SINGLE.values(), LIST)
     if any(os.path.lexists(folder / name) for name in weights):
         adapter = os.path.lexists(folder / ADAPTER)
         return f"{missing}; {instead_of_weights(folder) if adapter else COPY_CONFIG}"
