@@ -258,8 +258,7 @@ def _running(source: Index, chosen: Mask) -> Index:
     places = np.flatnonzero(chosen)
     order = places[np.argsort(source[places], kind="stable")]
     in_order = source[order]
-    first = np.searchsorted(in_order, in_order, side="left")
-    found[order] = np.arange(len(order)) - first
+    found[order] = np.arange(len(order)) - np.searchsorted(in_order, in_order, side="left")
     return found
 
 

@@ -329,8 +329,7 @@ def _original(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tenso
     else:
         copy, share = next((copy, share) for copy, share in given if share)
         found = _multiplied(copy, 1 / share)
-    agree = all(_same(_multiplied(found, share), copy) for copy, share in given)
-    return found if agree else None
+    return found if all(_same(_multiplied(found, share), copy) for copy, share in given) else None
 
 
 def _multiplied(tensor: Tensor, factor: float) -> Tensor:
@@ -384,5 +383,4 @@ def zeros_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[tuple[IndexMa
     for position, mapped in enumerate(maps):
         places = np.flatnonzero(mapped.source == NOTHING)
         if mapped.role is Role.WRITTEN and len(places):
-            zeros = _taken(tensor.movedim(position, 0), 0, places)
-            yield mapped, zeros.reshape(len(places), -1)
+            yield mapped, _taken(tensor.movedim(position, 0), 0, places).reshape(len(places), -1)

@@ -159,10 +159,7 @@ def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]
     left = (parts + 1) // 2
     second = _minus(weight, first)
     first = _minus(weight, second)
-    return [
-        *split(first, left, draw, 2 * node),
-        *split(second, parts - left, draw, 2 * node + 1),
-    ]
+    return [*split(first, left, draw, 2 * node), *split(second, parts - left, draw, 2 * node + 1)]
 
 
 def split_apart(weight: Tensor, parts: int, draw: Draw) -> list[Tensor]:
@@ -273,8 +270,7 @@ def noise(key: str, rows: NDArray[np.int64], columns: int) -> NDArray[np.int16]:
         Whole numbers from -2¹⁵ to 2¹⁵ - 1, all equally likely, [rows, columns].
     """
     steps = -(-columns // LANES)
-    digest = hashlib.sha256(key.encode()).digest()
-    words = np.frombuffer(digest[:16], "<u8").astype(np.uint64)
+    words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], "<u8").astype(np.uint64)
     drawn = []
     for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
         generator = np.random.Philox(key=words)
@@ -283,5 +279,4 @@ def noise(key: str, rows: NDArray[np.int64], columns: int) -> NDArray[np.int16]:
         # Little-endian words, so that the four numbers of a word have their places everywhere.
         numbers = np.asarray(raw, "<u8").view("<i2").astype(np.int16, copy=False)
         drawn.append(numbers.reshape(len(run), steps * LANES))
-    field = drawn[0] if len(drawn) == 1 else np.concatenate(drawn)
-    return field[:, :columns]
+    return (drawn[0] if len(drawn) == 1 else np.concatenate(drawn))[:, :columns]

@@ -21,13 +21,8 @@ from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.conversions.diff_v2 import differential, doubled, noise_like_signal
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.conversions.shared_diff import multiplied_out
+from growkit.families import diff_transformer
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import (
-    LAMBDA,
-    has_gamma_gate,
-    has_noise_heads,
-    shared_queries,
-)
 from growkit.growth.group_diff import OPERATION as GROUP_DIFF
 from growkit.planning.operation import Change, Option
 from growkit.planning.plan import Plan, Planned
@@ -53,13 +48,13 @@ class Diff(OnDiffTransformer):
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
-        if not has_noise_heads(diff):
+        if not diff_transformer.has_noise_heads(diff):
             return _differential(source, diff, options["head_norm"])
         if options["head_norm"] != "none":
             raise refuse(self.name, diff, "head_norm is for softmax models; leave it out")
         plans: list[Plan] = []
         promise, lost, current = "exact", "", source
-        if shared_queries(diff):
+        if diff_transformer.shared_queries(diff):
             full = diff | {"qk_projection": "full"}
             plans.append(multiplied_out(source, full))
             if any(source.tensors[name].dtype != "F64" for name in plans[0].recomputed_sources):
@@ -68,7 +63,9 @@ class Diff(OnDiffTransformer):
             diff, current = full, Planned(source, plans[0])
         if diff["integral"] != "none":
             gates = [name for name in source.tensors if name.endswith("gamma_gate")]
-            if not has_gamma_gate(diff) or any(bool(source.read(gate).any()) for gate in gates):
+            if not diff_transformer.has_gamma_gate(diff) or any(
+                bool(source.read(gate).any()) for gate in gates
+            ):
                 promise, lost = "different", "the integral, which this model has learned to use"
             plans.append(rewrite(current, diff | {"integral": "none", "use_cache": True}))
             current = Planned(current, plans[-1])
@@ -107,8 +104,7 @@ def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
                 dtype=info.dtype,
             )
         if head_norm == "plain" and name.endswith("o_proj.weight"):
-            why = "× 2 and the size of values"
-            return Computed((name, *values), why, _sized)
+            return Computed((name, *values), "× 2 and the size of values", _sized)
         return _from_softmax(name, info, layer)
 
     plan = rewrite(source, differential(diff, switches), special)
@@ -117,10 +113,9 @@ def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
 
 def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
     last = name.rpartition(".")[2]
-    if last in LAMBDA:
+    if last in diff_transformer.LAMBDA:
         # Equal dot products, so that the exponentials cancel; not zero, so that they can train.
-        compute = partial(_vector, f"{layer}.{last[:-1]}", info)
-        return Computed((), "λ = ½", compute)
+        return Computed((), "λ = ½", partial(_vector, f"{layer}.{last[:-1]}", info))
     if name.endswith(("k_proj.weight", "k_proj.bias")):
         return doubled(name, info, "noise keys copy signal keys")
     return noise_like_signal(name, info, layer)
@@ -148,11 +143,9 @@ def _sized(output: Tensor, *values: Tensor) -> Tensor:
 
 
 def _vector(name: str, info: TensorInfo) -> Tensor:
-
     (length,) = info.shape
     numbers = noise(Shares(None).key(name, 1, 0), np.zeros(1, np.int64), length)
-    vector = torch.from_numpy(numbers[0]).double() * (0.2 / 2**15)
-    return vector.to(info.torch_dtype)
+    return (torch.from_numpy(numbers[0]).double() * (0.2 / 2**15)).to(info.torch_dtype)
 
 
 OPERATION = Diff()

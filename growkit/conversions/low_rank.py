@@ -198,8 +198,7 @@ def _right_vectors(matrix: Tensor, moment: Tensor | None) -> tuple[Tensor, Tenso
     least, largest = eigenvalues[..., 0], eigenvalues[..., -1]
     inaccurate = least <= (WELL_CONDITIONED * largest).clamp(min=UNDERFLOW)
     if moment is None and bool(inaccurate.any()):
-        triangle = torch.linalg.qr(matrix[inaccurate], mode="r").R
-        _, exact, transposed = torch.linalg.svd(triangle)
+        _, exact, transposed = torch.linalg.svd(torch.linalg.qr(matrix[inaccurate], mode="r").R)
         values[inaccurate], right[inaccurate] = exact, transposed.transpose(-1, -2)
     return values, right
 
@@ -382,8 +381,7 @@ def judge_parts(
         unit="squared Frobenius norm",
     )
     fitting = heads.best_base(whole, wide, tall).to(base.dtype)
-    fits = fitting.double().equal(base.double())
-    return fits and (optimal or calibrated), spectrum
+    return fitting.double().equal(base.double()) and (optimal or calibrated), spectrum
 
 
 def _half_step(rounded: Tensor) -> Tensor:

@@ -87,8 +87,7 @@ def extended(content: Mapping[str, Any], where: str) -> dict[str, Any]:
         return dict(content)
     files = shipped()
     if not isinstance(base, str) or base not in files:
-        known = sorted(files)
-        raise InputError(f"{where} extends {base!r}; {did_you_mean(str(base), known)}")
+        raise InputError(f"{where} extends {base!r}; {did_you_mean(str(base), sorted(files))}")
     inherited = {k: v for k, v in read_shipped(files[base]).items() if k not in OF_ITS_OWN}
     tensors = {
         name: {"pattern": entry} if isinstance(entry, str) else entry

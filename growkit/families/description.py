@@ -524,9 +524,7 @@ EXPERTS = {
     "scaling": str,
     "groups": [str],
     "float32": bool,
-    "dense": {
-        ANY: {"assumed": dict, "ignored": dict, "only": {ANY: list}, "when": CONDITION},
-    },
+    "dense": {ANY: {"assumed": dict, "ignored": dict, "only": {ANY: list}, "when": CONDITION}},
     "config": dict,
     "part": float,
     "beside": float,

@@ -104,8 +104,7 @@ class Family(description.HasSizes):
         try:
             found = self.sizes(resized)
         except description.MultipleError as error:
-            near = self._larger_sizes(config, sizes)
-            raise InputError(f"{error.problem}; {near}") from None
+            raise InputError(f"{error.problem}; {self._larger_sizes(config, sizes)}") from None
         for name, pattern in self.patterns(resized).items():
             for dimension in pattern.dimensions:
                 if "vocab" not in dimension.axes and dimension.size(found) > MOST_ROWS:
@@ -207,8 +206,7 @@ class Family(description.HasSizes):
             )
             for each in self.tensors
         ]
-        pairs = self.duplicates.items()
-        duplicates = {name: of.removeprefix(prefix) for name, of in pairs}
+        duplicates = {name: of.removeprefix(prefix) for name, of in self.duplicates.items()}
         return replace(self, tensors=tuple(tensors), duplicates=duplicates)
 
     def members(self, config: Config) -> list[Member]:

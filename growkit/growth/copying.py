@@ -141,8 +141,7 @@ class CopyMethod(Operation):
             if option.name in options and axes:
                 with suppress(InputError):
                     current = _current_size(family, config, option, axes)
-                    ratio = option.factor(options[option.name], current)
-                    factors[option.name] = f"x{ratio}"
+                    factors[option.name] = f"x{option.factor(options[option.name], current)}"
         return factors
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
@@ -204,9 +203,8 @@ class CopyMethod(Operation):
             if size is not None:
                 if not axes:
                     raise InputError(f"a {family.name} model has no {option.name} to grow")
-                current = _current_size(family, config, option, axes)
                 named = {axis: present[axis] for axis in axes if axis in option.axes}
-                ratio = option.factor(size, current, named)
+                ratio = option.factor(size, _current_size(family, config, option, axes), named)
             # What follows stays where that would make it no whole number.
             sizes = {axis: present[axis] * ratio for axis in axes}
             whole = {axis: int(new) for axis, new in sizes.items() if new.denominator == 1}
@@ -217,8 +215,7 @@ class CopyMethod(Operation):
 
 def _axes(family: Family, config: Config, option: SizeOption) -> list[str]:
     """The axes of a model that an option grows: those it names, and those that grow with them."""
-    present = family.sizes(config)
-    return [axis for axis in present if family.kinds.get(axis, axis) in option.axes]
+    return [axis for axis in family.sizes(config) if family.kinds.get(axis, axis) in option.axes]
 
 
 def _current_size(family: Family, config: Config, option: SizeOption, axes: list[str]) -> int:
@@ -449,8 +446,7 @@ class _Growth:
             _check_multiple(axis, len(members.source), serving, groups)
             by_copy = members.source.reshape(len(groups.source), -1)
             served = by_copy // (self.old[axis] // self.old[serving])
-            right = (served == groups.source[:, None]) | (by_copy == NOTHING)
-            if not right.all():
+            if not ((served == groups.source[:, None]) | (by_copy == NOTHING)).all():
                 raise InputError(
                     f"copies of {axis} are not next to what serves them, copies of {serving}; "
                     f"grow {axis} and {serving} by whole factors"

@@ -386,8 +386,7 @@ def solve_lambda(
     solved, first = list(vectors), 0 if difference > 0 else 2
     if difference:
         query, key = vectors[first : first + 2]
-        exponential = math.exp(float(query.double() @ key.double()))
-        dot = math.log(exponential + abs(difference))
+        dot = math.log(math.exp(float(query.double() @ key.double())) + abs(difference))
         solved[first : first + 2] = _with_dot(query, key, dot)
     return solved
 
