@@ -11,39 +11,32 @@ import sys
 INTERRUPTED = "interrupted: nothing half-written is left"
 
 
+_command_begun = False
+
+
 def heed_signals() -> None:
     """Let interrupts and the like end the process at once, as long as no command has begun."""
-    for signum in _heeded():
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
-            signal.signal(signum, _stop)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+        signum = getattr(signal, name, None)
+        if signum and signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
+            signal.signal(signum, _end)
 
 
 def begin_command() -> None:
     """From here on they end a command, which cleans up behind it."""
-    for signum in _heeded():
-        if signal.getsignal(signum) is _stop:
-            signal.signal(signum, _interrupt if signum == signal.SIGINT else _terminate)
+    global _command_begun
+    _command_begun = True
 
 
-def _heeded() -> list[int]:
-    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
-    return [getattr(signal, name) for name in names if hasattr(signal, name)]
-
-
-def _stop(signum: int, frame: object) -> None:
-    if signum == signal.SIGINT:
-        try:  # noqa: SIM105 - to import contextlib takes longer than all the rest
-            os.write(2, f"{INTERRUPTED}\n".encode())
-        except OSError:  # the reader is gone
-            pass
-    os._exit(128 + signum)
-
-
-def _interrupt(signum: int, frame: object) -> None:
+def _end(signum: int, frame: object) -> None:
+    if not _command_begun:
+        if signum == signal.SIGINT:
+            try:  # noqa: SIM105 - to import contextlib takes longer than all the rest
+                os.write(2, f"{INTERRUPTED}\n".encode())
+            except OSError:  # nobody listens
+                pass
+        os._exit(128 + signum)
     signal.signal(signum, signal.SIG_IGN)  # once is enough: cleaning up is not to be disturbed
-    raise KeyboardInterrupt
-
-
-def _terminate(signum: int, frame: object) -> None:
-    signal.signal(signum, signal.SIG_IGN)
+    if signum == signal.SIGINT:
+        raise KeyboardInterrupt
     sys.exit(128 + signum)  # unwinds, so that nothing half-written stays

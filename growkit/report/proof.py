@@ -203,21 +203,18 @@ def _modes(results: Sequence[Found]) -> Cell | None:
     if not results:
         return None
     tried = [mode for mode in results if mode["tried"]]
-    words = {"kept": True, "without a limit": None, "not the same": False}
-    named = {
-        word: [mode["name"] for mode in tried if mode["kept"] is how] for word, how in words.items()
-    }
-    first = ", ".join(f"{len(names)} {word}" for word, names in named.items() if names)
-    failed = named["not the same"]
-    names = ", ".join(failed or (mode["name"] for mode in tried))
-    notes = [f"not the same with {names}" if failed else names]
+    words = {True: "kept", None: "without a limit", False: "not the same"}
+    counts = {how: sum(mode["kept"] is how for mode in tried) for how in words}
+    first = ", ".join(f"{count} {words[how]}" for how, count in counts.items() if count)
+    failed = ", ".join(mode["name"] for mode in tried if mode["kept"] is False)
+    names = ", ".join(mode["name"] for mode in tried)
+    notes = [f"not the same with {failed}" if failed else names]
     reasons: dict[str, list[str]] = {}
     for mode in results:
         if not mode["tried"]:
             reasons.setdefault(mode["note"], []).append(mode["name"])
     notes += [f"not tried: {', '.join(names)} ({why})" for why, names in reasons.items()]
-    every = len(named["kept"]) == len(results)
-    return Cell(f"all {first}" if every else first, "; ".join(notes))
+    return Cell(f"all {first}" if counts[True] == len(results) else first, "; ".join(notes))
 
 
 def _training(found: Found | None) -> Cell | None:
