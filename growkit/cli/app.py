@@ -17,6 +17,7 @@ import typer
 
 from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Settings
+from growkit.checkpoint.publishing import Inputs, rejected_name, sweep, write_whole
 from growkit.cli import commands as cli
 from growkit.cli.commands import JSON, OUTPUT, SOURCE, command, print_result
 from growkit.cli.signals import heed_signals
@@ -25,6 +26,7 @@ from growkit.planning.operation import operations
 from growkit.probing.settings import ProbeSettings
 from growkit.recipe import recipe as recipes
 from growkit.recipe.recipe import Recipe, load_recipe
+from growkit.sources import address_of, find, pair
 from growkit.version import __version__
 
 app = typer.Typer(
@@ -173,11 +175,9 @@ def verify_command(
     ),
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and in its own dtype."""
-    from growkit.checkpoint.publishing import Inputs, sweep
     from growkit.proof.preflight import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars
-    from growkit.sources import find, pair
 
     reads = [each for each in (settings.text, optimizer) if each]
     one, other = find(source), find(target)
@@ -224,8 +224,6 @@ def run_command(
     optimizer: Path | None = cli.of_field(Recipe, "optimizer"),
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
-    from growkit.sources import address_of
-
     file = recipes.recipe_file(recipe)
     chosen = load_recipe(file, source, output)
     proof = _of_proof(chosen.verify, text=text, device=device, max_kl=max_kl, steps=steps)
@@ -283,7 +281,6 @@ def _run(
     Returns:
         The exit code.
     """
-    from growkit.checkpoint.publishing import rejected_name
     from growkit.pipeline import running as pipeline
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, growth_parts
@@ -341,11 +338,9 @@ def probe_command(
     destination: cli.Destination,
 ) -> None:
     """Grow SRC in several ways, train them all alike, and rank them at equal compute."""
-    from growkit.checkpoint.publishing import Inputs
     from growkit.probing import probe as probing
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars
-    from growkit.sources import find
 
     report, made = destination.report, [work] if work else []
     inputs = Inputs([find(source).folder, text, *candidates])
@@ -397,8 +392,6 @@ def recipes_copy(
     folder: Path = cli.argument("FOLDER", "Where to put it.", default=Path(".")),
 ) -> None:
     """Copy a recipe into a folder, to be changed there."""
-    from growkit.checkpoint.publishing import write_whole
-
     file = recipes.shipped_recipe(name)
     copy = folder / file.name
     if os.path.lexists(copy):

@@ -14,7 +14,6 @@ import inspect
 import io
 import json
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
 
 USAGE: type[Any] = typer.BadParameter.__bases__[0]
 """The error of a command line that is not understood: of typer or of click, by typer's version."""
-
-NUMBER = re.compile(r"valid (integer|int|number|float)\b")
-"""How each version of typer refuses a value that should be a number."""
 
 _lost: list[str] = []
 """Why something of standard output was dropped, until ``unprinted`` reports it."""
@@ -311,10 +307,7 @@ class ListCommand(TyperCommand):
         lists = {name for each in self.params if getattr(each, "multiple", 0) for name in each.opts}
         spread: list[str] = []
         option, has_value = "", False
-        for number, word in enumerate(args):
-            if word == "--":
-                spread += args[number:]
-                break
+        for word in args:
             if word.startswith("-"):
                 name, sign, _ = word.partition("=")
                 option, has_value = (name if name in lists else ""), bool(sign)
@@ -347,11 +340,8 @@ def _sentence(error: Any) -> str:
                 name, *_flags(error.ctx.command), otherwise=help_of, quoted=str
             )
             return f"{error.ctx.command_path} has no option {name}; {meant}"
-    wanted, parameter = NUMBER.search(error.message), getattr(error, "param", None)
-    if wanted and parameter is not None:
-        kind = "a whole number" if wanted[1].startswith("int") else "a number"
-        return f"{parameter.opts[-1]} takes {kind}; {help_of}"
-    message = " ".join(error.format_message().split()).rstrip(".")
+    message = error.format_message().partition(", unable to parse")[0]
+    message = " ".join(message.split()).rstrip(".")
     message = f"{message[:1].lower()}{message[1:]}"
     return message if "; " in message or not help_of else f"{message}; {help_of}"
 

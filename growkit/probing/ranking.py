@@ -23,10 +23,12 @@ each is compared; the interval ignores this choice. Where only means over window
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import Any
+
+import numpy as np
 
 from growkit.base.limits import within
 from growkit.base.names import name_of
@@ -288,13 +290,9 @@ def differences_of(losses: Mapping[str, list[list[float]]]) -> list[ProbeDiffere
 
 def _losses_at(looks: Sequence[Look], step: float) -> list[float]:
     """The losses of all windows after some steps, in a straight line between two looks."""
-    for before, after in pairwise(looks):
-        if step <= after.step:
-            share = (step - before.step) / (after.step - before.step)
-            pairs = zip(before.losses, after.losses, strict=True)
-            return [low + share * (high - low) for low, high in pairs]
-    assert math.isclose(step, looks[-1].step), "equal compute is what all have reached"
-    return list(looks[-1].losses)
+    steps = [look.step for look in looks]
+    windows = zip(*(look.losses for look in looks), strict=True)
+    return [float(np.interp(step, steps, losses)) for losses in windows]
 
 
 def _mean(losses: Sequence[Sequence[float]]) -> float:
