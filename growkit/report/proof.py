@@ -311,17 +311,14 @@ def _layers(result: Found) -> Topic:
         log=True,
         limit=(tolerance, f"limit {tolerance:.3g}") if is_number(tolerance) else None,
     )
-    zero = "Every hidden state is identical to the source's."
-    return Topic("Error by layer", **_unless_zero(errors, zero, chart), half=True)
+    return Topic("Error by layer", **_unless_zero(errors, chart), half=True)
 
 
-def _unless_zero(
-    values: Sequence[Any], sentence: str, svg: str, *parts: Any, caption: Cell | None = None
-) -> dict[str, Any]:
-    """A section's chart, or a sentence where all of its values are zero; parts follow."""
+def _unless_zero(values: Sequence[Any], svg: str, caption: Cell | None = None) -> dict[str, Any]:
+    """A section's chart, or that there is none because all of its values are zero."""
     if any(value != 0 for value in values):
-        return {"parts": parts, "charts": [view.Chart(svg, caption)]}
-    return {"parts": [Paragraph(sentence), *parts] if values else parts}
+        return {"charts": [view.Chart(svg, caption)]}
+    return {"zero": bool(values)}
 
 
 def _logits(result: Found) -> Topic:
@@ -373,8 +370,7 @@ def _positions(result: Found) -> Topic:
     )
     rows = [[name, tokens, mean] for name, mean, tokens in found]
     table = Grid(["positions", "tokens", "KL, nats per token"], rows, "hnn", fold="All positions")
-    zero = "At every position predictions are identical to the source's."
-    return Topic("KL by position", **_unless_zero(values, zero, chart, table), half=True)
+    return Topic("KL by position", [table], **_unless_zero(values, chart), half=True)
 
 
 def _copies(result: Found) -> Topic:
@@ -392,15 +388,13 @@ def _copies(result: Found) -> Topic:
     )
     keys = ("tensor", "copies", "relative_distance", "effective_rank_gain")
     table = view.listing(matrices, keys, "cnnn", f"All {len(matrices):,} matrices")
-    zero = "All copies of a matrix get the same gradient: they are 0 apart."
     note = "the mean over layers, with a bar from the smallest to the largest"
     caption = Cell("How far the copies of a matrix are apart, relative to their size", note)
-    shown = _unless_zero([row.high for row in rows], zero, chart, table, caption=caption)
-    if capacity:
-        shown["parts"] = [Paragraph(capacity.note), *shown["parts"]]
+    shown = _unless_zero([row.high for row in rows], chart, caption)
+    parts = [Paragraph(capacity.note), table] if capacity else [table]
     copied = matrices or (result["trainability"] or {}).get("copied")
     text = "Copies learn different things if their gradients differ." if copied else ""
-    return Topic("Can the new capacity train?", **shown, text=text, half=True)
+    return Topic("Can the new capacity train?", parts, text, **shown, half=True)
 
 
 def _low_rank(result: Found) -> Topic:

@@ -132,6 +132,7 @@ class Topic:
         text: a summary of the findings for pages, which explain them as well.
         parts: the findings.
         charts: the same, drawn.
+        zero: whether there is no chart because all values are zero.
         half: whether two such sections fit next to each other on a wide screen.
         brief: whether terminals show the parts as well.
     """
@@ -140,11 +141,12 @@ class Topic:
     parts: Sequence[Any] = ()
     text: str = ""
     charts: Sequence[Chart] = ()
+    zero: bool = False
     half: bool = False
     brief: bool = False
 
     def __bool__(self) -> bool:
-        return any(self.parts) or bool(self.charts)
+        return any(self.parts) or bool(self.charts) or self.zero
 
 
 @dataclass(frozen=True)
