@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from growkit.inference.inferring import infer
     from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
-    from growkit.pipeline.estimate import plan
-    from growkit.pipeline.inspection import inspect
+    from growkit.pipeline.inspection import inspect, plan
     from growkit.pipeline.running import convert, grow, run
     from growkit.probing.probe import probe
     from growkit.probing.settings import ProbeSettings
@@ -46,8 +45,7 @@ _HOMES = {
     "inference.inferring": "infer",
     "modeling.configuration_diff_transformer": "DiffTransformerConfig",
     "modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",
-    "pipeline.estimate": "plan",
-    "pipeline.inspection": "inspect",
+    "pipeline.inspection": "inspect plan",
     "pipeline.running": "convert grow run",
     "probing.probe": "probe",
     "probing.settings": "ProbeSettings",
@@ -56,8 +54,7 @@ _HOMES = {
     "recipe.recipe": "ConvertStep GrowStep Recipe load_recipe",
     "report.saving": "save_report",
     "report.terminal": "Bars show",
-    "results.inspection": "CheckResult Inference Inspection",
-    "results.operation": "GrowResult",
+    "results.operation": "CheckResult GrowResult Inference Inspection",
     "results.probe": "ProbeResult",
     "results.proof": "VerifyResult",
 }

@@ -17,8 +17,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.progress import Advance
 from growkit.families.family import families
-from growkit.pipeline.estimate import plan
-from growkit.pipeline.inspection import abilities
+from growkit.pipeline.inspection import abilities, plan
 from growkit.results import Result, fields
 from growkit.results.operation import Attention, PlannedTensor, Story
 from growkit.results.schema import json_schema

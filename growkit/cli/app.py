@@ -314,9 +314,9 @@ def plan_command(
     as_json: bool = JSON,
 ) -> None:
     """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
-    from growkit.pipeline import estimate
+    from growkit.pipeline import inspection
 
-    print_result(estimate.plan(load_recipe(recipe, source), bandwidth=bandwidth), as_json)
+    print_result(inspection.plan(load_recipe(recipe, source), bandwidth=bandwidth), as_json)
 
 
 @command(app, cls=cli.ListCommand)

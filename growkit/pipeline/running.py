@@ -25,7 +25,7 @@ from growkit.engine.inside import Inside
 from growkit.engine.prompts import read_text
 from growkit.engine.user_family import load_description, temporary_family, unlisted_family
 from growkit.families.family import family_of
-from growkit.pipeline.estimate import disk_needed, estimate
+from growkit.pipeline.inspection import disk_needed, estimate
 from growkit.planning.operation import Value
 from growkit.proof.preflight import check_settings, preflight
 from growkit.recipe import recipe as recipes
