@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import finalize
 
 import torch
@@ -170,8 +170,7 @@ class Arguments:
         return parted(layer(state, *self.positional, **self.named))
 
 
-@dataclass(frozen=True)
-class RecordedCall:
+class RecordedCall(NamedTuple):
     """What the layers are called with, in one call.
 
     Attributes:
@@ -183,13 +182,6 @@ class RecordedCall:
     form: Form
     arguments: list[Arguments]
     placeholders: Extras
-
-    @property
-    def uses_extras(self) -> bool:
-        """Whether layers are called with tensors among the extras of the layer before."""
-        tensors = {id(each) for each in self.placeholders if isinstance(each, Tensor)}
-        later = ((*each.positional, *each.named.values()) for each in self.arguments[1:])
-        return any(id(value) in tensors for values in later for value in values)
 
 
 def batches(calls: Sequence[Call]) -> Iterator[tuple[int, Sequence[Call]]]:

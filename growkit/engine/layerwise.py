@@ -202,9 +202,8 @@ class Layerwise:
             logits.register_hook(lambda g: of_head.append(g.flatten(0, -2)[:, used].T @ hidden))
 
         state = given[-1].to(self.device).requires_grad_()
-        hook = self.output[1].register_forward_hook(follow)
         with (
-            hook,
+            self.output[1].register_forward_hook(follow),
             self._forward.head() as run,
             _handing_over(self._outside(), look_at_stored),
             torch.enable_grad(),
@@ -476,7 +475,7 @@ class Forward:
                         self.caches.append(real)
                     lengthen(shadow, len(self._model.layers), len(call.ids))
                     arguments = [each.replaced((shadow,), (real,)) for each in recorded.arguments]
-                    recorded = RecordedCall(recorded.form, arguments, recorded.placeholders)
+                    recorded = recorded._replace(arguments=arguments)
             caches.append((shadow, real))
             states.append(state)
             self._recorded.append(recorded)
@@ -527,12 +526,14 @@ class Forward:
         Raises:
             InputError: it needs more of the layer before than hidden states.
         """
-        (recorded,) = self._recorded
+        ((_, arguments, placeholders),) = self._recorded
         # Only hidden states are passed on here; placeholders stay in the place of extras.
-        self._extras = [recorded.placeholders]
+        self._extras = [placeholders]
         output, _ = self.run_layer(index, 0, state)
+        tensors = {id(each) for each in placeholders if isinstance(each, Tensor)}
+        later = ((*each.positional, *each.named.values()) for each in arguments[1:])
         with self._model.guarded():
-            if recorded.uses_extras:
+            if any(id(value) in tensors for values in later for value in values):
                 raise NoStackError("layers hand on more than hidden states")
         return output
 

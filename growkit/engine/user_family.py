@@ -152,8 +152,7 @@ def check_against_class(family: Family, config: Config) -> None:
 def _check_sizes(family: Family, config: Config, model: Any) -> None:
     cls, shapes, grown = type(model).__name__, _shapes(model), _grown_axes()
     names = {short: common for common, short in model.config.attribute_map.items()}
-    sizes = {**family.axes_of(config), **family.ratios}
-    for key, axes in sizes.items():
+    for key, axes in {**family.axes_of(config), **family.ratios}.items():
         common = names.get(key, key)
         as_described = f"the description of {family.name} has sizes {key}: {' + '.join(axes)}, but"
         if axes != ("vocab",) if common == VOCABULARY else "vocab" in axes:

@@ -74,8 +74,7 @@ class ModelClass:
             )
         self._read, self._where = read, where
         self.name = str(getattr(known[type(read)], "__name__", kind))
-        own = read.attribute_map
-        self._keys = {axis: own.get(key, key) for key, axis in NAMED.items()}
+        self._keys = {axis: read.attribute_map.get(key, key) for key, axis in NAMED.items()}
         self._said = {key: value for key, value in read.to_dict().items() if key != "auto_map"}
         self._plain = dict(config)
         self.sizes: dict[str, str] = {}
@@ -278,8 +277,7 @@ class ModelClass:
             counts = isinstance(value, int) and not isinstance(value, bool) and value > 1
             if not counts or key in named or key.endswith("_token_id"):
                 continue
-            there = self.shapes(self.small, **{key: 2 * value})
-            if there in (None, self.shapes(self.small)):
+            if self.shapes(self.small, **{key: 2 * value}) in (None, self.shapes(self.small)):
                 continue
             self.sizes[key] = key
             self.small[key] = next(others, value)

@@ -80,14 +80,13 @@ def infer(folder: str | Path) -> Inference:
     if fixed:
         description["fixed"] = fixed
     evidence = _evidence(checkpoint, description, {proposal.stored(t): w for t, w in ways.items()})
-    sure = any(trial.exact for trial in trials) and not fixed
     found = Inference(
         model_class=asked.name,
         family=description,
         tensors=evidence,
         trials=trials,
         tried=len(tried),
-        sure=sure,
+        sure=any(trial.exact for trial in trials) and not fixed,
         yaml="",
     )
     found["yaml"] = as_yaml(found)

@@ -210,8 +210,7 @@ class Proposal:
 
     def _ties(self) -> dict[str, str]:
         """The head's weight, and the embedding that it is in tied models."""
-        config = self.asked.config(self.asked.small)
-        model: Any = self.asked.model(config, "meta")
+        model: Any = self.asked.model(self.asked.config(self.asked.small), "meta")
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         names = {module: name for name, module in model.named_modules()}
         if head is None or embedding is None or head not in names:
