@@ -462,22 +462,17 @@ def _memory(source: Weights, target: Weights, proof: Settings | None) -> int:
     in_parts = all(target.cuts(name) for name in target.tensors)
     memory = LOADED + WORKERS * (min(largest, SMALL_TENSOR) if in_parts else largest)
     if proof is not None:
-        whole = 8 * (
-            tensors.total_parameters(source.tensors) + tensors.total_parameters(target.tensors)
-        )
+        whole = 8 * sum(tensors.total_parameters(each.tensors) for each in (source, target))
         at_once = whole if whole <= SMALL else 0
-        memory = max(memory, PROVING + max(_largest_layer(target.tensors), at_once))
+        memory = max(memory, PROVING + max(_largest_layer(target), at_once))
     return round(memory)
 
 
-def _largest_layer(tensors: Mapping[str, tensors.TensorInfo]) -> int:
+def _largest_layer(target: Weights) -> int:
     """Bytes that a proof holds: a layer in float64, or a tensor outside of layers as it is."""
-    layers: dict[str, int] = {}
-    outside = 0
-    for name, info in tensors.items():
+    held: dict[str, int] = {}
+    for name, info in target.tensors.items():
         layer = re.match(r".*?\.\d+\.", name)
-        if layer:
-            layers[layer[0]] = layers.get(layer[0], 0) + 8 * info.elements
-        else:
-            outside = max(outside, info.bytes)
-    return max([outside, *layers.values()])
+        part, size = (layer[0], 8 * info.elements) if layer else (name, info.bytes)
+        held[part] = held.get(part, 0) + size
+    return max(held.values(), default=0)
