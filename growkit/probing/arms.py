@@ -37,9 +37,6 @@ MOST_TEXT = 1 << 27
 MOST, FEW, FEWEST = 64, 16, 8
 """Windows that are held out, at most, of a short training, and at least."""
 
-A_WORD = 100
-"""Characters; where words are separated by spaces, the next space is not farther away."""
-
 SHARE = 16
 """Windows that a training takes for each that is held out: looking costs less than training."""
 
@@ -87,8 +84,7 @@ def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettin
     length = min(settings.length, longest) if isinstance(longest, int) else settings.length
     content = read_text(str(text), MOST_TEXT)
     whole = content.decode("utf-8")
-    tenth = len(whole) * 9 // 10  # it begins with a word, in languages that separate them
-    cut = whole.rfind(" ", max(tenth - A_WORD, 0), tenth) + 1 or tenth
+    cut = len(whole) * 9 // 10
     tokenizer = load_tokenizer(folder)
     taken = settings.steps * settings.batch
     windows = _windows(tokenizer, whole[:cut], length, taken * settings.seeds)

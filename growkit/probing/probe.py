@@ -100,9 +100,9 @@ def probe(
         if len(able) == 1:
             why = "; ".join(f"{arm.found.name}: {arm.found.reason}" for arm in arms[1:])
             raise InputError(f"no candidate is left to be trained: {why}")
-        each_takes = settings.steps * settings.seeds * len(settings.lr)
-        total = each_takes * sum(arm.step_flops for arm in able)
-        with steps(progress, "training", total) as advance:
+        runs = settings.steps * settings.seeds * len(settings.lr)
+        flops = runs * sum(arm.step_flops for arm in able)
+        with steps(progress, "training", flops) as advance:
             bench.train(able, advance)
         inputs.check_unchanged([*model.model_files.values()])
     concluded = conclude(arms, settings)

@@ -10,12 +10,7 @@ from growkit.report.drawing import MOST_LINES, Curve, Interval, Titles, curves, 
 from growkit.report.view import Cell, Chart, Found, Grid, Paragraph, Topic, View, figure, recorded
 from growkit.results.probe import difference_between, is_ahead, nats, probe_next, standing
 
-WORDS = {
-    "ranked": "",
-    "diverged": "not finite",
-    "broken": "broken, not trained",
-    "refused": "refused",
-}
+WORDS = {"diverged": "not finite", "broken": "broken, not trained", "refused": "refused"}
 SETTINGS = (
     *("source", "steps", "warmup", "batch", "length", "seeds", "lr", "weight_decay", "dtype"),
     *("device", "text", "text_sha256", "training_tokens", "held_out_tokens", "work", "created"),

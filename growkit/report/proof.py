@@ -178,7 +178,7 @@ def headroom(finding: Found) -> str | None:
     measured, limit = finding["measured"], finding["limit"]
     if limit is None:
         return None
-    if measured is None or measured == 0:
+    if not measured:
         return "not a number" if measured is None else "no difference at all"
     if measured == limit:
         return "exactly the limit"
