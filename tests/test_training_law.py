@@ -24,9 +24,8 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
 from growkit.engine.strict import strict_float64
-from growkit.engine.training import MOMENTS
 from growkit.optimizer.groups import class_name, class_updates
-from growkit.optimizer.growing import grown_moments
+from growkit.optimizer.growing import MOMENTS, grown_moments
 from growkit.optimizer.state import written_in
 from growkit.planning.updates import Update, law_of
 from growkit.proof import training as proof

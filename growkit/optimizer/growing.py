@@ -25,7 +25,6 @@ from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
-from growkit.engine.training import MOMENTS
 from growkit.optimizer.groups import Factors, Parameters, ParamGroup, check_trainable, class_updates
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
 from growkit.optimizer.state import MUON, ORDERS, STEP, State, open_state
@@ -36,6 +35,9 @@ from growkit.planning.updates import Law, law_of
 from growkit.results.operation import OptimizerResult
 
 OF_COMPUTED = "moments do not go through what is computed"
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Of AdamW."""
 
 Moments = dict[str, dict[str, Tensor]]
 """The moments of AdamW in memory, by parameter and by ``MOMENTS``."""
