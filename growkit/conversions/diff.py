@@ -10,8 +10,6 @@
   A norm takes λ away as long as noise equals signal: λ learns as soon as noise heads differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

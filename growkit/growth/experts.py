@@ -37,8 +37,6 @@ arXiv 2212.05055. The weights of the chosen experts sum to one, Σ w_i = 1.
   here each number from those that were there, so that their distribution stays as it was.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

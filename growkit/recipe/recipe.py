@@ -370,10 +370,7 @@ def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
     for key in NEEDED:
         if not content.get(key):
             raise InputError(f"{where} has no {key}; a recipe needs source, steps and output")
-    if not isinstance(content["steps"], list):
-        raise InputError(
-            f"steps in {where} must be a list, each beginning like '- grow: hypercloning'"
-        )
+    check_kind(content["steps"], list, f"steps in {where}")
     chosen["steps"] = tuple(
         _parse_step(step, f"step {number} of {where}")
         for number, step in enumerate(content["steps"], 1)
@@ -405,10 +402,6 @@ def _parse_step(step: Any, where: str) -> Step:
 def _parse_verify(content: Any, where: str) -> Settings | None:
     if isinstance(content, bool):
         return Settings() if content else None
-    if not isinstance(content, dict):
-        raise InputError(
-            f"{where} must be true, false or a mapping like {{prompts: 8, length: 128}}"
-        )
     return Settings(**_fields(Settings, content, where))
 
 
