@@ -19,7 +19,7 @@ from growkit.base.lazy import torch
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import read_yaml
 from growkit.engine.oracle import model_without_numbers, parsed, quiet
-from growkit.families.family import Family, described, knowing, own_families
+from growkit.families.family import TEMPORARY, Family, described, own_families
 from growkit.planning.operation import SizeOption, operations
 
 VOCABULARY = "vocab_size"
@@ -94,8 +94,11 @@ def temporary_family(description: Mapping[str, Any] | None) -> Iterator[None]:
             return {**changed, **listed}
 
         family = replace(plain, check=check, arranged=arranged)
-    with knowing(family):
+    token = TEMPORARY.set(family)
+    try:
         yield
+    finally:
+        TEMPORARY.reset(token)
 
 
 def _check_promises(family: Family, description: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ takes out what the other one has. ``growkit inspect --infer`` writes such a file
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from graphlib import CycleError, TopologicalSorter
@@ -86,9 +86,8 @@ def extended(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     if base is None:
         return dict(content)
     files = shipped()
-    if not isinstance(base, str) or base not in files:
-        raise InputError(f"{where} extends {base!r}; {did_you_mean(str(base), sorted(files))}")
-    inherited = {k: v for k, v in read_shipped(files[base]).items() if k not in OF_ITS_OWN}
+    _check_known(str(base), files, f"{where} extends {base!r}")
+    inherited = {k: v for k, v in read_shipped(files[str(base)]).items() if k not in OF_ITS_OWN}
     tensors = {
         name: {"pattern": entry} if isinstance(entry, str) else entry
         for name, entry in inherited["tensors"].items()
@@ -160,10 +159,7 @@ class _Description:
             check_kind(form, description.KEYS["tensors"], f"other_forms in {self._where}")
         names = {name for form in (content["tensors"], *forms) for name in form}
         for each in (*self._tied.values(), *self._tied):
-            if each not in names:
-                raise InputError(
-                    f"tied in {self._where} names {each!r}; {did_you_mean(each, sorted(names))}"
-                )
+            _check_known(each, names, f"tied in {self._where} names {each!r}")
         served = {axis: tuple(_listed(by)) for axis, by in get("groups", {}).items()}
         ratios = {key: tuple(of.split(" / ")) for key, of in get("ratios", {}).items()}
         grouped = frozenset(served).union(*served.values())
@@ -244,12 +240,8 @@ class _Description:
     def _multiples(self) -> Iterator[Multiple]:
         numbers = {*self._keys, *self._axes} - {LAYER}
         for what, said in _each(self._get("multiples", {}), "of"):
-            for number in (what, said.get("of")):
-                if number not in numbers:
-                    raise InputError(
-                        f"multiples in {self._where} name {number!r}; "
-                        f"{did_you_mean(number, sorted(numbers))}"
-                    )
+            for number in (what, said.get("of", "")):
+                _check_known(number, numbers, f"multiples in {self._where} name {number!r}")
             yield Multiple(what, said["of"], said.get("why", "as its description says"))
         for axis, serving in self._get("groups", {}).items():
             for each in _listed(serving):
@@ -490,16 +482,17 @@ class _Description:
         return self._expression(str(said), of)
 
     def _check_axis(self, axis: str, of: str) -> None:
-        if axis not in self._axes:
-            raise InputError(
-                f"{of} names axis {axis!r}, which no size says; "
-                f"{did_you_mean(axis, sorted(self._axes))}"
-            )
+        _check_known(axis, self._axes, f"{of} names axis {axis!r}, which no size says")
 
 
-def _one_of(known: Mapping[str, Any], name: Any, what: str) -> Any:
+def _check_known(name: str, known: Collection[str], problem: str) -> None:
+    """Refuse a name that nothing has; the nearest one that something has follows the problem."""
     if name not in known:
-        raise InputError(f"{what} is {name!r}; {did_you_mean(name, known)}")
+        raise InputError(f"{problem}; {did_you_mean(name, sorted(known))}")
+
+
+def _one_of(known: Mapping[str, Any], name: str, what: str) -> Any:
+    _check_known(name, known, f"{what} is {name!r}")
     return known[name]
 
 

@@ -19,17 +19,6 @@ When = Callable[[Config], bool]
 InLayer = Callable[[Config, int], bool]
 """A condition on a layer of a model of a (completed) config."""
 
-
-def always(config: Config) -> bool:
-    """Every model of the family."""
-    return True
-
-
-def every_layer(config: Config, layer: int) -> bool:
-    """Every layer of a model."""
-    return True
-
-
 LISTS = frozenset({"layer_types", "mlp_layer_types"})
 """Keys that hold one entry for each layer in every class that has them."""
 
@@ -83,10 +72,10 @@ class Tensor:
 
     name: str
     pattern: str
-    when: When = always
+    when: When = lambda config: True
     canonical: str | None = None
     order: Order | None = None
-    layers: InLayer = every_layer
+    layers: InLayer = lambda config, layer: True
     norm: Norm | None = None
     scale: Callable[[Mapping[str, int]], float] | None = None
     offset: float = 0.0
@@ -192,7 +181,7 @@ class Dense:
     assumed: Mapping[str, Any] = field(default_factory=dict)
     ignored: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    when: When = always
+    when: When = lambda config: True
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ module with ``FAMILY``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -309,22 +308,13 @@ def _module(tensor: Tensor) -> str:
     return tensor.name.rpartition(".")[0]
 
 
-_TEMPORARY: ContextVar[Family | None] = ContextVar("temporary family", default=None)
-
-
-@contextmanager
-def knowing(family: Family | None) -> Iterator[None]:
-    """Know a user's family in addition to those of the package; None for these alone."""
-    token = _TEMPORARY.set(family)
-    try:
-        yield
-    finally:
-        _TEMPORARY.reset(token)
+TEMPORARY: ContextVar[Family | None] = ContextVar("temporary family", default=None)
+"""A user's family, known in addition to those of the package."""
 
 
 def families() -> dict[str, Family]:
     """All families by name; a user's comes last, and so takes precedence."""
-    temporary = _TEMPORARY.get()
+    temporary = TEMPORARY.get()
     own = own_families()
     return own | {f"{temporary.name}, as described": temporary} if temporary else own
 

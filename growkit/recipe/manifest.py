@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from growkit.base.errors import InputError, reason
+from growkit.base.errors import InputError, foreign, reason
 from growkit.base.names import by_name, name_of, without_paths
 from growkit.base.progress import Advance, Progress, Silent
 from growkit.base.units import given_date, size, today
@@ -81,15 +81,8 @@ def read_record(target: Checkpoint) -> Recipe | None:
     recipe = target.opened.json(MANIFEST).get("recipe")
     if not isinstance(recipe, dict):
         raise InputError(f"{file} holds no recipe; remove the file to compare logits alone")
-    try:
-        return parse_recipe(recipe, str(file))
-    except InputError:
-        raise
-    except Exception as error:  # untrusted values may raise anything
-        raise InputError(
-            f"the recipe in {file} cannot be read ({reason(error)}); remove the file to compare "
-            "without it"
-        ) from None
+    with foreign(f"the recipe in {file} cannot be read", "remove the file to compare without it"):
+        return parse_recipe(recipe, str(file))  # untrusted values may raise anything
 
 
 def changed_since(target: Checkpoint, names: Sequence[str]) -> list[str]:
