@@ -10,9 +10,8 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.engine.inside import Inside
 from growkit.engine.strict import strict_float64
-from growkit.sources import find, pair
+from growkit.sources import Inside, find, pair
 from tests.conftest import TOKENS, edit_json, edit_weights, load_strict, randomise
 from tests.families import SIZES
 

@@ -25,7 +25,6 @@ from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
-from growkit.engine.inside import Inside
 from growkit.engine.user_family import load_description, temporary_family
 from growkit.families import diff_transformer as diff
 from growkit.families.family import Family, Headers, example, families, family_of, stored_family
@@ -37,7 +36,7 @@ from growkit.recipe import planner
 from growkit.recipe import recipe as recipes
 from growkit.results import operation as results
 from growkit.results.operation import Abilities, Answer, Inspection, Possible
-from growkit.sources import find
+from growkit.sources import Inside, find
 
 FACTORS = ("x3/2", "x2", "x4")
 """Sizes that are tried, until one is had exactly: whole factors follow from the first of them."""

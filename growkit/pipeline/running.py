@@ -21,7 +21,6 @@ from growkit.base.units import given_date
 from growkit.checkpoint import publishing, writing
 from growkit.checkpoint.distributed_file import distributed_shards, write_list
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.inside import Inside
 from growkit.engine.prompts import read_text
 from growkit.engine.user_family import load_description, temporary_family, unlisted_family
 from growkit.families.family import family_of
@@ -35,7 +34,7 @@ from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.report.saving import model_card
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult, name_result
-from growkit.sources import find, pair
+from growkit.sources import Inside, find, pair
 
 if TYPE_CHECKING:
     from growkit.optimizer.growing import Optimizer

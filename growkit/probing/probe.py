@@ -21,14 +21,13 @@ from growkit.checkpoint.folder import TOKENIZER_FILES, is_of_tokenizer
 from growkit.checkpoint.publishing import Inputs
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
-from growkit.engine.inside import Inside
 from growkit.engine.prompts import read_text
 from growkit.probing.lines import workplace
 from growkit.probing.settings import Candidate, ProbeSettings, candidates_of
 from growkit.recipe.recipe import Recipe
 from growkit.results import versions
 from growkit.results.probe import ProbeResult
-from growkit.sources import Source, find
+from growkit.sources import Inside, Source, find
 
 if TYPE_CHECKING:
     from growkit.probing.arms import Data
