@@ -240,8 +240,8 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
         commit = folder.path.name
         if commit != about.sha:
             raise InputError(f"{name} was changed on the Hub just now; run this again")
-        for single in SINGLE if weights else ():  # in the order of ``weight_files``
-            names, index = {single}, SINGLE[single]
+        for single, index in SINGLE.items() if weights else ():  # in the order of ``weight_files``
+            names = {single}
             if single not in listed and index in listed:
                 mapped = folder.json(index).get("weight_map")
                 names = set(map(str, mapped.values())) if isinstance(mapped, dict) else set()

@@ -349,8 +349,7 @@ class Hashes:
         with self._lock:
             for file in files:
                 if file not in self._found:
-                    job = self._pool.submit(self._hash, file, flushed, written)
-                    self._found[file] = job
+                    self._found[file] = self._pool.submit(self._hash, file, flushed, written)
 
     def of(self, files: Mapping[str, Path]) -> dict[str, str]:
         """The SHA-256 of files that were added, by their names.

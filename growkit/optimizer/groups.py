@@ -143,12 +143,7 @@ class Factors:
 
     @classmethod
     def of(
-        cls,
-        update: Update,
-        shape: tuple[int, ...] = (),
-        muon: str | None = None,
-        *,
-        coupled: bool = False,
+        cls, update: Update, shape: tuple[int, ...], muon: str | None, *, coupled: bool = False
     ) -> Factors:
         """The factors of a parameter.
 
@@ -286,8 +281,7 @@ def recorded_updates(checkpoint: Checkpoint) -> dict[str, Update]:
             if not all(0 < each < math.inf for each in (lr, n_in, *n_out)):
                 raise ValueError
             shares = np.asarray((min(n_out) + max(n_out)) / 2)
-            update = Update(n_in, shares, lr * n_in)
-            by_kind |= dict.fromkeys(map(str, group["tensors"]), update)
+            by_kind |= dict.fromkeys(map(str, group["tensors"]), Update(n_in, shares, lr * n_in))
     except (TypeError, KeyError, ValueError):
         raise InputError(
             f"{file} has no updates as growkit writes them; make the model again with "
