@@ -119,8 +119,7 @@ def expected_of(folder: Path) -> Fingerprint:
     if isinstance(held, dict) and "fingerprint" in held:
         held = held["fingerprint"]
     else:
-        names = [each.relative_to(checkpoint.folder).as_posix() for each in checkpoint.files]
-        if changed := changed_since(checkpoint, ["config.json", *names]):
+        if changed := changed_since(checkpoint, [*checkpoint.model_files]):
             raise InputError(
                 f"{folder / changed[0]} is not what growkit wrote, and {file} holds no "
                 "fingerprint; make the model again, or give the folder as it was"

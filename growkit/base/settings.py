@@ -69,11 +69,6 @@ def check_number(name: str, value: Any, limits: Limits, *, whole: bool) -> None:
         raise InputError(f"{name} {value} cannot be used; choose {first} {last}")
 
 
-def check_seed(seed: int) -> None:
-    """Refuse a seed that random generators do not take."""
-    check_number("seed", seed, SEEDS, whole=True)
-
-
 SEEDS = (0, 2**63 - 1)
 """What random generators take."""
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,13 +98,10 @@ class Optimizer:
         Raises:
             InputError: one holds rates that cannot be scaled, or is of other groups.
         """
-        state, target = self.state, self._lineage.target
-        if not holds_schedule(state.schedules):
-            return
-        with outlined(target, target.config) as outline:
-            grown = self.grown(outline, law_of(self._lineage))
-        for where, each in state.schedules.items():
-            grown_schedule(each, where, len(state.groups), grown.groups)
+        target = self._lineage.target
+        if holds_schedule(self.state.schedules):
+            with outlined(target, target.config) as outline:
+                self.grown(outline, law_of(self._lineage)).schedules()
 
     def write(self, folder: Path, law: Law, progress: Progress, hashes: Hashes) -> OptimizerResult:
         """Write the grown state into a folder that holds the target already.
@@ -198,6 +196,14 @@ class GrownState(Weights):
             for name in group.parameters
             for kind in sorted(known)
         } | {f"{name}.{STEP}": TensorInfo((), "F32") for name in self.steps}
+
+    def schedules(self) -> dict[str, Any]:
+        """Schedules that were saved with the state, for the target's groups; see there for errors.
+
+        They are named as in ``State.schedules``.
+        """
+        count, found = len(self.state.groups), self.state.schedules.items()
+        return {where: grown_schedule(each, where, count, self.groups) for where, each in found}
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """A tensor, as consecutive blocks along dimension 0."""

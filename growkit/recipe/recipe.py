@@ -26,7 +26,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import members
 from growkit.base.names import NOTHING, did_you_mean
 from growkit.base.parsing import check_kind
-from growkit.base.settings import Settings, check_seed, option
+from growkit.base.settings import SEEDS, Settings, check_number, option
 from growkit.base.tensors import TORCH_NAMES
 from growkit.checkpoint.folder import HUB_NAME, STORE, Folder, address_in, check_name, read_yaml
 from growkit.checkpoint.publishing import MANIFEST, Inputs
@@ -149,7 +149,7 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        check_number("seed", self.seed, SEEDS, whole=True)
         for name in ("source", "output", "optimizer"):
             path = getattr(self, name)
             if isinstance(path, Path):

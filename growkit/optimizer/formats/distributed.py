@@ -23,7 +23,7 @@ from growkit.checkpoint.folder import LIST, Folder
 from growkit.checkpoint.writing import Save
 from growkit.optimizer.groups import Parameters, ParamGroup
 from growkit.optimizer.growing import GrownState
-from growkit.optimizer.schedule import OF_GROUPS, grown_schedule, holds_schedule
+from growkit.optimizer.schedule import OF_GROUPS, holds_schedule
 from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State
 
 FOLDER = "optimizer"
@@ -181,7 +181,7 @@ def _write(
         folder: see there.
         save: see there.
     """
-    made, state = folder / FOLDER, grown.state
+    made = folder / FOLDER
     made.mkdir()
     shards = distributed_file.distributed_shards(grown.tensors, SHARD_BYTES)
     save(grown, made, shards)
@@ -190,12 +190,9 @@ def _write(
         for name in group.parameters:
             for key, value in group.options.items():
                 values[f"{before}param_groups.{name}.{key}"] = value
-    for where, schedules in state.schedules.items():
-        made_of = grown_schedule(schedules, where, len(state.groups), grown.groups)
+    for schedules in grown.schedules().values():
         values |= {
-            f"{parent}{key}": value
-            for parent, kept in made_of.items()
-            for key, value in kept.items()
+            f"{parent}{key}": of for parent in schedules for key, of in schedules[parent].items()
         }
     names = {f"{before}state.{key}": key for key in grown.tensors}
     distributed_file.write_list(shards, made, names, values, before.removesuffix("."))

@@ -17,7 +17,7 @@ from growkit.checkpoint.weight_file import Select, TorchFile, open_saved, placeh
 from growkit.checkpoint.writing import Save, Shard
 from growkit.optimizer.groups import Parameters, ParamGroup, class_name
 from growkit.optimizer.growing import GrownState
-from growkit.optimizer.schedule import grown_schedule, holds_schedule
+from growkit.optimizer.schedule import holds_schedule
 from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State
 
 NAME, BIN = "optimizer.pt", "optimizer.bin"
@@ -169,7 +169,6 @@ def _write(
         folder: see there.
         save: see there.
     """
-    state = grown.state
     every = [name for group in grown.groups for name in group.parameters]
     ids: dict[str, Any] = {name: name if by_name else place for place, name in enumerate(every)}
     content: dict[str, Any] = {"state": {}, "param_groups": []}
@@ -180,9 +179,8 @@ def _write(
         names = list(group.parameters)  # which numbers alone would not tell any more
         made = {"params": [ids[name] for name in names], "param_names": names}
         content["param_groups"].append({**group.options, **made})
-    for where, schedule in state.schedules.items():
-        made = grown_schedule(schedule, where, len(state.groups), grown.groups)
-        torch.save(made, folder / SCHEDULE)
+    for schedule in grown.schedules().values():
+        torch.save(schedule, folder / SCHEDULE)
     if source:
         for name in carried:
             source.copy(name, folder)
