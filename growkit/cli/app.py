@@ -19,13 +19,13 @@ from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Settings
 from growkit.checkpoint.publishing import Inputs, rejected_name, sweep, write_whole
 from growkit.cli import commands as cli
-from growkit.cli.commands import JSON, OUTPUT, SOURCE, command, print_result
+from growkit.cli.commands import JSON, OUTPUT, SOURCE, RecipeOptions, command, print_result
 from growkit.cli.signals import heed_signals
 from growkit.engine.user_family import load_description
 from growkit.planning.operation import operations
 from growkit.probing.settings import ProbeSettings
 from growkit.recipe import recipe as recipes
-from growkit.recipe.recipe import Recipe, load_recipe
+from growkit.recipe.recipe import Recipe, Step, load_recipe
 from growkit.sources import address_of, find, pair
 from growkit.version import __version__
 
@@ -129,7 +129,7 @@ def grow_command(
     family: Path | None = cli.FAMILY,
     options: cli.OperationOptions,
     settings: Settings,
-    written: cli.RecipeOptions,
+    written: RecipeOptions,
     verify: bool = cli.NO_VERIFY,
     running: cli.Running,
     destination: cli.Destination,
@@ -153,7 +153,7 @@ def convert_command(
         values=operations("convert"),
     ),
     settings: Settings,
-    written: cli.RecipeOptions,
+    written: RecipeOptions,
     verify: bool = cli.NO_VERIFY,
     running: cli.Running,
     destination: cli.Destination,
@@ -241,12 +241,7 @@ def run_command(
 
 
 def _recipe(
-    source: Path,
-    step: recipes.Step,
-    output: Path,
-    verify: bool,
-    settings: Settings,
-    written: cli.RecipeOptions,
+    source: Path, step: Step, output: Path, verify: bool, settings: Settings, written: RecipeOptions
 ) -> Recipe:
     """The recipe of a single step."""
     proof = settings if verify else None

@@ -96,38 +96,27 @@ def _shown(form: str, values: Iterable[str]) -> dict[str, Any]:
     return {"metavar": form or None, "parser": parser, "autocompletion": values and completed}
 
 
-def value(
-    default: Any,
-    help: str,  # noqa: A002
-    form: str = "",
-    values: Iterable[str] = (),
-) -> Any:
+def value(default: Any, text: str, form: str = "", values: Iterable[str] = ()) -> Any:
     """An option with a value.
 
     Args:
         default: without the option; ``...`` if it is required.
-        help: one line.
+        text: one line of help.
         form: what the value looks like, e.g. ``FILE``.
         values: those that a shell offers.
     """
-    return typer.Option(default, help=help, **_shown(form, values))
+    return typer.Option(default, help=text, **_shown(form, values))
 
 
-def flag(name: str, help: str) -> Any:  # noqa: A002
+def flag(name: str, text: str) -> Any:
     """An option without a value."""
-    return typer.Option(False, name, help=help)
+    return typer.Option(False, name, help=text)
 
 
-def argument(
-    form: str,
-    help: str,  # noqa: A002
-    values: Iterable[str] = (),
-    default: Any = ...,
-) -> Any:
+def argument(form: str, text: str, values: Iterable[str] = (), default: Any = ...) -> Any:
     """An argument; see ``value``."""
-    return typer.Argument(
-        default, help=help, show_default=default is not None, **_shown(form, values)
-    )
+    shown = default is not None
+    return typer.Argument(default, help=text, show_default=shown, **_shown(form, values))
 
 
 SHIPPED = tuple(shipped_recipes())

@@ -145,8 +145,8 @@ def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Wor
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with holding(folder / LOCK):
+            damaged = " is damaged; choose another --work, and begin again"
             try:
-                damaged = " is damaged; choose another --work, and begin again"
                 yield Work(folder, read_lines(folder / JOURNAL, damaged))
             finally:
                 with suppress(OSError):

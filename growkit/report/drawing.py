@@ -268,14 +268,12 @@ def _labels(names: Sequence[str], xs: Sequence[float]) -> list[int]:
         left, right = (_inside(xs[index], names[index]) for index in (first, second))
         return right - left >= LETTER * len(names[first] + names[second]) / 2 + 8
 
-    between: list[int] = []
     for stride in (unit * 10**power for power in range(7) for unit in (1, 2, 5)):
-        between = [index for index in range(1, last) if index % stride == 0]
-        if all(clear(*neighbours) for neighbours in pairwise(between)):
+        regular = range(0, len(names), stride)
+        if all(clear(*neighbours) for neighbours in pairwise(regular)):
             break
-    between = [index for index in between if clear(0, index) and clear(index, last)]
-    ends = [0, last] if last > 0 and clear(0, last) else [0] if names else []
-    return sorted({*ends, *between})
+    shown = [index for index in regular if index == 0 or clear(index, last)]
+    return [*shown, last] if last > 0 and clear(0, last) else shown
 
 
 def residuals(
