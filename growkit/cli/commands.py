@@ -377,17 +377,14 @@ def after(done: str) -> Iterator[None]:
 
 
 def print_result(
-    result: Any,
-    as_json: bool,
-    written: Path | str | None = None,
-    parts: Iterable[Part] | None = None,
+    result: Any, as_json: bool, written: object = None, parts: Iterable[Part] | None = None
 ) -> None:
     """Print a result.
 
     Args:
         result: JSON's types alone.
         as_json: print it as JSON.
-        written: a file that holds it as well, so that it is no failure if it cannot be printed.
+        written: whether a file holds it as well, so that it is no failure if it cannot be printed.
         parts: what is shown of it; None for the view of results.
     """
     if as_json:

@@ -7,14 +7,14 @@ a temporary folder → the proof on the written files → the output's name.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError
-from growkit.base.progress import Progress, Silent, shown
+from growkit.base.progress import Advance, Progress, Silent, shown
 from growkit.base.settings import Settings, settings_of
 from growkit.base.tensors import Weights
 from growkit.base.units import given_date
@@ -342,11 +342,7 @@ class _Run:
 
 
 def _write_weights(
-    recipe: Recipe,
-    target: Weights,
-    folder: Path,
-    advance: Callable[[int], None],
-    hashes: writing.Hashes,
+    recipe: Recipe, target: Weights, folder: Path, advance: Advance, hashes: writing.Hashes
 ) -> None:
     """Write every shard, and the index or list that names them."""
     shards_of = distributed_shards if recipe.format == "dcp" else writing.shards_of

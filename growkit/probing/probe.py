@@ -154,11 +154,7 @@ def _hash(value: Any) -> str:
 
 
 def _warnings(
-    found: Source,
-    model: Checkpoint,
-    data: Data,
-    settings: ProbeSettings,
-    chosen: Sequence[Candidate],
+    found: Source, model: Checkpoint, data: Data, settings: ProbeSettings, chosen: list[Candidate]
 ) -> Iterator[str]:
     from growkit.probing.arms import MOST_TEXT
 

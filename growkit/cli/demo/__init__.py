@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from growkit.base.progress import Progress, Silent
+from growkit.base.progress import Progress
 from growkit.base.settings import Settings
 from growkit.checkpoint.scratch import temporary
 from growkit.results.operation import Story
@@ -22,11 +22,7 @@ HELD_OUT_ONE_IN = 10
 
 
 def run_demo(
-    output: Path | None,
-    hidden: str,
-    signal_heads: str,
-    overwrite: bool,
-    progress: Progress = Silent(),
+    output: Path | None, hidden: str, signal_heads: str, overwrite: bool, progress: Progress
 ) -> Story:
     """Run the demo.
 
