@@ -5,8 +5,6 @@ nothing in what was done. What could not be printed is remembered, for commands 
 else. Mistakes that typer finds, and would print in a box, are sentences too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import functools
@@ -19,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -31,9 +29,6 @@ from growkit.checkpoint.folder import check_name
 from growkit.cli.signals import INTERRUPTED, begin_command
 from growkit.planning.operation import SizeOption, Switch, config_key_aliases, operations
 from growkit.recipe.recipe import Recipe, shipped_recipes
-
-if TYPE_CHECKING:
-    from growkit.report.view import Part
 
 USAGE: type[Any] = typer.BadParameter.__bases__[0]
 """The error of a command line that is not understood: of typer or of click, by typer's version."""
@@ -147,7 +142,7 @@ def of_field(kind: type, name: str) -> Any:
     default, more = found.default, found.metadata
     return typer.Option(
         list(default) if isinstance(default, tuple) else default,
-        *([flag_of(name)] if found.type == "bool" else []),
+        *([flag_of(name)] if found.type in (bool, "bool") else []),
         help=more["help"],
         **_shown(more["form"], more["values"]),
     )
@@ -377,7 +372,7 @@ def after(done: str) -> Iterator[None]:
 
 
 def print_result(
-    result: Any, as_json: bool, written: object = None, parts: Iterable[Part] | None = None
+    result: Any, as_json: bool, written: object = None, parts: Iterable[Any] | None = None
 ) -> None:
     """Print a result.
 

@@ -115,10 +115,9 @@ class Work:
         """The line with these values."""
         return next((line for line in self.lines if keys.items() <= line.items()), None)
 
-    def note(self, line: Mapping[str, Any]) -> Line:
+    def note(self, line: Mapping[str, Any]) -> None:
         """Record a finished step."""
         self.lines.append(append_line(self.folder / JOURNAL, line))
-        return self.lines[-1]
 
 
 @contextmanager

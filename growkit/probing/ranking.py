@@ -161,8 +161,7 @@ def new_arm(name: str, candidate: Candidate | None = None) -> Arm:
         name: in the result.
         candidate: None for the source.
     """
-    recipe = candidate.recipe.as_dict() if candidate else {"steps": []}
-    steps = with_paths(recipe["steps"], name_of)
+    steps = with_paths(candidate.recipe.as_dict()["steps"], name_of) if candidate else []
     found = ProbeCandidate(
         name=name,
         source=candidate is None,
