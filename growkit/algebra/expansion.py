@@ -172,8 +172,7 @@ class IndexMap:
     def parts(self) -> Index:
         """Into how many parts the weight of the source coordinate is split; 0 for no split."""
         split = self._is_split
-        counts = np.bincount(self.source[split], minlength=self.size)
-        return np.where(split, counts[self.source], 0)
+        return np.where(split, np.bincount(self.source[split], minlength=self.size)[self.source], 0)
 
     @cached_property
     def part(self) -> Index:

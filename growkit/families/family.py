@@ -373,19 +373,14 @@ def family_of(config: Config, where: str) -> Family:
     model_type = config.get("model_type")
     known = {kind: family for family in families().values() for kind in family.model_types}
     refuse_quantised(config, where)
-    inner = config.get("text_config")
-    if isinstance(inner, dict) and model_type not in known:
-        raise InputError(
-            f"{where} has model_type {model_type!r}, with a language model of model_type "
-            f"{inner.get('model_type')!r} inside (text_config), which growkit cannot take out: no "
-            "family describes it, or its tensors have names of another kind; save that one as a "
-            "folder of its own"
-        )
     if not isinstance(model_type, str) or model_type not in known:
+        inner, remedy = config.get("text_config"), "'growkit inspect --infer' describes others"
+        if isinstance(inner, dict):
+            inside = f"the language model inside (text_config, {inner.get('model_type')!r})"
+            remedy = f"{inside} cannot be taken out, save it as a folder of its own"
         raise InputError(
             f"{where} has model_type {model_type!r}, which no family describes; "
-            f"known are {', '.join(sorted(known))}{perhaps(model_type, known)}; 'growkit inspect "
-            "--infer' describes others"
+            f"known are {', '.join(sorted(known))}{perhaps(model_type, known)}; {remedy}"
         )
     known[model_type].check_bounds(config, where)
     return known[model_type]

@@ -385,13 +385,12 @@ def expand(
     growth = _Growth(family, old, new, made, shares, rounding, resets)
     apart = growth.check_groups()
     config = growth.config(source.config, config)
-    transforms = {
+    grown = {
         name: growth.transform(name, of, tensor)
         for name, of, tensor in growth.members(source.config, config)
     }
     copies = {axis: int(each.counts.max(initial=0)) for axis, each in made.items()}
-    more = {"unused": unused, "copies": copies, "apart": apart}
-    return Plan.checked(source, family, config, transforms, **more)
+    return Plan.checked(source, family, config, grown, unused=unused, copies=copies, apart=apart)
 
 
 @dataclass(frozen=True)

@@ -298,14 +298,13 @@ def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Den
     Raises:
         InputError: there is none.
     """
-    kind = source.config["model_type"]
     known = {
         each: (target, target.experts, dense)
         for target in families().values()
         if target.experts
         for each, dense in target.experts.dense.items()
     }
-    found = known.get(kind)
+    found = known.get(source.config["model_type"])
     if found and found[2].when(family.complete(source.config)):
         return found
     if family.experts:
