@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit import InputError
-from growkit.checkpoint import publishing, scratch
-from growkit.checkpoint.publishing import write_whole
-from growkit.checkpoint.scratch import Scratch
+from growkit.checkpoint import publishing
+from growkit.checkpoint.publishing import Scratch, write_whole
 from growkit.cli.app import app
 from growkit.pipeline import running
 from tests.conftest import edit_weights, folder_bytes, save_model, seeded
@@ -343,7 +342,7 @@ class TestOrder:
             shutil.rmtree(out)
         flushed: list[Path] = []
         named: list[tuple[set[Path], int]] = []
-        real, rename = scratch.flush, publishing._renameat2
+        real, rename = publishing.flush, publishing._renameat2
 
         def flush(path: Path) -> None:
             flushed.append(path)
@@ -353,8 +352,7 @@ class TestOrder:
             named.append(({source, *source.rglob("*")}, len(flushed)))
             return rename(source, target, flags)
 
-        for module in (scratch, publishing):
-            monkeypatch.setattr(module, "flush", flush)
+        monkeypatch.setattr(publishing, "flush", flush)
         monkeypatch.setattr(publishing, "_renameat2", renamed)
         grow(source, out, overwrite=overwrite, seed=1)
         ((written, before),) = named

@@ -8,6 +8,7 @@ The hash of a file follows its writing.
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -24,7 +25,6 @@ from typing import NamedTuple
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.base.tensors import FLOAT_BYTES, TensorInfo, Weights, total_bytes, total_parameters
-from growkit.checkpoint.scratch import flush
 
 WORKERS = 2
 """Tensors made at the same time: one computes while another is on its way to the disk. As many
@@ -43,6 +43,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 LARGEST = 1 << 25
 """Bytes of a block, at most, that glibc can be asked to keep."""
+
+_NO_FOLDERS = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF})
+"""Errors of file systems that cannot flush folders."""
 
 
 def parse_bytes(text: str, what: str = "shard size") -> int:
@@ -264,6 +267,18 @@ def give_back() -> None:
     if sys.platform == "linux":
         with suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file's data, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not path.is_dir() or error.errno not in _NO_FOLDERS:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 # Hashes

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
-from growkit.checkpoint.scratch import temporary
+from growkit.checkpoint.publishing import temporary
 from growkit.engine.oracle import quiet
 from growkit.families.described import TIED
 from growkit.inference.classes import ModelClass, not_inferred

@@ -14,8 +14,7 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import open_regular, read
-from growkit.checkpoint.publishing import Inputs, made_around
-from growkit.checkpoint.scratch import LOCK, held, holding, temporary
+from growkit.checkpoint.publishing import LOCK, Inputs, held, holding, made_around, temporary
 
 JOURNAL = "growkit.probe.jsonl"
 
