@@ -11,14 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from growkit.algebra.axes import Axis, Dimension, Form, Role
 from growkit.algebra.splits import even_shares, uneven_shares
-from growkit.base.lazy import np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from growkit.base.lazy import NDArray, np
 
 Index: TypeAlias = "NDArray[np.int64]"
 Factors: TypeAlias = "NDArray[np.float64]"

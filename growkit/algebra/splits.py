@@ -23,12 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from growkit.base.lazy import Tensor, np, torch
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from growkit.base.lazy import NDArray, Tensor, np, torch
 
 LEAST_SNR_DB = 10 * math.log10(3)
 """Signal-to-noise ratio in dB at which a split takes anything from none to all of a weight: no

@@ -12,11 +12,12 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Tensor", "members", "np", "torch"]
+__all__ = ["NDArray", "Tensor", "members", "np", "torch"]
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 else:
 
@@ -32,7 +33,7 @@ else:
             return found
 
     np, torch = _Module("numpy"), _Module("torch")
-    Tensor = "torch.Tensor"  # for annotations alone
+    NDArray, Tensor = "numpy.typing.NDArray", "torch.Tensor"  # for annotations alone
 
 
 def members(package: str, attribute: str) -> dict[str, object]:
