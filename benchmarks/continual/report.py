@@ -17,7 +17,7 @@ from benchmarks.continual.campaign import shared, sorted_lines
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
 from benchmarks.continual.tables import count
 from growkit.probing.lines import Line
-from growkit.report.drawing import Curve, Titles, curves, intervals, style_rules
+from growkit.report.drawing import Curve, Titles, curves, intervals, standalone
 
 TITLE = "# What growing is worth\n"
 TABLES = "# All experiments\n"
@@ -237,10 +237,3 @@ def in_a_row(charts: Sequence[str], title: str) -> str:
         f'height="{height}"><title>{escape(title)}</title><desc>{escape(title)}.</desc>'
         f"{''.join(placed)}</svg>"
     )
-
-
-def standalone(svg: str) -> str:
-    """A chart as a file of its own, in light and dark."""
-    style = f"<style>{style_rules()}</style>"
-    rooted = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return rooted.replace("</desc>", f"</desc>{style}", 1) + "\n"

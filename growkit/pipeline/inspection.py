@@ -71,36 +71,33 @@ def inspect(
     """
     with temporary_family(load_description(family) if isinstance(family, str | Path) else family):
         found = find(folder)
-        return _inspected(found.name, found.open())
-
-
-def _inspected(name: str, checkpoint: Checkpoint) -> Inspection:
-    family = stored_family(checkpoint)
-    dropped, _ = unused_tensors(checkpoint, family)
-    rest = checkpoint.dropped if isinstance(checkpoint, Inside) else {}
-    complete = family.complete(checkpoint.config)
-    architectures = checkpoint.config.get("architectures") or None
-    used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
-    return Inspection(
-        folder=name,
-        family=family.name,
-        model_class=str(architectures[0]) if isinstance(architectures, list) else None,
-        config_sizes={key: complete[key] for key in family.axes_of(complete)},
-        sizes={
-            axis: size
-            for axis, size in family.sizes(checkpoint.config).items()
-            if axis not in family.constants
-        },
-        attention=_attention(checkpoint, family),
-        parameters=tensors.total_parameters(used),
-        bytes=tensors.total_bytes(used),
-        dtype=tensors.TORCH_NAMES[tensors.main_dtype(used)],
-        tied=bool(complete.get("tie_word_embeddings")),
-        tensors=len(used),
-        files=[file.name for file in checkpoint.files],
-        dropped=dropped | rest,
-        possible=[*_possibilities(checkpoint)],
-    )
+        checkpoint = found.open()
+        stored = stored_family(checkpoint)
+        dropped, _ = unused_tensors(checkpoint, stored)
+        rest = checkpoint.dropped if isinstance(checkpoint, Inside) else {}
+        complete = stored.complete(checkpoint.config)
+        architectures = checkpoint.config.get("architectures") or None
+        used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
+        return Inspection(
+            folder=found.name,
+            family=stored.name,
+            model_class=str(architectures[0]) if isinstance(architectures, list) else None,
+            config_sizes={key: complete[key] for key in stored.axes_of(complete)},
+            sizes={
+                axis: size
+                for axis, size in stored.sizes(checkpoint.config).items()
+                if axis not in stored.constants
+            },
+            attention=_attention(checkpoint, stored),
+            parameters=tensors.total_parameters(used),
+            bytes=tensors.total_bytes(used),
+            dtype=tensors.TORCH_NAMES[tensors.main_dtype(used)],
+            tied=bool(complete.get("tie_word_embeddings")),
+            tensors=len(used),
+            files=[file.name for file in checkpoint.files],
+            dropped=dropped | rest,
+            possible=[*_possibilities(checkpoint)],
+        )
 
 
 def _possible(verb: str, how: str, answer: Answer) -> Possible:
@@ -307,8 +304,7 @@ def _cell(row: Abilities, operation: Operation) -> str:
     found: dict[str, list[str]] = {}
     for name in (each.name for each in operation.options if isinstance(each, SizeOption)):
         of_method = [each for each in row.grow if each.operation == operation.name]
-        words = _words(row, name, [each for each in of_method if name in each.options])
-        if words:
+        if words := _words(row, name, [each for each in of_method if name in each.options]):
             found.setdefault(words, []).append(name)
     return "; ".join(f"{', '.join(names)}: {words}" for words, names in found.items()) or NOTHING
 
@@ -331,8 +327,7 @@ def _words(row: Abilities, name: str, answers: list[Answer]) -> str:
     if len({*reach.values()}) == 1:
         (alike,) = {*reach.values()}
         return alike and alike + outcome
-    kinds = {True: "tied", False: "untied"}
-    parts = (f"{words or 'not'} if {kinds[bool(tied)]}" for tied, words in reach.items())
+    parts = (f"{words or 'not'} if {'' if tied else 'un'}tied" for tied, words in reach.items())
     return ", ".join(parts) + outcome
 
 
@@ -343,8 +338,6 @@ ROOM = 1 << 20
 
 ENTRY = 2560
 """Bytes reserved for every tensor's entries in headers, archives, indices and the manifest."""
-
-BASIS = "memory and time are scaled from runs on 2 CPU cores with a fast disk"
 
 LOADED = 0.27e9
 """Bytes of memory that Python and torch take."""
@@ -441,7 +434,7 @@ def estimate(
         memory=_memory(source, target, proof),
         write_seconds=round(STARTED + max(written / WRITTEN_PER_SECOND, moving), 1),
         proof_seconds=proving,
-        basis=BASIS,
+        basis="memory and time are scaled from runs on 2 CPU cores with a fast disk",
     )
 
 

@@ -164,9 +164,9 @@ def _loss(result: Found) -> Cell | None:
     if not any(map(is_number, strict)):
         return None
     runs = f"{native_name(result)} {_arrow(native, '.4f')}; " if any(map(is_number, native)) else ""
-    over = f"nats per token, {compared_on(result)}"
     form = ".6f" if result["promise"] == "exact" else ".4f"
-    return Cell(_arrow(strict, form), f"in strict float64; {runs}{over}")
+    note = f"in strict float64; {runs}nats per token, {compared_on(result)}"
+    return Cell(_arrow(strict, form), note)
 
 
 def _arrow(values: Sequence[Any], form: str) -> str:
