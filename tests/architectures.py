@@ -57,7 +57,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 1e4}
             for kind in ("sliding_attention", "full_attention")
-        },
+        }
     },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},

@@ -121,10 +121,7 @@ class Case:
     def new(self) -> list[int]:
         """The numbers of the new layers."""
         place = self.options.get("place", "even")
-        behind = {
-            "x1.5": [1, 3],
-            "x2": [0, 1, 2, 3],
-        }.get(str(self.options.get("layers")), [3])
+        behind = {"x1.5": [1, 3], "x2": [0, 1, 2, 3]}.get(str(self.options.get("layers")), [3])
         if place not in ("even", "end"):
             behind = place if isinstance(place, list) else [place]
         order = [layer for layer in range(LAYERS) for _ in range(1 + behind.count(layer))]

@@ -95,10 +95,7 @@ def prompts(vocabulary: int, longest: int) -> Iterator[torch.Tensor]:
 
 def _load(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float64,
-        attn_implementation="eager",
-        experts_implementation="eager",
+        folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     ).eval()
 
 

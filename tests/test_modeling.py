@@ -283,10 +283,7 @@ def test_the_papers_tell_variants_apart(fault: str) -> None:
 
 
 def decode(
-    model: DiffTransformerForCausalLM,
-    ids: Tensor,
-    mask: Tensor | None,
-    chunks: list[int],
+    model: DiffTransformerForCausalLM, ids: Tensor, mask: Tensor | None, chunks: list[int]
 ) -> Tensor:
     """Logits of all tokens, in chunks of the given lengths."""
     cache = DynamicCache(config=model.config)

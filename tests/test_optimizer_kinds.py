@@ -292,11 +292,7 @@ def test_options_of_muon_are_its_own(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        ("quantised", r"state1 of model\.embed_tokens\.weight\.quant"),
-        ("", ""),
-    ],
+    ("spoil", "said"), [("quantised", r"state1 of model\.embed_tokens\.weight\.quant"), ("", "")]
 )
 def test_entries_that_no_optimizer_of_torch_writes(spoil: str, said: str, tmp_path: Path) -> None:
     """Moments in 8 bit by other names."""

@@ -184,11 +184,7 @@ def test_options_in_python() -> None:
 def asked(line: str) -> dict[str, str]:
     """How bash asks what a line may go on with."""
     place = len(line.split()) - (not line.endswith(" "))
-    return {
-        "_GROWKIT_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(place),
-    }
+    return {"_GROWKIT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(place)}
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,7 @@ def draws(amplitude: float, shape: torch.Size, seed: int = 0) -> Draw:
 @pytest.mark.parametrize("amplitude", AMPLITUDES)
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize(
-    "dtype",
-    [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2],
-    ids=str,
+    "dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
 )
 def test_every_number_of_a_small_format(dtype: torch.dtype, parts: int, amplitude: float) -> None:
     numbers = every_finite(dtype)

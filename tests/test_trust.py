@@ -326,11 +326,7 @@ def test_a_calibrated_manifest_is_checked_without_its_text(pair: Path, tmp_path:
 @pytest.mark.parametrize("found", [{}, {"shrinkage": "0.5"}])
 @pytest.mark.parametrize("rank", ["2", "auto"])
 def test_a_manifest_has_no_file_read(
-    rank: str,
-    found: dict[str, str],
-    pair: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    rank: str, found: dict[str, str], pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``/dev/zero`` never ends."""
     monkeypatch.setattr(prompts, "read_text", lambda *_: pytest.fail("a text was read"))

@@ -190,10 +190,7 @@ def test_the_fault_goes_and_reaches_no_file(file: str, make: Make, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("module", "limit", "sentence"),
-    [
-        (control, "FAULT", "no verdict: "),
-        (limits, "NATIVE_MARGIN", "not preserved: in float32"),
-    ],
+    [(control, "FAULT", "no verdict: "), (limits, "NATIVE_MARGIN", "not preserved: in float32")],
 )
 def test_no_room_for_a_fault_or_for_rounding(
     module: Any, limit: str, sentence: str, pair: Path, monkeypatch: pytest.MonkeyPatch

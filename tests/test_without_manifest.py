@@ -303,7 +303,7 @@ Config = dict[str, Any]
 
 
 TABLES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "gpt2": ("n_positions", "wpe", {"n_embd": 16, "n_head": 4, "n_layer": 2}),
+    "gpt2": ("n_positions", "wpe", {"n_embd": 16, "n_head": 4, "n_layer": 2})
 }
 
 
