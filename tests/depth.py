@@ -6,12 +6,11 @@ from random import Random
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 import growkit
-from tests.conftest import edit_json, relative_error, save_random, seeded
-from tests.families import FAMILIES, coin, gpt2, softmax
+from tests.conftest import edit_json, edit_weights, relative_error, seeded
+from tests.families import FAMILIES, coin, gpt2, save_lively, softmax
 
 Config = dict[str, Any]
 
@@ -97,13 +96,7 @@ class Case:
 
     def save(self, folder: Path) -> Path:
         """The model, as transformers saves it; or as files from before lists were written."""
-        save_random(folder, CONFIG_MAPPING[self.kind](**self.config), self.seed, self.dtype)
-        file = folder / "model.safetensors"
-        tensors = load_file(file)
-        for name, each in tensors.items():
-            if name.endswith("e_score_correction_bias"):  # a buffer, which starts as zeros
-                each.copy_(torch.linspace(-0.3, 0.2, len(each)))
-        save_file(tensors, file, {"format": "pt"})
+        save_lively(folder, self.kind, self.config, self.seed, self.dtype)
         if self.without_lists:
             with edit_json(folder / "config.json") as config:
                 for key in ("layer_types", "no_rope_layers"):
@@ -130,13 +123,11 @@ class Case:
 
 def spoiled(folder: Path, layer: int, choose: Random) -> str:
     """Multiply what a layer writes by 1.5; the name of the tensor."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
     endings = ("o_proj.weight", "dense.weight", "out_proj.weight", "attn.c_proj.weight")
-    written = [name for name in tensors if f".{layer}." in name and name.endswith(endings)]
-    name = choose.choice(sorted(written))
-    tensors[name] = tensors[name] * 1.5
-    save_file(tensors, file, {"format": "pt"})
+    with edit_weights(folder) as tensors:
+        written = [name for name in tensors if f".{layer}." in name and name.endswith(endings)]
+        name = choose.choice(sorted(written))
+        tensors[name] *= 1.5
     return name
 
 

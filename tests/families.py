@@ -8,11 +8,11 @@ from random import Random
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
-from tests.conftest import relative_error, save_random, seeded
+from tests.conftest import edit_weights, relative_error, save_random, seeded
 
 Config = dict[str, Any]
 
@@ -283,13 +283,16 @@ class Case:
 def save(folder: Path, case: Case, seed: int) -> Path:
     """A lively random model, as transformers saves it."""
     kind = next(name for name, each in FAMILIES.items() if each is case.kind)
-    save_random(folder, CONFIG_MAPPING[kind](**case.config), seed, case.dtype)
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    for name, each in tensors.items():
-        if name.endswith("e_score_correction_bias"):  # a buffer, which starts as zeros
-            each.copy_(torch.linspace(-0.3, 0.2, len(each)))
-    save_file(tensors, file, {"format": "pt"})
+    return save_lively(folder, kind, case.config, seed, case.dtype)
+
+
+def save_lively(folder: Path, kind: str, config: Config, seed: int, dtype: torch.dtype) -> Path:
+    """A random model, also in the buffers that a file holds."""
+    save_random(folder, CONFIG_MAPPING[kind](**config), seed, dtype)
+    with edit_weights(folder) as tensors:
+        for name, each in tensors.items():
+            if name.endswith("e_score_correction_bias"):  # it starts as zeros
+                each.copy_(torch.linspace(-0.3, 0.2, len(each)))
     return folder
 
 
@@ -304,11 +307,10 @@ def with_class_names(folder: Path, dtype: torch.dtype) -> None:
 
 def with_base_names(folder: Path) -> None:
     """The same model with the tensors as the class without a head has them."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    prefix = next(name for name in tensors if ".0." in name).partition(".")[0] + "."
-    tensors = {name.removeprefix(prefix): each for name, each in tensors.items()}
-    save_file(tensors, file, {"format": "pt"})
+    with edit_weights(folder) as tensors:
+        prefix = next(name for name in tensors if ".0." in name).partition(".")[0] + "."
+        for name in [*tensors]:
+            tensors[name.removeprefix(prefix)] = tensors.pop(name)
 
 
 def grow_any(kind: str, seed: int, folder: Path) -> float:

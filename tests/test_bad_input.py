@@ -19,7 +19,7 @@ import torch
 
 from growkit.checkpoint import writing
 from growkit.cli.demo import MODEL
-from tests.conftest import cli, edit_json, edit_weights, folder_bytes, save_model
+from tests.conftest import cli, edit_weights, folder_bytes, save_model
 
 GROW = ("--hidden", "x2")
 UNPROVED = (*GROW, "--no-verify")
@@ -68,43 +68,7 @@ def test_weights_that_are_no_numbers(
     assert "NaN" in sentence
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rms_norm_eps": "1e-6"},
-        {"hidden_act": "foo"},
-        {"max_position_embeddings": -5},
-        {"rope_parameters": {"rope_type": "foo", "rope_theta": 1e4}},
-        {"pad_token_id": 999},
-        {"model_type": ["llama"]},
-        {"num_hidden_layers": 10**12},
-    ],
-    ids=str,
-)
-def test_configs_that_do_not_fit_are_refused_before_writing(
-    changes: dict[str, Any], source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "_write_tensor", lambda *arguments: pytest.fail("too late"))
-    with edit_json(source / "config.json") as config:
-        config |= changes
-    assert str(source) in refused(source, out, *GROW)
-
-
 # --- The output -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("what", ["folder", "file", "dangling link", "rejected"])
-@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
-def test_output_that_is_there(what: str, overwrite: list[str], source: Path, out: Path) -> None:
-    if what == "file":
-        out.write_text("the only copy")
-    elif what == "dangling link":
-        out.symlink_to(out.parent / "nowhere")
-    else:
-        folder = out if what == "folder" else out.with_name("out.rejected")
-        folder.mkdir()
-        (folder / "thesis.txt").write_text("the only copy")
-    assert str(out) in refused(source, out, *GROW, *overwrite)
 
 
 def test_missing_parents_are_made_and_tidied_up(source: Path) -> None:
@@ -286,32 +250,9 @@ def test_targets_that_hold_no_numbers(value: float, name: str, source: Path, cop
     assert str(copy) in sentence
 
 
-@pytest.mark.parametrize("text", ["", " \n", "<|endoftext|>\n<|endoftext|>", "a"], ids=repr)
-def test_texts_that_are_too_short(text: str, tmp_path: Path) -> None:
-    file, reader = tmp_path / "text.txt", shutil.copytree(MODEL, tmp_path / "reader")
-    file.write_text(text)
-    sentence = refused(reader, reader, "--text", file, command="verify")
-    assert str(file) in sentence
-    assert ("only 0 tokens to predict" if text == "a" else "fewer than 2 tokens") in sentence
-
-
 def test_a_target_needs_no_tokenizer(tmp_path: Path) -> None:
     """The source's makes the tokens that both are asked with."""
     bare = shutil.copytree(MODEL, tmp_path / "bare", ignore=shutil.ignore_patterns("token*"))
     quick = ["--text", __file__, "--prompts", "1", "--length", "12"]
     assert cli("verify", MODEL, bare, *quick).exit_code == 0
     assert "no tokenizer" in refused(bare, bare, *quick, command="verify")
-
-
-def test_other_targets_that_are_refused(
-    source: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "no GPU" in refused(source, copy, "--device", "cuda", command="verify")
-    for changes, said in (
-        ({"model_type": "nobodys"}, str(copy)),
-        ({"model_type": "llama", "num_hidden_layers": 3}, "model.layers.2"),
-    ):
-        with edit_json(copy / "config.json") as config:
-            config |= changes
-        assert said in refused(source, copy, command="verify")

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,32 +64,10 @@ def test_weights_without_a_config_need_that(name: str, tmp_path: Path) -> None:
     assert "copy it from the model" not in no_model(folder)
 
 
-def test_what_is_empty_in_python() -> None:
-    with pytest.raises(InputError, match="dtype '' is not known"):
-        growkit.grow("source", "out", hidden="x2", dtype="")
-    with pytest.raises(InputError, match="optimizer is empty"):
-        growkit.grow("source", "out", hidden="x2", optimizer="")
-
-
 def test_a_folder_in_the_place_of_the_weights() -> None:
     Path("source/model.safetensors").unlink()
     Path("source/model.safetensors").mkdir()
     assert "model.safetensors is a folder, and a file was expected" in refused("inspect source")
-
-
-@pytest.mark.parametrize(
-    "take",
-    [
-        lambda: Path("out").touch(),
-        lambda: (Path("out").mkdir(), Path("out/mine").touch()),
-        lambda: os.symlink("nowhere", "out"),
-        lambda: os.symlink("out", "out"),
-    ],
-)
-def test_overwriting_is_advised_where_it_helps(take: Callable[[], object]) -> None:
-    take()
-    assert "out already exists; choose another name\n" in refused(GROW)
-    assert "not overwritten" in refused(f"{GROW} --overwrite")
 
 
 def test_overwriting_is_advised_in_both_languages() -> None:
@@ -128,10 +105,6 @@ def test_a_terminal_of_no_width_is_one_of_unknown_width() -> None:
     )
     assert done.returncode == 0
     assert "--hidden" in done.stdout
-
-
-def run(*words: Any) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 # Which is the nearest.
@@ -176,6 +149,8 @@ def test_options_in_python() -> None:
         growkit.grow("source", "out", num_hidden_layers=8)
     with pytest.raises(InputError, match="for rank choose the conversion to shared-diff"):
         growkit.grow("source", "out", rank=8)
+    with pytest.raises(InputError, match="optimizer is empty"):
+        growkit.grow("source", "out", hidden="x2", optimizer="")
 
 
 # What a shell offers.
