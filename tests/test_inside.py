@@ -143,7 +143,7 @@ def test_two_wholes_are_compared_as_wholes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "whole", "said"),
     [
-        ({"model_type": "glm"}, {}, "language model of model_type 'glm' inside"),
+        ({"model_type": "glm"}, {}, r"language model inside .text_config, 'glm'. cannot"),
         ({}, {"quantization_config": {"quant_method": "fp8"}}, "quantised; dequantise it first"),
     ],
 )
