@@ -78,17 +78,15 @@ class Slice:
     """Some neighbouring coordinates of a grown dimension, and how they are made of the source.
 
     Attributes:
-        begin: first coordinate of the target.
+        targets: coordinates of the target.
         needed: coordinates of the source, in ascending order.
-        place: for each coordinate of the slice the place in ``needed``, or ``NOTHING``.
         whole: whether all coordinates of the source are needed.
         kinds: of reading; empty where copies are written.
         arrangement: puts copies of what is needed, or all parts and products, in their places.
     """
 
-    begin: int
+    targets: Index
     needed: Index
-    place: Index
     whole: bool
     kinds: list[Pieces]
     arrangement: Arrangement
@@ -115,7 +113,7 @@ def _slice(mapped: IndexMap, begin: int, end: int) -> Slice:
             every = len(columns) == len(needed)
             kinds.append((None if every else columns, count, [] if count else factors.tolist()))
     whole = len(needed) == mapped.size
-    return Slice(begin, needed, within, whole, kinds, Arrangement(piece, place))
+    return Slice(np.arange(begin, end), needed, whole, kinds, Arrangement(piece, place))
 
 
 def grow_slice(
@@ -172,7 +170,7 @@ def _spread(
 ) -> Tensor:
     """Split a read dimension over its copies (L_in): the parts of a weight sum to it exactly."""
     here = slices[position]
-    places = [np.arange(each.begin, each.begin + len(each.place)) for each in slices]
+    places = [each.targets for each in slices]
     # Noise has a number for each coordinate of the target, but of the split dimension for each
     # coordinate of the source.
     lengths = [len(each) for each in maps]

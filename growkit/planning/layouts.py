@@ -248,10 +248,9 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
     ]
     if not diff["num_noise_heads"] and "num_noise_heads" not in form.switches:
         problems.append("num_noise_heads 0 (--to diff and diff-v2 add some)")
-    if diff["head_norm"] == "none" and form.switches["head_norm"] != "none":
-        problems.append("heads without a norm")
-    if diff["head_norm"] != "none" and form.switches["head_norm"] == "none":
-        problems.append("a head norm")
+    unnormed = diff["head_norm"] == "none"
+    if unnormed != (form.switches["head_norm"] == "none"):
+        problems.append("heads without a norm" if unnormed else "a head norm")
     if problems:
         raise InputError(
             f"a {family.name} model cannot express {', '.join(problems)}; choose another layout, "
