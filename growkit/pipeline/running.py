@@ -314,11 +314,8 @@ class _Run:
             digests = hashes.of(made)
             if proof_only and result["kept"]:
                 manifest["not_kept"] = _remove_weights(folder, digests)
-            card = model_card(
-                manifest,
-                tokenizer="tokenizer_config.json" in made,
-                eager_experts=self.prepared.eager_experts,
-            )
+            tokenizer, eager = "tokenizer_config.json" in made, self.prepared.eager_experts
+            card = model_card(manifest, tokenizer=tokenizer, eager_experts=eager)
             (folder / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
             publishing.write_manifest(folder, manifest, digests)
         copied = [source.folder / name for name in source.opened.carried()]

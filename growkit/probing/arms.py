@@ -147,8 +147,7 @@ class Bench:
     @property
     def dtype(self) -> str:
         """The torch name of the dtype that is computed in."""
-        usual = "bfloat16" if self.device.type == "cuda" else "float32"
-        return self.settings.dtype or usual
+        return self.settings.dtype or ("bfloat16" if self.device.type == "cuda" else "float32")
 
     def source(self, name: str, model: Checkpoint) -> Arm:
         """The source as it is.

@@ -160,8 +160,7 @@ class ProbeResult(Result):
 
 def difference_between(result: Mapping[str, Any], one: str, other: str) -> ProbeDifference | None:
     """The pair of two, whichever is better; None if they were not compared."""
-    pairs = (each for each in result["differences"] if {one, other} == _names(each))
-    return next(pairs, None)
+    return next((each for each in result["differences"] if _names(each) == {one, other}), None)
 
 
 def _names(pair: Mapping[str, Any]) -> set[str]:
