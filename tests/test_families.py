@@ -296,7 +296,7 @@ def test_a_language_model_inside_another(tmp_path: Path) -> None:
     file = source / "config.json"
     inner = json.loads(file.read_text())
     file.write_text(json.dumps({"model_type": "gemma3", "text_config": inner}))
-    with pytest.raises(InputError, match=r"'gemma3_text' inside .* save that one as a folder"):
+    with pytest.raises(InputError, match=r"inside .*'gemma3_text'.* save it as a folder"):
         growkit.inspect(source)
     file.write_text(json.dumps(inner))
     assert growkit.inspect(source)["family"] == "Gemma 3"
