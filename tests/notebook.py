@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "growing.ipynb"
 
@@ -37,10 +36,14 @@ def executed(notebook: dict[str, Any]) -> dict[str, Any]:
     display.__dict__["SVG"] = SVG
     modules = {"IPython": ModuleType("IPython"), "IPython.display": display}
     names: dict[str, Any] = {}
-    with patch.dict(sys.modules, modules):
+    sys.modules.update(modules)  # what the cells import besides stays imported
+    try:
         for number, cell in enumerate(code_of(made), 1):
             cell["execution_count"] = number
             cell["outputs"] = [*_outputs(cell, number, names)]
+    finally:
+        for name in modules:
+            del sys.modules[name]
     return made
 
 
