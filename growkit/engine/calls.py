@@ -118,7 +118,7 @@ def parted(output: Any) -> tuple[Tensor, Extras | None]:
     raise NoStackError(f"layers hand on a {type(output).__name__}")
 
 
-def placeholder(value: Any) -> Any:
+def nan_like(value: Any) -> Any:
     """A tensor in the place of another, which shows in everything computed with it."""
     if not isinstance(value, Tensor):
         return value

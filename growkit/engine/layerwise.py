@@ -33,7 +33,7 @@ from growkit.engine.calls import (
     RecordedCall,
     Spool,
     batches,
-    placeholder,
+    nan_like,
 )
 from growkit.engine.class_weights import empty_model, persistent_buffers
 from growkit.engine.lending import Lender
@@ -592,7 +592,7 @@ class Forward:
             first, (only,) = self._arguments(Call(call.ids, call.inputs), None, layers=1)
             with self._model.layer(0):
                 _, extras = only.apart().call(self._model.layers[0][1], first)
-            self._model.returned = tuple(map(placeholder, extras or ()))
+            self._model.returned = tuple(map(nan_like, extras or ()))
             state, arguments = self._arguments(call, cache)
         form = Form.of(state, len(call.ids))
         return form.flat(state), RecordedCall(form, arguments, self._model.returned or ())
@@ -664,7 +664,7 @@ class Forward:
         output, extras = arguments.call(self._model.layers[index][1], state)
         if (extras is None) != (self._model.returned is None):
             # A single layer: nothing has shown it yet.
-            self._model.returned = None if extras is None else tuple(map(placeholder, extras))
+            self._model.returned = None if extras is None else tuple(map(nan_like, extras))
         return output, extras or ()
 
 

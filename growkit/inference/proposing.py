@@ -19,7 +19,7 @@ from growkit.checkpoint.publishing import temporary
 from growkit.engine.oracle import quiet
 from growkit.families.described import TIED
 from growkit.inference.classes import ModelClass, not_inferred
-from growkit.inference.running import Seen
+from growkit.inference.running import Observation
 
 Terms = dict[tuple[str, ...], int]
 """How often a dimension has the product of some sizes; that of none is a number."""
@@ -164,7 +164,7 @@ class Proposal:
     """
 
     asked: ModelClass
-    seen: Seen
+    seen: Observation
     files: frozenset[str]
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class NormSeen:
 
 
 @dataclass
-class Seen:
+class Observation:
     """What was seen while a model ran.
 
     Attributes:
@@ -60,7 +60,7 @@ class Seen:
         return module.startswith(tuple(self.attention)) if self.attention else False
 
 
-def see(asked: ModelClass) -> Seen:
+def see(asked: ModelClass) -> Observation:
     """Run a small model of a class once, and look.
 
     Raises:
@@ -77,7 +77,7 @@ def see(asked: ModelClass) -> Seen:
     ]
     if not lists:
         raise not_inferred(f"{asked.name} has no list of layers")
-    seen = Seen(lists[0] + ".")
+    seen = Observation(lists[0] + ".")
     kinds = {nn.Embedding: "embedding", nn.Linear: "linear", Conv1D: "transposed"}
     for name, module in model.named_modules():
         plain = next((kind for of, kind in kinds.items() if isinstance(module, of)), None)
@@ -151,7 +151,7 @@ def _has_weight(module: nn.Module) -> bool:
 class _Watch:
     """What modules are given and give, in one run."""
 
-    def __init__(self, model: nn.Module, seen: Seen) -> None:
+    def __init__(self, model: nn.Module, seen: Observation) -> None:
         self.model, self.seen = model, seen
         self.behind: set[str] = set()
         self.last: set[str] = set()

@@ -31,7 +31,7 @@ KNOWN = (ADAMW, ADAMW | {"max_exp_avg_sq"}, MUON)
 OF_SCHEDULES = {*RATES, "base_momentum", "max_momentum"}
 
 
-class Law(NamedTuple):
+class KnownOptimizer(NamedTuple):
     """What the options of an optimizer's groups tell of it.
 
     Attributes:
@@ -49,14 +49,14 @@ class Law(NamedTuple):
 
 
 LAWS = {
-    ADAMW: Law(
+    ADAMW: KnownOptimizer(
         "AdamW",
         ({"betas", "eps", "amsgrad"}, {"betas", "eps", "bias_correction"}),
         OF_SCHEDULES
         | {"betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable"}
         | {"differentiable", "fused", "decoupled_weight_decay", "bias_correction", STEP},
     ),
-    MUON: Law(
+    MUON: KnownOptimizer(
         "Muon",
         ({"momentum", "ns_steps"},),
         OF_SCHEDULES

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from growkit.report.view import BEYOND, figure, is_number
+from growkit.report.view import BEYOND, figure, is_finite
 
 WIDTH = 440
 LEFT, RIGHT, TOP, BOTTOM = 66, WIDTH - 18, 40, 52
@@ -215,9 +215,9 @@ def line(
     """
     names = names or [str(index) for index in range(len(values))]
     places = places or range(len(values))
-    limit = limit if limit and is_number(limit[0]) else None
+    limit = limit if limit and is_finite(limit[0]) else None
     chart = _Drawing(280)
-    known = [*filter(is_number, values), *([limit[0]] if limit else [])]
+    known = [*filter(is_finite, values), *([limit[0]] if limit else [])]
     up = _logarithmic(known, chart.bottom, TOP) if log else linear([0, *known], chart.bottom, TOP)
     low, high = (places[0], places[-1]) if places else (0, 0)
     across = Scale(low, high if high > low else low + 1, [], LEFT, RIGHT)
@@ -231,7 +231,7 @@ def line(
     path, previous, found, missing = "", None, [], []
     for x, name, value in zip(xs, names, values, strict=True):
         hint = f"{name}: {figure(value)}"
-        if not is_number(value):
+        if not is_finite(value):
             chart.path("lost", f"M{x - 4:.1f} {TOP + 2}l8 8m0 -8l-8 8", hint)
             missing.append(name)
             previous = None
@@ -286,8 +286,8 @@ def residuals(
         titles: what the chart shows.
         band: a difference for a line on both sides of zero, and its name.
     """
-    known = [(x, y - x) for x, y in pairs if is_number(x) and is_number(y)]
-    band = band if band and is_number(band[0]) and band[0] > 0 else None
+    known = [(x, y - x) for x, y in pairs if is_finite(x) and is_finite(y)]
+    band = band if band and is_finite(band[0]) and band[0] > 0 else None
     chart = _Drawing(300)
     across = linear([x for x, _ in known], LEFT, RIGHT)
     reach = [*(abs(apart) for _, apart in known), *([band[0]] if band else [])]

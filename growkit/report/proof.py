@@ -10,7 +10,7 @@ from typing import Any
 from growkit.base.units import duration, size
 from growkit.report import drawing, view
 from growkit.report.drawing import Interval, Titles
-from growkit.report.view import Cell, Found, Grid, Paragraph, Topic, figure, is_number, recorded
+from growkit.report.view import Cell, Found, Grid, Paragraph, Topic, figure, is_finite, recorded
 from growkit.results.proof import counted, failed, next_step, trainability_sentence, value_sentence
 
 MEASURES = (
@@ -132,7 +132,7 @@ def _kl(result: Found) -> Cell | None:
         return None
     notes = [f"at most {figure(most)} allowed"] if most is not None else []
     same = strict["top1_agreement"]
-    notes += [f"{same:.1%} of the likeliest next tokens are the same"] if is_number(same) else []
+    notes += [f"{same:.1%} of the likeliest next tokens are the same"] if is_finite(same) else []
     return Cell(f"{figure(strict['kl_nats_per_token'])} nats per token", "; ".join(notes))
 
 
@@ -161,9 +161,9 @@ def _loss(result: Found) -> Cell | None:
     strict, native = (
         [result[f"loss_{of}{ending}"] for of in ("source", "target")] for ending in ("", "_native")
     )
-    if not any(map(is_number, strict)):
+    if not any(map(is_finite, strict)):
         return None
-    runs = f"{native_name(result)} {_arrow(native, '.4f')}; " if any(map(is_number, native)) else ""
+    runs = f"{native_name(result)} {_arrow(native, '.4f')}; " if any(map(is_finite, native)) else ""
     form = ".6f" if result["promise"] == "exact" else ".4f"
     note = f"in strict float64; {runs}nats per token, {compared_on(result)}"
     return Cell(_arrow(strict, form), note)
@@ -239,7 +239,7 @@ def _capacity(found: Found | None) -> Cell | None:
 
 
 def _proved(result: Found) -> Cell:
-    took = f"in {duration(result['seconds'])}, " if is_number(result["seconds"]) else ""
+    took = f"in {duration(result['seconds'])}, " if is_finite(result["seconds"]) else ""
     when = f"{result['created'][:16].replace('T', ' ')} UTC"
     return Cell(when, f"{took}on {result['native']['device']}")
 
@@ -277,7 +277,7 @@ def _losses(result: Found) -> Topic:
         before, after = (result[f"loss_{of}{ending}"] for of in ("source", "target"))
         if before is None and after is None:
             continue
-        change = after - before if is_number(before) and is_number(after) else None
+        change = after - before if is_finite(before) and is_finite(after) else None
         shown = (figure(before, ".6f"), figure(after, ".6f"))
         rows.append([name, *shown, figure(change, "+.3g" if change else "g")])
     text = f"Over {compared_on(result)}."
@@ -309,7 +309,7 @@ def _layers(result: Found) -> Topic:
         Titles("Error by layer", "layer", "error / scale of the source's states"),
         names=[str(layer["module"]).rpartition(".")[2] for layer in layers],
         log=True,
-        limit=(tolerance, f"limit {tolerance:.3g}") if is_number(tolerance) else None,
+        limit=(tolerance, f"limit {tolerance:.3g}") if is_finite(tolerance) else None,
     )
     return Topic("Error by layer", **_unless_zero(errors, chart), half=True)
 
@@ -327,7 +327,7 @@ def _logits(result: Found) -> Topic:
     chart = drawing.residuals(
         sample,
         Titles(title, "logit of the source", "target − source"),
-        (largest, "largest rounding of the source alone") if is_number(largest) else None,
+        (largest, "largest rounding of the source alone") if is_finite(largest) else None,
     )
     return Topic(title, charts=[view.Chart(chart)] if sample else [], half=True)
 
@@ -353,7 +353,7 @@ def binned(
         inside = pairs[begin : begin + width]
         tokens = sum(count for _, count in inside)
         # A mean must not hide a position without a number.
-        known = [value * (count / tokens) for value, count in inside if is_number(value)]
+        known = [value * (count / tokens) for value, count in inside if is_finite(value)]
         mean = sum(known) if len(known) == len(inside) else None
         last = begin + len(inside) - 1
         found.append((str(begin) if last == begin else f"{begin}–{last}", mean, tokens))
@@ -377,7 +377,7 @@ def _copies(result: Found) -> Topic:
     capacity, matrices = _capacity(result["trainability"]), result["symmetry"]
     distances: dict[str, list[float]] = {}
     for matrix in matrices:
-        if is_number(matrix["relative_distance"]):
+        if is_finite(matrix["relative_distance"]):
             kind = sub(r"\.\d+\.", ".*.", str(matrix["tensor"]))
             distances.setdefault(kind, []).append(matrix["relative_distance"])
     rows = [Interval(kind, fmean(s), min(s), max(s)) for kind, s in distances.items()]
@@ -412,7 +412,7 @@ def _low_rank(result: Found) -> Topic:
             mark=(chosen, f"rank {chosen}, chosen") if chosen in ranks and not more else None,
         )
         charts.append(view.Chart(chart, Cell("KL by rank", "what another rank would cost or gain")))
-    known = [found for found in spectra if is_number(found["residual"])]
+    known = [found for found in spectra if is_finite(found["residual"])]
     for found in sorted(known, key=lambda each: -each["residual"])[:MOST_SPECTRA]:
         values, kept = found["singular_values"], found["kept"]
         chart = drawing.line(

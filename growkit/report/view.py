@@ -27,7 +27,7 @@ NOTHING = "–"
 """A cell in which nothing was measured."""
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_finite(value: Any) -> TypeGuard[float]:
     """Whether something can be drawn: neither missing nor NaN nor infinite."""
     return isinstance(value, int | float) and abs(value) < BEYOND  # false for a NaN
 
@@ -95,9 +95,9 @@ def recorded(found: Found, keys: Sequence[str] = ()) -> dict[str, Any]:
     shown = {}
     for key in keys or found:
         value = found.get(key)
-        if key.endswith("seconds") and is_number(value):
+        if key.endswith("seconds") and is_finite(value):
             value = duration(value)
-        if key in BYTES and is_number(value):
+        if key in BYTES and is_finite(value):
             value = size(value)
         if isinstance(value, Mapping):
             pairs = ", ".join(f"{name} {figure(each)}" for name, each in value.items())
