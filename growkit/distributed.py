@@ -39,6 +39,7 @@ from growkit.engine.loader import check_class
 from growkit.engine.oracle import lacks_class, parsed, readable
 from growkit.engine.user_family import temporary_family, unlisted_family
 from growkit.families.family import family_of
+from growkit.planning.updates import law_of
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.sources import find
@@ -213,7 +214,6 @@ class Grown:
         if self.recipe.optimizer is None:
             return None
         from growkit.optimizer.growing import Optimizer
-        from growkit.planning.updates import law_of
 
         with temporary_family(self.recipe.family), outlined(self.target, self.config) as outline:
             optimizer = Optimizer(Path(self.recipe.optimizer), self.source, self.lineage)

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit import training
+from growkit.algebra.update import Update
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
@@ -27,7 +28,7 @@ from growkit.engine.strict import strict_float64
 from growkit.optimizer.groups import class_name, class_updates
 from growkit.optimizer.growing import MOMENTS, grown_moments
 from growkit.optimizer.state import written_in
-from growkit.planning.updates import Update, law_of
+from growkit.planning.updates import law_of
 from growkit.proof import training as proof
 from growkit.proof.training import StatePaths, compare_states, prove_training, state_paths
 from growkit.proof.weights import origin_of

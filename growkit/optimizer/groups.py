@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from growkit.algebra.update import MUON_ADJUSTMENTS, Update, muon_rate
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 from growkit.base.tensors import Config
@@ -31,7 +32,7 @@ from growkit.engine.class_weights import converted, empty_model
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
 from growkit.planning.layouts import read_layout
-from growkit.planning.updates import MUON_ADJUSTMENTS, Update, muon_rate, stepped
+from growkit.planning.updates import stepped
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 """Options of a group that are learning rates: its own, and those that schedulers keep there."""

@@ -28,7 +28,7 @@ from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
 from growkit.optimizer.groups import Factors, Parameters, ParamGroup, check_trainable, class_updates
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
-from growkit.optimizer.state import MUON, ORDERS, STEP, State, open_state
+from growkit.optimizer.state import MUON, ORDERS, STEP, State, TargetState, open_state
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Constant
@@ -138,7 +138,7 @@ class Optimizer:
         )
 
 
-class GrownState(Weights):
+class GrownState(TargetState):
     """The state of a grown model's optimizer, computed while it is written.
 
     Args:

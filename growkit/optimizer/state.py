@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import members
 from growkit.base.tensors import Weights
 from growkit.checkpoint.writing import Save
 from growkit.optimizer.groups import RATES, Parameters, ParamGroup
-
-if TYPE_CHECKING:
-    from growkit.optimizer.growing import GrownState
 
 ORDERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "momentum_buffer": 1}
 """Every kind of tensor that grows with the weights, and the power of the gradient in it."""
@@ -103,7 +101,7 @@ class State:
     groups: Sequence[ParamGroup]
     steps: Mapping[str, float]
     numbers: Weights
-    write: Callable[[GrownState, Path, Save], None]
+    write: Callable[[TargetState, Path, Save], None]
     beside: Mapping[str, str] = field(default_factory=dict)
     schedules: Mapping[str, Any] = field(default_factory=dict)
     assumed: str = ""
@@ -116,6 +114,24 @@ class State:
             parameter, _, kind = name.rpartition(".")
             found.setdefault(parameter, set()).add(kind)
         return {parameter: frozenset(kinds) for parameter, kinds in found.items()}
+
+
+class TargetState(Weights, ABC):
+    """The state of a target's optimizer, as formats write it.
+
+    Attributes:
+        state: of the source's optimizer.
+        groups: of the target's parameters.
+        steps: number of steps that every parameter has taken, as far as its moments tell.
+    """
+
+    state: State
+    groups: Sequence[ParamGroup]
+    steps: Mapping[str, float]
+
+    @abstractmethod
+    def schedules(self) -> dict[str, Any]:
+        """The source's schedules for the target's groups, named as in ``State.schedules``."""
 
 
 @dataclass(frozen=True)

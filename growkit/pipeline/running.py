@@ -26,6 +26,7 @@ from growkit.engine.user_family import load_description, temporary_family, unlis
 from growkit.families.family import family_of
 from growkit.pipeline.inspection import disk_needed, estimate
 from growkit.planning.operation import Value
+from growkit.planning.updates import law_of, summary
 from growkit.proof.preflight import check_settings, preflight
 from growkit.recipe import recipe as recipes
 from growkit.recipe.manifest import manifest_of
@@ -289,8 +290,6 @@ class _Run:
             source.opened.carry_over(folder)
             _write_config(source, self.target, folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
-
-        from growkit.planning.updates import law_of, summary
 
         law = law_of(self.lineage)
         result["updates"] = summary(law, self.target.tensors)

@@ -15,10 +15,10 @@ from growkit.algebra.axes import Role
 from growkit.algebra.expansion import IndexMap, in_blocks, placed
 from growkit.algebra.law import Read, Rows, copies_in, grow_moments, grow_slice, undo
 from growkit.algebra.splits import Shares
+from growkit.algebra.update import Update
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import TORCH_NAMES, Weights
-from growkit.planning.updates import Update
 
 Slices = Sequence[slice]
 """Begin and end in every dimension of a tensor."""

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from growkit.algebra.update import Update
 from growkit.base.errors import InputError
 from growkit.base.limits import rounded_sum, training_limit, within
 from growkit.base.settings import Settings
@@ -37,7 +38,7 @@ from growkit.optimizer.growing import MOMENTS, GrownState, Optimizer, grown_mome
 from growkit.optimizer.state import MUON, STEP, State, open_state, written_in
 from growkit.planning.plan import Lineage
 from growkit.planning.transforms import AT_RANDOM
-from growkit.planning.updates import Law, Update, law_of
+from growkit.planning.updates import Law, law_of
 from growkit.proof.fingerprint import widest
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import TrainingProof

@@ -22,9 +22,8 @@ from growkit.checkpoint.distributed_file import REMEDY, DistributedFile, Listed
 from growkit.checkpoint.folder import LIST, Folder
 from growkit.checkpoint.writing import Save
 from growkit.optimizer.groups import Parameters, ParamGroup
-from growkit.optimizer.growing import GrownState
 from growkit.optimizer.schedule import OF_GROUPS, holds_schedule
-from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State
+from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State, TargetState
 
 FOLDER = "optimizer"
 """What it is called in the folder of a model."""
@@ -170,7 +169,7 @@ def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> li
 
 
 def _write(
-    before: str, carried: Mapping[str, Any], grown: GrownState, folder: Path, save: Save
+    before: str, carried: Mapping[str, Any], grown: TargetState, folder: Path, save: Save
 ) -> None:
     """Write a state.
 

@@ -16,9 +16,8 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.weight_file import Select, TorchFile, open_saved, placeholder
 from growkit.checkpoint.writing import Save, Shard
 from growkit.optimizer.groups import Parameters, ParamGroup, class_name
-from growkit.optimizer.growing import GrownState
 from growkit.optimizer.schedule import holds_schedule
-from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State
+from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State, TargetState
 
 NAME, BIN = "optimizer.pt", "optimizer.bin"
 SCHEDULE, PROGRESS = "scheduler.pt", "trainer_state.json"
@@ -154,7 +153,7 @@ def _write(
     file: str,
     source: Folder | None,
     carried: Sequence[str],
-    grown: GrownState,
+    grown: TargetState,
     folder: Path,
     save: Save,
 ) -> None:
