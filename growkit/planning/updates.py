@@ -1,7 +1,5 @@
 """The update of every tensor of a target, from its plans (``growkit.algebra.update``)."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a probe is asked for: how it trains, and the recipes that it tries."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What a comparison is judged by: a deliberate fault in the target, and rounding in the source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ many of them. What rounding to the storage dtype does to the source is measured 
 limits for other dtypes follow from their spacing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ compared with what growkit writes if a manifest records how the folder was made,
 source.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import suppress

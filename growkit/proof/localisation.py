@@ -1,7 +1,5 @@
 """Where and why two models differ: what their states correspond to, and the cause of a fault."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

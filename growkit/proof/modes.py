@@ -1,7 +1,5 @@
 """Inference modes: everything that breaks in practice."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any

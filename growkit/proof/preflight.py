@@ -1,7 +1,5 @@
 """What would end a proof, found out before the seconds that torch and transformers take."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 from growkit.base.errors import InputError

@@ -4,8 +4,6 @@ Loading a folder with transformers and saving it rewrites them: spaces change, d
 in, files are merged or split. So where bytes differ, what transformers reads from them counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any

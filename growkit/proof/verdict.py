@@ -4,8 +4,6 @@ Every part of the proof returns findings: what was compared, how it was measured
 within its limit. The first finding that failed decides.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack

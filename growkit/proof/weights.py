@@ -8,8 +8,6 @@ planned again, but it may not have growkit read any file outside the two folders
 search: manifests that growkit writes contain the results of searches.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
