@@ -328,7 +328,8 @@ def options_of(command: typer.core.TyperGroup) -> set[str]:
 def unknown_options(text: str) -> set[str]:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
-    ours = re.sub(r"(python -m tests\.|accelerate launch |torchrun |pip |uvx )[^`\n]*", "", text)
+    others = r"(python -m tests\.|pytest |accelerate launch |torchrun |pip |uvx )[^`\n]*"
+    ours = re.sub(others, "", text)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours))
     return named - options_of(group)
 
