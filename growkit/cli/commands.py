@@ -12,6 +12,7 @@ import inspect
 import io
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -324,8 +325,10 @@ def _sentence(error: Any) -> str:
                 name, *_flags(error.ctx.command), otherwise=help_of, quoted=str
             )
             return f"{error.ctx.command_path} has no option {name}; {meant}"
-    message = error.format_message().partition(", unable to parse")[0]
-    message = " ".join(message.split()).rstrip(".")
+    if wanted := re.search("valid (int|number|float)", error.message):
+        kind = "a whole number" if wanted[1] == "int" else "a number"
+        return f"{error.param.opts[-1]} takes {kind}; {help_of}"
+    message = " ".join(error.format_message().split()).rstrip(".")
     message = f"{message[:1].lower()}{message[1:]}"
     return message if "; " in message or not help_of else f"{message}; {help_of}"
 
