@@ -20,7 +20,7 @@ from growkit.families.family import example, family_of
 from growkit.pipeline.inspection import TIED, catalogue, table
 from growkit.results.operation import Abilities, Answer
 from tests.conftest import load_strict, save_random, seeded
-from tests.depth import KINDS
+from tests.families import CONFIGS
 
 FILE = Path(growkit.__file__).parents[1] / "docs" / "families.md"
 BEGIN, END = "<!-- growkit families -->\n", "<!-- end -->\n"
@@ -49,7 +49,7 @@ def random_model(
     Its switches are those of the class, as the catalogue has them, but for what an answer says of
     the config (``only``); its other numbers are random.
     """
-    config = KINDS[kind](seeded(seed))
+    config = CONFIGS[kind](seeded(seed))
     config = {k: v for k, v in config.items() if k == TIED or not isinstance(v, bool | str | list)}
     for only_with_switches in ("word_embed_proj_dim", "num_ln_in_parallel_attn"):
         config.pop(only_with_switches, None)

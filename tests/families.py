@@ -247,6 +247,40 @@ FAMILIES: dict[str, Kind] = {
 """By ``model_type``."""
 
 
+def diff(choose: Random, **more: Any) -> Config:
+    return softmax(choose, "attention_bias", head_dim=False) | {
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": choose.choice([2, 4]),
+        **more,
+    }
+
+
+def diff_transformer(choose: Random) -> Config:
+    switches = {
+        "integral": choose.choice(["none", "causal"]),
+        "gamma": choose.choice(["unified", "gated"]),
+        "head_norm": choose.choice(["affine", "plain", "none"]),
+        "lambda_type": choose.choice(["vectors", "projected"]),
+        "hidden_act": choose.choice(["silu", "poly_norm"]),
+        "num_noise_heads": 2,
+    }
+    if coin(choose):
+        switches |= {"qk_projection": "shared", "shared_rank": choose.choice([2, [1, 2, 3, 1]])}
+    return diff(choose, num_key_value_heads=2, **switches)
+
+
+CONFIGS: dict[str, Callable[[Random], Config]] = {
+    **{kind: each.any for kind, each in FAMILIES.items()},
+    "llama": lambda c: softmax(c, "attention_bias", "mlp_bias", head_dim=False),
+    "mistral": lambda c: softmax(c, sliding_window=c.choice([None, 5])),
+    "gpt2": lambda c: gpt2(c) | {"scale_attn_by_inverse_layer_idx": False},
+    "diffllama": diff,
+    "diff_transformer": diff_transformer,
+}
+"""By ``model_type``; also of the types that have tests of their own."""
+
+
 class Case:
     """A random model of a kind, and a random growth of it."""
 
@@ -405,3 +439,36 @@ def copy_any(kind: str, seed: int, folder: Path) -> float:
     options = {"experts": f"x{factor}", "symmetry": symmetry, "seed": seed}
     growkit.grow(source, out, method="experts", verify=False, **options)
     return relative_error(source, out)
+
+
+INFERRED = (
+    *("apertus", "arcee", "biogpt", "bitnet", "bloom", "codegen", "cwm", "doge", "ernie4_5"),
+    *("exaone4", "glm", "glm4", "gpt_bigcode", "gpt_neo", "gptj", "helium", "hunyuan_v1_dense"),
+    *("hyperclovax", "internlm3", "jais2", "minicpm3", "mpt", "nanochat", "nemotron"),
+    *("persimmon", "seed_oss", "vaultgemma", "xglm", "youtu"),
+)
+"""Types whose families are inferred."""
+
+INFERRED_SIZES: Config = {
+    "vocab_size": 29,
+    "hidden_size": 64,
+    "intermediate_size": 36,
+    "ffn_dim": 36,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "rotary_dim": 8,
+    "attention_types": [[["global", "local"], 1]],
+}
+
+
+def random_model(kind: str, folder: Path, seed: int = 0, **more: Any) -> Path:
+    """A tiny random model of a type, with the sizes that its config knows."""
+    empty = CONFIG_MAPPING[kind]()
+    names = {key: empty.attribute_map.get(key, key) for key in INFERRED_SIZES}
+    has = empty.to_dict()
+    known = {names[key]: value for key, value in INFERRED_SIZES.items() if names[key] in has}
+    known |= dict.fromkeys((key for key in has if key.endswith("_token_id")), 1)
+    return save_random(folder, CONFIG_MAPPING[kind](**(known | more)), seed, torch.float32)

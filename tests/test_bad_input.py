@@ -115,27 +115,6 @@ def test_overwriting_keeps_the_old_output_until_the_new_one_is_proved(
     assert sorted(path.name for path in out.parent.iterdir()) == ["out", "source"]
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(
-    "changed", ["notes.txt", "model.safetensors", "README.md", "additional_chat_templates/x.jinja"]
-)
-@pytest.mark.parametrize("seconds", [-3600, 0, 3600])
-def test_overwriting_spares_what_users_did(
-    changed: str, seconds: int, source: Path, out: Path
-) -> None:
-    """Whatever was added or changed, at the top or below, whatever its date."""
-
-    def change(file: Path, text: str, later: float) -> None:
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
-        os.utime(file, (later, later))
-
-    change(source / "additional_chat_templates" / "x.jinja", "{{ old }}", 1e9)
-    assert cli("grow", source, out, *UNPROVED).exit_code == 0
-    change(out / changed, "mine", time.time() + seconds)
-    assert str(out) in refused(source, out, *GROW, "--overwrite")
-
-
 def test_an_output_that_appears_meanwhile_is_not_replaced(
     source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,21 +212,6 @@ def test_debug_shows_the_traceback(
 
 
 # --- verify ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def copy(source: Path, out: Path) -> Path:
-    return shutil.copytree(source, out)
-
-
-@pytest.mark.parametrize("name", [UP, "model.embed_tokens.weight", "lm_head.weight"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_targets_that_hold_no_numbers(value: float, name: str, source: Path, copy: Path) -> None:
-    with edit_weights(copy) as tensors:
-        tensors[name][-1] = value
-    sentence = refused(source, copy, command="verify")
-    assert name in sentence
-    assert str(copy) in sentence
 
 
 def test_a_target_needs_no_tokenizer(tmp_path: Path) -> None:

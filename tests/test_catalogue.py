@@ -15,7 +15,7 @@ from growkit.recipe.recipe import GrowStep
 from growkit.results.operation import Abilities, Answer
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
 from tests.conftest import cli, edit_json, load_strict, save_model, seeded
-from tests.depth import KINDS
+from tests.families import CONFIGS
 
 COMMAND = """
 import sys
@@ -91,7 +91,7 @@ def test_inspect_shows_what_can_be_done_next(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_answers_come_true(kind: str, rows: list[Abilities], tmp_path: Path) -> None:
     """Some of them, with one that is a refusal; and other answers would not."""
     row = next(row for row in rows if kind in row.model_types)

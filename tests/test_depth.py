@@ -4,10 +4,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-from transformers import CONFIG_MAPPING
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
@@ -17,7 +19,7 @@ from growkit.growth import depth
 from growkit.growth.depth import arrangement
 from growkit.results.proof import trainability_sentence
 from tests.conftest import edit_json, edit_weights, relative_error, seeded
-from tests.depth import KINDS, Case, check, spoiled
+from tests.families import CONFIGS, Config, coin, save_lively
 
 QUICK = growkit.Settings(prompts=1, length=16)
 FEW = {"prompts": 1, "length": 12}
@@ -25,18 +27,145 @@ GROW: dict[str, Any] = {"method": "depth", "verify": False}
 Make = Callable[..., Path]
 
 
+LAYERS = 4
+
+IDENTITY = {"do_layer_norm_before": True, "apply_residual_connection_post_layernorm": False}
+"""Without these OPT and BLOOM have no blocks that change nothing."""
+
+
+class Deep:
+    """A random model of a kind, and what is to become of it."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        choose = seeded(seed)
+        self.kind, self.seed = kind, seed
+        self.config = CONFIGS[kind](choose)
+        self.config["num_hidden_layers"] = LAYERS
+        if "layer_types" in self.config:
+            kinds = ["full_attention", "sliding_attention"]
+            self.config["layer_types"] = [choose.choice(kinds) for _ in range(LAYERS)]
+            if coin(choose):  # what the class makes of the number of a layer
+                del self.config["layer_types"]
+        if "no_rope_layers" in self.config:
+            self.config["no_rope_layers"] = [int(coin(choose)) for _ in range(LAYERS)]
+            if coin(choose):
+                self.config |= {"no_rope_layers": None, "no_rope_layer_interval": 2}
+        if kind in ("qwen2", "qwen3", "qwen2_moe"):
+            used = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}
+            self.config |= used if coin(choose) else {}
+        if "mlp_only_layers" in self.config:
+            self.config["mlp_only_layers"] = choose.choice([[], [0], [1, 3]])
+        if "first_k_dense_replace" in self.config:
+            self.config["first_k_dense_replace"] = choose.choice([0, 1, 2])
+        self.config |= {key: on for key, on in IDENTITY.items() if key in self.config}
+        self.dtype = choose.choice([torch.float32, torch.bfloat16])
+        if self.config.get("hidden_size", 8) % 8:  # products with experts need whole 16 bytes
+            self.dtype = torch.float32
+        self.without_lists = coin(choose)
+        self.options: Config = choose.choice(
+            [
+                {"layers": "x1.5"},
+                {"layers": "x2"},
+                {"layers": 5, "place": "end"},
+                {"place": [0, 1, 1, 3]},
+                {"layers": 5, "place": choose.choice([0, 1, 2])},
+            ]
+        )
+
+    def save(self, folder: Path) -> Path:
+        """The model, as transformers saves it; or as files from before lists were written."""
+        save_lively(folder, self.kind, self.config, self.seed, self.dtype)
+        if self.without_lists:
+            with edit_json(folder / "config.json") as config:
+                for key in ("layer_types", "no_rope_layers"):
+                    if self.config.get(key) is None:
+                        config.pop(key, None)
+        return folder
+
+    def grow(self, folder: Path, **more: Any) -> tuple[Path, Path]:
+        """The source and what it became."""
+        source, out = self.save(folder / "source"), folder / "out"
+        growkit.grow(source, out, method="depth", **{"verify": False, **self.options, **more})
+        return source, out
+
+    @property
+    def new(self) -> list[int]:
+        """The numbers of the new layers."""
+        place = self.options.get("place", "even")
+        behind = {"x1.5": [1, 3], "x2": [0, 1, 2, 3]}.get(str(self.options.get("layers")), [3])
+        if place not in ("even", "end"):
+            behind = place if isinstance(place, list) else [place]
+        order = [layer for layer in range(LAYERS) for _ in range(1 + behind.count(layer))]
+        return [place for place in range(1, len(order)) if order[place] == order[place - 1]]
+
+
+def spoiled(folder: Path, layer: int, choose: Random) -> str:
+    """Multiply what a layer writes by 1.5; the name of the tensor."""
+    endings = ("o_proj.weight", "dense.weight", "out_proj.weight", "attn.c_proj.weight")
+    with edit_weights(folder) as tensors:
+        written = [name for name in tensors if f".{layer}." in name and name.endswith(endings)]
+        name = choose.choice(sorted(written))
+        tensors[name] *= 1.5
+    return name
+
+
+def without_gradient(folder: Path, new: list[int], steps: int = 3) -> list[str]:
+    """Parameters of new layers that get no gradient after some steps of AdamW."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, experts_implementation="eager", attn_implementation="eager"
+    )
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batch = torch.randint(29, (4, 16), generator=torch.Generator().manual_seed(0))
+    for step in range(steps + 1):
+        optimizer.zero_grad()
+        model(input_ids=batch, labels=batch).loss.backward()
+        if step < steps:
+            optimizer.step()
+    return [
+        name
+        for name, each in model.named_parameters()
+        if any(f"s.{layer}." in name or f"h.{layer}." in name for layer in new)
+        and (each.grad is None or not each.grad.any())
+    ]
+
+
+def check(kind: str, seed: int, folder: Path) -> None:
+    """Everything that must hold of a growth in depth."""
+    case = Deep(kind, seed)
+    quick = growkit.Settings(prompts=1, length=16, trainability=True)
+    source, out = case.grow(folder, verify=quick)
+    assert out.is_dir(), "rejected"
+    error = relative_error(source, out)
+    assert error < 1e-12, f"error {error}"
+    silent = without_gradient(out, case.new)
+    assert not silent, f"no gradient for {silent}"
+    choose = seeded(seed)
+    total = LAYERS + len(case.new)
+    layer = choose.choice([each for each in range(total) if each not in case.new])
+    name = spoiled(out, layer, choose)
+    for manifest in (True, False):
+        if not manifest:
+            (out / "growkit.json").unlink()
+        found = growkit.verify(source, out, prompts=1, length=16)
+        assert not found["kept"], f"{name} was spoiled"
+        if manifest:
+            place = found["fault"] or {"layer": None, "tensor": None}
+            assert (place["layer"], place["tensor"]) == (layer, name), f"{name}: {found['fault']}"
+
+
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_any_family(kind: str, seed: int, tmp_path: Path) -> None:
-    source, out = Case(kind, seed).grow(tmp_path)
+    source, out = Deep(kind, seed).grow(tmp_path)
     assert relative_error(source, out) < 1e-12
     assert growkit.inspect(out)["sizes"]["layers"] > growkit.inspect(source)["sizes"]["layers"]
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_all_that_must_hold(kind: str, seed: int, tmp_path: Path) -> None:
     """Proof, training, and a fault in a layer that was there before, with and without manifest."""
     check(kind, seed, tmp_path)
@@ -50,7 +179,7 @@ def test_a_new_layer_that_writes_is_no_identity(
     kind: str, forgotten: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: everything that writes must be zero."""
-    case = Case(kind, 1)
+    case = Deep(kind, 1)
     found = Family.writers
 
     def all_but_one(family: Family, config: dict[str, Any]) -> frozenset[str]:
@@ -89,7 +218,7 @@ def test_lists_are_those_of_the_classes() -> None:
 
 def test_lists_travel_with_their_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window in every other layer, which no file says; the control forgets that."""
-    case = Case("gemma2", 3)
+    case = Deep("gemma2", 3)
     case.config.pop("layer_types", None)
     case.without_lists = True
     source, out = case.grow(tmp_path, layers=5, place=0)
@@ -124,7 +253,7 @@ ALL_SPARSE: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 def test_which_layers_are_dense_travels_as_well(
     kind: str, changes: dict[str, Any], options: Any, config: dict[str, Any], tmp_path: Path
 ) -> None:
-    case = Case(kind, 2)
+    case = Deep(kind, 2)
     case.config |= changes
     case.options = options
     source, out = case.grow(tmp_path)
@@ -156,7 +285,7 @@ TWICE, STACK = {"layers": "x2"}, {"layers": "x2", "blocks": "stack"}
 def test_what_cannot_be_is_refused_with_what_can(
     kind: str, changes: dict[str, Any], options: Any, why: str, tmp_path: Path
 ) -> None:
-    case = Case(kind, 4)
+    case = Deep(kind, 4)
     source = case.save(tmp_path / "source")
     if kind == "opt" or changes == {"first_k_dense_replace": 1}:  # other tensors
         case.config |= changes

@@ -17,7 +17,7 @@ from growkit.inference.classes import ModelClass
 from growkit.inference.inferring import try_description
 from growkit.results.schema import json_schema
 from tests.conftest import cli, edit_json, relative_error, save_model, save_random
-from tests.infer import OTHERS, random_model
+from tests.families import INFERRED, random_model
 from tests.test_manifests import difference
 from tests.test_python import as_json, wrong
 
@@ -97,7 +97,7 @@ def test_known_families_are_found_again(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", INFERRED)
 def test_other_classes(kind: str, tmp_path: Path) -> None:
     """What is inferred is right; of some nothing is, or hidden cannot grow."""
     source, out = random_model(kind, tmp_path / "source"), tmp_path / "out"

@@ -22,8 +22,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST, write_manifest
 from growkit.proof.folder import FolderDifferences
 from tests.conftest import CONFIGS, edit_json, edit_weights, save_random, seeded
-from tests.families import FAMILIES, Case, windows
-from tests.infer import random_model
+from tests.families import FAMILIES, Case, random_model, windows
 from tests.test_tampering import (
     TAMPERINGS,
     add_tokenizer,

@@ -21,7 +21,7 @@ from growkit.engine.strict import strict_float64
 from growkit.modeling import differential_attention
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM, SharedProjection
-from tests import papers
+from tests import papers, test_llama
 from tests.conftest import edit_json, randomise, relative_error, save_model, seeded
 
 LIMIT = 1e-12
@@ -99,20 +99,9 @@ def distance(expected: Tensor, found: Tensor, mask: Tensor | None = None) -> flo
 
 def draw_diffllama(choose: Random) -> dict[str, Any]:
     """A random legal config of DiffLlama."""
-    kv_pairs = choose.choice([1, 2, 3])
-    return SIZES | {
-        "hidden_size": choose.choice([12, 16, 20]),
-        "intermediate_size": choose.choice([7, 24]),
-        "num_hidden_layers": choose.choice([1, 2, 3]),
-        "num_attention_heads": 2 * kv_pairs * choose.choice([1, 2, 4]),
-        "num_key_value_heads": 2 * kv_pairs,
-        "head_dim": choose.choice([2, 4, 6, 8]),
-        "attention_bias": choose.random() < 0.5,
-        "tie_word_embeddings": choose.random() < 0.5,
-        "rms_norm_eps": choose.choice([1e-5, 1e-2]),
-        "rope_parameters": {"rope_type": "default", "rope_theta": choose.choice([100.0, 1e4])},
-        "pad_token_id": 0,
-    }
+    theta = {"rope_type": "default", "rope_theta": choose.choice([100.0, 1e4])}
+    config, _ = test_llama.draw_diffllama(choose)
+    return SIZES | config | {"rope_parameters": theta, "pad_token_id": 0}
 
 
 def twins(

@@ -486,15 +486,8 @@ def test_the_page_is_whole_and_safe(place: Path, found: growkit.ProbeResult) -> 
     page = (place / "page.html").read_text()
     shown = Tags(page).text
     assert not OUTSIDE.search(page)
-    words = (
-        "Loss by compute",
-        "wide",
-        "source, trained further",
-        "small",
-        "stuck",
-        "Satterthwaite",
-    )
-    assert [word for word in words if word not in shown] == []
+    words = ("Loss by compute", "wide", "source, trained further", "small", "stuck")
+    assert [word for word in (*words, "Satterthwaite") if word not in shown] == []
     hostile = poisoned(json.loads(json.dumps(found)), HOSTILE)
     for given, each in zip(found["candidates"], hostile["candidates"], strict=True):
         each["outcome"] = given["outcome"]
@@ -505,14 +498,8 @@ def test_the_page_is_whole_and_safe(place: Path, found: growkit.ProbeResult) -> 
 
 
 def pair(better: str, worse: str, *, noise: bool) -> dict[str, Any]:
-    return {
-        "better": better,
-        "worse": worse,
-        "difference": 0.25,
-        "low": -0.5 if noise else 0.125,
-        "high": 1.0,
-        "noise": noise,
-    }
+    interval = {"low": -0.5 if noise else 0.125, "high": 1.0, "noise": noise}
+    return {"better": better, "worse": worse, "difference": 0.25, **interval}
 
 
 @pytest.mark.parametrize(

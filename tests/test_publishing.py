@@ -153,10 +153,12 @@ class TestWhatGrowkitDidNotMake:
         os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
         assert "changed" in refused(lambda: grow(source, out, overwrite=True), out.parent)
 
-    @pytest.mark.parametrize("kind", ["folder", "link", "linked weights", "pipe"])
+    @pytest.mark.parametrize("kind", ["file", "folder", "link", "linked weights", "pipe"])
     def test_additions(self, kind: str, source: Path, out: Path) -> None:
         kept = shutil.copytree(out, out.with_name("kept"))
-        if kind == "folder":
+        if kind == "file":
+            (out / "mine").touch()
+        elif kind == "folder":
             (out / "mine").mkdir()
         elif kind == "link":
             (out / "mine").symlink_to(source)

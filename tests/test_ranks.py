@@ -16,14 +16,12 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.checkpoint.folder import read_json
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli.app import app
 from growkit.cli.demo import MODEL, training_text
 from growkit.conversions import shared_diff as search
 from growkit.conversions.shared_diff import RANKS_PER_PASS, SHRINKAGES, Calibration, smallest_rank
@@ -33,7 +31,7 @@ from growkit.engine.strict import strict_float64
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, load_recipe
-from tests.conftest import folder_bytes, load_strict, relative_error, save_model, seeded
+from tests.conftest import cli, folder_bytes, load_strict, relative_error, save_model, seeded
 from tests.test_calibration import TEXT, as_read, by_hooks, close, windows, with_tokenizer
 
 LIMIT = 1e-12
@@ -336,7 +334,7 @@ def test_a_manifest_makes_the_same_model_again(
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(recipe | {"verify": {"prompts": 1, "length": 12}}))
     assert load_recipe(file).steps[0].as_dict() == step
-    assert CliRunner().invoke(app, ["run", str(file), "--json"]).exit_code == 0
+    assert cli("run", file, "--json").exit_code == 0
 
     manifest = read_json(tmp_path / "first" / "growkit.json")["recipe"]
     (settled,) = manifest["steps"]
@@ -348,7 +346,7 @@ def test_a_manifest_makes_the_same_model_again(
     assert manifest["source"] == source.name  # no path of the machine: they are put back
     steps = [settled | ({"calibration": text} if "calibration" in options else {})]
     file.write_text(yaml.safe_dump(manifest | {"source": str(source), "steps": steps}))
-    again = CliRunner().invoke(app, ["run", str(file), "--output", str(tmp_path / "second")])
+    again = cli("run", file, "--output", tmp_path / "second")
     assert again.exit_code == 0, again.output
     tensors = [load_file(tmp_path / each / "model.safetensors") for each in ("first", "second")]
     assert tensors[0].keys() == tensors[1].keys()
@@ -371,15 +369,8 @@ def planned(searched: Path, **options: Any) -> Any:
 
 def shown_by(searched: Path, **options: Any) -> str:
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    arguments = [
-        "convert",
-        str(searched),
-        str(searched.parent / "out"),
-        "--to",
-        "shared-diff",
-        *words,
-    ]
-    done = CliRunner().invoke(app, [*arguments, "--dry-run"], env={"COLUMNS": "200"})
+    out = searched.parent / "out"
+    done = cli("convert", searched, out, "--to", "shared-diff", *words, "--dry-run")
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
     return done.stdout

@@ -304,10 +304,8 @@ def test_what_reads_zeros_has_gathered_nothing() -> None:
 
 
 def test_what_the_root_of_hidden_rounds_is_bounded(tmp_path: Path) -> None:
-    source, out = (
-        save_random(tmp_path / "source", GemmaConfig(**SMALL, head_dim=6)),
-        tmp_path / "out",
-    )
+    source = save_random(tmp_path / "source", GemmaConfig(**SMALL, head_dim=6))
+    out = tmp_path / "out"
     result = growkit.grow(source, out, hidden="x2", promise="bounded", verify=QUICK)
     assert (result["promise"], result["kept"]) == ("bounded", True), result["verification"]
     assert proof_of(result)["trainability"]["trainable"]  # type: ignore[index]
@@ -521,20 +519,10 @@ def test_any_expansions(seed: int, tmp_path: Path, grow: Callable[..., Any]) -> 
     kv_heads, group = chance.choice([2, 3]), chance.choice([1, 2])
     heads = kv_heads * group
     class_of: type[PreTrainedConfig] = chance.choice([LlamaConfig, Qwen3Config])
-    config = class_of(
-        vocab_size=29,
-        hidden_size=36,
-        intermediate_size=11,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=6,
-        max_position_embeddings=64,
-        attention_bias=True,
-        tie_word_embeddings=chance.random() < 0.5,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    sizes = SIZES | {"hidden_size": 36, "intermediate_size": 11, "head_dim": 6}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    tied = chance.random() < 0.5
+    config = class_of(**sizes, attention_bias=True, tie_word_embeddings=tied)
     dtype = chance.choice([torch.float32, torch.bfloat16, torch.float16])
     source = save_random(tmp_path / "source", config, seed, dtype)
     serving = uneven(kv_heads, chance.choice([kv_heads, 4, 6]), groups=chance.random() < 0.5)
@@ -591,22 +579,13 @@ def test_zeros_where_one_eps_serves_other_norms(
     assert relative_error(source, tmp_path / "out") < 1e-12
 
 
-def make_qwen3(folder: Path) -> Path:
-    sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 6}
-    return save_random(folder, Qwen3Config(**sizes, **heads))
-
-
 def test_what_a_norm_cannot_be_told_is_refused(
     make: Make, tmp_path: Path, grow: Callable[..., Any]
 ) -> None:
-    llama, qwen3 = make("llama"), make_qwen3(tmp_path / "qwen3")
-    gpt2 = save_random(
-        tmp_path / "gpt2",
-        GPT2Config(
-            vocab_size=29, n_embd=16, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None
-        ),
-    )
+    llama = make("llama")
+    qwen3 = save_random(tmp_path / "qwen3", Qwen3Config(**SMALL, head_dim=6))
+    small = {"vocab_size": 29, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    gpt2 = save_random(tmp_path / "gpt2", GPT2Config(**small))
     refused: list[tuple[Path, dict[str, Expansion], str]] = [
         (llama, {"hidden": uneven(16, 28, groups=False)}, "uneven copies do not keep it"),
         (llama, {"hidden": padded(16, 32)}, "powers of four"),

@@ -10,18 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import LONGEST_SENTENCE, InputError
 from growkit.base.parsing import parse_yaml
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli.app import app
 from growkit.engine import prompts
-from tests.conftest import edit_json, save_model
+from tests.conftest import cli, edit_json, save_model
 from tests.test_calibration import with_tokenizer
 
 STEERING = "a\nb\x1b[31m\u202e"
@@ -38,13 +35,9 @@ def source(sound: Path, tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 def sentence(*arguments: object) -> str:
     """What a command says that refuses; it has left nothing beside the source."""
-    result = run(*arguments)
+    result = cli(*arguments)
     assert result.exit_code == 2, (result.output, result.exception)
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
@@ -69,8 +62,8 @@ def refused_by_all(source: Path, sound: Path) -> str:
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(config))
+    with edit_json(folder / "config.json") as config:
+        config |= changes
 
 
 # -- links and what is no file
@@ -141,7 +134,7 @@ def test_files_that_transformers_prefers(name: str, source: Path, sound: Path) -
     (source / name).write_text("{}")
     assert name in refused_by_all(source, sound)
     (source / name).rename(source / f"not-{name}")  # any other of the kind does not matter
-    assert run("inspect", source).exit_code == 0
+    assert cli("inspect", source).exit_code == 0
 
 
 @pytest.mark.parametrize("key", ["configuration_files", "transformers_weights", "fusion_config"])
@@ -165,7 +158,7 @@ def test_indices(listed: Any, source: Path, sound: Path) -> None:
     refused_by_all(source, sound)
     index["weight_map"]["lm_head.weight"] = "model-1.safetensors"
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert run("inspect", source).exit_code == 0
+    assert cli("inspect", source).exit_code == 0
 
 
 # -- there is an end to everything
@@ -264,10 +257,10 @@ def test_sentences_steer_no_terminal_and_have_an_end() -> None:
 
 def test_what_is_printed_of_a_folder(source: Path) -> None:
     edit_config(source, architectures=[STEERING])
-    shown = run("inspect", source).stdout
+    shown = cli("inspect", source).stdout
     assert r"a\nb\x1b[31m\u202e" in shown
     assert all(char.isprintable() or char == "\n" for char in shown)
-    printed = run("inspect", source, "--json").stdout
+    printed = cli("inspect", source, "--json").stdout
     assert all(char.isprintable() or char == "\n" for char in printed)
     assert json.loads(printed)["model_class"] == STEERING
 

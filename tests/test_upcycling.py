@@ -15,7 +15,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.strict import strict_float64
 from growkit.proof.trainability import Gradients
 from growkit.recipe.planner import plan_recipe
-from tests.conftest import edit_weights, load_strict, relative_error, save_random, seeded
+from tests.conftest import edit_json, edit_weights, load_strict, relative_error, save_random, seeded
 from tests.families import (
     DENSE,
     FAMILIES,
@@ -36,8 +36,8 @@ IDS = torch.randint(29, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
 def configure(folder: Path, **changes: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with edit_json(folder / "config.json") as config:
+        config |= changes
 
 
 def alter(folder: Path, ending: str) -> str:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import resolved
 from growkit.proof.config import follows, not_compared
@@ -20,7 +21,7 @@ from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
 from growkit.recipe import planner
 from growkit.recipe.manifest import read_record
-from tests.conftest import edit_json, save_model, save_random
+from tests.conftest import cli, edit_json, save_model, save_random
 from tests.families import MOE, SIZES
 from tests.test_calibration import with_tokenizer
 
@@ -357,3 +358,58 @@ def test_what_a_class_assumes_of_long_texts_is_named() -> None:
     assert "window_size" in not_compared(llama, other)
     assert "window_size" not in not_compared(llama | {"window_size": 256}, other)
     assert "classifier_dropout" not in not_compared(llama, other)
+
+
+# Arguments that are exchanged.
+
+SAID = "the arguments appear to be exchanged"
+
+
+def made(source: Path, target: Path, how: str) -> Path:
+    if how == "convert":
+        growkit.convert(source, target, "diff-v2", verify=False)
+    else:
+        method = "depth" if how == "layers" else "hypercloning"
+        growkit.grow(source, target, method=method, verify=False, **{how: "x2"})
+    return target
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("exchanged") / "source", "llama")
+
+
+@pytest.mark.parametrize("how", ["hidden", "ffn", "layers", "convert"])
+def test_exchanged_arguments(how: str, llama: Path, tmp_path: Path) -> None:
+    target = made(llama, tmp_path / "target", how)
+    assert growkit.verify(llama, target, **QUICK)["kept"]
+    with pytest.raises(InputError, match=f"^{SAID}: growkit.json in .*target records"):
+        growkit.verify(target, llama, **QUICK)
+    done = cli("verify", target, llama)
+    assert done.exit_code == 2
+    assert f"growkit verify {llama} {target}" in " ".join(done.output.split())
+    (target / "growkit.json").unlink()  # nothing says which was first
+    other_way = growkit.verify(target, llama, **QUICK)
+    assert other_way["kept"], other_way["reason"]
+    assert other_way["weights_recovered"] is None
+
+
+def test_sources_that_were_made_themselves(llama: Path, tmp_path: Path) -> None:
+    """A source may have a manifest, whether its target has one or was saved again without."""
+    first = made(llama, tmp_path / "first", "hidden")
+    second = made(first, tmp_path / "second", "ffn")
+    assert growkit.verify(first, second, **QUICK)["kept"]
+    assert growkit.verify(first, first, **QUICK)["strict_float64"]["relative"] == 0
+    with pytest.raises(InputError, match=SAID):
+        growkit.verify(second, first, **QUICK)
+    (second / "growkit.json").unlink()
+    assert growkit.verify(first, second, **QUICK)["weights_recovered"] is None
+    (first / "growkit.json").write_text("{")  # it says nothing that could be read
+    assert growkit.verify(first, second, **QUICK)["kept"]
+
+
+def test_a_vocabulary_that_grew(llama: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    growkit.grow(llama, target, vocab="x2", verify=False)
+    with pytest.raises(InputError, match="the source comes first"):
+        growkit.verify(target, llama, **QUICK)

@@ -1,11 +1,16 @@
-"""``make gpu`` is ready for a machine that nobody here has: rehearsed on a CPU, part by part."""
+"""A GPU that nobody here has: ``make gpu`` is rehearsed on a CPU, proofs on a pretended one."""
 
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils import backend_registration
 
 from benchmarks import gpu
 
@@ -70,3 +75,21 @@ def test_what_was_measured_stays(tmp_path: Path) -> None:
     assert [f"figure {number}" in text for number in (1, 2, 3)] == [True] * 3
     assert "stopped after 1 s" in text
     assert "exit code 3" in text
+
+
+def test_what_meets_in_a_proof_is_on_one_device(tmp_path: Path) -> None:
+    """One test: workers that share the suite out would each run all of it."""
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch cannot pretend a device")
+    command = [sys.executable, "-m", "tests.pretend_gpu", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: Any = json.loads(done.stdout)
+    assert "same device" in found.pop("mixed")  # the control
+    assert len(found) == 7
+    for name, each in found.items():
+        assert each["kept"] == name.endswith("sound"), name
+    for name in ("llama", "grouped"):
+        fault = found[f"{name}, spoiled"]["fault"]
+        assert fault["tensor"] == "model.layers.1.self_attn.o_proj.weight"
+        assert fault["factor"] == pytest.approx(1.01, rel=1e-6)
