@@ -22,6 +22,7 @@ from transformers import (
 from transformers.utils import logging
 from typer.testing import CliRunner, Result
 
+import growkit
 from growkit.base import tensors
 from growkit.cli.app import app
 from growkit.cli.demo import MODEL
@@ -118,6 +119,16 @@ def make(tmp_path: Path) -> Callable[..., Path]:
         return save_model(tmp_path / f"{kind}-{next(count)}", kind, **options)
 
     return build
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source, what it grew into, and what it was converted into with a loss."""
+    folder = tmp_path_factory.mktemp("pair")
+    source = save_model(folder / "source", "diffllama", head_dim=8)
+    growkit.grow(source, folder / "exact", hidden="x2", verify=False)
+    growkit.convert(source, folder / "lossy", "shared-diff", rank=1, verify=False)
+    return folder
 
 
 def load_strict(folder: Path) -> PreTrainedModel:

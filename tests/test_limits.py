@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import growkit
 from growkit.base.limits import Limit, within, within_each
-from growkit.cli.app import app
 from growkit.engine.metrics import Distance
 from growkit.proof.function import FunctionProof
 from growkit.report.proof import headroom, proof_view
 from growkit.report.saving import page
 from growkit.report.view import figure
-from tests.conftest import save_model
+from tests.conftest import cli
 from tests.test_report import finding
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
@@ -26,15 +24,6 @@ RULE = [
     *((5e-324, 0.0, False), (-0.0, 0.0, True), (math.nan, 1.0, False), (1.0, math.nan, False)),
     *((math.inf, math.inf, False), (1.0, math.inf, True)),
 ]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    source = save_model(folder / "source", "diffllama", head_dim=8)
-    growkit.grow(source, folder / "exact", hidden="x2", verify=False)
-    growkit.convert(source, folder / "lossy", "shared-diff", rank=1, verify=False)
-    return folder
 
 
 @pytest.mark.parametrize(("distance", "limit", "kept"), RULE)
@@ -79,7 +68,7 @@ def test_an_exit_code_at_its_limit(place: Path) -> None:
     assert most
     asked = [*map(str, pair), "--prompts", "1", "--length", "8", "--max-kl"]
     for limit, code in ((most, 0), (math.nextafter(most, 1), 0), (math.nextafter(most, 0), 1)):
-        done = CliRunner().invoke(app, ["verify", *asked, repr(limit)])
+        done = cli("verify", *asked, repr(limit))
         assert done.exit_code == code
         assert ("not as asked" in done.stdout) is bool(code)
         assert ("next: choose options that lose less" in done.stdout) is bool(code)

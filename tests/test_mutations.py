@@ -17,15 +17,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST
-from growkit.cli.app import app
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.results.proof import VerifyResult
-from tests.conftest import edit_json, save_model, seeded
+from tests.conftest import cli, edit_json, save_model, seeded
 from tests.test_group_diff import draw_factors, draw_source, legal
 from tests.test_llama import DTYPES, draw_diffllama
 from tests.test_llama import draw as draw_llama
@@ -618,7 +616,7 @@ def test_exit_codes(name: str, code: int, pairs: Callable[[str], Path], tmp_path
     target = shutil.copytree(pairs("llama") / "target", tmp_path / "target")
     BY_NAME[name].spoil(target)
     arguments = ["verify", str(pairs("llama") / "source"), str(target), "--length", "12"]
-    assert CliRunner().invoke(app, arguments).exit_code == code
+    assert cli(*arguments).exit_code == code
 
 
 # False alarms

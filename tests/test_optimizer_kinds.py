@@ -17,17 +17,15 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.distributed_file import MADE_OF
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli.app import app
 from growkit.optimizer.groups import Parameters
 from growkit.optimizer.state import open_state
 from growkit.training import hidden_matrices
-from tests.conftest import folder_bytes, load_strict, save_model
+from tests.conftest import cli, folder_bytes, load_strict, save_model
 from tests.test_optimizer_state import (
     FLAT,
     batch,
@@ -209,7 +207,7 @@ def test_files_that_are_cut_off(
     state = save_torch(*trained(source, 1), tmp_path / "state")
     state.write_bytes(bytes_of(state.read_bytes()))
     arguments = ["grow", str(source), str(tmp_path / "out"), "--hidden", "x2", "--no-verify"]
-    result = CliRunner().invoke(app, [*arguments, "--optimizer", str(state)])
+    result = cli(*arguments, "--optimizer", state)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "truncated" in result.stderr or "cannot be loaded as" in result.stderr
     assert not (tmp_path / "out").exists()

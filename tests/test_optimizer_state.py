@@ -26,17 +26,15 @@ from transformers import (
     get_scheduler,
 )
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, GreedyLR
-from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint import writing
-from growkit.cli.app import app
 from growkit.engine.strict import strict_float64
 from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.schedule import grown_schedule
 from growkit.training import hidden_matrices, param_groups
-from tests.conftest import folder_bytes, load_strict, save_model, save_random
+from tests.conftest import cli, folder_bytes, load_strict, save_model, save_random
 
 RATE, DECAY, EPS = 1e-2, 0.1, 1e-6
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -481,7 +479,7 @@ def test_an_order_that_was_assumed_is_reported(made: tuple[Path, Path], tmp_path
     """Numbers alone do not tell an order with equal shapes from another; names do."""
     source, state = made
     output = ["--no-verify", "--optimizer", str(state), "--hidden", "x2"]
-    ran = CliRunner().invoke(app, ["grow", str(source), str(tmp_path / "out"), *output])
+    ran = cli("grow", source, tmp_path / "out", *output)
     said = "does not name its parameters, which were assumed all in one group"
     assert (ran.exit_code, said in " ".join(ran.output.split())) == (0, True)
     manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())

@@ -23,11 +23,9 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
-from typer.testing import CliRunner
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli.app import app
 from growkit.cli.demo import held_out_text
 from growkit.probing import arms, lines, probe
 from growkit.probing import ranking as noise
@@ -42,7 +40,7 @@ from growkit.report.saving import page as page_of
 from growkit.results.probe import probe_next, probe_sentence
 from growkit.results.schema import json_schema
 from growkit.sources import find
-from tests.conftest import save_model, with_tokenizer
+from tests.conftest import cli, save_model, with_tokenizer
 from tests.test_python import as_json, wrong
 from tests.test_report import HOSTILE, OUTSIDE, Tags, poisoned
 
@@ -88,7 +86,7 @@ def found(place: Path) -> growkit.ProbeResult:
     words += [str(place / f"{name}.yaml") for name in ("stuck", "small", "wide")]
     words += ["--text", str(place / "text.txt"), *OPTIONS, "--lr", "3e-3", "1e15", "--json"]
     words += ["--work", str(place / "work"), "--report", str(place / "page.html")]
-    done = CliRunner().invoke(app, words)
+    done = cli(*words)
     assert done.exit_code == 0, done.output
     return restored(json.loads(done.stdout))
 
@@ -420,15 +418,15 @@ def test_a_report_that_fails_takes_nothing_with_it(
     full = OSError(errno.ENOSPC, "No space left on device", "notes")
     with monkeypatch.context() as patched:
         patched.setattr(saving, "write_whole", Mock(side_effect=full))
-        done = CliRunner().invoke(app, words)
+        done = cli(*words)
     assert (done.exit_code, json.loads(done.stdout)) == (2, found)
     assert "the report cannot be written (No space left on device" in done.stderr
     with monkeypatch.context() as patched:
         patched.setattr(os, "access", lambda *_: False)  # root may write anywhere
-        done = CliRunner().invoke(app, words)
+        done = cli(*words)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "no report can be written into notes; name another folder" in done.stderr
-    done = CliRunner().invoke(app, words)  # the control
+    done = cli(*words)  # the control
     assert (done.exit_code, done.stderr) == (0, "")
     assert json.loads((here / "notes" / "found.json").read_text()) == found
 

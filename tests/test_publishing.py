@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import growkit
 from growkit import InputError
 from growkit.checkpoint import publishing
 from growkit.checkpoint.publishing import Scratch, write_whole
-from growkit.cli.app import app
 from growkit.pipeline import running
-from tests.conftest import edit_weights, folder_bytes, save_model, seeded
+from tests.conftest import cli, edit_weights, folder_bytes, save_model, seeded
 from tests.faults import ANYWHERE, PUBLISHING, World, in_child, without_exchange
 
 QUICK = growkit.Settings(prompts=1, length=8)
@@ -218,7 +216,7 @@ class TestReports:
 
     def run(self, place: Path, *arguments: str) -> Any:
         before = folder_bytes(place)
-        result = CliRunner().invoke(app, list(arguments))
+        result = cli(*arguments)
         if result.exit_code == 2:
             assert folder_bytes(place) == before
             assert len(result.stderr.strip().splitlines()) == 1

@@ -6,18 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
-from growkit.cli.app import app
 from growkit.cli.demo import MODEL
 from growkit.recipe.recipe import (
     GrowStep,
@@ -27,6 +24,7 @@ from growkit.recipe.recipe import (
     shipped_recipe,
     shipped_recipes,
 )
+from tests.conftest import cli
 
 Make = Callable[..., Path]
 GOOD = """
@@ -93,37 +91,33 @@ def test_many_doublings_are_refused_at_once(make: Make, tmp_path: Path) -> None:
     assert time.process_time() - started < 5
 
 
-def run(*words: object) -> Any:
-    return CliRunner().invoke(app, ["run", *map(str, words)])
-
-
 def test_shipped_recipes_run_by_name(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     source = make("llama")
-    done = run("wider-mlp", "--source", source, "--output", "out", "--json")
+    done = cli("run", "wider-mlp", "--source", source, "--output", "out", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["copies"] == [{"ffn": 4}]
     growkit.grow(source, "grown", ffn="x4", verify=False)
     apart, same = (load_file(Path(each) / "model.safetensors") for each in ("out", "grown"))
     assert all(same[name].equal(tensor) for name, tensor in apart.items())
-    assert "--source" in run("hypercloning-x2").stderr
+    assert "--source" in cli("run", "hypercloning-x2").stderr
     with pytest.raises(InputError, match=r"out already exists"):
         growkit.run(replace(load_recipe(Path("wider-mlp")), source=str(source), output="out"))
     Path("wider-mlp").write_text(f"source: {source}\nsteps: []\noutput: b\n")
-    assert "has no steps" in run("wider-mlp").stderr  # a file of that name is meant
+    assert "has no steps" in cli("run", "wider-mlp").stderr  # a file of that name is meant
 
 
 def test_models_are_recipes(make: Make, tmp_path: Path) -> None:
     out, again = tmp_path / "out", tmp_path / "again"
     growkit.grow(make("llama"), out, hidden="x2", seed=3, verify=False)
     for recipe in (out, out / "growkit.json"):
-        assert run(recipe, "--output", again, "--overwrite").exit_code == 0
+        assert cli("run", recipe, "--output", again, "--overwrite").exit_code == 0
         made = [load_file(each / "model.safetensors") for each in (out, again)]
         assert all(made[1][name].equal(tensor) for name, tensor in made[0].items())
-    assert run(out).exit_code == 2  # it would write what it reads
-    assert run(make("llama"), "--output", tmp_path / "no").exit_code == 2
+    assert cli("run", out).exit_code == 2  # it would write what it reads
+    assert cli("run", make("llama"), "--output", tmp_path / "no").exit_code == 2
 
 
 def test_the_proof_of_a_recipe_reads_another_text(
@@ -135,17 +129,17 @@ def test_the_proof_of_a_recipe_reads_another_text(
         shutil.copy(MODEL / name, source)
     content = f"source: {source}\nsteps: [{{grow: hypercloning, hidden: x2}}]\noutput: {out}\n"
     recipe.write_text(content + "verify: {prompts: 1, length: 12, text: nowhere.txt}\n")
-    assert "nowhere.txt" in run(recipe).stderr
+    assert "nowhere.txt" in cli("run", recipe).stderr
     text = tmp_path / "text.txt"
     text.write_text("A text that is long enough to be read.")
-    done = run(recipe, "--text", text, "--device", "cpu", "--json")
+    done = cli("run", recipe, "--text", text, "--device", "cpu", "--json")
     assert done.exit_code == 0, done.output
     verdict = json.loads(done.stdout)["verification"]
     assert verdict["text"] == str(text)
     assert verdict["strict_float64"]["device"] == "cpu"
     proof = json.loads((out / "growkit.json").read_text())["recipe"]["verify"]
     assert (proof["text"], proof["device"], proof["length"]) == (text.name, "cpu", 12)
-    assert "no GPU" in run(recipe, "--text", text, "--device", "cuda", "--overwrite").stderr
+    assert "no GPU" in cli("run", recipe, "--text", text, "--device", "cuda", "--overwrite").stderr
     recipe.write_text(content + "verify: false\n")
     for option in (("--text", text), ("--device", "cpu")):
-        assert "switched off" in run(recipe, *option, "--overwrite").stderr
+        assert "switched off" in cli("run", recipe, *option, "--overwrite").stderr

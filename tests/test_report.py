@@ -403,16 +403,6 @@ OPTIONS = ["--prompts", "1", "--length", "12"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source, what it grew into, and what it was converted into with a loss."""
-    folder = tmp_path_factory.mktemp("pair")
-    source = save_model(folder / "source", "diffllama", head_dim=8)
-    growkit.grow(source, folder / "exact", hidden="x2", verify=False)
-    growkit.convert(source, folder / "lossy", "shared-diff", rank=1, verify=False)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def exact(place: Path) -> growkit.VerifyResult:
     return growkit.verify(place / "source", place / "exact", **QUICK)
 

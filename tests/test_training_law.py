@@ -11,19 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from growkit.algebra.update import Update
 from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import DataParallel
 from transformers import AutoModelForCausalLM, GPT2Config, MixtralConfig, OPTConfig
-from typer.testing import CliRunner
 
 import growkit
 from growkit import training
-from growkit.algebra.update import Update
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli.app import app
 from growkit.engine.strict import strict_float64
 from growkit.optimizer.groups import class_name, class_updates
 from growkit.optimizer.growing import MOMENTS, grown_moments
@@ -37,7 +35,7 @@ from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import parse_recipe
 from growkit.results.proof import TrainingProof
 from growkit.training import hidden_matrices, param_groups
-from tests.conftest import edit_json, load_strict, save_model, save_random, seeded
+from tests.conftest import cli, edit_json, load_strict, save_model, save_random, seeded
 from tests.test_optimizer_state import FORMATS, batch, grown, save_torch, step
 
 RATE, DECAY = 1e-3, 0.1
@@ -49,6 +47,8 @@ UNSEEN = 1e-11
 
 TOKENS = 29
 SMALL = {"vocab_size": TOKENS, "bos_token_id": None, "eos_token_id": None}
+SIZES = SMALL | {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES["max_position_embeddings"] = 64
 KEEP = {"symmetry": "keep"}
 
 
@@ -81,25 +81,10 @@ def hypercloning(**sizes: str) -> list[dict[str, Any]]:
 OTHERS = {
     "gpt2": lambda: GPT2Config(n_embd=16, n_layer=2, n_head=4, n_positions=64, **SMALL),
     "opt": lambda: OPTConfig(
-        hidden_size=16,
-        ffn_dim=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        word_embed_proj_dim=16,
-        pad_token_id=1,
-        dropout=0.0,
-        **SMALL,
+        ffn_dim=24, word_embed_proj_dim=16, pad_token_id=1, dropout=0.0, **SIZES
     ),
     "mixtral": lambda: MixtralConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        max_position_embeddings=64,
-        **SMALL,
+        intermediate_size=24, num_key_value_heads=2, num_local_experts=4, **SIZES
     ),
 }
 EVERYTHING = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
@@ -358,7 +343,7 @@ def test_every_wrong_factor_is_caught(grouped: Pair) -> None:
 def test_a_proof_with_training(grouped: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = [str(grouped.source), str(grouped.target), "--steps", "2", "--json"]
     arguments += ["--prompts", "1", "--length", "12"]
-    found = CliRunner().invoke(app, ["verify", *arguments])
+    found = cli("verify", *arguments)
     assert found.exit_code == 0
     trained = json.loads(found.stdout)["training"]
     assert trained["kept"]
@@ -370,7 +355,7 @@ def test_a_proof_with_training(grouped: Pair, monkeypatch: pytest.MonkeyPatch) -
         return next(iter(dict(spoiled(class_updates(checkpoint, updates))).values()))
 
     monkeypatch.setattr(proof, "class_updates", wrong)
-    found = CliRunner().invoke(app, ["verify", *arguments])
+    found = cli("verify", *arguments)
     assert found.exit_code == 1
     assert "does not learn what its source does" in json.loads(found.stdout)["reason"]
 
@@ -580,7 +565,7 @@ def test_it_begins_with_the_states(trained: tuple[Path, Path, Path]) -> None:
     """They lie in the source's folder, where the manifest names them, and in the target's."""
     source, _, out = trained
     arguments = ["verify", str(source), str(out), "--steps", "2", "--json"]
-    found = CliRunner().invoke(app, [*arguments, "--prompts", "1", "--length", "12"])
+    found = cli(*arguments, "--prompts", "1", "--length", "12")
     assert found.exit_code == 0, found.stderr
     training = json.loads(found.stdout)["training"]
     assert (

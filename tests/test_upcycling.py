@@ -181,16 +181,6 @@ def test_drop_upcycling_is_another_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "options", "why"),
     [
-        ("llama", {}, {"experts": 8, "top_k": 1}, "could never learn; choose at least 2"),
-        (
-            "llama",
-            {},
-            {"experts": 6, "top_k": 3, "granularity": 3},
-            "rounds; choose a power of two",
-        ),
-        ("llama", {}, {"experts": 16, "top_k": 4, "granularity": 16}, "is no multiple of gran"),
-        ("llama", {}, {"experts": 10**9}, "are more than can be made; choose at most"),
-        ("llama", {"attention_bias": True}, {"experts": 8}, "no place for tensor .*bias"),
         ("qwen3", {"use_sliding_window": True}, {"experts": 8}, "use_sliding_window True"),
         ("olmo", {}, {"experts": 8}, r"these can: .*llama \(Mixtral\)"),
         ("mixtral", {}, {"experts": 8}, "has experts already; --method experts"),

@@ -14,14 +14,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GemmaConfig, LlamaConfig
-from typer.testing import CliRunner
 
 import growkit
 from growkit.base import limits
 from growkit.base.errors import InputError
 from growkit.base.settings import FEW, LONG, MANY, SHORT, Settings
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli.app import app
 from growkit.engine import calls, prompts
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
@@ -31,7 +29,7 @@ from growkit.engine.strict import strict_float64
 from growkit.proof import control
 from growkit.results.proof import VerifyResult
 from tests import families
-from tests.conftest import edit_json, edit_weights, folder_bytes, save_model, save_random
+from tests.conftest import cli, edit_json, edit_weights, folder_bytes, save_model, save_random
 from tests.conftest import save_random as save
 
 QUICK = {"prompts": 2, "length": 12}
@@ -530,7 +528,7 @@ def test_encoders_with_decoders_are_refused(tmp_path: Path) -> None:
 
 def refused(source: Path, target: Path, *arguments: str) -> str:
     """The one sentence with which ``growkit verify`` ends."""
-    result = CliRunner().invoke(app, ["verify", str(source), str(target), *arguments])
+    result = cli("verify", source, target, *arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     (line,) = result.stderr.strip().splitlines()
