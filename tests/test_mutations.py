@@ -490,21 +490,10 @@ add("no tie", "tied", None, "lm_head", HEAD_WEIGHT, config_untied, refused=True)
 add(
     "a layer twice", "llama", 2, "input_layernorm", f"{THIRD}input_layernorm.weight", insert_a_layer
 )
+STALE = f"{THIRD}mlp.down_proj.weight"
+add("a stale shard", "sharded", 2, "shard", STALE, take_a_shard_of_another_source)
 add(
-    "a stale shard",
-    "sharded",
-    2,
-    "shard",
-    f"{THIRD}mlp.down_proj.weight",
-    take_a_shard_of_another_source,
-)
-no_shard = ".safetensors is missing"
-add(
-    "no shard",
-    "sharded",
-    None,
-    "shard",
-    no_shard,
+    *("no shard", "sharded", None, "shard", ".safetensors is missing"),
     lambda folder: max(folder.glob("model-*.safetensors")).unlink(),
     refused=True,
 )
