@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from growkit.algebra.update import Update
 from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import DataParallel
@@ -19,6 +18,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, MixtralConfig, OPTCon
 
 import growkit
 from growkit import training
+from growkit.algebra.update import Update
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
