@@ -265,8 +265,7 @@ def load(
     if distributed_config is not None:
         options["distributed_config"] = distributed_config
     if opened.has(GENERATION):
-        generation = GenerationConfig.from_dict(opened.json(GENERATION))
-        options.setdefault("generation_config", generation)
+        options.setdefault("generation_config", GenerationConfig.from_dict(opened.json(GENERATION)))
     state = entries_of(weights, _Last())
     known: Any = AutoModelForCausalLM._model_mapping
     return known[type(config)].from_pretrained(None, config=config, state_dict=state, **options)

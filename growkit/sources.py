@@ -204,8 +204,7 @@ def fetch(name: str, revision: str | None, given: str, weights: bool) -> tuple[P
     except (OSError, ValueError):  # not there, or under a name that nothing can have
         refusal = REFUSALS.get(type(failure).__name__, NOT_FOUND)
         values = {"given": given, "name": name, "revision": revision or "main", "why": why}
-        sentence = refusal.format(**values, folder=name.rpartition("/")[2])
-        raise InputError(sentence) from failure
+        raise InputError(refusal.format(**values, folder=name.rpartition("/")[2])) from failure
     folder = Folder(found)
     try:
         if weights:

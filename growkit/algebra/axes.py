@@ -284,8 +284,7 @@ def slopes(heads: int) -> list[Fraction]:
     """Of every head, the power of ½ that its slope is (ALiBi, arXiv 2108.12409)."""
     power = 1 << (heads.bit_length() - 1)
     first = [Fraction(8 * number, power) for number in range(1, power + 1)]
-    between = [Fraction(4 * number, power) for number in range(1, 2 * (heads - power), 2)]
-    return first + between
+    return first + [Fraction(4 * number, power) for number in range(1, 2 * (heads - power), 2)]
 
 
 def places_of_slopes(heads: int, more: int) -> list[int | None]:

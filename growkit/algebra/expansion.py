@@ -319,8 +319,7 @@ def _composed(
     for factor in form.parts:
         inner, inner_share = _composed(factor, sizes, expansions, reads=reads)
         nothing = (source == NOTHING)[:, None] | (inner == NOTHING)
-        both = source[:, None] * factor.size(sizes) + inner
-        source = np.where(nothing, NOTHING, both).ravel()
+        source = np.where(nothing, NOTHING, source[:, None] * factor.size(sizes) + inner).ravel()
         share = _both(share[:, None], inner_share).ravel()
     return source, share
 

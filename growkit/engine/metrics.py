@@ -53,8 +53,7 @@ class Distance:
         following = following.to(source.device)
         # torch's maximum keeps a NaN, Python's may drop it; and a NaN must never pass.
         difference = (source - target).abs_()
-        so_far = difference.new_tensor(self.largest)
-        self.largest = float(torch.maximum(difference.max(), so_far))
+        self.largest = float(torch.maximum(difference.max(), difference.new_tensor(self.largest)))
         self.absolute += float(difference.sum())
         del difference
         one, other = source.flatten(), target.flatten()

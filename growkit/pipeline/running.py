@@ -237,8 +237,7 @@ class _Run:
             import_module("torch")  # takes a second, which is not part of writing
             self._write(staging.folder, hashes)
             self._prove_and_describe(staging.folder, hashes, proof_only)
-            final = staging.publish(rejected=self.result["kept"] is False)
-            self.result["output"] = str(final)
+            self.result["output"] = str(staging.publish(rejected=self.result["kept"] is False))
         return self.result
 
     def _plan(self) -> None:

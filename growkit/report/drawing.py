@@ -225,8 +225,7 @@ def line(
     chart.rows(up)
     for index in _labels(names, xs):
         chart.path("axis", f"M{xs[index]:.1f} {chart.bottom}v4")
-        middle = _inside(xs[index], names[index])
-        chart.text(middle, chart.bottom + LABEL, names[index], "middle")
+        chart.text(_inside(xs[index], names[index]), chart.bottom + LABEL, names[index], "middle")
 
     path, previous, found, missing = "", None, [], []
     for x, name, value in zip(xs, names, values, strict=True):
