@@ -181,6 +181,7 @@ def test_drop_upcycling_is_another_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "options", "why"),
     [
+        ("llama", {"attention_bias": True}, {"experts": 8}, "no place for tensor .*bias"),
         ("qwen3", {"use_sliding_window": True}, {"experts": 8}, "use_sliding_window True"),
         ("olmo", {}, {"experts": 8}, r"these can: .*llama \(Mixtral\)"),
         ("mixtral", {}, {"experts": 8}, "has experts already; --method experts"),
