@@ -4,8 +4,6 @@ For a pair without a manifest, all settings must be the same, except for sizes, 
 the weights contain, and for numbers that every logit depends on, which the logits judge.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,10 +17,8 @@ from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, families, own_families
 
 SHARED = frozenset(
-    {
-        *("vocab_size", "max_position_embeddings", "rope_parameters"),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "dtype"),
-    }
+    {"vocab_size", "max_position_embeddings", "rope_parameters"}
+    | {"bos_token_id", "eos_token_id", "pad_token_id", "dtype"}
 )
 """Keys that mean the same in every class that has them."""
 
@@ -62,6 +58,10 @@ JUDGED = re.compile(
 
 SWITCHES = frozenset(DIFF.choices) | {"lambda_init", "shared_rank", "num_noise_heads"}
 """The variants of differential attention, likewise."""
+
+
+Copied = Sequence[frozenset[int]]
+"""For each layer of a target, the layers of the source that have the same matrix."""
 
 
 def different_settings(
@@ -200,8 +200,7 @@ def _follow_experts(first: Config, second: Config) -> dict[str, Any]:
 def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
     """How a model uses experts, if it has any, and what the key of their number is called."""
     model_type = config.get("model_type")
-    known = (each for each in families().values() if model_type in each.model_types)
-    family = next(known, None)
+    family = next((each for each in families().values() if model_type in each.model_types), None)
     if family is None or family.experts is None:
         return None, []
     keys = [key for key, axes in family.axes.items() if axes == ("experts",)]
@@ -254,9 +253,6 @@ def _holds(was: Any, now: Any) -> bool:
 
 IN_LAYER = re.compile(r"(?P<stack>[^\d]+\.)(?P<layer>\d+)(?P<rest>\..+)")
 
-Copied = Sequence[frozenset[int]]
-"""For each layer of a target, the layers of the source that have the same matrix."""
-
 
 def copied_layers(source: Checkpoint, target: Checkpoint) -> Copied | None:
     """The layers of the source that each layer of the target copies; none for a new layer.
@@ -273,10 +269,8 @@ def copied_layers(source: Checkpoint, target: Checkpoint) -> Copied | None:
     if not after or any(target.tensors[name].shape not in shapes for name in after.values()):
         return None
     matrices = {layer: source.read(name) for layer, name in before.items()}
-    found = []
-    for name in (after[layer] for layer in sorted(after)):
-        matrix = target.read(name)
-        found.append(frozenset(i for i, other in matrices.items() if matrix.equal(other)))
+    copies = (target.read(after[layer]) for layer in sorted(after))
+    found = [frozenset(i for i, other in matrices.items() if copy.equal(other)) for copy in copies]
     return found if any(found) else None
 
 

@@ -56,8 +56,7 @@ class Probe:
             state = stage.after[0] if disturbed is None else stage.again(0, disturbed)
             generator = torch.Generator().manual_seed(len(stage.name))
             noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
-            scale = state.square().mean().sqrt()
-            self._disturbed = state + self.noise * scale * noise.to(state)
+            self._disturbed = state + self.noise * state.square().mean().sqrt() * noise.to(state)
             yield stage
 
     def spoil(self, stages: Iterator[Stage], first: int, call: int) -> Iterator[Stage]:
@@ -112,9 +111,6 @@ class Probe:
             self.control = distance_of(unspoiled, (head, [self._spoiled]), ids)
             if not within(self.control.relative, FAULT * VISIBLE):
                 return
-
-        def spoiled(hidden: Tensor) -> Tensor:
-            return head(hidden) * (1 + FAULT)
-
         self.fault = f"output head × {1 + FAULT}"
-        self.control = distance_of(unspoiled, (spoiled, [ends[1]]), ids)
+        spoiled = (lambda hidden: head(hidden) * (1 + FAULT)), [ends[1]]
+        self.control = distance_of(unspoiled, spoiled, ids)

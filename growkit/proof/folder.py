@@ -23,14 +23,8 @@ from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
 from growkit.engine.user_family import unlisted_family
 from growkit.families.family import families, family_of
 from growkit.optimizer.state import outputs
+from growkit.proof import config as configs
 from growkit.proof import sidecars
-from growkit.proof.config import (
-    copied_layers,
-    different_settings,
-    layers_of,
-    listed_family,
-    not_compared,
-)
 from growkit.proof.weights import Origin
 from growkit.recipe.manifest import changed_since
 from growkit.recipe.recipe import Recipe
@@ -92,9 +86,8 @@ class FolderDifferences:
             fine = "the files next to the weights are as they should be"
             return Finding(name="files", kept=True, sentence=fine)
         name = self.changed[0]
-        expected = f"growkit {__version__} writes"
-        if name in self.of_source:
-            expected = "it is in the source"
+        source = name in self.of_source
+        expected = "it is in the source" if source else f"growkit {__version__} writes"
         sentence = f"{name} is not what {expected}"
         if values := next((each for each in self.values if each["name"] == name), None):
             sentence += f" ({value_sentence(values)})"
@@ -118,8 +111,7 @@ def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> F
     if isinstance(source, RoundedCheckpoint):
         notes.append(f"the source is held against after it was rounded to {source.dtype}, once")
     for checkpoint, each in zip((source, target), loads, strict=True):
-        code = foreign_code(checkpoint.opened)
-        if code:
+        if code := foreign_code(checkpoint.opened):
             growkits = not each.own_class or growkits_code(each.config)
             notes.append(
                 f"the code in {checkpoint.folder} ({listed(code)}), which runs only where it is "
@@ -127,14 +119,12 @@ def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> F
                 f"{'growkit' if growkits else 'transformers'}"
             )
         if each.passed_over:
-            notes.append(
-                f"{each.model} does not read {listed(each.passed_over)} in {checkpoint.folder}"
-            )
+            unread = listed(each.passed_over)
+            notes.append(f"{each.model} does not read {unread} in {checkpoint.folder}")
     if found.unknown:
         notes.append(f"other files were not compared: {listed(found.unknown)}")
     found.named[:0] = notes
-    described = origin.recipe and origin.recipe.family
-    if described and not unlisted_family(described):
+    if origin.recipe and origin.recipe.family and not unlisted_family(origin.recipe.family):
         found.named.append(UNUSED)
     return found
 
@@ -160,9 +150,8 @@ def compare_with_plan(
         # A note of ``compare_folders`` says that this code was not looked at.
         code = own_code(target.opened)
         wanted["auto_map"] = target.config["auto_map"]
-    values = _first_changed_key(wanted, target.config)
     by_plan = _changed_by_plan(source, planned)
-    values += by_plan
+    values = [*_first_changed_key(wanted, target.config), *by_plan]
     changed = [each["name"] for each in values]
     changed += [name for name, content in code.items() if not _holds(target, name, content)]
     changed += sidecars.changed_sidecars(source.opened, target.opened)
@@ -198,19 +187,18 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
         | {"dtype": str(loading(each).config.get("dtype") or TORCH_NAMES[main_dtype(each.tensors)])}
         for each in (source, target)
     )
-    deeper = layers_of(was) != layers_of(now)
-    keys, other_keys = different_settings(
-        was, now, copied_layers(source, target) if deeper else None
-    )
+    deeper = configs.layers_of(was) != configs.layers_of(now)
+    copied = configs.copied_layers(source, target) if deeper else None
+    keys, other_keys = configs.different_settings(was, now, copied)
     values = [_changed_value(key, was, now) for key in keys]
     changed = [each["name"] for each in values]
     named = [f"{key} in config.json differs" for key in other_keys]
     if was.get("model_type") != now.get("model_type"):
-        keys = not_compared(was, now)
+        keys = configs.not_compared(was, now)
         said = "of config.json only what means the same in both classes was compared"
         named.append(said + (f", not {', '.join(keys)}" if keys else ""))
     # Other engines look for the class that a config names; the source may name it otherwise.
-    classes, family = target.config.get("architectures"), listed_family(target.config)
+    classes, family = target.config.get("architectures"), configs.listed_family(target.config)
     allowed: list[Any] = [[loaded.model], *([[family.architecture]] if family else [])]
     if source.config.get("model_type") == target.config.get("model_type"):
         allowed.append(source.config.get("architectures"))
@@ -342,11 +330,10 @@ def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
 
 def _changed_by_plan(source: Checkpoint, planned: Config) -> list[ChangedValue]:
     """Keys that the plan itself resolves to other values than the source, sizes aside."""
-    where = str(source.folder)
-    was, now = (resolved_as_loaded(each, where) for each in (source.config, planned))
+    was, now = (resolved_as_loaded(each, str(source.folder)) for each in (source.config, planned))
     if was is None or now is None:
         return []
-    keys, _ = different_settings({**was, "dtype": None}, {**now, "dtype": None})
+    keys, _ = configs.different_settings({**was, "dtype": None}, {**now, "dtype": None})
     return [_changed_value(key, was, now) for key in keys]
 
 
@@ -366,7 +353,7 @@ def named_code(folder: Folder) -> dict[str, Any]:
 def foreign_code(folder: Folder) -> list[str]:
     """Names of the files that name code which is not growkit's own, and of that code."""
     named, config = named_code(folder), folder.json("config.json")
-    family, own = listed_family(config), growkits_code(config)
+    family, own = configs.listed_family(config), growkits_code(config)
     growkits = {"config.json": dict(family.auto_map)} if family and family.auto_map else {}
     code = own_code(folder)
     if not named or (own and named == growkits and code == own):
@@ -392,7 +379,7 @@ def own_code(folder: Folder) -> dict[str, bytes]:
 
 def growkits_code(config: Config) -> dict[str, bytes]:
     """The code that growkit writes with such a model, by file name; empty for most."""
-    family = listed_family(config)
+    family = configs.listed_family(config)
     if family is None or family.write_code is None:
         return {}
     with temporary("code") as scratch:

@@ -4,8 +4,6 @@ Both models run side by side, one layer at a time, once in strict float64 and on
 stored.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,18 +18,11 @@ from growkit.base.errors import InputError
 from growkit.base.limits import SPACING, Limit, native_limit, rounded_sum, strict_limit, within
 from growkit.base.tensors import total_bytes
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine import metrics
 from growkit.engine.calls import Call, CallError
 from growkit.engine.class_weights import StoredGradients
 from growkit.engine.layerwise import Layerwise, Stage
-from growkit.engine.metrics import (
-    TOKENS_FIRST,
-    Distance,
-    Head,
-    distance_of,
-    error_of,
-    finite,
-    logits_in_pieces,
-)
+from growkit.engine.metrics import Distance, Head, error_of, finite
 from growkit.engine.strict import strict_float64
 from growkit.proof.control import PROBE, Probe
 from growkit.proof.fingerprint import computed_in, fingerprint, question, widest
@@ -40,15 +31,7 @@ from growkit.proof.modes import PREFILL, Mode, NotAskedError, finding_of
 from growkit.proof.preflight import vocabulary_error
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import Origin
-from growkit.results.proof import (
-    Fault,
-    Finding,
-    Fingerprint,
-    ModeResult,
-    counted,
-    too_much,
-    trainability_sentence,
-)
+from growkit.results.proof import Fault, Finding, Fingerprint, ModeResult, counted, too_much
 
 NUMBERS = frozenset({"layer_idx", "layer_id", "layer_number", "training"})
 """Attributes that number a layer, or record how it is used."""
@@ -63,6 +46,16 @@ SPREAD = 128
 
 SAMPLE = 500
 """Pairs of logits that are kept to be drawn."""
+
+
+Models = tuple[Layerwise, Layerwise]
+"""Source and target."""
+
+Pair = tuple[Stage | None, Stage | None, bool]
+"""A stage of the source and one of the target, and whether they should return the same."""
+
+Ends = tuple[list[Tensor], list[Tensor]]
+"""What the last layers of source and target return for every call, each [tokens, hidden]."""
 
 
 @dataclass
@@ -154,7 +147,7 @@ class FunctionProof:
         if self._layers is None or len(self._layers) != len(target):
             self._layers = range(len(target)) if len(source) == len(target) else None
 
-    def _both(self, dtype: torch.dtype) -> tuple[Layerwise, Layerwise]:
+    def _both(self, dtype: torch.dtype) -> Models:
         tokens = self.before.config["vocab_size"] if self.more_tokens else None
         return (
             Layerwise(self.before, dtype, self.device, None),
@@ -226,7 +219,7 @@ class FunctionProof:
                 )
             if self.more_tokens and strict.end is not None:
                 old, new = (each.config["vocab_size"] for each in (self.before, self.after))
-                share = target.others(strict.end[:TOKENS_FIRST])
+                share = target.others(strict.end[: metrics.TOKENS_FIRST])
                 notes.append(
                     f"of the {new} tokens, the logits of the source's {old} were compared; the new "
                     f"ones take {share:.2g} of the softmax"
@@ -252,14 +245,10 @@ class FunctionProof:
             exact, rounded = self.strict.spread, self.native.spread
             nothing = [torch.zeros(len(each), dtype=torch.long) for each in exact]  # no losses
             strict_head: Head = strict_float64()(exact_head)
-            self.rounding = distance_of((strict_head, exact), (head, rounded), nothing)
+            self.rounding = metrics.distance_of((strict_head, exact), (head, rounded), nothing)
 
     def _compare(
-        self,
-        models: tuple[Layerwise, Layerwise],
-        ways: Sequence[Mode],
-        dtype: str,
-        probe: Probe | None,
+        self, models: Models, ways: Sequence[Mode], dtype: str, probe: Probe | None
     ) -> Comparison:
         """Run both models on everything that is asked, the prefill first.
 
@@ -279,8 +268,7 @@ class FunctionProof:
             probed = len(calls)
             calls.append(probe.call)
         calls.append(self._question.call)
-        before = models[0].stages(calls)
-        after = models[1].stages(calls)
+        before, after = (model.stages(calls) for model in models)
         if probe:
             before = probe.disturb(before)
             after = probe.spoil(after, len(models[1].layers) // 2, probed)
@@ -301,11 +289,9 @@ class FunctionProof:
             found.answers = tuple(self._question.of(head(states[-1])) for head, states in last)
         return found
 
-    def _walk(
-        self, stages: Iterator[Pair], padding: Sequence[int], found: Comparison
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _walk(self, stages: Iterator[Pair], padding: Sequence[int], found: Comparison) -> Ends:
         """Compare what the layers of both return, and return what the last ones do."""
-        ends: tuple[list[Tensor], list[Tensor]] = ([], [])
+        ends: Ends = ([], [])
         held: Tensor | None = None
         for one, other, comparable in stages:
             if one is not None and other is not None and comparable:
@@ -415,24 +401,14 @@ class FunctionProof:
             low = within(kl, max_kl)
             amount = f"{kl:.3g} of at most {max_kl:g} nats per token of KL"
             said = amount if low else too_much(kl, max_kl)
-            found.append(
+            found += [
                 Finding(name="max_kl", kept=low, sentence=said, measured=finite(kl), limit=max_kl)
-            )
+            ]
         found += [finding_of(each) for each in modes]
         if (count := self.strict.prefill.predictions) < FEW:
             said = f"on {counted(count, 'prediction')} alone"
-            found.append(
-                Finding(name="amount", kept=None, sentence=said, measured=count, limit=FEW)
-            )
+            found += [Finding(name="amount", kept=None, sentence=said, measured=count, limit=FEW)]
         return found
-
-    def trainability_findings(self) -> list[Finding]:
-        """Whether the new capacity can train; it decides where that was asked for."""
-        if not self.trainability:
-            return []
-        kept = self.trainability.trainable if self._look else None
-        said = f"new capacity: {trainability_sentence(self.trainability)}"
-        return [Finding(name="trainability", kept=kept, sentence=said)]
 
     def _sentence(self, *, kept: bool) -> str:
         """How far logits are apart; of another function, how much it loses."""
@@ -465,9 +441,8 @@ class FunctionProof:
         """The modes in which both models were asked, or could not be."""
         results = []
         for mode in self.modes:
-            result = ModeResult(
-                name=mode.name, tried=bool(mode.calls) or mode.failed, note=mode.note
-            )
+            tried = bool(mode.calls) or mode.failed
+            result = ModeResult(name=mode.name, tried=tried, note=mode.note)
             results.append(result)
             if not mode.calls:
                 result.kept = False if mode.failed and self.exact else None
@@ -512,10 +487,6 @@ class FunctionProof:
         return found
 
 
-Pair = tuple[Stage | None, Stage | None, bool]
-"""A stage of the source and one of the target, and whether they should return the same."""
-
-
 def _pairs(
     before: Iterator[Stage], after: Iterator[Stage], layers: Sequence[int | None] | None
 ) -> Iterator[Pair]:
@@ -555,10 +526,7 @@ def stages_of(stages: Iterator[Stage], ways: Sequence[Mode], *, by_target: bool)
 
 
 def _compare_logits(
-    ways: Sequence[Mode],
-    heads: tuple[Head, Head],
-    ends: tuple[list[Tensor], list[Tensor]],
-    found: Comparison,
+    ways: Sequence[Mode], heads: tuple[Head, Head], ends: Ends, found: Comparison
 ) -> None:
     """Take the logits of all calls into account, mode by mode."""
     calls = [(mode, call) for mode in ways for call in mode.calls]
@@ -568,7 +536,7 @@ def _compare_logits(
         for states in ends
     ]
     ids = [call.ids[mode.padding :] for mode, call in calls]
-    pieces = logits_in_pieces((heads[0], meant[0]), (heads[1], meant[1]), ids)
+    pieces = metrics.logits_in_pieces((heads[0], meant[0]), (heads[1], meant[1]), ids)
     for index, logits, others, following, position in pieces:
         mode = calls[index][0]
         found.distances[mode.name].add(logits, others, following, position)

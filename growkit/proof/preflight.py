@@ -56,12 +56,8 @@ def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
     for checkpoint in (before, after):
         check_vocabulary(checkpoint)
     if after.config["vocab_size"] < before.config["vocab_size"]:
-        raise vocabulary_error(
-            before,
-            after,
-            "only a target may have more tokens (the source comes first; if that is "
-            f"{after.folder}, exchange the two)",
-        )
+        order = f"the source comes first; if that is {after.folder}, exchange the two"
+        raise vocabulary_error(before, after, f"only a target may have more tokens ({order})")
 
 
 def check_vocabulary(checkpoint: Checkpoint) -> None:

@@ -37,10 +37,8 @@ OF_TOKENIZERS = ("model_type", "tokenizer_class", "transformers_version")
 """Keys of ``config.json`` on which it depends what transformers makes of a tokenizer's files."""
 
 OF_THE_SAVING = frozenset(
-    {
-        *("transformers_version", "_from_model_config", "tokenizer_class", "processor_class"),
-        *("name_or_path", "backend", "is_local", "local_files_only", "_commit_hash"),
-    }
+    {"transformers_version", "_from_model_config", "tokenizer_class", "processor_class"}
+    | {"name_or_path", "backend", "is_local", "local_files_only", "_commit_hash"}
 )
 """Keys that record how a file was made."""
 

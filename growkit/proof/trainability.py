@@ -19,7 +19,7 @@ from growkit.algebra.law import zeros_in
 from growkit.base.limits import within_each
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.transforms import Kept, Mapped, Section, Transform
-from growkit.results.proof import CopyDistance, Trainability
+from growkit.results.proof import CopyDistance, Finding, Trainability, trainability_sentence
 
 EQUAL = 1e-9
 """Relative difference below which two gradients in float64 are the same but for rounding."""
@@ -161,6 +161,12 @@ class Gradients:
         return name, gradient
 
 
+def trainability_finding(found: Trainability, *, asked: bool) -> Finding:
+    """Whether the new capacity can train; it decides where that was asked for."""
+    kept, sentence = found.trainable if asked else None, trainability_sentence(found)
+    return Finding(name="trainability", kept=kept, sentence=f"new capacity: {sentence}")
+
+
 class _Siblings:
     """Tensors that are copies of one tensor, as experts may be."""
 
@@ -220,8 +226,7 @@ class _Copied:
         at_once = max(1, IN_CACHE // copies[0].shape[1])
         parts = zip(*(copy.split(at_once) for copy in copies), strict=True)
         scales, distances = zip(*(_distances(part) for part in parts), strict=True)
-        gain = _rank_gain(copies)
-        return cls(name, len(copies), torch.cat(scales), torch.cat(distances), gain)
+        return cls(name, len(copies), torch.cat(scales), torch.cat(distances), _rank_gain(copies))
 
     def count(self, rounding: float) -> tuple[int, int]:
         """Rows with copies that get the same gradient, and rows that get none but rounding."""

@@ -90,10 +90,7 @@ class StrictTraining:
     """
 
     def __init__(
-        self,
-        model: Any,
-        updates: Updates | None = None,
-        beginning: Beginning | None = None,
+        self, model: Any, updates: Updates | None = None, beginning: Beginning | None = None
     ) -> None:
         self._model = model
         self._trained: dict[str, tuple[nn.Parameter, Tensor]] = {}
@@ -103,16 +100,10 @@ class StrictTraining:
             if not parameter.is_floating_point() or update.new:
                 continue
             self._trained[name] = parameter, torch.from_numpy(update.gradient).to(parameter.device)
-            groups.append(
-                {
-                    "params": [parameter],
-                    "lr": RATE * update.rate,
-                    "weight_decay": DECAY * update.decay,
-                    "eps": EPS,
-                    **(beginning.options.get(name, {}) if beginning else {}),
-                }
-            )
-        self._optimizer = torch.optim.AdamW(groups, betas=BETAS)
+            settings = {"lr": RATE * update.rate, "weight_decay": DECAY * update.decay}
+            own = beginning.options.get(name, {}) if beginning else {}
+            groups.append({"params": [parameter], **settings, **own})
+        self._optimizer = torch.optim.AdamW(groups, betas=BETAS, eps=EPS)
         if beginning is None:
             return
         for name, (parameter, factor) in self._trained.items():
@@ -155,8 +146,7 @@ class StrictTraining:
         for ids in windows:
             logits = self._logits(ids)
             labels = ids[1:].to(logits.device)
-            sums = nn.functional.cross_entropy(logits[:-1], labels, reduction="sum")
-            yield sums / predictions
+            yield nn.functional.cross_entropy(logits[:-1], labels, reduction="sum") / predictions
 
     def logits(self, ids: Tensor) -> Tensor:
         """Of a window, [tokens, vocabulary]."""
@@ -342,8 +332,7 @@ def _spoiled(updates: Updates) -> tuple[str, Updates]:
     trained = [name for name, each in updates.items() if not each.new]
     matrices = [name for name in trained if "norm" not in name] or trained
     name = max(matrices, key=lambda each: updates[each].n_in)
-    spoiled = {**updates, name: updates[name].times(FAULT)}
-    return f"learning rate of {name} × {FAULT:g}", spoiled
+    return f"learning rate of {name} × {FAULT:g}", {**updates, name: updates[name].times(FAULT)}
 
 
 def _path(law: Law) -> str:
@@ -493,11 +482,8 @@ def _beginning(state: State) -> Beginning:
     for key in state.numbers.tensors:
         name, _, kind = key.rpartition(".")
         moments.setdefault(name, {})[kind] = state.numbers.read(key, None).double()
-    options = {
-        name: {
-            "betas": tuple(map(float, group["betas"])),
-            "amsgrad": "max_exp_avg_sq" in moments[name],
-        }
-        for name, group in _settings(state.groups).items()
-    }
+    options: dict[str, dict[str, Any]] = {}
+    for name, group in _settings(state.groups).items():
+        betas = tuple(map(float, group["betas"]))
+        options[name] = {"betas": betas, "amsgrad": "max_exp_avg_sq" in moments[name]}
     return Beginning(moments, dict(state.steps), options)

@@ -26,20 +26,12 @@ from growkit.proof.folder import compare_folders
 from growkit.proof.function import FunctionProof
 from growkit.proof.modes import modes, used
 from growkit.proof.preflight import check_vocabularies
+from growkit.proof.trainability import trainability_finding
 from growkit.proof.training import check_room, prove_training, state_paths
 from growkit.proof.weights import as_planned, check_order, compare_weights, origin_of
 from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
-from growkit.results import versions
-from growkit.results.proof import (
-    Fault,
-    Finding,
-    LayerError,
-    VerifyResult,
-    failed,
-    fault_place,
-    name_result,
-)
+from growkit.results import proof, versions
 from growkit.sources import Source, find, pair
 
 VERDICTS = {
@@ -68,7 +60,7 @@ def verify(
     steps: int | None = None,
     optimizer: str | Path | None = None,
     progress: Progress = Silent(),
-) -> VerifyResult:
+) -> proof.VerifyResult:
     """Compare two model folders: weights, and logits in strict float64 and the storage dtype.
 
     Logits come from transformers' own classes, loaded from the files as they are. An exact promise
@@ -100,16 +92,8 @@ def verify(
     Raises:
         InputError: a folder cannot be loaded, or the two cannot be compared.
     """
-    given: dict[str, Any] = {
-        "text": text,
-        "device": device,
-        "prompts": prompts,
-        "length": length,
-        "seed": seed,
-        "trainability": trainability,
-        "max_kl": max_kl,
-        "steps": steps,
-    }
+    given: dict[str, Any] = {"text": text, "device": device, "prompts": prompts, "length": length}
+    given |= {"seed": seed, "trainability": trainability, "max_kl": max_kl, "steps": steps}
     settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
     state = Path(optimizer) if optimizer is not None else None
     return verify_found(find(source), find(target), settings, state, progress)
@@ -117,7 +101,7 @@ def verify(
 
 def verify_found(
     source: Source, target: Source, settings: Settings, optimizer: Path | None, progress: Progress
-) -> VerifyResult:
+) -> proof.VerifyResult:
     """See ``verify``; the two models are found already."""
     if optimizer is not None and settings.steps is None:
         raise InputError(
@@ -128,7 +112,7 @@ def verify_found(
     recipe = read_record(after)
     check_order(before, after, recipe)
     verdict = prove(before, after, settings, recipe, progress, optimizer)
-    return name_result(verdict, source.name, target.name)
+    return proof.name_result(verdict, source.name, target.name)
 
 
 def prove(
@@ -138,7 +122,7 @@ def prove(
     recipe: Recipe | None,
     progress: Progress,
     optimizer: Path | None = None,
-) -> VerifyResult:
+) -> proof.VerifyResult:
     """See ``verify``.
 
     Args:
@@ -185,27 +169,22 @@ def prove(
         fault = logits.fault(*findings[:3])
         _explain(findings, fault, exact=exact)
         training = None
-        if states and not failed(findings):
+        if states and not proof.failed(findings):
             training = prove_training(before, after, lineage, settings, place, states)
-            findings.append(
-                Finding(
-                    name="training",
-                    kept=training.kept,
-                    sentence=training.reason,
-                    measured=training.relative,
-                    limit=training.tolerance,
-                )
-            )
-        findings += logits.trainability_findings()
+            learned = proof.Finding(name="training", kept=training.kept, sentence=training.reason)
+            learned.measured, learned.limit = training.relative, training.tolerance
+            findings.append(learned)
+        if logits.trainability:
+            findings.append(trainability_finding(logits.trainability, asked=look))
         fingerprint = logits.fingerprint()
     notes = [*files.named, *logits.notes]
     verdict = verdict_of(lineage.promise, findings, settings.max_kl)
     device, dtype = device_name(place), logits.native.dtype
     strict, native = logits.strict.prefill, logits.native.prefill
     shown = native if exact else strict
-    return VerifyResult(
+    return proof.VerifyResult(
         promise=lineage.promise,
-        kept=not failed(findings),
+        kept=not proof.failed(findings),
         verdict=verdict,
         reason=reason_of(verdict, lineage, findings, notes),
         findings=findings,
@@ -227,7 +206,9 @@ def prove(
         first_differing_layer=logits.first_difference[0],
         first_difference=logits.first_difference[1],
         fault=fault,
-        by_layer=[LayerError(module=m, relative=finite(e)) for m, e in logits.strict.by_layer],
+        by_layer=[
+            proof.LayerError(module=m, relative=finite(e)) for m, e in logits.strict.by_layer
+        ],
         modes=tried,
         kl_by_position=shown.kl_by_position(),
         tokens_by_position=shown.tokens_by_position(),
@@ -259,7 +240,7 @@ def prove(
     )
 
 
-def _explain(findings: Sequence[Finding], fault: Fault | None, *, exact: bool) -> None:
+def _explain(findings: Sequence[proof.Finding], fault: proof.Fault | None, *, exact: bool) -> None:
     """Let findings on weights, files and logits explain one another."""
     weights, files, logits = findings[:3]
     for each in (weights, files):
@@ -267,12 +248,12 @@ def _explain(findings: Sequence[Finding], fault: Fault | None, *, exact: bool) -
             each.sentence += ", although no logit of these prompts shows it"
     for each in (weights, logits):
         if each.kept is False and fault:
-            each.place = fault_place(fault) or each.place
+            each.place = proof.fault_place(fault) or each.place
 
 
-def verdict_of(promise: str, findings: Sequence[Finding], max_kl: float | None) -> str:
+def verdict_of(promise: str, findings: Sequence[proof.Finding], max_kl: float | None) -> str:
     """The verdict in a few words, which follow from the first finding that failed."""
-    first = failed(findings)
+    first = proof.failed(findings)
     if first is None and promise == "exact":
         return "preserved"
     if first is None:
@@ -283,7 +264,7 @@ def verdict_of(promise: str, findings: Sequence[Finding], max_kl: float | None) 
 
 
 def reason_of(
-    verdict: str, lineage: Lineage, findings: Sequence[Finding], notes: Sequence[str]
+    verdict: str, lineage: Lineage, findings: Sequence[proof.Finding], notes: Sequence[str]
 ) -> str:
     """The verdict in a sentence.
 
@@ -295,7 +276,7 @@ def reason_of(
     """
     by_name = {each.name: each for each in findings}
     weights, strict, native = (by_name[name] for name in ("weights", "strict_float64", "native"))
-    first, exact = failed(findings), lineage.promise == "exact"
+    first, exact = proof.failed(findings), lineage.promise == "exact"
     parts = []
     if first:
         # Weights, files and logits explain one another; one of all other failures is enough.

@@ -80,8 +80,7 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
     except InputError as error:
         return Origin(nothing, f"{unfit} ({error})", recipe)
     except Exception as error:  # untrusted values may raise anything
-        why = f"{unfit} ({type(error).__name__}: {plain(reason(error))})"
-        return Origin(nothing, why, recipe)
+        return Origin(nothing, f"{unfit} ({type(error).__name__}: {plain(reason(error))})", recipe)
     return Origin(lineage, None, recipe, family)
 
 
@@ -153,9 +152,7 @@ def _check_sizes(steps: tuple[Step, ...], after: Checkpoint) -> None:
     widest = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
     most = max(widest, len(after.tensors))
     for step in steps:
-        for option in step.operation.options:
-            if not isinstance(option, SizeOption):
-                continue
+        for option in (each for each in step.operation.options if isinstance(each, SizeOption)):
             size = str(step.options.get(option.name, "")).removeprefix("x")
             for digits in size.partition(".")[0].split("/"):
                 if len(digits) > len(str(most)) or (digits.isdigit() and int(digits) > most):
