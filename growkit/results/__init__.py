@@ -1,4 +1,4 @@
-"""Results: objects with typed fields that are also the mappings that JSON holds."""
+"""Results: JSON mappings with typed fields."""
 
 import platform
 from functools import cache
@@ -11,7 +11,7 @@ from growkit.version import __version__
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that figures and files depend on."""
+    """Versions of the software on which figures and files depend."""
     packages = ("torch", "transformers", "safetensors")
     own = {"python": platform.python_version(), "growkit": __version__}
     return own | {name: version(name) for name in packages}
@@ -19,11 +19,11 @@ def versions() -> dict[str, str]:
 
 @dataclass_transform(kw_only_default=True)
 class Result(dict[str, Any]):
-    """A result, whose fields are those that its class declares.
+    """A result with the fields that its class declares.
 
-    ``result.kept`` and ``result["kept"]`` are the same. It is a dict, so that it can be compared,
-    copied and written as JSON like any other. A field that is declared with None may be left out;
-    values for which there is no field are ignored.
+    ``result.kept`` and ``result["kept"]`` are the same. A result is a dict, so it can be compared,
+    copied and written as JSON. A field with the default None may be left out; values without a
+    field are ignored.
     """
 
     if not TYPE_CHECKING:  # which knows the fields from their declarations

@@ -1,4 +1,4 @@
-"""What operations, inspections and checks report: the results of Python and of ``--json``."""
+"""Results of operations, inspections and checks, in Python and as ``--json``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +9,17 @@ from growkit.results.proof import Found, VerifyResult, next_step
 
 
 class UpdateGroup(Result):
-    """Tensors that an optimizer treats alike.
+    """Tensors that share an optimizer's settings.
 
     Attributes:
-        tensors: their names in the files; a ``*`` matches any number.
-        lr: what the source's learning rate is multiplied by.
-        weight_decay: what decoupled weight decay is multiplied by.
-        eps: what AdamW's eps is multiplied by.
-        n_in: into how many parts their weights are split; of unequal parts, on average.
-        n_out: among how many copies their gradients are shared, in ascending order, where that is
-            not the same for all rows.
-        new: whether the source has nothing that trains like them.
+        tensors: tensor names in the files; a ``*`` matches any number.
+        lr: factor of the source's learning rate.
+        weight_decay: factor of the source's decoupled weight decay.
+        eps: factor of AdamW's eps.
+        n_in: number of parts into which each weight is split; an average for unequal parts.
+        n_out: numbers of copies that share a gradient, in ascending order; more than one number if
+            rows differ.
+        new: whether no tensor of the source trains like them.
     """
 
     tensors: list[str]
@@ -32,15 +32,15 @@ class UpdateGroup(Result):
 
 
 class Updates(Result):
-    """How the output is to be trained, so that it learns as its source would.
+    """Training factors with which the output learns as its source would.
 
     Attributes:
-        exact: whether that is the source's training but for rounding, as long as what is new stays
-            as it is.
-        why: what keeps it from that, a phrase for each.
-        single_rate: what the source's learning rate is multiplied by, if it is to be one for all
-            tensors, so that a step is as long as with these factors.
-        groups: the factors, of all tensors.
+        exact: whether this reproduces the source's training up to rounding, as long as new
+            parameters stay untrained.
+        why: the reasons why it does not, one phrase each.
+        single_rate: factor of the source's learning rate for a single rate for all tensors; it
+            keeps the length of a step.
+        groups: the factors of all tensors, by group.
     """
 
     exact: bool
@@ -50,12 +50,12 @@ class Updates(Result):
 
 
 class ConfigChange(Result):
-    """A key of ``config.json`` that is another one in the output.
+    """A key of ``config.json`` whose value changed.
 
     Attributes:
-        key: its name.
-        before: its value in the source, as JSON; null where the source has none.
-        after: its value in the output, as JSON; null where the output has none.
+        key: name of the key.
+        before: value in the source, as JSON; null if the source has none.
+        after: value in the output, as JSON; null if the output has none.
     """
 
     key: str
@@ -64,14 +64,14 @@ class ConfigChange(Result):
 
 
 class Costs(Result):
-    """What a run will take.
+    """Estimated costs of a run.
 
     Attributes:
-        disk_needed: bytes that the output needs; it is written next to an earlier one.
-        memory: bytes of memory, at most about.
-        write_seconds: about how long writing takes.
-        proof_seconds: about how long the proof takes; null if there is none.
-        basis: what memory and times rest on.
+        disk_needed: bytes that the output needs; an earlier output is kept until it is replaced.
+        memory: approximate upper limit of memory in bytes.
+        write_seconds: approximate time of writing, in seconds.
+        proof_seconds: approximate time of the proof, in seconds; null without a proof.
+        basis: the basis of the figures for memory and time.
     """
 
     disk_needed: int
@@ -82,27 +82,27 @@ class Costs(Result):
 
 
 class Estimate(Costs):
-    """What a run will take, on this machine.
+    """Estimated costs of a run on this machine.
 
     Attributes:
-        disk_free: bytes that the disk of the output has left.
+        disk_free: free bytes on the output's disk.
     """
 
     disk_free: int
 
 
 class Described(Result):
-    """What follows from the plan of an operation.
+    """Facts that follow from the plan of an operation.
 
     Attributes:
         source: the source folder, or its name on the Hub.
-        output: the folder that was written (``OUT.rejected`` if a promise was broken), or would be.
+        output: the output folder, written or planned (``OUT.rejected`` if a promise was broken).
         promise: ``exact``, ``bounded`` or ``different``.
-        lost: what is lost, in one line; null if nothing is.
-        source_parameters: number of parameters of the source, ties counted once.
-        parameters: the same of the output.
-        dtype: torch name of the dtype that holds most of them.
-        warnings: what should be known before the output is used.
+        lost: the loss, in one line; null if there is none.
+        source_parameters: number of parameters of the source; tied parameters count once.
+        parameters: number of parameters of the output, likewise.
+        dtype: torch name of the dtype of most of the output's parameters.
+        warnings: warnings to read before using the output.
     """
 
     source: str
@@ -116,13 +116,13 @@ class Described(Result):
 
 
 class LargePlan(Described, Costs):
-    """What a recipe takes, as ``growkit plan`` prints it.
+    """Estimated costs of a recipe, as ``growkit plan`` prints them.
 
     Attributes:
-        bandwidth: bytes per second that can be read and written; null for no limit.
+        bandwidth: limit of reading and writing, in bytes per second; null for no limit.
         read: bytes of the source's tensors.
-        files: number of files with weights.
-        largest_file: bytes of the largest one.
+        files: number of weight files.
+        largest_file: bytes of the largest weight file.
     """
 
     bandwidth: int | None
@@ -132,14 +132,14 @@ class LargePlan(Described, Costs):
 
 
 class RankTried(Result):
-    """A rank that was tried in a search, and what it costs.
+    """A rank that a search tried, with its cost.
 
     Attributes:
-        layer: the layer that it is for, counted from 0; null for all layers alike.
-        rank: of the updates.
-        kl_nats_per_token: what it costs, where the search was for a tolerance; else null.
-        energy: the share that it keeps, where the search was for an energy; else null.
-        chosen: whether it is the one that was found.
+        layer: index of the layer, from 0; null for all layers alike.
+        rank: rank of the updates.
+        kl_nats_per_token: the KL that it costs, if the search was for a tolerance; else null.
+        energy: the share of energy that it keeps, if the search was for an energy; else null.
+        chosen: whether the search chose it.
     """
 
     layer: int | None
@@ -150,15 +150,15 @@ class RankTried(Result):
 
 
 class PlannedTensor(Result):
-    """One line of a dry run: a tensor of the output, and how it comes about.
+    """One line of a dry run: a tensor of the output and its origin.
 
     Attributes:
-        tensor: its name in the output.
-        sources: names of the source's tensors that it is made of.
-        source_shapes: the shapes of these.
-        shape: its own.
-        dtype: as safetensors names it, e.g. ``BF16``.
-        why: what is done, step by step.
+        tensor: name of the tensor in the output.
+        sources: names of the source tensors from which it is computed.
+        source_shapes: shapes of the source tensors.
+        shape: shape of the tensor.
+        dtype: safetensors name of its dtype, e.g. ``BF16``.
+        why: the computation, step by step.
     """
 
     tensor: str
@@ -170,19 +170,18 @@ class PlannedTensor(Result):
 
 
 class OptimizerResult(Result):
-    """What became of an optimizer's state.
+    """The growth of an optimizer's state.
 
     Attributes:
-        path: the file or folder that it was read from.
-        format: of the files, as they were read and are written.
+        path: the file or folder of the source's state.
+        format: format of the files, read and written alike.
         moments: the kinds of tensors that grow with the weights.
-        step: the most steps that a parameter has taken; null where they are not counted.
-        groups: the number of parameter groups, in the source's state in a dry run.
-        bytes: size of its tensors, about that in a dry run.
-        reset: parameters that begin without moments, and why; empty in a dry run.
-        beside: other files of the training run next to the state, and what happens to each.
-        assumed: the order of the parameters that was assumed, because the files do not name them;
-            empty if they do.
+        step: the largest step count of any parameter; null if steps are not counted.
+        groups: number of parameter groups; in a dry run, that of the source's state.
+        bytes: size of the state's tensors; approximate in a dry run.
+        reset: parameters that start without moments, with the reason; empty in a dry run.
+        beside: other files of the training run next to the state, with the action for each.
+        assumed: the assumed order of parameters, if the files do not name them; else empty.
     """
 
     path: str
@@ -197,26 +196,25 @@ class OptimizerResult(Result):
 
 
 class GrowResult(Described):
-    """What an operation did, as ``--json`` prints it.
+    """The result of an operation, as ``--json`` prints it.
 
     Attributes:
-        kept: whether the proof held; null if there was none (dry run, ``--no-verify``).
+        kept: whether the proof held; null without a proof (dry run, ``--no-verify``).
         bytes: size of the output's tensors.
-        rounded: the dtype to which the source was rounded, once, before all else, because a
-            narrower one was asked for; what is promised holds of the rounded source. Null if
-            nothing was rounded so.
-        loads_with: what runs the output, where that is not transformers as it is; else null.
+        rounded: the narrower dtype to which the source was rounded on request, once and before
+            all other steps; the promise then holds for the rounded source. Null without rounding.
+        loads_with: the software that runs the output, if plain transformers does not; else null.
         copies: for each step, the number of copies of every grown axis.
-        write_seconds: from reading the first tensor to writing the last; null in a dry run.
+        write_seconds: time from reading the first tensor to writing the last; null in a dry run.
         dry_run: whether nothing was written.
         plan: in a dry run, every tensor of the output; else empty.
-        dropped: source tensors that are not in the output, and why.
-        config: what of ``config.json`` is another in the output.
-        ranks: the ranks that were tried, where one was searched for.
-        estimate: in a dry run, what a run would take; else null.
-        updates: how to go on training; null in a dry run.
-        verification: the verdict; null if there was none.
-        optimizer: what became of the optimizer's state; null if none was given.
+        dropped: source tensors that are not in the output, with the reason.
+        config: changed keys of ``config.json``.
+        ranks: the ranks that were tried, if one was searched for.
+        estimate: in a dry run, the estimated costs of a run; else null.
+        updates: how to continue training; null in a dry run.
+        verification: the verdict; null without a proof.
+        optimizer: the growth of the optimizer's state; null if none was given.
     """
 
     kept: bool | None = None
@@ -237,14 +235,14 @@ class GrowResult(Described):
 
 
 class Story(Result):
-    """What the demo did.
+    """The result of the demo.
 
     Attributes:
         growth: the growth with its proof on held-out text.
-        opening: what both models were given to continue.
+        opening: the text that both models continue.
         before: the source's greedy continuation.
-        after: the grown model's.
-        kept_in: folder of the grown model; null if it was thrown away.
+        after: the grown model's greedy continuation.
+        kept_in: folder of the grown model; null if it was deleted.
     """
 
     growth: GrowResult
@@ -255,10 +253,10 @@ class Story(Result):
 
 
 def class_sentence(changes: Sequence[Found]) -> str | None:
-    """The class of the source and that of the output; None where it stays.
+    """State the change of the model's class; None if it stays.
 
     Args:
-        changes: of ``config.json`` (each a ``ConfigChange``).
+        changes: changes of ``config.json`` (each a ``ConfigChange``).
     """
     for key in ("architectures", "model_type"):
         for each in changes:
@@ -269,9 +267,9 @@ def class_sentence(changes: Sequence[Found]) -> str | None:
 
 
 def training_hint(result: Found) -> str | None:
-    """How to train an output (a ``growkit.GrowResult``), without a full stop.
+    """Say how to train an output (a ``growkit.GrowResult``), without a full stop.
 
-    None if nothing was written, or its proof gives other advice.
+    None if nothing was written, or if the proof gives other advice.
     """
     updates, proof = result.get("updates"), result.get("verification")
     if not updates or (proof and next_step(proof)):
@@ -284,20 +282,20 @@ def training_hint(result: Found) -> str | None:
 
 
 EXACT = 1e-10
-"""Of logits, relative to their scale: far above rounding in float64, far below any fault."""
+"""Largest relative error of equal logits: far above float64 rounding, far below any fault."""
 
 
 class Attention(Result):
     """The differential attention of a model, independent of its layout.
 
     Attributes:
-        variant: what it is called.
+        variant: name of the variant.
         signal_heads: number of signal heads.
         noise_heads: number of noise heads.
         kv_heads: number of value heads, each with a key head for signal and (unless shared) noise.
-        ratio: signal heads per noise head; null where there are no noise heads.
-        lambda_init: λ_init of every layer; null where there is none.
-        lambda_value: λ of every layer; null where it is projected from every token.
+        ratio: signal heads per noise head; null without noise heads.
+        lambda_init: λ_init of every layer; null if the variant has none.
+        lambda_value: λ of every layer; null if λ is projected from every token.
     """
 
     variant: str
@@ -310,12 +308,12 @@ class Attention(Result):
 
 
 class Possible(Result):
-    """Something that can be done with a model.
+    """An operation that a model allows.
 
     Attributes:
-        command: on the command line; SRC is the model, OUT the folder to be made.
+        command: the command line; SRC is the model, OUT the output folder.
         promise: exact, bounded or different.
-        becomes: the family of what is made.
+        becomes: family of the output.
     """
 
     command: str
@@ -327,20 +325,20 @@ class Inspection(Result):
     """A checkpoint at a glance, as ``growkit inspect --json`` prints it.
 
     Attributes:
-        folder: where it is.
+        folder: the model folder, or its name on the Hub.
         family: the family that describes it.
-        model_class: the transformers class named in its config; null if it names none.
-        config_sizes: the sizes in the config's own numbers, which are those that options take.
+        model_class: the transformers class that the config names; null if it names none.
+        config_sizes: the sizes in the config's own numbers, which options take as well.
         sizes: the size of every axis, e.g. hidden, signal_heads, noise_heads, head_dim.
-        attention: the differential attention; null for models that have none.
-        parameters: number of parameters, ties counted once.
+        attention: the differential attention; null for other models.
+        parameters: number of parameters; tied parameters count once.
         bytes: size of the tensors.
-        dtype: torch name of the dtype that holds most parameters.
+        dtype: torch name of the dtype of most parameters.
         tied: whether the output head is the embedding.
         tensors: number of tensors.
-        files: the files with the weights.
-        dropped: tensors that growkit would leave out, and why.
-        possible: the growths and conversions that this model takes, each alone.
+        files: the weight files.
+        dropped: tensors that growkit would leave out, with the reason.
+        possible: the growths and conversions that the model allows, each on its own.
     """
 
     folder: str
@@ -360,17 +358,17 @@ class Inspection(Result):
 
 
 class Answer(Result):
-    """What became of a question.
+    """Whether a model allows an operation, and with which promise.
 
     Attributes:
         operation: a growth method, or the variant or layout of a conversion.
-        options: of the operation, as on the command line.
-        tied: whether the output head of the model is its embedding; null where the family leaves
-            that open.
-        promise: exact, bounded or different; null where there is no plan.
-        becomes: the family of what is made; null where there is no plan.
-        why: why there is none; null where there is one.
-        only: config keys, other than sizes, that this requires.
+        options: options of the operation, as on the command line.
+        tied: whether the output head of the model is its embedding; null if the family has no such
+            switch.
+        promise: exact, bounded or different; null if the operation is refused.
+        becomes: family of the output; null if the operation is refused.
+        why: the reason for refusal; null if the operation is allowed.
+        only: required values of config keys that are not sizes.
     """
 
     operation: str
@@ -383,13 +381,13 @@ class Answer(Result):
 
 
 class Abilities(Result):
-    """What can be done to the models of a type, as ``growkit families --json`` lists it.
+    """The operations that models of a type allow, as ``growkit families --json`` lists them.
 
     Attributes:
-        family: the name of their family.
-        model_types: their ``model_type``.
-        grow: the answers of growth methods, for as much as it takes to know what can be had.
-        convert: the answers of conversions.
+        family: name of the family.
+        model_types: the ``model_type``.
+        grow: answers for growth methods: for each size, factors up to the first exact one.
+        convert: answers for conversions.
     """
 
     family: str
@@ -399,14 +397,14 @@ class Abilities(Result):
 
 
 class Trial(Result):
-    """A growth of a small random model of a class.
+    """A trial growth of a small random model of a class.
 
     Attributes:
-        axis: what it is about.
-        options: of the growth.
-        error: the largest difference of its logits in strict float64, relative to their scale; null
-            where there is no such model.
-        why: why there is none; null where there is one.
+        axis: the grown axis.
+        options: options of the growth.
+        error: largest logit difference in strict float64, relative to the logit scale; null if no
+            such model can be made.
+        why: the reason why there is no such model; null if there is one.
     """
 
     axis: str
@@ -416,23 +414,23 @@ class Trial(Result):
 
     @property
     def exact(self) -> bool:
-        """Whether the larger model computes the same."""
+        """Whether the grown model computes the same function."""
         return within(self["error"], EXACT)
 
     @property
     def wrong(self) -> bool:
-        """Whether it computes something else."""
+        """Whether the grown model computes another function."""
         return self["error"] is not None and not self.exact
 
 
 class Evidence(Result):
-    """Why a tensor's pattern is what it is.
+    """The evidence for a tensor's pattern.
 
     Attributes:
-        tensor: its name.
-        pattern: what it reads and writes.
-        by_number: what each dimension could be, by the number of the checkpoint alone.
-        others: other patterns that its class allows.
+        tensor: name of the tensor.
+        pattern: the axes that it reads and writes.
+        by_number: candidates for each dimension, from its length in the checkpoint alone.
+        others: other patterns that the class allows.
     """
 
     tensor: str
@@ -445,13 +443,13 @@ class Inference(Result):
     """A family that was inferred, as ``growkit inspect --infer --json`` prints it.
 
     Attributes:
-        model_class: of transformers.
+        model_class: name of the transformers class.
         family: the description, as ``growkit.grow`` takes it.
-        tensors: why patterns are what they are.
-        trials: what became of a small random model that was grown like this.
+        tensors: the evidence for every pattern.
+        trials: trial growths of small random models with this description.
         tried: number of descriptions that were tried.
-        sure: whether every growth that could be tried computes the same.
-        yaml: the description as a file, with all of this in comments.
+        sure: whether every trial growth computes the same function.
+        yaml: the description as a file, with the evidence in comments.
     """
 
     model_class: str
@@ -464,17 +462,16 @@ class Inference(Result):
 
 
 class Difference(Result):
-    """One file that is not what the manifest recorded.
+    """A file that differs from the manifest's record.
 
     Attributes:
-        file: its path in the folder.
+        file: path in the folder.
         what: ``missing``, ``extra``, ``changed`` or ``unreadable``.
-        why: of a file that cannot be read, why not; else null.
-        recorded_bytes: its size in the manifest, where that is another; else null.
-        found_bytes: its size now, where that is another; else null.
-        recorded_sha256: its SHA-256 in the manifest, where size is the same and that is not; else
-            null.
-        found_sha256: its SHA-256 now, where size is the same and that is not; else null.
+        why: the reason why the file cannot be read; null if it can.
+        recorded_bytes: recorded size, if the sizes differ; else null.
+        found_bytes: present size, if the sizes differ; else null.
+        recorded_sha256: recorded SHA-256, if only the hashes differ; else null.
+        found_sha256: present SHA-256, if only the hashes differ; else null.
     """
 
     file: str
@@ -487,15 +484,15 @@ class Difference(Result):
 
 
 class CheckResult(Result):
-    """Whether a folder is what its manifest recorded, as ``--json`` prints it.
+    """A folder compared with its manifest, as ``--json`` prints it.
 
     Attributes:
         folder: the folder.
-        whole: whether every recorded file is there as it was written, and nothing else.
-        reason: the same in a sentence.
-        files: number of files that were recorded.
-        bytes: size of these together.
-        created: when the folder was made, from its manifest; null if that is not recorded.
+        whole: whether the folder holds every recorded file unchanged, and no other file.
+        reason: the finding in a sentence.
+        files: number of recorded files.
+        bytes: total size of the recorded files.
+        created: the folder's date in the manifest; null if it is not recorded.
         differences: every file that is missing, extra, changed or unreadable.
     """
 
@@ -509,7 +506,7 @@ class CheckResult(Result):
 
 
 def difference_sentence(found: Difference) -> str:
-    """A difference on one line."""
+    """Describe a difference on one line."""
     why = found.why
     if found.recorded_sha256 is not None:
         why = f"SHA-256 {found.recorded_sha256} was recorded, {found.found_sha256} found"

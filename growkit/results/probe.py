@@ -1,4 +1,4 @@
-"""What a probe reports: candidates in the order of their loss at equal compute."""
+"""Results of a probe: candidates ranked by their loss at equal compute."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,17 +6,18 @@ from typing import Any
 from growkit.results import Result
 
 OUTCOMES = ("ranked", "diverged", "broken", "refused")
-"""What becomes of a candidate, from best to worst."""
+"""Outcomes of a candidate, from best to worst."""
 
 
 class ProbeCurve(Result):
-    """One training of a candidate.
+    """Loss curve of one training run.
 
     Attributes:
-        lr: learning rate of the source, from which the candidate's follow.
-        seed: of the order of the windows.
-        steps: after how many steps the loss was measured.
-        losses: on held-out text then, in nats per token; null from where one was not finite.
+        lr: learning rate of the source, from which the candidate's rates follow.
+        seed: seed of the order of the windows.
+        steps: numbers of steps after which the loss was measured.
+        losses: losses on held-out text at these steps, in nats per token; null once a loss is not
+            finite.
     """
 
     lr: float
@@ -26,29 +27,29 @@ class ProbeCurve(Result):
 
 
 class ProbeCandidate(Result):
-    """A candidate, or the source itself, trained on.
+    """A trained candidate, or the source itself, trained further.
 
     Attributes:
-        name: what it is called.
+        name: name of the candidate or the source.
         source: whether it is the source.
-        rank: from 1; null for one that was refused.
-        outcome: ``ranked``; ``diverged``, where with every rate a loss was not finite; ``broken``,
-            where growing broke a promise, so that it was not trained; or ``refused``, where it
-            cannot be grown or trained.
-        reason: why it is not ranked by its loss, in a sentence; null if it is.
-        steps: of its recipe, as written there.
+        rank: rank from 1; null if refused.
+        outcome: ``ranked``; ``diverged``, if a loss was not finite with every rate; ``broken``, if
+            growth broke its promise, so that nothing was trained; or ``refused``, if it cannot be
+            grown or trained.
+        reason: the reason why it is not ranked by its loss, in a sentence; null if it is.
+        steps: steps of its recipe, as written there.
         promise: ``exact``, ``bounded`` or ``different``; null for the source, and if refused.
-        parameters: number of its parameters; null if refused.
-        step_flops: floating-point operations of a step; null if it was not trained.
-        lr: the rate of the source with which it did best; null if it is not ranked by its loss.
-        equal_step: the step in which it comes to the equal compute; null likewise.
-        loss: at equal compute, in nats per token, mean over seeds; null likewise.
-        spread: standard deviation of the same over seeds; null likewise.
-        losses: the same of every seed; empty likewise.
-        last_loss: after the last step, mean over seeds; null likewise.
-        by_lr: the loss at equal compute with every rate, in the order of the settings; null where
-            one was not finite; empty if it was not trained.
-        curves: all of its trainings.
+        parameters: number of parameters; null if refused.
+        step_flops: floating-point operations of a training step; null if it was not trained.
+        lr: the source's rate with the lowest loss; null if it is not ranked by its loss.
+        equal_step: the step at which equal compute is reached; null likewise.
+        loss: loss at equal compute, in nats per token, mean over seeds; null likewise.
+        spread: standard deviation of this loss over seeds; null likewise.
+        losses: this loss for every seed; empty likewise.
+        last_loss: loss after the last step, mean over seeds; null likewise.
+        by_lr: loss at equal compute with every rate, in the order of the settings; null if a loss
+            was not finite; empty if it was not trained.
+        curves: loss curves of all training runs.
     """
 
     name: str
@@ -71,13 +72,14 @@ class ProbeCandidate(Result):
 
 
 class PairedDifference(Result):
-    """A difference of two losses.
+    """A paired difference of two losses.
 
     Attributes:
-        difference: mean of all pairs, in nats per token.
-        low: where the interval of this difference begins.
-        high: where it ends.
-        noise: whether it may be nothing: the interval holds 0, or rounding may have made it.
+        difference: mean over all pairs, in nats per token.
+        low: lower end of the confidence interval.
+        high: upper end of the confidence interval.
+        noise: whether the difference may be noise: the interval contains 0, or rounding explains
+            the difference.
     """
 
     difference: float
@@ -87,11 +89,11 @@ class PairedDifference(Result):
 
 
 class ProbeDifference(PairedDifference):
-    """By how much the loss of one is higher at equal compute.
+    """The loss difference of two models at equal compute, worse minus better.
 
     Attributes:
-        better: the one with the lower mean loss.
-        worse: the other one.
+        better: name of the model with the lower mean loss.
+        worse: name of the other model.
     """
 
     better: str
@@ -99,36 +101,36 @@ class ProbeDifference(PairedDifference):
 
 
 class ProbeResult(Result):
-    """What a probe found, as ``--json`` prints it.
+    """The result of a probe, as ``--json`` prints it.
 
     Attributes:
-        equal_compute: floating-point operations at which losses are compared, the smallest total
-            that a training of those which are ranked took; null if none is.
+        equal_compute: floating-point operations at which losses are compared: the smallest total
+            of a ranked training run; null if none is ranked.
         source: the source folder, or its name on the Hub.
-        reason: what was found, in a sentence.
-        early: whether at equal compute so few steps were taken, or a loss was so far above where it
-            began, that the order means little; see ``warnings``.
-        candidates: the source and the candidates by rank, those that were refused at the end.
-        differences: of all pairs of those that are ranked by their loss.
-        rule: when a difference is noise.
-        steps: of every training.
-        seeds: trainings of each with every rate.
-        lr: learning rates that were tried, of the source.
-        weight_decay: of all but norms and biases.
-        warmup: steps until the rate was reached.
-        batch: windows in a step.
-        length: tokens in a window.
-        dtype: torch name of the dtype that was computed in; weights and moments were float32.
+        reason: the finding in a sentence.
+        early: whether the order means little, because few steps were taken by equal compute, or a
+            loss was above its start; see ``warnings``.
+        candidates: the source and the candidates by rank, refused ones last.
+        differences: differences of all pairs that are ranked by their loss.
+        rule: the rule by which a difference counts as noise.
+        steps: number of steps of every training run.
+        seeds: number of training runs with every rate.
+        lr: learning rates of the source that were tried.
+        weight_decay: weight decay of all parameters but norms and biases.
+        warmup: number of warmup steps.
+        batch: windows per step.
+        length: tokens per window.
+        dtype: torch name of the dtype of computation; weights and moments were float32.
         device: ``cpu`` or the name of the GPU.
-        text: the text.
-        text_sha256: of what was read of it.
-        training_tokens: of the text, from which all trainings take theirs.
-        held_out_tokens: of its last tenth, on which losses were measured.
-        work: the folder with the grown models; null if they were thrown away.
-        warnings: what should be known before anything is concluded.
-        created: when it was over.
-        seconds: how long it took, since it was taken up last.
-        versions: of growkit and of what it ran with.
+        text: the text file.
+        text_sha256: SHA-256 of the part that was read.
+        training_tokens: number of tokens available for training.
+        held_out_tokens: number of held-out tokens, from the text's last tenth.
+        work: the folder with the grown models; null if they were deleted.
+        warnings: warnings to read before drawing conclusions.
+        created: date of the result.
+        seconds: duration since the last start or resumption.
+        versions: versions of growkit and its dependencies.
     """
 
     equal_compute: float | None
@@ -159,7 +161,7 @@ class ProbeResult(Result):
 
 
 def difference_between(result: Mapping[str, Any], one: str, other: str) -> ProbeDifference | None:
-    """The pair of two, whichever is better; None if they were not compared."""
+    """The difference of two models, in either order; None if they were not compared."""
     return next((each for each in result["differences"] if _names(each) == {one, other}), None)
 
 
@@ -168,13 +170,13 @@ def _names(pair: Mapping[str, Any]) -> set[str]:
 
 
 def standing(result: Mapping[str, Any]) -> tuple[Any, Any, ProbeDifference | None]:
-    """The source, the best candidate, and how far they are apart.
+    """Find the source, the best candidate, and their difference.
 
-    The best candidate is the first that is ahead of the source by more than noise, or without one
-    the first in the order.
+    The best candidate is the first that is ahead of the source by more than noise; if there is
+    none, the first ranked one.
 
     Returns:
-        None for a candidate where none is ranked, and for a difference without two to compare.
+        The candidate is None if none is ranked; the difference is None without two to compare.
     """
     source = next(each for each in result["candidates"] if each["source"])
     pairs = [
@@ -187,12 +189,12 @@ def standing(result: Mapping[str, Any]) -> tuple[Any, Any, ProbeDifference | Non
 
 
 def is_ahead(candidate: Any, apart: Mapping[str, Any] | None) -> bool:
-    """Whether a candidate is ahead of the other of a pair by more than noise."""
+    """Whether a candidate is ahead of the other model of a pair by more than noise."""
     return bool(apart and apart["better"] == candidate["name"] and not apart["noise"])
 
 
 def probe_sentence(result: Mapping[str, Any]) -> str:
-    """What was found, in a sentence."""
+    """State the finding in a sentence."""
     early = result["early"] and result["differences"]
     return f"{_found(result)}{'; so early, this means little, see the warnings' if early else ''}"
 
@@ -223,18 +225,18 @@ def _found(result: Mapping[str, Any]) -> str:
 
 
 def nats(value: float, sign: str = "") -> str:
-    """A difference of losses with four decimals, or with two digits where these are zeros.
+    """Format a loss difference with four decimals, or two significant digits if it is tiny.
 
     Args:
         value: the difference.
-        sign: ``+`` for a sign before positive ones as well.
+        sign: ``+`` to sign positive values as well.
     """
     small = value != 0 and abs(value) < 5e-4
     return f"{value:{sign}.1e}" if small else f"{value:{sign}.4f}"
 
 
 def probe_next(result: Mapping[str, Any]) -> str:
-    """What to do after a probe, in a sentence without its full stop."""
+    """Advice after a probe, in a sentence without its full stop."""
     source, best, apart = standing(result)
     if source["outcome"] != "ranked":
         return "probe again with a lower --lr, so that the source itself trains"

@@ -1,4 +1,4 @@
-"""What a proof reports: the verdict with all of its figures, and what to do next."""
+"""Results of a proof: the verdict with all of its figures, and advice."""
 
 from collections.abc import Mapping, Sequence
 from shlex import quote
@@ -8,36 +8,37 @@ from growkit.base.limits import within
 from growkit.results import Result
 
 Found = Mapping[str, Any]
-"""A result, or what JSON holds of one."""
+"""A result, or its JSON."""
 
 
 class TrainingProof(Result):
-    """Source and target, trained side by side in strict float64.
+    """Source and target trained side by side in strict float64.
 
-    Both begin with the states of their optimizers, where the target was grown with one, and else
-    with the moments that the source has after a first batch.
+    If the target was grown together with an optimizer's state, both resume from their states.
+    Otherwise both start with the source's moments after a first batch.
 
     Attributes:
-        steps: steps of AdamW that both took.
-        kept: whether both learned the same; null where the law of updates does not promise it.
+        steps: number of AdamW steps of each.
+        kept: whether both learned the same; null if the law of updates does not promise it.
         reason: the finding in a sentence.
-        why: what keeps the target's training from being the source's, a phrase for each.
-        begun: what both began with.
-        losses_source: mean loss in nats per token on the batch of each step, before it, and on one
-            more batch after the last.
-        losses_target: the same of the target.
-        relative: largest difference of a loss against the first loss, or of a logit after the last
-            step against the logit scale, whichever is larger.
-        tolerance: what ``relative`` must not exceed; null where nothing is promised.
-        own: the same of the source against itself, with its weights disturbed before every step by
-            about as much as rounding does.
-        standing_still: number of the target's parameters that have no counterpart in the source,
+        why: the reasons why the target's training is not the source's, one phrase each.
+        begun: the optimizer's state at the start.
+        losses_source: mean loss in nats per token on the batch of each step, before the step, and
+            on one more batch after the last step.
+        losses_target: the same losses of the target.
+        relative: the larger of two errors: the largest loss difference relative to the first loss,
+            and the largest logit difference after the last step relative to the logit scale.
+        tolerance: upper limit of ``relative``; null if nothing is promised.
+        own: the same error of the source compared with itself, with its weights disturbed before
+            every step by about the size of rounding.
+        standing_still: number of the target's parameters that have no counterpart in the source
             and were not trained.
         control: a deliberate fault in the factors.
-        control_caught: whether it was noticed, after a single step; null where nothing is promised.
-        learning_rate: of the source.
-        weight_decay: of the source, on every parameter.
-        eps: of the source.
+        control_caught: whether the fault was detected after a single step; null if nothing is
+            promised.
+        learning_rate: learning rate of the source.
+        weight_decay: weight decay of the source, on every parameter.
+        eps: eps of the source's AdamW.
     """
 
     steps: int
@@ -59,23 +60,23 @@ class TrainingProof(Result):
 
 
 MOST_VALUES = 512
-"""Singular values that are reported of a projection."""
+"""Largest number of singular values reported for a projection."""
 
 
 class Spectrum(Result):
-    """What low-rank updates had to hold in one projection, and what they leave over.
+    """Singular values of the low-rank updates of one projection, and their residual.
 
     Attributes:
         module: name of the projection, e.g. ``model.layers.0.self_attn.q_proj``.
-        singular_values: of W₁ - W₂ for two matrices that share a base; for more, of what each of
-            them is away from their mean. The root mean square of all groups, the largest first, at
-            most ``MOST_VALUES``.
-        rank: of the updates.
+        singular_values: singular values of W₁ - W₂ for two matrices that share a base; for more
+            matrices, those of each one's difference from their mean. The root mean square over all
+            groups, the largest first, at most ``MOST_VALUES``.
+        rank: rank of the updates.
         kept: number of singular values that updates of this rank hold, 2r for two matrices.
-        residual: what is left over, summed over all matrices.
-        best: the least that can be left over, ½ Σ_{i>2r} σᵢ²; for more than two matrices what
-            their mean as the base leaves with the best updates, which is not the least.
-        unit: what residual and best are measured in.
+        residual: the residual, summed over all matrices.
+        best: the smallest possible residual, ½ Σ_{i>2r} σᵢ². For more than two matrices, the
+            residual of the best updates with the mean as the base, which is not the smallest.
+        unit: unit of residual and best.
     """
 
     module: str
@@ -88,20 +89,20 @@ class Spectrum(Result):
 
 
 class Measured(Result):
-    """How far the target's logits are from the source's, in one dtype on one device.
+    """Differences between the logits of source and target, in one dtype on one device.
 
     Attributes:
-        dtype: torch name of the dtype that the models ran in.
+        dtype: torch name of the dtype in which the models ran.
         device: ``cpu`` or the name of the GPU.
         max_abs_logit_diff: largest |Δlogit|.
         mean_abs_logit_diff: mean |Δlogit|.
         logit_scale: root mean square of the source's logits.
         relative: ``max_abs_logit_diff / logit_scale``.
-        tolerance: what ``relative`` must not exceed; null if the source itself computes nothing
-            usable in this dtype, so that there is nothing to keep.
-        tolerance_why: where the tolerance comes from, in a sentence; null if there is none.
+        tolerance: upper limit of ``relative``; null if the source itself computes nothing usable
+            in this dtype.
+        tolerance_why: the origin of the tolerance, in a sentence; null without a tolerance.
         kl_nats_per_token: KL(source ‖ target), summed over the vocabulary, mean over tokens; 0
-            where it is no more than rounding in float64.
+            if it is no more than float64 rounding.
         top1_agreement: share of tokens on which both rank the same token first.
     """
 
@@ -121,16 +122,16 @@ class Trainability(Result):
     """Result of one backward pass through the target.
 
     Attributes:
-        trainable: whether every parameter gets a gradient, and no two copies the same.
+        trainable: whether every parameter gets a gradient, and no two copies the same gradient.
         copied: number of rows (neurons, heads' rows, embedding columns) that have copies.
-        identical_gradients: of how many of them two copies get the same gradient, so that they
-            would stay the same for ever.
-        without_gradient: how many of them get none, on the text that was tried.
-        first_identical: the first tensor with such a row; null if there is none.
-        silent_parameters: names of parameters whose gradient is zero, the first few; and of those
-            in which there are zeros that nothing can learn.
-        idle_layers: number of layers that hand on what they are given. What they write gets a
-            gradient at once; that of their other parameters is the one after a first step.
+        identical_gradients: number of copied rows with two copies that get the same gradient and
+            would stay equal for ever.
+        without_gradient: number of copied rows that get no gradient on this text.
+        first_identical: the first tensor with identical gradients; null if there is none.
+        silent_parameters: the first few names of parameters whose gradient is zero, or that hold
+            zeros that cannot be learned.
+        idle_layers: number of layers that pass their input on unchanged. Their output matrices get
+            a gradient at once; their other parameters are judged after a first step.
     """
 
     trainable: bool
@@ -143,13 +144,14 @@ class Trainability(Result):
 
 
 class CopyDistance(Result):
-    """How far the gradients of copies are apart.
+    """Distance between the gradients of copies.
 
     Attributes:
-        tensor: the tensor that holds them.
+        tensor: the tensor that holds the copies.
         copies: number of copies of every row.
-        relative_distance: of the two closest copies, relative to their size; the median of rows.
-        effective_rank_gain: effective rank of the gradient less that of equal copies; null for
+        relative_distance: distance of the two closest copies, relative to their size; the median
+            over rows.
+        effective_rank_gain: effective rank of the gradient minus that of equal copies; null for
             large matrices.
     """
 
@@ -160,11 +162,12 @@ class CopyDistance(Result):
 
 
 class LayerError(Result):
-    """How far what a module hands on is from the source's.
+    """Error of one module's output.
 
     Attributes:
-        module: its name in the target.
-        relative: largest difference of any copy, relative to the source's scale, strict float64.
+        module: name of the module in the target.
+        relative: largest difference of any copy from the source's output, relative to the source's
+            scale, in strict float64.
     """
 
     module: str
@@ -177,13 +180,14 @@ class ModeResult(Result):
     Attributes:
         name: ``prefill``, ``cached decoding``, ``left padding``, ``explicit positions``, ``longest
             context``, ``save and reload`` or ``generate``.
-        relative: largest difference of a logit, relative to their scale, strict float64.
-        tolerance: what it must not exceed.
-        native: the same in the storage dtype.
-        native_tolerance: what that must not exceed.
-        kept: whether both do; null if nothing is promised, or it was not tried.
-        tried: whether it was tried.
-        note: what exactly was tried, or the reason why nothing was.
+        relative: largest logit difference, relative to the logit scale, in strict float64.
+        tolerance: upper limit of ``relative``.
+        native: the same difference in the storage dtype.
+        native_tolerance: upper limit of ``native``.
+        kept: whether both are within their limits; null if nothing is promised, or the mode was
+            not tried.
+        tried: whether the mode was tried.
+        note: the exact comparison, or the reason why the mode was not tried.
     """
 
     name: str
@@ -197,17 +201,17 @@ class ModeResult(Result):
 
 
 class Fault(Result):
-    """Where two models first differ, and why.
+    """The first difference between two models, with its cause.
 
     Attributes:
-        layer: index of the first layer that differs; null outside of the layers.
-        component: what differs first inside of it: ``embedding``, ``input_layernorm``, ``q_proj``,
-            ``k_proj``, ``v_proj``, ``attention``, ``o_proj``, ``post_attention_layernorm``,
-            ``mlp``, ``norm`` or ``lm_head``, or what else the family has, such as ``router``,
-            ``experts`` or ``c_attn``; null if that is not known.
-        tensor: the tensor at fault; null if it is none, or is not known.
+        layer: index of the first layer that differs; null outside the layers.
+        component: the first component that differs: ``embedding``, ``input_layernorm``,
+            ``q_proj``, ``k_proj``, ``v_proj``, ``attention``, ``o_proj``,
+            ``post_attention_layernorm``, ``mlp``, ``norm`` or ``lm_head``, or another one of the
+            family, such as ``router``, ``experts`` or ``c_attn``; null if unknown.
+        tensor: the tensor at fault; null if none is, or if it is unknown.
         cause: the most likely cause, in a sentence.
-        factor: the number by which something is multiplied, if that is all.
+        factor: the factor between the two, if they differ by nothing else.
     """
 
     layer: int | None = None
@@ -218,13 +222,13 @@ class Fault(Result):
 
 
 class ChangedValue(Result):
-    """A key of the target's config that is not what it should be.
+    """A key of the target's config with an unexpected value.
 
     Attributes:
-        name: of the key, as in ``changed``.
-        expected: what growkit writes, or, where it is not known how the target was made, what the
-            source has; as JSON, null where it is not set or long.
-        found: what the target has, likewise.
+        name: name of the key, as in ``changed``.
+        expected: the value that growkit writes or, if the target's recipe is unknown, the source's
+            value; as JSON, null if it is unset or long.
+        found: the target's value, likewise.
     """
 
     name: str
@@ -233,10 +237,10 @@ class ChangedValue(Result):
 
 
 class RankCost(Result):
-    """What a rank costs that was tried.
+    """Cost of a rank that was tried.
 
     Attributes:
-        rank: of the updates.
+        rank: rank of the updates.
         kl_nats_per_token: KL(source ‖ Shared DIFF), mean over tokens.
     """
 
@@ -245,17 +249,18 @@ class RankCost(Result):
 
 
 class Fingerprint(Result):
-    """Some logits by which a model is known again (``growkit.training.assert_preserved``).
+    """Sample logits that identify a model (``growkit.training.assert_preserved``).
 
     Attributes:
-        of: whose they are: ``source``, or ``target`` where that is another function.
+        of: the model of the logits: ``source``, or ``target`` if it computes another function.
         ids: token ids of one sequence, spread over the vocabulary.
-        places: for each of these, the tokens whose logits are given.
-        logits: these logits in strict float64, nine digits.
-        scale: their root mean square.
+        places: for each position, the tokens whose logits are given.
+        logits: logits of these tokens in strict float64, nine digits.
+        scale: root mean square of the logits.
         dtype: torch name of the dtype in which rounding was measured.
-        rounding: root mean square of what computing in it changes, relative to the scale.
-        limits: what a model may differ by, likewise, by the torch name of what it computes in.
+        rounding: root mean square of the change by computing in ``dtype``, relative to the scale.
+        limits: largest allowed root mean square difference, relative to the scale, by the torch
+            name of the dtype of computation.
     """
 
     of: str
@@ -274,13 +279,13 @@ class Finding(Result):
     Attributes:
         name: ``weights``, ``files``, ``strict_float64``, ``negative_control``, ``native``,
             ``max_kl``, the name of an inference mode, ``training``, ``trainability`` or ``amount``.
-        kept: whether the measured value is within its limit; null if nothing is promised, or it
-            was not tried.
+        kept: whether the measured value is within its limit; null if nothing is promised, or
+            nothing was measured.
         sentence: the finding in words, without a full stop.
         place: the module, tensor, file, key or mode that differs; null if none does.
         measured: the measured value; null if there is none, or it is not finite.
         limit: the largest allowed value; null if there is none.
-        advice: what to do, without a full stop; null if there is nothing to be done.
+        advice: the next step, without a full stop; null if none is needed.
     """
 
     name: str
@@ -296,68 +301,68 @@ class VerifyResult(Result):
     """The verdict, as ``growkit verify --json`` prints it. Numbers that are not finite are null.
 
     Attributes:
-        promise: what the target is held to: ``exact``, ``bounded`` or ``different``.
+        promise: the promise about the target: ``exact``, ``bounded`` or ``different``.
         kept: whether the promise was kept: no finding failed.
-        verdict: ``preserved``, ``changed as requested``, ``within the limit``, or what failed.
+        verdict: ``preserved``, ``changed as requested``, ``within the limit``, or the failure.
         reason: the verdict in a sentence.
-        findings: everything that was compared, in the order in which it decides.
-        weights_recovered: whether the target's weights give the source's back, every element of
-            every tensor, bit for bit; null if it is not known how the target was made, so that
-            the verdict rests on logits and on the files next to the weights.
-        first_lost_tensor: the first tensor that does not; null if there is none.
-        changed: files of the target, and keys of its config, that are not what growkit writes; or,
-            where it is not known how the target was made, that do not do what the source's do.
-        changed_values: of keys among these, what they are and what they should be.
-        notes: what the verdict does not cover, in words.
+        findings: all comparisons, in the order in which they decide.
+        weights_recovered: whether the source's weights are recovered from the target's, every
+            element of every tensor, bit for bit; null if the target's recipe is unknown, so that
+            the verdict depends on logits and on the files next to the weights.
+        first_lost_tensor: the first source tensor that is not recovered; null if there is none.
+        changed: files of the target, and keys of its config, that differ from growkit's output; if
+            the target's recipe is unknown, those that differ in effect from the source's.
+        changed_values: found and expected values of the changed config keys.
+        notes: limits of the verdict, in words.
         unknown_files: files of the target that were not compared.
         strict_float64: the comparison in strict float64.
         native: the comparison in the storage dtype, on the device.
-        rounding: what rounding to that dtype does to the source alone: the source in it against
-            the source in strict float64, on some tokens of every prompt. No promise, so no
-            tolerance.
-        max_kl: nats per token of KL in strict float64 above which the target is not kept; null
-            for no limit.
-        lost: what was given up, in one line; null if nothing was.
+        rounding: the effect of rounding to the storage dtype on the source alone: the source in
+            this dtype compared with the source in strict float64, on some tokens of every prompt.
+            It has no tolerance, since nothing is promised.
+        max_kl: upper limit of the KL in strict float64, in nats per token; null for no limit.
+        lost: the loss, in one line; null if there is none.
         loss_source: mean negative log-likelihood of the source in nats per token, strict float64.
-        loss_target: the same of the target.
-        loss_source_native: the same of the source in the storage dtype, on the device.
-        loss_target_native: the same of the target.
-        first_differing_layer: index of the first layer whose output differs; null when none does.
-        first_difference: name of the first module whose output differs; null when none does.
-        fault: where and why they differ; null when they do not.
+        loss_target: the same loss of the target.
+        loss_source_native: the same loss of the source in the storage dtype, on the device.
+        loss_target_native: the same loss of the target in the storage dtype, on the device.
+        first_differing_layer: index of the first layer whose output differs; null if none does.
+        first_difference: name of the first module whose output differs; null if none does.
+        fault: place and cause of the difference; null if the models agree.
         by_layer: the error of every module's output; empty if the layers cannot be compared.
-        modes: the inference modes in which both were run.
-        kl_by_position: KL at every position of the prompts, nats; in the storage dtype for what
-            is to be exact, else in strict float64.
-        tokens_by_position: the number of tokens of each of these means.
-        logit_sample: some pairs of logits, source and target, in the storage dtype.
-        negative_control_caught: whether a deliberate fault was noticed.
-        negative_control: what the deliberate fault was.
-        fingerprint: by which the model is known again in a trainer's memory; null if no usable
-            logits are computed.
-        training: of source and target side by side; null if it was not asked for.
-        trainability: whether the target can learn, its copies above all; null if nothing was
-            copied, or that is not known, and it was not asked for.
-        symmetry: how far the gradients of copies are apart, by tensor.
-        spectra: of projections that share bases, by module.
-        kl_by_rank: what ranks cost that were tried when the target was made.
-        tokens: number of tokens compared.
-        predictions: number of tokens that the losses are means over.
+        modes: the inference modes of both models.
+        kl_by_position: mean KL at every position of the prompts, in nats; in the storage dtype if
+            the promise is exact, else in strict float64.
+        tokens_by_position: number of tokens in the mean of every position.
+        logit_sample: sample pairs of logits, source and target, in the storage dtype.
+        negative_control_caught: whether a deliberate fault was detected.
+        negative_control: description of the deliberate fault.
+        fingerprint: sample logits that identify the model in a trainer's memory; null if it
+            computes no usable logits.
+        training: source and target trained side by side; null if not requested.
+        trainability: whether the target and in particular its copies can learn; unless requested,
+            null if nothing was copied, or if that is unknown.
+        symmetry: distances between the gradients of copies, by tensor.
+        spectra: spectra of projections that share bases, by module.
+        kl_by_rank: cost of the ranks that were tried when the target was made.
+        tokens: number of compared tokens.
+        predictions: number of predicted tokens over which losses are averaged.
         text: the text file; null for random tokens.
-        text_sha256: hash of the text; null for random tokens.
-        seed: of the random tokens.
+        text_sha256: SHA-256 of the text; null for random tokens.
+        seed: seed of the random tokens.
         source: the source folder.
         target: the target folder.
         source_parameters: number of parameters in the source's files.
-        parameters: the same of the target.
+        parameters: number of parameters in the target's files.
         source_bytes: size of the source's tensors.
-        bytes: the same of the target.
-        tensors_recovered: number of the source's tensors that the target gives back, bit for bit;
-            null if one is lost, or if that is not known.
-        source_tensors: of how many, but for those that models compute by themselves; null as above.
-        created: when the proof was made, ISO 8601 in UTC.
-        seconds: that the proof took; null in a manifest whose date was given (SOURCE_DATE_EPOCH).
-        versions: of python, torch and transformers.
+        bytes: size of the target's tensors.
+        tensors_recovered: number of source tensors that are recovered from the target, bit for
+            bit; null if one is lost, or if that is unknown.
+        source_tensors: number of source tensors, without buffers that models compute themselves;
+            null in the same cases.
+        created: date of the proof, ISO 8601 in UTC.
+        seconds: duration of the proof; null in a manifest with a given date (SOURCE_DATE_EPOCH).
+        versions: versions of python, growkit, torch, transformers and safetensors.
     """
 
     promise: str
@@ -415,7 +420,7 @@ class VerifyResult(Result):
 
 
 def trainability_sentence(found: Found) -> str:
-    """Whether copies can part in training (a ``growkit.results.proof.Trainability``)."""
+    """State whether copies can diverge in training (a ``growkit.results.proof.Trainability``)."""
     copied, stuck = found["copied"], found["identical_gradients"]
     names = found.get("silent_parameters") or []
     if stuck:
@@ -445,7 +450,7 @@ def _late(found: Found) -> str:
 
 
 def recovered_sentence(recovered: int, every: int) -> str:
-    """How many of the source's tensors come back from the written weights, bit for bit."""
+    """State how many source tensors are recovered from the written weights, bit for bit."""
     count = every - recovered
     went = "the remaining one went" if count == 1 else f"the remaining {count:,} went"
     rest = f", {went} into tensors that are computed from them" if count else ""
@@ -453,24 +458,24 @@ def recovered_sentence(recovered: int, every: int) -> str:
 
 
 def too_much(kl: float, most: float) -> str:
-    """That a KL is above its limit, with as many digits as show it."""
+    """State that a KL exceeds its limit, with enough digits to show it."""
     digits = next((n for n in (3, 6, 9) if f"{kl:.{n}g}" != f"{most:.{n}g}"), 17)
     return f"{kl:.{digits}g} nats per token of KL are more than the {most:g} allowed"
 
 
 def counted(number: int, name: str) -> str:
-    """A number of things, e.g. ``1 prediction``, ``510 predictions``."""
+    """Format a count with its noun, e.g. ``1 prediction``, ``510 predictions``."""
     return f"{number:,} {name}{'s' * (number != 1)}"
 
 
 def fault_place(fault: Found) -> str:
-    """Where two models part; empty if that is not known."""
+    """Format the place of a fault; empty if it is unknown."""
     layer = None if fault.get("layer") is None else f"layer {fault['layer']}"
     places = (layer, fault.get("component"), fault.get("tensor"))
     return ", ".join(str(place) for place in places if place)
 
 
-# What to do next.
+# Advice.
 
 MORE = (
     "prove it on more: real text (--text FILE), more windows (--prompts) or longer ones (--length)"
@@ -478,14 +483,14 @@ MORE = (
 
 
 def failed(findings: Sequence[Finding]) -> Finding | None:
-    """The finding that decides against a target; None if the target is kept."""
+    """The first failed finding, which decides the verdict; None if none failed."""
     return next((each for each in findings if each["kept"] is False), None)
 
 
 def next_step(result: Found) -> str | None:
-    """What to do about a target (a ``growkit.VerifyResult``), without a full stop; None: nothing.
+    """The advice on a target (a ``growkit.VerifyResult``), without a full stop; None if none.
 
-    Advice on a failed finding comes before advice on a kept one.
+    Advice on a failed finding takes precedence over advice on a kept one.
     """
     findings = result.get("findings") or []
     first = failed(findings)
@@ -493,7 +498,7 @@ def next_step(result: Found) -> str | None:
 
 
 def name_result(result: VerifyResult, source: str, target: str) -> VerifyResult:
-    """Set the published names of both folders, and the advice, which mentions them."""
+    """Set the published names of both folders, and the advice that mentions them."""
     result.source, result.target = source, target
     for finding in result.findings:
         if finding.kept is False or finding.name == "amount":
@@ -502,7 +507,7 @@ def name_result(result: VerifyResult, source: str, target: str) -> VerifyResult:
 
 
 def value_sentence(values: Found) -> str:
-    """The value of a config key and the expected one (``growkit.results.proof.ChangedValue``)."""
+    """Compare found and expected value of a key (``growkit.results.proof.ChangedValue``)."""
     found, expected = (_value(values[key]) for key in ("found", "expected"))
     return f"{found} in place of {expected}"
 
@@ -538,7 +543,7 @@ def _advice(name: str, result: VerifyResult) -> str:
 
 
 def _make_again(result: VerifyResult) -> str:
-    """How to make the target once more."""
+    """Advice to make the target again."""
     if result.weights_recovered is None:
         return "make the target again from its source"
     output = f"{result.target.removesuffix('.rejected')}-again"
@@ -551,7 +556,7 @@ def _make_again(result: VerifyResult) -> str:
 
 
 def _restore(result: VerifyResult) -> str:
-    """How to undo the first change next to the weights."""
+    """Advice to undo the first change outside the weights."""
     name = result.changed[0]
     values = next((each for each in result.changed_values if each["name"] == name), None)
     if values is None:

@@ -1,4 +1,4 @@
-"""The JSON that growkit prints, described as a JSON Schema from the declarations themselves.
+"""JSON Schema of growkit's JSON output, generated from the result classes.
 
 python -m growkit.results.schema > docs/results.schema.json
 """
@@ -17,14 +17,14 @@ PRINTED = (
     *(list[operation.Abilities], operation.LargePlan, operation.CheckResult),
     *(probe.ProbeResult, operation.Inference),
 )
-"""What commands print."""
+"""Results that commands print."""
 
 _SIMPLE = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null"}
 _ATTRIBUTE = re.compile(r"^(\w+): (.*?)(?=^\w+: |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def json_schema() -> dict[str, Any]:
-    """What commands print with ``--json``, as a JSON Schema."""
+    """The JSON Schema of everything that commands print with ``--json``."""
     definitions: dict[str, Any] = {}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
