@@ -1,8 +1,8 @@
 """Calls of a model, and the values between its layers: hidden states, mostly [1, tokens, hidden].
 
-A class may carry several states in one tensor, and its layers may return more than hidden states:
-for example the choice of a router. Until layers run, placeholders take its place. States of all
-layers are too large for memory, so that they wait on disk.
+A class may carry several states in one tensor. Its layers may return extras with the hidden states,
+for example the choice of a router; placeholders take their place until the layers run. The states
+of all layers together do not fit in memory, so they are kept on disk.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from growkit.base.errors import InputError, plain, reason
 from growkit.checkpoint.publishing import temporary_scratch
 
 TOGETHER = 512
-"""Most tokens of prompts that run as one batch: all that a layer computes of them is in memory."""
+"""Limit for the tokens of a batch: memory holds everything that a layer computes for them."""
 
 HIDDEN = "hidden_states"
-"""The name by which classes give a layer its hidden states, where they use one."""
+"""Keyword argument for the hidden states, in classes that pass them to a layer by name."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Call:
     Attributes:
         ids: token ids, [tokens].
         inputs: other arguments of the class, e.g. ``attention_mask``: tensors [1, ...].
-        cached: whether keys and values are kept, as in generation.
+        cached: whether to keep keys and values, as in generation.
         continues: index of the cached call that this one continues.
     """
 
@@ -47,15 +47,15 @@ class Call:
 
 
 class NoStackError(InputError):
-    """The modules between embedding and head are no stack of layers."""
+    """The modules between the embedding and the head are not a stack of layers."""
 
 
 class CallError(InputError):
-    """A model cannot be called in this way.
+    """The model class does not support this kind of call.
 
     Attributes:
         call: index of the call.
-        why: the reason alone, where other calls are enough.
+        why: the reason alone, for when the other calls are enough.
     """
 
     def __init__(self, sentence: str, call: int, why: str) -> None:
@@ -65,11 +65,11 @@ class CallError(InputError):
 
 @dataclass(frozen=True)
 class Form:
-    """The place of some tokens' hidden states in a tensor.
+    """Layout of hidden states in a tensor.
 
     Attributes:
-        shape: of the tensor.
-        axis: along which the tokens are.
+        shape: shape of the tensor.
+        axis: dimension of the tokens.
     """
 
     shape: tuple[int, ...]
@@ -77,10 +77,10 @@ class Form:
 
     @classmethod
     def of(cls, tensor: Tensor, tokens: int) -> Form:
-        """The form of a tensor.
+        """Find the form of a tensor.
 
         Raises:
-            NoStackError: it does not hold hidden states of that many tokens.
+            NoStackError: the tensor does not hold hidden states of that many tokens.
         """
         shape = tuple(tensor.shape)
         for axis in (1, len(shape) - 2):
@@ -89,27 +89,27 @@ class Form:
         raise NoStackError(f"layers hand on {list(shape)}")
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """As [tokens, hidden]."""
+        """Rearrange a tensor of this form to [tokens, hidden]."""
         return tensor.movedim(self.axis, 0).flatten(1)
 
     def formed(self, flat: Tensor) -> Tensor:
-        """From [tokens, hidden], of any number of tokens."""
+        """Rearrange [tokens, hidden] to this form, for any number of tokens."""
         before, behind = self.shape[: self.axis], self.shape[self.axis + 1 :]
         if all(size == 1 for size in before):
-            # Not moved: torch copies a matrix to multiply it with what has other strides than this.
+            # A view, since torch copies the matrix in a product with an operand of other strides.
             return flat.view(*before, -1, *behind)
         return flat.view(-1, *before, *behind).movedim(0, self.axis)
 
 
 Extras = tuple[Any, ...]
-"""What a layer returns in a tuple after its hidden states."""
+"""Values that a layer returns in a tuple after its hidden states."""
 
 
 def parted(output: Any) -> tuple[Tensor, Extras | None]:
-    """Hidden states in the output of a layer, and the extras; None where they are no tuple.
+    """Split the output of a layer into hidden states and extras; None if it is not a tuple.
 
     Raises:
-        NoStackError: there are none.
+        NoStackError: the output has no hidden states.
     """
     if isinstance(output, Tensor):
         return output, None
@@ -119,7 +119,7 @@ def parted(output: Any) -> tuple[Tensor, Extras | None]:
 
 
 def nan_like(value: Any) -> Any:
-    """A tensor in the place of another, which shows in everything computed with it."""
+    """Make a placeholder for a tensor: NaN or extreme values, which show in every result."""
     if not isinstance(value, Tensor):
         return value
     nothing = torch.nan if value.is_floating_point() else torch.iinfo(torch.int32).min
@@ -128,11 +128,11 @@ def nan_like(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a layer is called with after its hidden states.
+    """Arguments of a layer after its hidden states.
 
     Attributes:
-        positional: by position.
-        named: by name.
+        positional: positional arguments.
+        named: keyword arguments.
     """
 
     positional: tuple[Any, ...]
@@ -140,7 +140,7 @@ class Arguments:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Arguments]:
-        """Hidden states, and the rest.
+        """Separate the hidden states from the other arguments.
 
         Raises:
             NoStackError: there are no hidden states.
@@ -152,17 +152,17 @@ class Arguments:
         return state, cls(tuple(rest), named)
 
     def changed(self, change: Callable[[Any], Any]) -> Arguments:
-        """The same with every value changed."""
+        """Copy with ``change`` applied to every value."""
         named = {key: change(value) for key, value in self.named.items()}
         return Arguments(tuple(map(change, self.positional)), named)
 
     def replaced(self, old: Sequence[Any], new: Sequence[Any]) -> Arguments:
-        """The same with other objects in the place of some."""
+        """Copy with some objects replaced, compared by identity."""
         by_id = {id(o): n for o, n in zip(old, new, strict=True) if o is not None}
         return self.changed(lambda value: by_id.get(id(value), value))
 
     def apart(self) -> Arguments:
-        """The same with copies of containers, so that what a layer puts into these is not seen."""
+        """Copy with containers copied, so that a layer cannot change the originals."""
         return self.changed(lambda value: value.copy() if isinstance(value, dict | list) else value)
 
     def call(self, layer: nn.Module, state: Tensor) -> tuple[Tensor, Extras | None]:
@@ -171,12 +171,12 @@ class Arguments:
 
 
 class RecordedCall(NamedTuple):
-    """What the layers are called with, in one call.
+    """Arguments of all layers in one call.
 
     Attributes:
-        form: of the hidden states.
-        arguments: of every layer, with placeholders for the extras of the layer before.
-        placeholders: these.
+        form: form of the hidden states.
+        arguments: arguments of every layer, with placeholders for the previous layer's extras.
+        placeholders: the placeholders themselves.
     """
 
     form: Form
@@ -185,7 +185,7 @@ class RecordedCall(NamedTuple):
 
 
 def batches(calls: Sequence[Call]) -> Iterator[tuple[int, Sequence[Call]]]:
-    """Consecutive calls that can be a batch, with the index of the first: inputs of one shape."""
+    """Group consecutive calls whose inputs have the same shape, with the index of the first."""
 
     def shapes(call: Call) -> Any:
         inputs = sorted((key, tuple(each.shape)) for key, each in call.inputs.items())
@@ -203,7 +203,7 @@ def batches(calls: Sequence[Call]) -> Iterator[tuple[int, Sequence[Call]]]:
 
 
 class Spool:
-    """A list of tensors in a folder for temporary files; it goes when the object goes."""
+    """List of tensors on disk, in a temporary folder that is deleted together with the object."""
 
     def __init__(self) -> None:
         self._scratch = temporary_scratch("spool")
@@ -215,11 +215,11 @@ class Spool:
         return len(self._files)
 
     def __getitem__(self, index: int) -> Tensor:
-        """A tensor, on the CPU; indices below 0 count from the last."""
+        """Read a tensor to the CPU; negative indices count from the end."""
         return load_file(self._files[index])["tensor"]
 
     def append(self, tensor: Tensor) -> None:
-        """Keep a tensor.
+        """Append a tensor.
 
         Raises:
             InputError: there is no room for temporary files.

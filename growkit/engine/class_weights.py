@@ -1,8 +1,8 @@
-"""A checkpoint as its model class has it: the model without weights, and its weights one by one.
+"""A checkpoint in the form of its model class: an empty model, and its weights one by one.
 
-Files may use other names than the class, or hold in several tensors what it has in one: experts, or
-queries, keys and values. transformers converts them while it loads; the same conversions run here
-when a parameter is needed, on its own tensors alone, and back again for gradients and moments.
+Files may use other names than the class, or several tensors for one parameter: experts, or queries,
+keys and values. transformers converts them while it loads. Here the same conversions run for one
+parameter at a time, on its own tensors alone, and in reverse for gradients and moments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from growkit.engine.loader import Conversion, check_class, loading, the_tensor
 from growkit.planning.layouts import read_layout
 
 OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
-"""Config keys that ask for more than logits, and change nothing of these."""
+"""Config keys that request further outputs, and do not change the logits."""
 
 Named = tuple[str, Tensor]
 
@@ -34,16 +34,16 @@ Named = tuple[str, Tensor]
 def empty_model(
     weights: Weights, dtype: torch.dtype, attention: str | None
 ) -> tuple[Any, Weights, Callable[[str], str]]:
-    """The model of a checkpoint without its weights; buffers are what the class makes of them.
+    """Build the model of a checkpoint without its weights; the class computes the buffers.
 
     Args:
         weights: a checkpoint, on disk or planned.
-        dtype: of the parameters, but for those that the class keeps in another.
+        dtype: dtype of the parameters, except those that the class keeps in another.
         attention: transformers' attention implementation; None for the class's own choice.
 
     Returns:
-        The model; its weights under the names that the class has for them; and the name among
-        these of a parameter, which another name if the two are tied.
+        The model; its weights under the class's names; and a function from the name of a parameter
+        to the name of its stored tensor, which differs if the parameter is tied.
 
     Raises:
         InputError: transformers does not know the model, or a tensor is missing or does not fit.
@@ -83,7 +83,7 @@ def empty_model(
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
 
     def stored(name: str) -> str:
-        """Any of several tied parameters may be the one that is stored."""
+        """Find the stored one of several tied parameters, which may be any of them."""
         source = tied.get(name, name)
         alike = (name, source, *(other for other, of in tied.items() if of == source))
         return next((other for other in alike if other in weights.tensors), source)
@@ -91,7 +91,7 @@ def empty_model(
     for name, tensor in tensors.items():
         found = weights.tensors.get(stored(name))
         if found is None and name in buffers:
-            continue  # the loader as well leaves it as the class makes it
+            continue  # as in transformers, the class computes it
         if found is None or found.shape != tuple(tensor.shape):
             what = "missing keys" if found is None else "mismatched keys"
             raise oracle.random_weights(model, what, weights.where(), name)
@@ -99,7 +99,7 @@ def empty_model(
 
 
 def class_weights(weights: Weights) -> Weights:
-    """The weights of a checkpoint, on disk or planned, under the names that its class has."""
+    """The weights of a checkpoint, on disk or planned, under the names of its class."""
     weights = oracle.readable(weights)
     if isinstance(weights, Checkpoint):
         return ClassWeights(weights, loading(weights).conversions)
@@ -107,19 +107,19 @@ def class_weights(weights: Weights) -> Weights:
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """What a model stores apart from its parameters, by name."""
+    """Persistent buffers of a model, by name."""
     stored, buffers = model.state_dict(keep_vars=True), dict(model.named_buffers())
     return {name: tensor for name, tensor in stored.items() if name in buffers}
 
 
 def class_names(weights: Weights, config: Config) -> dict[str, str]:
-    """For every parameter and buffer that is a tensor in the files as it is, that tensor.
+    """Map parameters and buffers to tensors in the files that are equal but for the name.
 
-    Tied ones are included. Those that the class makes of several tensors are left out, and so are
-    all where transformers has no class.
+    Tied parameters are included. Parameters that the class makes from several tensors are left out.
+    The mapping is empty if transformers has no class for the model.
 
     Args:
-        weights: a checkpoint, which may be planned alone.
+        weights: a checkpoint, on disk or only planned.
         config: contents of its ``config.json``.
 
     Raises:
@@ -132,7 +132,7 @@ def class_names(weights: Weights, config: Config) -> dict[str, str]:
 
 
 def planned_parameters(weights: Weights, config: Config) -> tuple[ClassWeights, dict[str, str]]:
-    """A planned checkpoint as its class has it, and for every parameter the one that it is tied to.
+    """A planned checkpoint under its class's names, and the stored name of every parameter.
 
     Persistent buffers in the files are included.
 
@@ -147,11 +147,11 @@ def planned_parameters(weights: Weights, config: Config) -> tuple[ClassWeights, 
 
 
 class ClassWeights(Weights):
-    """A checkpoint whose tensors are what transformers would make of those in its files.
+    """A checkpoint whose tensors are the parameters that transformers makes from the files.
 
     Args:
         checkpoint: the files.
-        conversions: how transformers makes parameters and buffers of them.
+        conversions: transformers' conversions from tensors to parameters and buffers.
     """
 
     def __init__(self, checkpoint: Weights, conversions: tuple[Conversion, ...]) -> None:
@@ -160,23 +160,23 @@ class ClassWeights(Weights):
         self._conversions = {name: each for each in conversions for name in each.shapes}
         self.tensors = {}
         for each in conversions:
-            # The narrowest dtype in which none of the tensors loses anything.
+            # The narrowest dtype that holds all these tensors exactly.
             with torch._C.DisableTorchFunction():
                 dtypes = (checkpoint.tensors[name].torch_dtype for name in each.sources)
                 dtype = SAFETENSORS_NAMES[str(reduce(torch.promote_types, dtypes))[6:]]
             self.tensors |= {name: TensorInfo(shape, dtype) for name, shape in each.shapes.items()}
 
     def stored_as(self, name: str) -> str | None:
-        """The tensor in the files that a parameter is, but for its name; None if it is none."""
+        """Name of the tensor in the files that equals a parameter; None if it is converted."""
         conversion = self._conversions.get(name)
         return conversion.sources[0] if conversion and conversion.transform is None else None
 
     def where(self, name: str | None = None) -> str:
-        """The file with the first tensor that a parameter is made of; the folder if none is."""
+        """The file with a parameter's first source tensor; the folder without a name."""
         return self._checkpoint.where(self._conversions[name].sources[0] if name else None)
 
     def cuts(self, name: str) -> int:
-        """As those of a tensor that is stored; experts one by one."""
+        """Cuts of the stored tensor; 1 for stacked experts, and 0 for other conversions."""
         conversion = self._conversions[name]
         if conversion.transform is None:
             return self._checkpoint.cuts(conversion.sources[0])
@@ -188,14 +188,14 @@ class ClassWeights(Weights):
         return self._checkpoint.blocks(plain) if plain else super().blocks(name)
 
     def read(self, name: str, *where: slice | None) -> Tensor:
-        """A part of a parameter, in the dtype in which it is stored."""
+        """Read a part of a parameter, in its stored dtype."""
         conversion = self._conversions[name]
         if conversion.transform is None:
             return self._checkpoint.read(conversion.sources[0], *where)
-        with torch._C.DisableTorchFunction():  # dtypes are those of the files, even if strict
+        with torch._C.DisableTorchFunction():  # stored dtypes, also in strict float64
             if not stacks(conversion):
                 return cut(self._made(name, conversion), where)
-            # Each row is made of tensors of its own, so that all are never in memory twice.
+            # Each row has source tensors of its own, so memory never holds all rows twice.
             rows, *rest = where or (None,)
             count, *others = conversion.shapes[name]
             places = range(count)[rows or slice(None)]
@@ -205,7 +205,7 @@ class ClassWeights(Weights):
             return cut(found, (None, *rest))
 
     def _made(self, name: str, conversion: Conversion) -> Tensor:
-        """What transformers makes of tensors."""
+        """Read the source tensors of a parameter and convert them."""
         dtype = self.tensors[name].torch_dtype
         read = {
             pattern: [self._checkpoint.read(each).to(dtype) for each in names]
@@ -215,8 +215,8 @@ class ClassWeights(Weights):
 
 
 def converted(conversion: Conversion, tensors: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
-    """What transformers makes of tensors, by name; they are given by the transform's pattern."""
-    transform = copy(conversion.transform)  # which collects tensors, and drops them
+    """Convert tensors, grouped by the transform's pattern, to the class's parameters, by name."""
+    transform = copy(conversion.transform)  # a transform collects tensors, and drops them
     transform.collected_tensors = dict(tensors)
     model = conversion.model
     made = transform.convert(conversion.name, model=model, config=model.config)
@@ -224,7 +224,7 @@ def converted(conversion: Conversion, tensors: Mapping[str, list[Tensor]]) -> di
 
 
 def stacks(conversion: Conversion) -> bool:
-    """Whether every row of what is made has tensors of its own, as experts one by one have."""
+    """Whether every row of the result has source tensors of its own, as with separate experts."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
     first, *others = conversion.transform.operations
@@ -238,19 +238,19 @@ def stacks(conversion: Conversion) -> bool:
 
 
 def one_row(conversion: Conversion, place: int) -> Conversion:
-    """The part of a conversion that ``stacks`` which makes a single row."""
+    """The part of a stacking conversion that makes a single row; see ``stacks``."""
     tensors = {pattern: [names[place]] for pattern, names in conversion.tensors.items()}
     shapes = {name: (1, *shape[1:]) for name, shape in conversion.shapes.items()}
     return replace(conversion, tensors=tensors, shapes=shapes)
 
 
 class Unconverted:
-    """Takes apart again what transformers puts together while it loads.
+    """Inverts the conversions that transformers does while it loads.
 
-    The conversion of numbered elements shows which element came from where.
+    Converting numbered elements shows the source of each element of the result.
 
     Args:
-        tensors: in the files.
+        tensors: headers of the tensors in the files.
     """
 
     def __init__(self, tensors: Mapping[str, TensorInfo]) -> None:
@@ -258,9 +258,9 @@ class Unconverted:
         self._places: dict[object, Tensor | None] = {}
 
     def places(self, conversion: Conversion) -> Tensor | None:
-        """For each element of the result, in order, its number among those of the sources.
+        """Index into the concatenated source elements, for each element of the result.
 
-        None if the conversion does more than to move elements.
+        None if the conversion does more than move elements.
         """
         shapes = [self._tensors[name].shape for name in conversion.sources]
         key = (*conversion.tensors, *shapes)  # layers and experts are alike
@@ -270,7 +270,7 @@ class Unconverted:
         return self._places[key]
 
     def __call__(self, conversion: Conversion, made: Mapping[str, Tensor]) -> list[Named] | None:
-        """The tensors that a conversion would make into these; None if that cannot be known."""
+        """Recover the source tensors from a conversion's results; None if it is not invertible."""
         if any(tuple(made[name].shape) != shape for name, shape in conversion.shapes.items()):
             return None
         places = self.places(conversion)
@@ -285,7 +285,7 @@ class Unconverted:
 
 
 def _places(conversion: Conversion, shapes: list[tuple[int, ...]]) -> Tensor | None:
-    # As numbers of the widest dtype, they pass through any conversion.
+    # Indices as float64, the widest dtype, pass through any conversion.
     whole = torch.arange(sum(map(prod, shapes)), dtype=torch.float64)
     parts = _split(whole, shapes)
     tensors = conversion.tensors.items()
@@ -295,7 +295,7 @@ def _places(conversion: Conversion, shapes: list[tuple[int, ...]]) -> Tensor | N
 
 
 def _split(flat: Tensor, shapes: list[tuple[int, ...]]) -> Iterator[Tensor]:
-    """The parts of a vector, one after the other, in these shapes."""
+    """Split a vector into consecutive parts of these shapes."""
     parts = flat.split([prod(shape) for shape in shapes])
     return (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
 
@@ -307,8 +307,8 @@ class StoredGradients:
         checkpoint: the files.
 
     Attributes:
-        lost: tensors whose gradients do not follow from those of the parameters they become,
-            because transformers does more with them than to move their elements.
+        lost: tensors whose gradients cannot be recovered, because transformers does more than move
+            their elements.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -322,14 +322,14 @@ class StoredGradients:
         self.lost: set[str] = set()
 
     def __call__(self, name: str, gradient: Tensor) -> list[Named]:
-        """The names and gradients of the tensors that a parameter is made of.
+        """Names and gradients of the source tensors of a parameter.
 
-        Of tensors that become several parameters, they come with the last of these.
+        If the tensors become several parameters, the gradients come with the last of these.
 
         Args:
-            name: of a parameter.
-            gradient: of the parameter's shape; where no tensors are put together, it may be of
-                some rows alone.
+            name: name of a parameter.
+            gradient: its gradient, of the parameter's shape; it may have fewer rows if the
+                parameter is a single stored tensor.
         """
         if self._rules:
             (source,) = self._rules[name].sources
@@ -346,7 +346,7 @@ class StoredGradients:
             return []
         del self._waiting[id(conversion)]
         parts = [(conversion, waiting)]
-        if stacks(conversion):  # row by row: never is all of it in memory twice
+        if stacks(conversion):  # row by row, so memory never holds all of it twice
             parts = [
                 (one_row(conversion, row), {n: g[row : row + 1] for n, g in waiting.items()})
                 for row in range(len(gradient))

@@ -1,10 +1,10 @@
-"""Run a model one layer at a time from its files, in memory for a layer or two.
+"""Run a model one layer at a time from its files, with one or two layers in memory.
 
-The model is built without weights. The class's own ``forward`` runs first, while the layers do
-nothing but record their arguments. Then each layer in turn runs all calls, and has its weights only
-while it does. At last ``forward`` runs again, from the last layer to the logits. Gradients go back
-in the same way, a layer at a time. All arithmetic is that of the transformers class; the only
-assumption is where its layers are.
+The model is built without weights. The class's own ``forward`` runs first, while the layers only
+record their arguments. Then each layer in turn runs all calls, and holds its weights only
+meanwhile. Finally ``forward`` runs again, from the last layer to the logits. Backpropagation also
+takes one layer at a time. The transformers class does all arithmetic; the only assumption is the
+location of its layers.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from growkit.engine.lending import Lender
 from growkit.engine.strict import choose_kernels
 
 STEP = 1e-3
-"""First step of every number of a layer that returns its input, as AdamW takes it."""
+"""Size of the first AdamW step of every parameter, in a layer that returns its input."""
 
 Look = Callable[[str, Tensor], None]
-"""Takes the name of a parameter and its gradient."""
+"""Callback for the name of a parameter and its gradient."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,13 @@ class Stage:
     """The embedding or a layer, while its weights are loaded.
 
     Attributes:
-        name: of the module.
+        name: name of the module.
         layer: index of the layer; None for the embedding.
         module: the module itself.
-        after: its output in every call, each [tokens, hidden], until the next stage.
-        forward: the run that it belongs to.
-        loaded: its weights; close it to give them back early.
+        after: output of the module in every call, each [tokens, hidden]; valid until the next
+            stage.
+        forward: the run that the stage belongs to.
+        loaded: the loaded weights; close it to free them early.
     """
 
     name: str
@@ -67,33 +68,33 @@ class Stage:
     loaded: ExitStack
 
     def again(self, call: int, state: Tensor) -> Tensor:
-        """Run the layer on another [tokens, hidden], in the place of a call without cache."""
+        """Rerun the layer with another input, [tokens, hidden], in a call without cache."""
         assert self.layer is not None
         with torch.no_grad():
             return self.forward.run_layer(self.layer, call, state, apart=True)[0]
 
 
 class Layerwise:
-    """A model that is never in memory as a whole: embedding, decoder layers and output head.
+    """A model that is never entirely in memory: embedding, decoder layers and output head.
 
     Args:
-        weights: its checkpoint.
-        dtype: what its weights are cast to.
-        device: where it runs.
+        weights: the checkpoint.
+        dtype: dtype of the weights after casting.
+        device: device that the model runs on.
         attention: transformers' attention implementation; None for the class's own choice.
-        tokens: number of tokens, the first of the vocabulary, whose logits are wanted; None for
-            all.
+        tokens: compute logits only for this many tokens, from the start of the vocabulary; None
+            for all.
 
     Attributes:
-        model: the model of transformers, without weights.
-        device: where it runs.
-        embedding: its name in the model, and the module.
-        layers: the same of every layer, in order.
-        output: the same of the output head.
-        stored: from the name of a parameter to that of the tensor it is stored as.
-        lender: of the weights.
-        returned: placeholders for the extras that layers return; None where they return hidden
-            states alone, as far as it is known.
+        model: the transformers model, without weights.
+        device: device that the model runs on.
+        embedding: name and module of the embedding.
+        layers: name and module of every layer, in order.
+        output: name and module of the output head.
+        stored: maps the name of a parameter to the name of its stored tensor.
+        lender: lends the weights to the modules.
+        returned: placeholders for the extras of a layer's output; None if no layer is known to
+            return more than hidden states.
 
     Raises:
         InputError: transformers does not know the model, or the tensors do not fit the class.
@@ -117,7 +118,7 @@ class Layerwise:
         self.returned: Extras | None = None
         self._unreached = self._watch()
         self._forward = Forward(self)
-        # Buffers in the files keep the values there; the class computes the rest.
+        # Stored buffers keep the values of the files; the class computes the others.
         stored = {n for n in persistent_buffers(self.model) if n in self._weights.tensors}
         for path, module in self.model.named_modules(remove_duplicate=False):
             for key, buffer in module._buffers.items():
@@ -128,14 +129,14 @@ class Layerwise:
                     module._buffers[key] = buffer.to(device)
 
     def stores(self, name: str) -> bool:
-        """Whether a tensor of this name is in the files, not tied to another."""
+        """Whether the files hold a tensor of this name, rather than one that it is tied to."""
         return self.stored(name) == name and name in self._weights.tensors
 
     def stages(self, calls: Sequence[Call]) -> Iterator[Stage]:
-        """The embedding and every layer, in order; each is given back when the next is asked for.
+        """Run the embedding and every layer, in order; weights are freed before the next stage.
 
         Args:
-            calls: to run.
+            calls: calls to run.
 
         Raises:
             InputError: the class cannot run with its config, or a tensor cannot be used.
@@ -157,34 +158,34 @@ class Layerwise:
 
     @contextmanager
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        """From the last layer's output, [tokens, hidden], to logits, [tokens, vocabulary]."""
+        """Load the head: a function from [tokens, hidden] to logits, [tokens, vocabulary]."""
         with self._forward.head() as run:
             yield torch.no_grad()(lambda hidden: run(hidden)[:, : self._tokens])
 
     def others(self, hidden: Tensor) -> float:
-        """Share of the softmax of tokens whose logits are not wanted, the mean over all rows.
+        """Mean probability mass of the vocabulary beyond the first ``tokens``, over all rows.
 
         Args:
-            hidden: output of the last layer, [tokens, hidden]; logits of all of these are in
-                memory at once.
+            hidden: output of the last layer, [tokens, hidden]; all its logits are in memory at
+                once.
         """
         with self._forward.head() as run, torch.no_grad():
             return float(run(hidden).softmax(-1)[:, self._tokens :].sum(-1).mean())
 
     def gradients(self, ids: Tensor, given: Spool, look: Look) -> list[str]:
-        """The gradient of every parameter, from the last layer to the first, one at a time.
+        """Compute the gradient of every parameter, one at a time, from the last layer to the first.
 
-        A layer that returns its input has parameters that are multiplied by zero. Their gradient is
-        taken after a first step of the rest.
+        A layer that returns its input multiplies some parameters by zero. Their gradient is taken
+        after a first step of the other parameters.
 
-        Of the embedding and of the head, only the rows of tokens that occur, in the order of their
-        ids: the whole may be larger than any layer.
+        Gradients of the embedding and the head cover only the rows of tokens that occur, in the
+        order of their ids, since the whole matrix may be larger than any layer.
 
         Args:
             ids: token ids, [tokens]; the loss is the cross-entropy of all but the first.
-            given: input of every layer, and then of the head, each [tokens, hidden].
-            look: takes the name of a parameter and its gradient; of tied parameters, that of the
-                tensor they are stored as, and the gradient of each.
+            given: input of every layer, then of the head, each [tokens, hidden].
+            look: called with the name of each parameter and its gradient; tied parameters use the
+                name of their stored tensor, with one call for each.
 
         Returns:
             The names of the layers that return their input.
@@ -229,8 +230,8 @@ class Layerwise:
                 if step is None:
                     continue
                 idle.append(self.layers[index][0])
-                # What is multiplied by zero gets its gradient after the first step, when the layers
-                # before return something else as well.
+                # Parameters multiplied by zero get their gradient after the first step, which has
+                # changed the output of the earlier layers as well.
                 assert state.grad is not None
                 scale = STEP * state.detach().square().mean().sqrt()
                 stepped = (state - scale * state.grad.sign()).detach().requires_grad_()
@@ -243,18 +244,18 @@ class Layerwise:
     def _back_through(
         self, index: int, state: Tensor, gradient: Tensor, step: Mapping[str, Tensor], look: Look
     ) -> dict[str, Tensor] | None:
-        """Run a layer in the only call, and go back through it.
+        """Run a layer in the only call, and backpropagate through it.
 
         Args:
-            index: of the layer.
-            state: its input, [tokens, hidden].
-            gradient: of its output, [tokens, hidden].
-            step: a first step for some parameters, by name; ``look`` has taken their gradients.
-            look: takes the name of a parameter and its gradient.
+            index: index of the layer.
+            state: input of the layer, [tokens, hidden].
+            gradient: gradient of the output, [tokens, hidden].
+            step: first step of some parameters, by name; ``look`` already has their gradients.
+            look: called with the name of each parameter and its gradient.
 
         Returns:
-            A first step for some parameters, where the layer returns its input; ``look`` has not
-            taken the gradients of the rest yet. None for all other layers.
+            First step of some parameters, if the layer returns its input; ``look`` does not have
+            the gradients of the others yet. None for all other layers.
         """
         name, layer = self.layers[index]
         first_step: dict[str, Tensor] = {}
@@ -276,13 +277,13 @@ class Layerwise:
         return first_step if idle else None
 
     def layer(self, index: int) -> AbstractContextManager[None]:
-        """A layer with its weights."""
+        """Lend a layer its weights."""
         name, layer = self.layers[index]
         return self.lender.lent(layer, _parameters(name, layer))
 
     @contextmanager
     def behind(self) -> Iterator[None]:
-        """All behind the layers, with their weights; the head's matrix has no gradient."""
+        """Lend weights to all modules after the layers; the head's matrix needs no gradient."""
         name, head = self.output
         matrix = self.lender.lent(head, {"weight": f"{name}.weight"}, head=True)
         columns = dict(self.embedding[1].named_parameters())["weight"].shape[1]
@@ -293,14 +294,14 @@ class Layerwise:
 
     @contextmanager
     def _rows(self, calls: Sequence[Call]) -> Iterator[nn.Parameter]:
-        """All before the layers; of the embedding, only the rows that calls use: these."""
+        """Lend weights to all modules before the layers; yield the embedding rows in use."""
         used = torch.cat([call.ids.cpu() for call in calls]).unique()
         rows = self.lender.rows(f"{self.embedding[0]}.weight", used)
         with self._embedding_of(rows, used) as parameter:
             yield parameter
 
     def _outside(self) -> dict[str, nn.Parameter]:
-        """Parameters that belong to no layer, nor to the embedding, but for the head's matrix."""
+        """Parameters outside the layers and the embedding, except the head's matrix."""
         within = tuple(f"{name}." for name, _ in (self.embedding, *self.layers))
         head = f"{self.output[0]}.weight"
         named = self.model.named_parameters(remove_duplicate=False)
@@ -308,7 +309,7 @@ class Layerwise:
 
     @contextmanager
     def _embedding_of(self, rows: Tensor, used: Tensor) -> Iterator[nn.Parameter]:
-        """All around the layers, and an embedding with only the rows of these sorted ids."""
+        """Lend the weights outside the layers; the embedding has only rows of these sorted ids."""
         embedding, used = self.embedding[1], used.to(self.device)
 
         def find(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -320,7 +321,7 @@ class Layerwise:
         parameter = nn.Parameter(rows)
         with (
             patch.dict(embedding._parameters, weight=parameter),
-            patch.dict(vars(embedding), padding_idx=None),  # rows have other numbers now
+            patch.dict(vars(embedding), padding_idx=None),  # rows are renumbered
             embedding.register_forward_pre_hook(find),
             # For example embeddings of positions.
             self.lender.lent(self.model, {key: key for key in self._outside()}),
@@ -329,7 +330,7 @@ class Layerwise:
 
     @contextmanager
     def replaced_layers(self, forward: Callable[..., Any]) -> Iterator[None]:
-        """The model with another function in the place of every layer's ``forward``."""
+        """Replace the ``forward`` of every layer."""
         with ExitStack() as replaced:
             for _, layer in self.layers:
                 replaced.enter_context(patch.object(layer, "forward", forward))
@@ -337,14 +338,14 @@ class Layerwise:
 
     @contextmanager
     def guarded(self, call: int | None = None) -> Iterator[None]:
-        """Turn errors of a class into a sentence.
+        """Turn exceptions of the model class into errors for the user.
 
         Args:
-            call: index of the call that runs; None for none.
+            call: index of the current call; None outside of calls.
 
         Raises:
             CallError: the class failed in this call.
-            InputError: it failed outside of calls.
+            InputError: the class failed outside of calls.
         """
         failure = f"{self._title} cannot be run one layer at a time"
         try:
@@ -361,10 +362,10 @@ class Layerwise:
             raise CallError(sentence, call, why) from error
 
     def check_reach(self) -> None:
-        """Call it after logits were computed.
+        """Check that text reaches every weight; call it after the logits are computed.
 
         Raises:
-            InputError: the model holds weights that text does not reach, of an image encoder, say.
+            InputError: text does not reach some weights, for example of an image encoder.
         """
         if self._unreached:
             raise InputError(
@@ -373,7 +374,7 @@ class Layerwise:
             )
 
     def _watch(self) -> dict[str, nn.Module]:
-        """Modules outside of the layers that have parameters; they leave once they run."""
+        """Modules with parameters outside the layers; each is removed when it first runs."""
         within = tuple(f"{name}." for name, _ in self.layers)
         outside = {
             name: module
@@ -390,7 +391,7 @@ class Layerwise:
 
 
 def _parameters(name: str, layer: nn.Module) -> dict[str, str]:
-    """The parameters of a layer, by their names in the model."""
+    """Map the names of a layer's parameters to their names in the model."""
     return {key: f"{name}.{key}" for key, _ in layer.named_parameters()}
 
 
@@ -398,7 +399,7 @@ def _blocks(model: Any, title: str) -> list[tuple[str, nn.Module]]:
     """Name and module of the embedding, of every decoder layer, and of the output head.
 
     Raises:
-        InputError: it has no such parts.
+        InputError: the model has no such parts.
     """
     named = dict(model.named_modules())
     config = model.config.get_text_config(decoder=True)
@@ -424,19 +425,19 @@ def _blocks(model: Any, title: str) -> list[tuple[str, nn.Module]]:
 
 
 class _ArrivedError(Exception):
-    """The last layer is called; the modules behind it have no weights yet."""
+    """Stops ``forward`` at the last layer, since the modules after it have no weights yet."""
 
 
 class Forward:
-    """Some calls of a model, whose parts have weights whenever they run here.
+    """A run of some calls through a model, whose modules have weights only while they compute.
 
     Args:
         model: the model.
 
     Attributes:
-        batches: for calls that run together, as large products are faster: by the index of the
-            first, their number and the arguments of every layer.
-        caches: of the calls that have one: keys, values and recurrent states.
+        batches: calls that run together, since large products are faster: by the index of the
+            first call, the number of calls and the arguments of every layer.
+        caches: keys, values and recurrent states of the cached calls.
     """
 
     def __init__(self, model: Layerwise) -> None:
@@ -451,10 +452,10 @@ class Forward:
         """Run every call up to the first layer, and record the arguments of the layers.
 
         Returns:
-            Input of the first layer in each, [tokens, hidden].
+            Input of the first layer in each call, [tokens, hidden].
 
         Raises:
-            InputError: the class cannot run with its config, or is no stack of layers.
+            InputError: the class cannot run with its config, or is not a stack of layers.
         """
         from transformers import DynamicCache
 
@@ -469,7 +470,7 @@ class Forward:
                     shadow = DynamicCache(config=self._model.model.config)
                 state, recorded = self._record(index, call, shadow)
                 if call.cached:
-                    # The class may have prepared the empty cache for itself.
+                    # Copied only now: the class may have prepared the empty cache.
                     if real is None:
                         real = deepcopy(shadow)
                         self.caches.append(real)
@@ -487,12 +488,12 @@ class Forward:
         """Run a layer in all calls.
 
         Args:
-            index: of the layer.
-            before: its input in each call, [tokens, hidden]; taken off the list one after the
-                other, since states of many prompts are large and are needed once.
+            index: index of the layer.
+            before: input of the layer in each call, [tokens, hidden]; the list is emptied on the
+                way, since states of many prompts are large and are used once.
 
         Returns:
-            The states that it returns in each call, and the extras.
+            Hidden states and extras of each call.
         """
         states: list[Tensor] = []
         extras: list[Extras] = []
@@ -515,16 +516,16 @@ class Forward:
         return states, extras
 
     def leave(self, index: int, extras: list[Extras]) -> None:
-        """Continue after a layer, which is not run again: its extras are now known."""
+        """Finish a layer, which does not run again: keep its extras, and shrink its caches."""
         self._extras = extras
         for cache in self.caches:
             keep_shapes(cache, index)
 
     def alone(self, index: int, state: Tensor) -> Tensor:
-        """Output of a layer for another [tokens, hidden] in the only call, with gradients.
+        """Run a layer in the only call for another input, [tokens, hidden], with gradients.
 
         Raises:
-            InputError: it needs more of the layer before than hidden states.
+            InputError: a layer needs extras of the layer before it.
         """
         ((_, arguments, placeholders),) = self._recorded
         # Only hidden states are passed on here; placeholders stay in the place of extras.
@@ -539,10 +540,10 @@ class Forward:
 
     @contextmanager
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        """From the last layer's output, [tokens, hidden], to logits, [tokens, vocabulary]."""
+        """Load the head: a function from [tokens, hidden] to logits, [tokens, vocabulary]."""
 
         def run(hidden: Tensor) -> Tensor:
-            # No more tokens at a time than in the first call: a class may have no more positions.
+            # At most as many tokens as in the first call: the class may not have more positions.
             whole = len(hidden) - len(hidden) % self._length if self.batches else 0
             form, parts = self._recorded[0].form, []
             if whole:
@@ -582,13 +583,13 @@ class Forward:
                 self.batches[first] = len(batch), arguments
 
     def _record(self, index: int, call: Call, cache: Any) -> tuple[Tensor, RecordedCall]:
-        """Input of the first layer, and the arguments of all of them."""
+        """Record the input of the first layer and the arguments of all layers."""
         try:
             state, arguments = self._arguments(call, cache)
-        except Exception:  # a class may do anything with a tensor where it unpacks a tuple, say
+        except Exception:  # a class that unpacks a tuple, say, may fail in any way on a tensor
             if index or self._model.returned is not None:
                 raise
-            # The class, then, expects more of its layers than a tensor.
+            # The class then expects more than a tensor from its layers.
             first, (only,) = self._arguments(Call(call.ids, call.inputs), None, layers=1)
             with self._model.layer(0):
                 _, extras = only.apart().call(self._model.layers[0][1], first)
@@ -598,16 +599,16 @@ class Forward:
         return form.flat(state), RecordedCall(form, arguments, self._model.returned or ())
 
     def _returned(self, state: Tensor) -> Any:
-        """What a layer returns with these hidden states, as far as it is known."""
+        """Form a layer's output from hidden states and the known placeholders."""
         extras = self._model.returned
         return state if extras is None else (state, *extras)
 
     def _arguments(
         self, call: Call, cache: Any, layers: int | None = None
     ) -> tuple[Tensor, list[Arguments]]:
-        """The same of the first layers, from a run in which they return their input.
+        """Record the first layer's input and the arguments of the first ``layers`` layers.
 
-        The class's own ``forward`` runs until it has arrived at the last of them.
+        The class's own ``forward`` runs up to the last of these; layers return their input.
         """
         given: list[tuple[Tensor, int]] = []
         arguments: list[Arguments] = []
@@ -640,10 +641,10 @@ class Forward:
         """Run a layer in one call.
 
         Args:
-            index: of the layer.
+            index: index of the layer.
             call: index of the call.
             state: input of the layer, [tokens, hidden].
-            apart: leave the containers among its arguments as they are.
+            apart: copy the containers among the arguments, to keep the originals unchanged.
 
         Returns:
             Hidden states, [tokens, hidden], and extras.
@@ -663,7 +664,7 @@ class Forward:
     def _output(self, index: int, arguments: Arguments, state: Tensor) -> tuple[Tensor, Extras]:
         output, extras = arguments.call(self._model.layers[index][1], state)
         if (extras is None) != (self._model.returned is None):
-            # A single layer: nothing has shown it yet.
+            # A single layer: no earlier output has shown whether there are extras.
             self._model.returned = None if extras is None else tuple(map(nan_like, extras))
         return output, extras or ()
 
@@ -679,12 +680,12 @@ def _untouched(state: Tensor, handed: Tensor, version: int) -> bool:
 
 
 def lengthen(cache: Any, layers: int, tokens: int) -> None:
-    """Add empty tokens to a cache, so that a class finds its masks and positions.
+    """Add zero entries to a cache, so that a class computes the right masks and positions.
 
     Args:
-        cache: of transformers.
+        cache: a transformers cache.
         layers: number of layers of the model.
-        tokens: how many.
+        tokens: number of tokens to add.
     """
     nothing = torch.zeros(1, 1, tokens, 1)
     for index in range(len(cache.layers) or layers):
@@ -692,13 +693,13 @@ def lengthen(cache: Any, layers: int, tokens: int) -> None:
         recurrent = getattr(layer, "has_previous_state", None)
         if recurrent is not None:
             recurrent.update(dict.fromkeys(recurrent, True))
-        # Layers that remember nothing have a place in the cache, too.
+        # Stateless layers have an entry in the cache, too.
         if layer is None or (hasattr(layer, "update") and hasattr(layer, "lazy_initialization")):
             cache.update(nothing, nothing, index)
 
 
 def keep_shapes(cache: Any, index: int) -> None:
-    """Replace what a layer remembers by NaN of the same shape, which takes no memory."""
+    """Replace the cached tensors of a layer by NaN of the same shape, which take no memory."""
 
     def unknown(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -715,12 +716,12 @@ def keep_shapes(cache: Any, index: int) -> None:
 
 @contextmanager
 def _handing_over(parameters: Mapping[str, nn.Parameter], look: Look) -> Iterator[None]:
-    """Pass gradients of these parameters to ``look`` as they are made; keep neither of the two."""
+    """Pass each gradient to ``look`` once it is computed, then free it and its parameter."""
 
     def hand_over(name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
         gradient, parameter.grad = parameter.grad, None
-        parameter.data = parameter.new_empty(0)  # all that needed it went backward before
+        parameter.data = parameter.new_empty(0)  # every use of it has been backpropagated
         look(name, gradient)
 
     with ExitStack() as hooks:

@@ -1,7 +1,7 @@
 """Weights that a module has only while it computes; large ones stay in their files even then.
 
-A layer of a large model in float64 is more than twice as large as its files. What a matrix is
-multiplied with is small, so a part of the matrix is cast at a time, and of experts a single one.
+A layer of a large model in float64 is more than twice as large as its files. The activations that a
+matrix multiplies are small, so the matrix is cast in parts, and experts one at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,14 +18,14 @@ from growkit.base.tensors import AT_ONCE, TensorInfo, Weights, parts, total_byte
 from growkit.checkpoint.writing import give_back, keep_freed
 
 LARGE = 1 << 30
-"""Bytes of a checkpoint from which on memory is worth more than the time to get it again; of
-smaller ones, as much is kept for the next layer."""
+"""Bytes from which a checkpoint is large: freed memory is returned to the system. Smaller models
+keep up to as much for the next layer."""
 
 OF_THE_SHAPE = frozenset({"shape", "dtype", "device", "ndim", "dim", "size", "numel"})
-"""Attributes of a tensor that do not depend on its numbers."""
+"""Attributes of a tensor that do not depend on its values."""
 
 Rows = Callable[[slice], Tensor]
-"""Some rows of a tensor, as they are stored."""
+"""Reads some rows of a tensor, in their stored dtype."""
 
 
 class Lender:
@@ -33,13 +33,13 @@ class Lender:
 
     Args:
         weights: the checkpoint.
-        stored: from the name of a parameter to that of the tensor it is stored as.
-        dtype: what weights are cast to, but for those that the class keeps in another.
-        device: where they are needed.
+        stored: maps the name of a parameter to the name of its stored tensor.
+        dtype: dtype of the weights after casting, except those that the class keeps in another.
+        device: device of the model.
 
     Attributes:
         dtype: see above.
-        steps: what is taken off some parameters, by their names in the model.
+        steps: values to subtract from some parameters, by their names in the model.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Lender:
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """A parameter, or some rows of it, as it is stored."""
+        """Read a parameter, or some rows of it, in its stored dtype."""
         # Files hold float32 as float32, even when all arithmetic is done in float64.
         with torch._C.DisableTorchFunction():
             found = self._weights.read(self._stored(name), rows)
@@ -70,7 +70,7 @@ class Lender:
             return found
 
     def rows(self, name: str, used: Tensor) -> Tensor:
-        """Some rows of a parameter, cast, [rows, columns]; ``used`` are their sorted numbers."""
+        """Read and cast some rows of a parameter, [rows, columns]; ``used``: sorted indices."""
         found = []
         for part in parts(self._weights, self._stored(name)):
             here = used[(used >= part.start) & (used < part.stop)] - part.start
@@ -78,9 +78,9 @@ class Lender:
         return torch.cat(found)
 
     def whole(self, name: str, dtype: torch.dtype | None) -> Tensor:
-        """A parameter or buffer on the device, in this dtype; None for that in which it is stored.
+        """Load a parameter or buffer to the device in this dtype; None for the stored dtype.
 
-        It is never whole in both.
+        Memory never holds it whole in both dtypes.
         """
         info, places = self._info(name), parts(self._weights, self._stored(name))
         if len(places) == 1 or dtype in (None, info.torch_dtype):
@@ -92,10 +92,10 @@ class Lender:
         return whole
 
     def fetch(self, module: nn.Module, names: Mapping[str, str]) -> None:
-        """Copy what ``lent`` will need to the GPU while it computes; nothing without a GPU.
+        """Prefetch the parameters for ``lent`` to the GPU while it computes; no-op without a GPU.
 
-        A stream of its own keeps the copies from waiting for the computation. What was fetched
-        before and has not been lent is forgotten.
+        The copies have a stream of their own, so that they do not wait for the computation.
+        Parameters that were fetched earlier and not lent are dropped.
         """
         self._fetched.clear()
         if self._copying:
@@ -113,8 +113,8 @@ class Lender:
 
         Args:
             module: the module.
-            names: from names of parameters in it to those in the model.
-            head: whether it is the output head, which may be larger than any layer.
+            names: maps parameter names in the module to names in the model.
+            head: whether the module is the output head, which may be larger than any layer.
         """
         owners = [(name, *_owner(module, key)) for key, name in names.items()]
         buffer: Tensor | None = None
@@ -143,9 +143,9 @@ class Lender:
         return self._weights.tensors[self._stored(name)]
 
     def _stays(self, owner: nn.Module, last: str, name: str, *, head: bool = False) -> bool:
-        """Whether a parameter is so large that it stays where it is stored."""
+        """Whether a parameter is so large that it stays in its file."""
         info, parameter = self._info(name), owner._parameters[last]
-        # Products of layers are taken as they will run, if nothing is cast.
+        # Without a cast, layers multiply with whole matrices, as they do in use.
         cast = info.torch_dtype != self.dtype
         if parameter is None or parameter.dtype != self.dtype or not (cast or head):
             return False
@@ -164,12 +164,12 @@ class Lender:
 class Stored:
     """Takes the place of a large parameter in a module, and casts it in parts.
 
-    A linear layer multiplies with some rows at a time; of [experts, …], an index makes a single
-    expert. For any other operation the parameter is made whole.
+    A linear layer multiplies with some rows at a time, and indexing [experts, …] casts a single
+    expert. Any other operation casts the whole parameter.
 
     Attributes:
-        factor: what the numbers are multiplied with.
-        parameter: of the shape and dtype of the whole, for gradients; it takes no room.
+        factor: multiplier of the values.
+        parameter: a stand-in of the full shape and dtype, for gradients; it takes no memory.
     """
 
     def __init__(self, rows: Rows, parameter: nn.Parameter, buffer: Tensor) -> None:
@@ -212,22 +212,22 @@ class Stored:
         return function(*whole, **named)
 
     def whole(self) -> Tensor:
-        """All of it."""
+        """Cast the whole parameter, with gradients."""
         return self._part(slice(0, len(self)))
 
     def _part(self, rows: slice) -> Tensor:
-        """Some rows, with gradients."""
+        """Cast some rows, with gradients."""
         if self._together is None and torch.is_grad_enabled():
             self._together = _Together.apply(self.parameter, self)  # type: ignore[no-untyped-call]
         part: Tensor = _Part.apply(self._together, self, rows)  # type: ignore[no-untyped-call]
         return part
 
     def cast(self, rows: slice, *, reuse: bool = False) -> Tensor:
-        """Some rows, without gradients.
+        """Cast some rows, without gradients.
 
         Args:
-            rows: which.
-            reuse: put them into a buffer, which the next call with ``reuse`` overwrites.
+            rows: range of the rows.
+            reuse: write them into a buffer that the next call with ``reuse`` overwrites.
         """
         part = self._rows(rows)
         reuse &= part.numel() <= len(self._buffer)
@@ -238,7 +238,7 @@ class Stored:
         return part if self.factor == 1 else part * self.factor
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Places of some rows, and these rows; each is overwritten by the next."""
+        """Iterate over ranges of rows and the cast rows; each block overwrites the last."""
         rows, *others = self.shape
         count = max(1, len(self._buffer) // prod(others))
         for begin in range(0, rows, count):
@@ -246,13 +246,13 @@ class Stored:
             yield places, self.cast(places, reuse=True)
 
     def collect(self, rows: slice, gradient: Tensor) -> None:
-        """Keep the gradient of some rows, until those of all are there."""
+        """Accumulate the gradient of some rows."""
         if self._gradient is None:
             self._gradient = gradient.new_zeros(self.shape)
         self._gradient[rows] += gradient
 
     def collected(self) -> Tensor | None:
-        """The gradient of all rows; the next gradients begin anew."""
+        """Return the accumulated gradient of all rows, and reset it."""
         found, self._gradient, self._together = self._gradient, None, None
         return found
 
@@ -260,15 +260,15 @@ class Stored:
 def lend(
     module: nn.Module, name: str, rows: Rows, shape: tuple[int, ...], buffer: Tensor
 ) -> Stored:
-    """Lend a module a parameter that stays where it is stored.
+    """Lend a module a parameter that stays in its file.
 
     Args:
-        module: has the parameter.
-        name: of it, in the module.
-        rows: of the parameter.
-        shape: of the parameter.
-        buffer: room for some rows, of the dtype and on the device that are needed; parameters that
-            are not used at the same time may share it.
+        module: the module.
+        name: name of the parameter in the module.
+        rows: reads rows of the parameter.
+        shape: shape of the parameter.
+        buffer: flat buffer for some rows, in the dtype and on the device of the computation;
+            parameters that are not used at the same time may share it.
     """
     parameter = nn.Parameter(buffer[:1].expand(shape))
     module._parameters[name] = parameter
@@ -279,7 +279,7 @@ def lend(
 def can_stay(module: nn.Module, name: str, info: TensorInfo) -> bool:
     """Whether a parameter is a large matrix of a linear layer.
 
-    Two blocks would save little, and casting them anew for every product takes time.
+    With two blocks or fewer, little memory is saved for the time of a cast in every product.
     """
     return info.elements > 2 * AT_ONCE and name == "weight" and type(module) is nn.Linear
 
@@ -291,7 +291,7 @@ def _is_large_stack(info: TensorInfo) -> bool:
 
 @contextmanager
 def scaled(layer: nn.Module, key: str, factor: float) -> Iterator[None]:
-    """A layer with one of its parameters multiplied."""
+    """Multiply one parameter of a layer by a factor, inside this context."""
     owner, last, parameter = _owner(layer, key)
     lent = vars(owner).get(last)
     if isinstance(lent, Stored):
@@ -338,7 +338,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Together(torch.autograd.Function):
-    """Goes backward when every part that was used has: the gradient of all of them."""
+    """Collects the gradient of the whole parameter, after the backward pass of all its parts."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, stored: Stored) -> Tensor:
@@ -351,7 +351,7 @@ class _Together(torch.autograd.Function):
 
 
 class _Part(torch.autograd.Function):
-    """Some rows of a parameter: a single expert, or all."""
+    """Rows of a parameter: a single expert, or all."""
 
     @staticmethod
     def forward(ctx: Any, together: Tensor | None, stored: Stored, rows: slice) -> Tensor:

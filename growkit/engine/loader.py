@@ -1,8 +1,8 @@
-"""What transformers would read of a folder, asked of transformers itself.
+"""Determine how transformers would load a folder, by running its loader without weights.
 
-``from_pretrained`` runs up to the point where it would read weights: the class, the config, the
-files and the names under which their tensors come into the model are its own answer, and no weight
-is read, at any size of the model. What it would read and growkit does not is refused here.
+``from_pretrained`` runs up to the point where it would read weights. The class, the config, the
+files and the parameter names of their tensors are therefore its own, and no weight is read, however
+large the model. Folders that transformers would read differently from growkit are refused here.
 """
 
 import dataclasses
@@ -29,25 +29,24 @@ from growkit.engine.oracle import inert, lacks_class, parsed, quiet
 from growkit.planning.layouts import as_diff_transformer
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
-"""Names of the number of layers in configs."""
+"""Config keys for the number of layers."""
 
 OF_LOADING = frozenset({"dtype", "_name_or_path", "architectures"}) | {
     *("transformers_weights", "auto_map", "transformers_version")
 }
-"""Keys of configs that depend on how they were loaded."""
+"""Config keys that depend on how the config was loaded."""
 
 
 @dataclass
 class Conversion:
-    """How transformers makes parameters and persistent buffers of tensors in the files.
+    """A conversion of transformers from tensors in the files to parameters and buffers.
 
     Attributes:
-        transform: its own object for that; None where a tensor only gets another name.
-        name: of the parameter under which transformers collects the tensors.
-        model: the model without weights, whose shapes some transforms ask for.
-        tensors: names in the files, in the order in which they are collected, by the transform's
-            pattern.
-        shapes: of what comes out, by its name in the class.
+        transform: the transformers object; None if a tensor is only renamed.
+        name: name of the parameter under which transformers collects the tensors.
+        model: the model without weights, whose shapes some transforms need.
+        tensors: names in the files, in order of collection, by the transform's pattern.
+        shapes: shapes of the results, by their names in the class.
     """
 
     transform: Any
@@ -64,16 +63,16 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Loading:
-    """What transformers makes of a folder.
+    """How transformers loads a folder.
 
     Attributes:
         model: name of the class.
-        config: all that the class resolves from ``config.json``.
-        conversions: how the class's parameters and persistent buffers are made of the files.
+        config: ``config.json`` as the class resolves it.
+        conversions: conversions from the files to the class's parameters and persistent buffers.
         buffers: tensors in the files that become persistent buffers, by their names in the class.
-        passed_over: tensors in the files that it does not read.
-        made_buffers: persistent buffers that no file holds: the class makes them.
-        own_class: whether transformers has the class; else it is growkit's own.
+        passed_over: tensors in the files that transformers does not read.
+        made_buffers: persistent buffers that no file holds; the class computes them.
+        own_class: whether transformers has the class; otherwise it is growkit's own.
     """
 
     model: str
@@ -86,19 +85,19 @@ class Loading:
 
 
 _loadings: WeakKeyDictionary[Checkpoint, Loading] = WeakKeyDictionary()
-"""What was asked of a checkpoint before: a proof builds its model several times."""
+"""Results of ``loading`` by checkpoint, since a proof builds its model several times."""
 
 
 class _SeenEnoughError(Exception):
-    """All that was to be known is known, and no weights are to be read."""
+    """Stops ``from_pretrained`` before it reads weights."""
 
 
 def loading(checkpoint: Checkpoint) -> Loading:
-    """Ask transformers what it would read of a checkpoint.
+    """Determine how transformers would load a checkpoint.
 
     Raises:
-        InputError: it reads something else than growkit, would run code or follow what the folder
-            names, or does not take the folder at all.
+        InputError: transformers would read other data than growkit, run code or follow references
+            in the folder, or cannot load the folder at all.
     """
     if checkpoint not in _loadings:
         _loadings[checkpoint] = _asked(checkpoint)
@@ -147,7 +146,7 @@ def _asked(checkpoint: Checkpoint) -> Loading:
 
 
 def check_class(config: Any, where: str) -> None:
-    """Refuse a config of transformers that is of no causal language model."""
+    """Refuse a transformers config whose type has no causal language model."""
     from transformers import AutoModelForCausalLM
 
     if type(config) not in AutoModelForCausalLM._model_mapping:
@@ -158,7 +157,7 @@ def check_class(config: Any, where: str) -> None:
 
 
 def _check_config(checkpoint: Checkpoint, resolved: Config, model: Any) -> None:
-    """Both make the same of ``config.json``: growkit's proof, and the loader."""
+    """Check that growkit's proof and the loader resolve ``config.json`` alike."""
 
     def of_the_model(config: Any) -> Any:
         if not isinstance(config, dict):
@@ -181,12 +180,12 @@ def _seen(
     """Load a folder without its weights, and record what would be read.
 
     Args:
-        checkpoint: of the folder.
-        config: that of the folder, as transformers resolves it.
-        lacking: whether that is a DIFF Transformer, since transformers has no class for it.
+        checkpoint: the checkpoint in the folder.
+        config: the config of the folder, as transformers resolves it.
+        lacking: whether transformers has no class for the model, which loads as a DIFF Transformer.
 
     Returns:
-        The model, the files with its weights, the names of what they lack, and the conversions.
+        The model, its weight files, the names of missing tensors, and the conversions.
     """
     from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -196,7 +195,7 @@ def _seen(
     alone = checkpoint.stands_alone and not lacking  # transformers reads its config itself
     options: dict[str, Any] = {} if alone else {"config": config}
     folder: Path | None = checkpoint.folder
-    if checkpoint.distributed:  # it reads no files of these, and is given nothing
+    if checkpoint.distributed:  # transformers cannot read its files, and gets none
         cls = AutoModelForCausalLM._model_mapping.get(type(config), cls)
         folder, options["state_dict"] = None, {}
     load = PreTrainedModel._load_pretrained_model
@@ -231,7 +230,7 @@ def _seen(
             attn_implementation="eager",
             local_files_only=True,
             trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # named when the model is built
+            ignore_mismatched_sizes=True,  # reported when the model is built
             **options,
         )
     model, files, missing = found
@@ -242,14 +241,14 @@ def _seen(
 def _recording_conversions(
     checkpoint: Checkpoint, model: Any, found: dict[int, Conversion]
 ) -> Iterator[None]:
-    """Record what transformers makes of each tensor, and its shape."""
+    """Record the conversion of each tensor, and the shapes of the results."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
 
     add, convert = WeightTransform.add_tensor, WeightConverter.convert
 
     def record_tensor(transform: Any, name: str, tensor: str, pattern: str, value: Any) -> Any:
         conversion = found.setdefault(id(transform), Conversion(transform, name, model))
-        # Its name is the pattern of what is not converted.
+        # The pattern of an unconverted tensor is its name.
         if pattern not in transform.source_patterns:
             both = sorted([conversion.sources[0], tensor])
             raise InputError(
@@ -277,13 +276,13 @@ def _recording_conversions(
 
 
 def the_tensor(made: Any) -> torch.Tensor:
-    """What a conversion makes, which may be in a list of its own."""
+    """The tensor that a conversion makes, which may be wrapped in a list."""
     tensor: torch.Tensor = made[0] if isinstance(made, list) else made
     return tensor
 
 
 def _no_more_modules(tensors: int) -> RemovableHandle:
-    """Not to build for hours what the files cannot fill; for as long as the context lasts."""
+    """Limit the number of modules inside the context, so that no bogus size builds for hours."""
     most, numbers = 1000 + 100 * tensors, count(1)
 
     def check_number(*_: Any) -> None:
@@ -297,7 +296,7 @@ def _no_more_modules(tensors: int) -> RemovableHandle:
 
 
 def _check_files(checkpoint: Checkpoint, files: list[str]) -> None:
-    """Both read weights from the same files."""
+    """Check that transformers and growkit read weights from the same files."""
     if checkpoint.distributed:
         return
     theirs = {os.path.realpath(file) for file in files}
@@ -313,9 +312,9 @@ def _check_files(checkpoint: Checkpoint, files: list[str]) -> None:
 
 
 def generation(folder: Folder) -> Config | None:
-    """The generation settings as transformers resolves them, with its defaults; None if it cannot.
+    """Generation settings with transformers' defaults; None if transformers cannot resolve them.
 
-    They come from ``generation_config.json``, or else from ``config.json``.
+    They come from ``generation_config.json`` if it exists, else from ``config.json``.
     """
     from transformers import GenerationConfig
 

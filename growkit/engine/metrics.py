@@ -1,4 +1,4 @@
-"""How far apart two models' logits are, summed up piece by piece."""
+"""Distance between the logits of two models, accumulated piece by piece."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -13,12 +13,12 @@ from growkit.base.limits import SPACING, Limit
 from growkit.results.proof import Measured
 
 IN_CACHE = 1 << 17
-"""Logits that are compared together on a CPU: a dozen passes over them stay in its cache."""
+"""Logits compared at a time on a CPU: few enough to stay in its cache for a dozen passes."""
 
 
 @dataclass
 class Distance:
-    """Sums over all tokens seen so far; all in float64."""
+    """Sums over all tokens added so far, in float64."""
 
     largest: float = 0.0
     absolute: float = 0.0
@@ -35,13 +35,13 @@ class Distance:
     predictions: int = 0
 
     def add(self, source: Tensor, target: Tensor, following: Tensor, position: int = 0) -> None:
-        """Take some tokens of a sequence into account.
+        """Add some tokens of a sequence.
 
         Args:
             source: logits of the source, [tokens, vocabulary].
             target: logits of the target, the same shape.
-            following: the token that follows each, [tokens]; -1 for none.
-            position: of the first of them in its sequence.
+            following: the next token of each, [tokens]; -1 for none.
+            position: position of the first token in its sequence.
         """
         rows = max(1, IN_CACHE // source.shape[-1]) if source.device.type == "cpu" else len(source)
         for first in range(0, len(source), rows):
@@ -84,32 +84,32 @@ class Distance:
 
     @property
     def usable(self) -> bool:
-        """Whether the source answers with numbers at all."""
+        """Whether the source's logits are finite."""
         return math.isfinite(self.squared_source)
 
     @property
     def relative(self) -> float:
-        """Largest difference against the scale; NaN where a logit is not finite."""
+        """Largest difference relative to the scale; NaN if a logit is not finite."""
         return self.largest / self.scale if self.scale else self.largest
 
     @property
     def kl_per_token(self) -> float:
-        """KL(source ‖ target) in nats, the mean over tokens; 0 where there is only rounding."""
+        """Mean KL(source ‖ target) per token, in nats; 0 if it is within rounding."""
         return self._without_rounding(self.kl / self.tokens)
 
     def _without_rounding(self, kl: float) -> float:
-        """A KL, or 0 if it is no more than what rounding in float64 makes of no KL at all.
+        """Return a KL, or 0 if float64 rounding alone explains it.
 
-        Its terms are rounded as the logarithms that they are differences of, which are as large as
-        logits: a sum may as well be less than 0, which no KL is.
+        Each term is a difference of logarithms as large as logits, and is rounded like these. The
+        sum may therefore be slightly negative, which a true KL never is.
         """
         return 0.0 if abs(kl) <= SPACING["float64"] * (1 + self.scale) else kl
 
     def factor(self, within: float) -> float | None:
-        """The number by which all logits are multiplied, if that explains the difference.
+        """Fit one factor to all logits; None if it does not explain the difference.
 
         Args:
-            within: how much may be left over, relative to what is explained.
+            within: largest residual, relative to the explained part.
         """
         if not self.squared_source or not math.isfinite(self.both + self.squared_target):
             return None
@@ -119,7 +119,7 @@ class Distance:
         return factor if explained and abs(factor - 1) > within else None
 
     def measured(self, dtype: str, device: str, limit: Limit | None) -> Measured:
-        """The figures, as they are reported."""
+        """The figures of the report."""
         return Measured(
             dtype=dtype,
             device=device,
@@ -134,28 +134,28 @@ class Distance:
         )
 
     def kl_by_position(self) -> list[float | None]:
-        """KL at every position, nats, the mean over all sequences that are so long."""
+        """Mean KL at every position, in nats, over all sequences that reach it."""
         means = (kl / count for _, (kl, count) in sorted(self.kl_at.items()))
         return [finite(self._without_rounding(mean)) for mean in means]
 
     def tokens_by_position(self) -> list[int]:
-        """The number of tokens of each of these means."""
+        """Number of tokens behind each mean of ``kl_by_position``."""
         return [count for _, (_, count) in sorted(self.kl_at.items())]
 
 
 def finite(value: float) -> float | None:
-    """JSON has no NaN and no infinity."""
+    """Replace NaN and infinity by None, since JSON has neither."""
     return value if math.isfinite(value) else None
 
 
 Head = Callable[[Tensor], Tensor]
-"""From the last layer's output, [tokens, hidden], to logits, [tokens, vocabulary]."""
+"""Maps the last layer's output, [tokens, hidden], to logits, [tokens, vocabulary]."""
 
 TOKENS_FIRST = 64
-"""Tokens whose logits come first, before the size of the vocabulary is known."""
+"""Tokens in the first piece, while the size of the vocabulary is unknown."""
 
 LOGITS_AT_ONCE = 1 << 24
-"""Logits of one model that are compared at a time; for each, the head is read once."""
+"""Logits of one model compared at a time; the head is read once for each piece."""
 
 
 def distance_of(
@@ -163,7 +163,7 @@ def distance_of(
     target: tuple[Head, Sequence[Tensor]],
     ids: Sequence[Tensor],
 ) -> Distance:
-    """How far the logits of two models are apart; see ``logits_in_pieces``."""
+    """Measure the distance between the logits of two models; see ``logits_in_pieces``."""
     distance = Distance()
     for _, logits, others, following, position in logits_in_pieces(source, target, ids):
         distance.add(logits, others, following, position)
@@ -175,15 +175,15 @@ def logits_in_pieces(
     target: tuple[Head, Sequence[Tensor]],
     ids: Sequence[Tensor],
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor, int]]:
-    """Logits of two models, of as many tokens at a time as there is room for, over all prompts.
+    """Compute the logits of two models over all prompts, in pieces that fit in memory.
 
     Args:
-        source: its head, and the output of its last layer for every prompt, each [tokens, hidden].
-        target: likewise.
-        ids: the tokens of every prompt, each [tokens].
+        source: head of the source, and its last layer's output per prompt, each [tokens, hidden].
+        target: the same for the target.
+        ids: token ids of every prompt, each [tokens].
 
     Yields:
-        The index of a prompt, and arguments of ``Distance.add`` for some of its tokens.
+        The index of a prompt, and the arguments of ``Distance.add`` for some of its tokens.
     """
     following = [torch.cat([each[1:], each.new_full((1,), -1)]) for each in ids]
     begins = [0, *accumulate(map(len, ids))]
@@ -205,6 +205,6 @@ def logits_in_pieces(
 
 
 def error_of(found: Tensor, expected: Tensor) -> float:
-    """Largest difference, relative to the root mean square of what is expected."""
+    """Largest difference, relative to the root mean square of the expected values."""
     scale = expected.square().mean().sqrt().clamp_min(torch.finfo(expected.dtype).tiny)
     return float((found - expected).abs_().max() / scale)

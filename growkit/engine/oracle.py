@@ -1,7 +1,7 @@
 """The oracle: the real transformers class, loaded from the written files.
 
-Layouts of differential attention for which transformers has no class run as what they are read
-into, ``growkit.modeling``.
+Layouts of differential attention without a class in transformers run as the DIFF Transformer of
+``growkit.modeling``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from growkit.planning.layouts import as_diff_transformer, read_layout
 from growkit.planning.plan import Planned
 
 KERNELS = ("attn_implementation", "experts_implementation")
-"""How keys end that choose the code of attention or of experts."""
+"""Suffixes of config keys that select an implementation of attention or experts."""
 
 BUILT_IN = ("batched_mm", "eager", "flex_attention", "grouped_mm", "sdpa")
-"""What transformers computes with torch alone."""
+"""Implementations of transformers that need only torch."""
 
 DEPTH = 64
-"""How deep configs are nested, at most."""
+"""Limit for the nesting depth of configs."""
 
 REFUSED = {
     "quantization_config": "the model is quantised; dequantise it first",
@@ -42,18 +42,18 @@ REFUSED = {
     "kernel_config": "it loads code from the hub; remove the key",
     "use_kernels": "it loads code from the hub; remove the key",
 }
-"""Keys that have transformers build another model than the class's own, and what to do."""
+"""Config keys that replace the class's own model with another: the reason, and the remedy."""
 
 
 def load_model(
     stored: Path | Checkpoint, dtype: torch.dtype, device: torch.device, attention: str | None
 ) -> torch.nn.Module:
-    """The model in a folder, ready to run.
+    """Load the model in a folder, ready to run.
 
     Args:
         stored: a model folder, or the checkpoint in one.
-        dtype: what its weights are cast to.
-        device: where it runs.
+        dtype: dtype of the weights after casting.
+        device: device that the model runs on.
         attention: transformers' attention implementation; None for the class's own choice.
 
     Raises:
@@ -85,12 +85,12 @@ def load_model(
             experts_implementation=experts_implementation(dtype),
             local_files_only=True,
             trust_remote_code=False,
-            generation_config=GenerationConfig(),  # its settings are no part of the function
+            generation_config=GenerationConfig(),  # generation settings do not affect logits
             ignore_mismatched_sizes=True,  # reported below, with the tensor's name
             output_loading_info=True,
             **options,
         )
-    # Missing buffers are made by the class, always the same.
+    # The class computes missing buffers, always with the same values.
     missing = {*loading["missing_keys"]} - {name for name, _ in model.named_buffers()}
     mismatched = {str(name) for name, *_ in loading["mismatched_keys"]}
     for problem, keys in (("missing keys", missing), ("mismatched keys", mismatched)):
@@ -109,7 +109,7 @@ def load_model(
 
 
 def random_weights(model: Any, problem: str, where: str, name: str) -> InputError:
-    """The error of a model that would run with random weights in a parameter."""
+    """The error for a model that would run with a randomly initialised parameter."""
     return InputError(
         f"{type(model).__name__} reports {problem} in {where}: {name}; the model would run with "
         "random weights there, correct config.json or the weights"
@@ -117,14 +117,14 @@ def random_weights(model: Any, problem: str, where: str, name: str) -> InputErro
 
 
 def check_accepted(config: Config, name: str) -> None:
-    """Build the model of a config without weights, to see whether transformers takes it.
+    """Check that transformers accepts a config, by building its model without weights.
 
     Args:
         config: contents of a ``config.json``.
-        name: what to call it in the message.
+        name: name of the config in messages.
 
     Raises:
-        InputError: transformers does not take it.
+        InputError: transformers does not accept it.
     """
     if lacks_class(config):
         config = as_diff_transformer(config, name)
@@ -133,10 +133,10 @@ def check_accepted(config: Config, name: str) -> None:
 
 
 def model_without_numbers(config: Config, name: str = "config.json") -> Any:
-    """The model of a config, to look at its shapes.
+    """Build the model of a config on the meta device, for its shapes.
 
     Raises:
-        Exception: whatever its class raises.
+        Exception: any exception of the class.
     """
     from transformers import AutoModelForCausalLM
 
@@ -145,7 +145,7 @@ def model_without_numbers(config: Config, name: str = "config.json") -> Any:
 
 
 def longest_context(config: Config) -> Any:
-    """``max_position_embeddings``, as the class of a model finds it; None if it has none."""
+    """``max_position_embeddings`` as the model's class resolves it; None if it has none."""
     if not lacks_class(config):
         with quiet(), suppress(InputError), foreign("the config is not understood", "correct it"):
             text = parsed(config).get_text_config(decoder=True)
@@ -154,7 +154,7 @@ def longest_context(config: Config) -> Any:
 
 
 def lacks_class(config: Config) -> bool:
-    """Whether transformers has no class for a model, but growkit has."""
+    """Whether growkit has a class for a model, and transformers has none."""
     from transformers import CONFIG_MAPPING
 
     register()
@@ -163,15 +163,15 @@ def lacks_class(config: Config) -> bool:
 
 
 def readable(weights: Weights) -> Weights:
-    """A checkpoint, as a DIFF Transformer where transformers has no class for it."""
+    """A checkpoint, converted to a DIFF Transformer if transformers has no class for it."""
     return Planned(weights, read_layout(weights)) if lacks_class(weights.config) else weights
 
 
 def parsed(config: Config, name: str = "config.json") -> Any:
-    """What transformers makes of a config, as if it were in a folder.
+    """Parse a config with transformers, as if it were in a folder.
 
     Raises:
-        InputError: it names code or kernels.
+        InputError: the config names code or kernels.
     """
     from transformers import AutoConfig
 
@@ -182,15 +182,15 @@ def parsed(config: Config, name: str = "config.json") -> Any:
 
 
 def inert(config: Any, where: str, depth: int = 0) -> Any:
-    """A config that names no code: what torch has serves as kernels, and anything else is refused.
+    """Copy a config that names no code, with only torch's own kernels; refuse any other.
 
     Args:
         config: contents of a ``config.json``, or a part of it.
-        where: what to call it.
-        depth: of the part.
+        where: name of the config in messages.
+        depth: nesting depth of the part.
 
     Raises:
-        InputError: names the key.
+        InputError: the config names code or another model; the message names the key.
     """
     if depth > DEPTH:
         raise InputError(f"{where} is nested more than {DEPTH} times; copy it again")
@@ -206,7 +206,7 @@ def inert(config: Any, where: str, depth: int = 0) -> Any:
             kept[key] = inert(value, where, depth + 1)
             continue
         for named in value.values() if isinstance(value, dict) else [value]:
-            # Flash attention is replaced by what torch has: the proof needs no other package.
+            # torch's own kernels replace flash attention, so the proof needs no other package.
             flash = isinstance(named, str) and re.fullmatch(r"flash_attention_[^/]*", named)
             if named is not None and not flash and named not in BUILT_IN:
                 raise InputError(
@@ -219,14 +219,14 @@ def inert(config: Any, where: str, depth: int = 0) -> Any:
 
 
 def experts_implementation(dtype: torch.dtype) -> str | None:
-    """Transformers' way to multiply with experts; None for the class's own choice."""
-    return "eager" if dtype == torch.float64 else None  # fast products of groups have no float64
+    """Transformers' experts implementation; None for the class's own choice."""
+    return "eager" if dtype == torch.float64 else None  # grouped kernels have no float64
 
 
 def fit_experts(model: Any) -> None:
-    """Have a model multiply with one expert at a time where all together cannot be.
+    """Make a model multiply with one expert at a time if grouped kernels cannot run.
 
-    Fast products of groups need rows of whole multiples of 16 bytes.
+    Grouped kernels need rows whose size is a multiple of 16 bytes.
     """
     stacked = (each for each in model.parameters() if each.dim() == 3)
     odd = any(each.shape[-1] * each.element_size() % 16 for each in stacked)
@@ -236,7 +236,7 @@ def fit_experts(model: Any) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bars, logs, warnings and network: errors say what matters."""
+    """Turn off transformers' progress bars, logs, warnings and network access."""
     from huggingface_hub import constants
     from transformers.utils import logging
 
@@ -255,13 +255,13 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def uninitialised(device: str | None = None) -> Iterator[None]:
-    """Modules made here have buffers as ever, but parameters with no numbers in them yet.
+    """Build modules inside this context with buffers, but with uninitialised parameters.
 
-    transformers takes a parameter for one whose weights were read, and does not initialise it.
-    Buffers that no file holds (the frequencies of rotary embeddings, say) are computed.
+    Parameters are marked as loaded, so that transformers does not initialise them. Buffers that no
+    file holds, such as the frequencies of rotary embeddings, are computed.
 
     Args:
-        device: where parameters are put; None for where they are made.
+        device: device of the parameters; None for the default device.
     """
     from torch import nn
     from transformers.initialization import guard_torch_init_functions
@@ -284,7 +284,7 @@ def uninitialised(device: str | None = None) -> Iterator[None]:
 
 
 OLDER_ROPE_KEYS = ("rope_theta", "rope_scaling")
-"""Keys that transformers reads into ``rope_parameters``, if that key is not there."""
+"""Keys that transformers reads into ``rope_parameters`` if that key is absent."""
 
 PROVENANCE_KEYS = frozenset(
     {
@@ -293,13 +293,13 @@ PROVENANCE_KEYS = frozenset(
         "architectures",
     }
 )
-"""Keys that say how a file came about, or that are compared elsewhere."""
+"""Keys that record how a file was made, or that are compared elsewhere."""
 
 
 def resolved(config: Config) -> Config | None:
-    """A config with the defaults of its class; None where transformers knows none, or refuses it.
+    """Complete a config with its class's defaults; None if transformers has no class or refuses it.
 
-    Null is a value: a window of null is none, and one that is left out has the default length.
+    Null is a value: a window of null is no window, while an absent one has the default length.
     """
     register()
     try:
@@ -311,19 +311,19 @@ def resolved(config: Config) -> Config | None:
 
 
 def resolved_as_loaded(config: Config, where: str) -> Config | None:
-    """Like ``resolved``; a layout without a class in transformers runs as a DIFF Transformer."""
+    """Like ``resolved``; a layout without a class in transformers loads as a DIFF Transformer."""
     return resolved(as_diff_transformer(config, where) if lacks_class(config) else config)
 
 
 def write_defaults_out(source: Config, planned: Config, where: str) -> Config:
-    """The planned config of another class, with what the source's class assumes written out.
+    """Write the defaults of the source's class into the planned config of another class.
 
-    A key that the source's config leaves out has the default of the source's class. The target's
-    class may have another default for it.
+    A key that is absent from the source's config has the default of the source's class. The
+    target's class may have another default for it.
 
     Args:
-        source: the config of the source, as its file has it.
-        planned: the config of what is made of it.
+        source: the config of the source, as in its file.
+        planned: the config of the target.
         where: the source, for messages.
     """
     if source.get("model_type") == planned.get("model_type"):

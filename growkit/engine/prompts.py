@@ -1,6 +1,6 @@
-"""Prompts: windows of real text, as a folder's tokenizer reads it, or seeded random tokens.
+"""Prompts: windows of text, encoded by a folder's tokenizer, or seeded random tokens.
 
-Texts are untrusted files, read once, as much as is needed.
+Texts are untrusted files; each is read once, up to a limit.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from growkit.engine.oracle import longest_context, quiet
 T = TypeVar("T")
 
 MOST_TEXT = 1 << 22
-"""Bytes that are read of a text; a million tokens are far more than a proof takes."""
+"""Limit for the bytes read from a text: a million tokens, far more than a proof needs."""
 
 LONGEST_DOCUMENT = 1 << 16
-"""Characters; tokenizers take far more than twice as long for twice as many without a break."""
+"""Limit in characters: the time of tokenizers grows faster than the length of unbroken text."""
 
 DOCUMENT_SEPARATOR = "<|endoftext|>"
-"""What separates documents in text files by convention; each document is read on its own."""
+"""Conventional separator of documents in text files; each document is encoded on its own."""
 
 MOST_TOKENS = 1 << 22
-"""Of all prompts together: thirty megabytes of ids, and far more of everything else."""
+"""Limit for the tokens of all prompts: thirty megabytes of ids, and far more of other data."""
 
 FEWEST = 8
-"""Tokens of a text that must be predicted, at least: fewer show nothing."""
+"""Least number of tokens to predict in a text; fewer would show nothing."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Token ids, one tensor [tokens] per prompt, and the hash of what was read of the text."""
+    """Token ids, one tensor [tokens] per prompt, and the hash of the bytes read from the text."""
 
     windows: tuple[Tensor, ...]
     text_sha256: str | None
 
     def cut(self, prompts: int, length: int) -> Prompts:
-        """So many of them, from all over, and of each only the first tokens."""
+        """Reduce to ``prompts`` evenly spread windows of at most ``length`` tokens."""
         windows = _spread(self.windows, prompts)
         return replace(self, windows=tuple(window[:length] for window in windows))
 
 
 def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
-    """The prompts that the settings describe.
+    """Make the prompts that the settings describe.
 
     Args:
-        settings: text or random tokens, how many and how long.
-        folder: where the tokenizer is.
-        config: for the vocabulary and the longest context.
+        settings: text or random tokens, with the number and length of prompts.
+        folder: the folder with the tokenizer.
+        config: the model's config, for the vocabulary and the longest context.
 
     Raises:
         InputError: the text cannot be read or is too short, there is no tokenizer for it, or the
@@ -101,20 +101,20 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
 
 
 def _spread(windows: Sequence[T], count: int) -> tuple[T, ...]:
-    """As many windows, from all over a text: its beginning may be like nothing else in it."""
+    """Pick evenly spread windows of a text, since its beginning may be untypical."""
     count = min(count, len(windows))
     return tuple(windows[(2 * i + 1) * len(windows) // (2 * count)] for i in range(count))
 
 
 def read_text(path: str, most: int = MOST_TEXT) -> bytes:
-    """A UTF-8 text; of a large one, its beginning.
+    """Read a UTF-8 text, or the beginning of a large one.
 
     Args:
-        path: of the file.
-        most: bytes that are read of it.
+        path: path of the file.
+        most: limit in bytes.
 
     Raises:
-        InputError: it cannot be read, is empty, or is something else.
+        InputError: the file cannot be read, is empty, or is not UTF-8 text.
     """
     file = Path(path)
     try:
@@ -139,7 +139,7 @@ def read_text(path: str, most: int = MOST_TEXT) -> bytes:
 
 
 def documents(content: bytes) -> list[str]:
-    """The documents of a text, and long ones in parts that begin with a word where they can."""
+    """Split a text into documents, and long documents into parts, at spaces if possible."""
     parts: list[str] = []
     for document in content.decode("utf-8").split(DOCUMENT_SEPARATOR):
         whole, begin = document.strip(), 0
@@ -155,10 +155,10 @@ def documents(content: bytes) -> list[str]:
 
 
 def check_tokenizer(folder: Folder) -> None:
-    """Refuse a folder without a tokenizer to read a text with; whether one loads is seen later.
+    """Refuse a folder without tokenizer files; ``load_tokenizer`` checks that they load.
 
     Raises:
-        InputError: there is no file that one could be made of.
+        InputError: the folder has no tokenizer file.
     """
     if not any(map(is_of_tokenizer, folder.names(*TOKENIZER_FILES))):
         raise InputError(
@@ -177,20 +177,20 @@ PROBES = (
     "<s> </s> <|endoftext|> <pad> <unk> [CLS] [MASK] <|im_start|>user",
     "",
 )
-"""Texts on which tokenizers differ: words, numbers, white space, scripts, marks, special tokens."""
+"""Texts that tell tokenizers apart: words, numbers, white space, scripts, marks, special tokens."""
 
 SETTINGS = (
     *("chat_template", "model_max_length", "padding_side", "truncation_side"),
     *("clean_up_tokenization_spaces", "split_special_tokens", "model_input_names"),
 )
-"""What else determines the layout of texts."""
+"""Further settings of a tokenizer that are compared."""
 
 
 def load_tokenizer(folder: Folder | Path) -> Any:
-    """The tokenizer of a folder as transformers loads it, from its files alone.
+    """Load the tokenizer of a folder with transformers, from its files alone.
 
     Raises:
-        InputError: it names files elsewhere, or does not load.
+        InputError: the tokenizer names files elsewhere, or does not load.
     """
     from transformers import AutoTokenizer
 
@@ -207,7 +207,7 @@ def load_tokenizer(folder: Folder | Path) -> Any:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without what the tokenizers library prints on stdout, past Python, of settings it ignores."""
+    """Silence file descriptor 1, where the tokenizers library prints about settings it ignores."""
     try:
         kept = os.dup(1)
     except OSError:  # there is none
@@ -224,7 +224,7 @@ def _silent() -> Iterator[None]:
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text, special tokens included.
+    """Encode a text to ids, special tokens included.
 
     Raises:
         InputError: the tokenizer fails on it.
@@ -235,13 +235,13 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 def first_difference(first: Any, second: Any) -> str | None:
-    """In what two tokenizers differ; None if they do the same."""
+    """The first trait in which two tokenizers differ; None if they are equivalent."""
     one, other = _traits(first), _traits(second)
     return next((trait for trait in one | other if one.get(trait) != other.get(trait)), None)
 
 
 def _traits(tokenizer: Any) -> dict[str, Any]:
-    """What a tokenizer does, by what to call that."""
+    """The traits of a tokenizer, by their names in messages."""
     found: dict[str, Any] = {"the vocabulary": tokenizer.get_vocab()}
     failure = f"the tokenizer in {tokenizer.name_or_path} fails on its own special tokens"
     with quiet(), foreign(failure, "repair its files"):
@@ -250,12 +250,12 @@ def _traits(tokenizer: Any) -> dict[str, Any]:
             found[name] = [(word, tokenizer.convert_tokens_to_ids(word)) for word in words]
     found["special tokens"] = sorted(map(str, tokenizer.all_special_tokens))
     found |= {name: getattr(tokenizer, name, None) for name in SETTINGS}
-    # Tokens that are cut out before all else, with what belongs to them, such as spaces.
+    # Added tokens are matched first, with properties such as the spaces that they absorb.
     added = getattr(tokenizer, "added_tokens_decoder", {})
     found["the properties of added tokens"] = [f"{n}: {added[n]!r}" for n in sorted(added)]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     steps = json.loads(backend.to_str()) if backend is not None else {}
-    # Truncation and padding belong to a call, and remain from the last one.
+    # Truncation and padding are left over from the last call.
     kept = {key: steps[key] for key in steps if key not in ("truncation", "padding")}
     found["the way from texts to ids"] = kept
     special = tokenizer.all_special_tokens

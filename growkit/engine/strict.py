@@ -1,8 +1,8 @@
 """Strict float64: any transformers model, in true float64 from end to end.
 
-Casting a model to float64 is not enough. Norms, softmaxes, rotary angles and λ ask for float32 on
-their way, and hide differences up to 1e-6 in their rounding. Under this mode, every such request
-is answered with float64.
+Casting a model to float64 is not enough. Norms, softmaxes, rotary angles and λ compute in float32
+internally, and its rounding hides differences up to 1e-6. This mode replaces float32 by float64 in
+every such request.
 """
 
 import os
@@ -49,7 +49,7 @@ def _widened(value: Any) -> Any:
 
 @contextmanager
 def strict_float64() -> Iterator[None]:
-    """Load and run models inside this context; numbers without a dtype are float64 as well."""
+    """Load and run models in strict float64, which is also the default dtype inside."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -63,7 +63,7 @@ _load = torch.load
 
 
 def _load_as_stored(*args: Any, **kwargs: Any) -> Any:
-    # Unpickling asks for the dtype that the bytes in the file have, and must get it.
+    # Unpickling requests the dtype of the bytes in the file, which must not be widened.
     with torch._C.DisableTorchFunction():
         return _load(*args, **kwargs)
 
@@ -73,15 +73,15 @@ MKL_FUNCTIONS = (
     *(torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.tanh),
     *(torch.erf, torch.erfc, torch.erfinv),
 )
-"""What torch leaves to MKL's vector functions, where it has MKL (ATen/cpu/vml.h)."""
+"""Functions that torch delegates to MKL's vector library, if built with MKL (ATen/cpu/vml.h)."""
 
 
 @contextmanager
 def reproducible(device: torch.device) -> Iterator[None]:
-    """No TF32, and on a GPU deterministic kernels, even if a process has chosen speed.
+    """Disable TF32 and, on a GPU, use deterministic kernels, overriding the process's settings.
 
     Args:
-        device: where the proof runs. CPUs are deterministic as they are.
+        device: device of the proof. CPUs are deterministic already.
     """
     precision = torch.get_float32_matmul_precision()
     chosen = torch.are_deterministic_algorithms_enabled()
@@ -90,9 +90,9 @@ def reproducible(device: torch.device) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             if device.type == "cuda":
-                # cuBLAS reads it when it is first used; without it, sums may take turns.
+                # cuBLAS reads this on first use; without it, the order of sums may vary.
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-                # Some kernels have no deterministic form, and a proof is better than none.
+                # Some kernels have no deterministic form; proving with them beats not proving.
                 warnings.filterwarnings("ignore", message=".*deterministic")
                 torch.use_deterministic_algorithms(True, warn_only=True)
             yield
@@ -103,11 +103,11 @@ def reproducible(device: torch.device) -> Iterator[None]:
 
 @cache
 def choose_kernels() -> None:
-    """Let MKL choose kernels for its functions while a single thread asks for them, once.
+    """Let MKL choose the kernels of its functions from a single thread, once per process.
 
-    It chooses when a function is first called. If two threads are the first together, one of them
-    may get a kernel with half of the digits, for that call alone (pytorch/pytorch#188792). Rotary
-    angles of the first prompt are such a call.
+    MKL chooses a kernel on the first call of a function. If two threads make that call at once, one
+    of them may get a kernel of half the precision for this call (pytorch/pytorch#188792). The
+    rotary angles of the first prompt are such a call.
     """
     with torch._C.DisableTorchFunction():  # float32 is float32 here
         for dtype in (torch.float32, torch.float64):

@@ -1,8 +1,8 @@
-"""Families that users describe: read, known for a while, and held against the model's class.
+"""Families that users describe: parsing, temporary registration, and checks against the class.
 
-Every logit shows a wrong matrix, but none need show a wrong window, number of tokens or row of a
-table. So a config key is a size only if the shape of a tensor of the class depends on it, and
-tables that the class looks up by number keep their rows where they are.
+A wrong matrix shows in every logit, but a wrong window, number of tokens or table row may show in
+none. So a config key is a size only if some tensor's shape in the class depends on it, and tables
+that the class indexes by number keep their rows in place.
 """
 
 import json
@@ -35,18 +35,18 @@ NAMED = {
     "head_dim": "head_dim",
     CONTEXT: "positions",
 }
-"""Axes of the keys that transformers uses for sizes in every class."""
+"""Axes of transformers' common config keys for sizes."""
 
 ALSO = {"num_kv_heads": "kv_heads"} | dict.fromkeys(
     ("ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "inner_dim"), "ffn"
 )
-"""Alternative keys, for classes without some of these."""
+"""Alternative keys, for classes that lack some common ones."""
 
 ALWAYS_SIZES = {*NAMED, *ALSO} - {CONTEXT}
-"""Keys of sizes in every class; where heads split hidden, no shape shows their number."""
+"""Keys that are sizes in every class; if heads split hidden, no shape depends on their number."""
 
 OF_THE_PACKAGE = ("architecture", "loads_with", "form", "former")
-"""Keys that only descriptions of growkit have: promises that no class can be asked about."""
+"""Keys reserved for growkit's own descriptions: promises that no class can confirm."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -55,7 +55,7 @@ def load_description(file: str | Path) -> dict[str, Any]:
     """Read the description of a family.
 
     Raises:
-        InputError: the file or the description is invalid; names the place.
+        InputError: the file or the description is invalid; the message names the place.
     """
     content = read_yaml(Path(file), "the family")
     described(content, str(file))
@@ -65,7 +65,7 @@ def load_description(file: str | Path) -> dict[str, Any]:
 
 @contextmanager
 def temporary_family(description: Mapping[str, Any] | None) -> Iterator[None]:
-    """Know a described family in addition to those of the package; None for these alone.
+    """Register a described family inside this context; None for the package's families alone.
 
     Args:
         description: see ``growkit.families.described``.
@@ -102,10 +102,10 @@ def temporary_family(description: Mapping[str, Any] | None) -> Iterator[None]:
 
 
 def _check_promises(family: Family, description: Mapping[str, Any]) -> None:
-    """Refuse what neither a class nor a prompt shows to be true.
+    """Refuse claims of a description that neither a class nor a prompt can confirm.
 
     Raises:
-        InputError: names the key.
+        InputError: the description makes such a claim; the message names the key.
     """
     for key in OF_THE_PACKAGE:
         if description.get(key) is not None:
@@ -122,7 +122,7 @@ def _check_promises(family: Family, description: Mapping[str, Any]) -> None:
 
 
 def unlisted_family(description: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The description that comes with a folder, if the package has no family for its type.
+    """The description stored with a model, or None if the package has a family for its type.
 
     Raises:
         InputError: the description is invalid.
@@ -135,16 +135,16 @@ def unlisted_family(description: Mapping[str, Any] | None) -> Mapping[str, Any] 
 
 
 def check_against_class(family: Family, config: Config) -> None:
-    """Refuse a description that takes settings for sizes, or rows of a table for another axis.
+    """Refuse a description that lists settings as sizes, or gives table rows a wrong axis.
 
     A model without a class in transformers passes; nothing can be proved of it either.
 
     Args:
-        family: as described.
-        config: of a model, complete.
+        family: the described family.
+        config: the complete config of a model.
 
     Raises:
-        InputError: names the key or the tensor.
+        InputError: the description does not fit; the message names the key or the tensor.
     """
     model = _empty(config)
     if model is not None:  # else it is reported when the model is loaded
@@ -177,7 +177,7 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
 
 
 def _check_tables(family: Family, model: Any) -> None:
-    """Of modules that look rows up by number, and of the head: its rows are the tokens' logits."""
+    """Check the row axes of embeddings, and of the head, whose rows belong to tokens."""
     cls, grown, head = type(model).__name__, _grown_axes(), model.get_output_embeddings()
     for table, module in model.named_modules():
         if not (isinstance(module, torch.nn.Embedding) or module is head):
@@ -197,7 +197,7 @@ def _check_tables(family: Family, model: Any) -> None:
 
 
 def _check_arranged(family: Family, config: Config, count: int, changed: Config) -> None:
-    """Refuse a description that changes settings where layers are arranged anew.
+    """Refuse a description that changes settings when layers are rearranged.
 
     Raises:
         InputError: no tensor of the class depends on the key.
@@ -217,7 +217,7 @@ def _check_arranged(family: Family, config: Config, count: int, changed: Config)
 
 
 def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
-    """Lists with one entry per layer that a config leaves to its class."""
+    """Lists with one entry per layer that a class adds to a config."""
     layers = next(key for key, axes in family.axes.items() if axes == ("layers",))
     count = config[layers]
     bare = {key: value for key, value in config.items() if not isinstance(value, list)}
@@ -232,7 +232,7 @@ def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
 
 
 def _empty(config: Config) -> Any:
-    """The model of a config, without numbers; None without a class."""
+    """Build the model of a config without weights; None if transformers cannot."""
     with suppress(Exception):
         return model_without_numbers(config)
     return None
@@ -243,7 +243,7 @@ def _shapes(model: Any) -> Shapes:
 
 
 def _tensors(config: Config) -> Shapes | None:
-    """Name and shape of every tensor of a config's class; None without a class."""
+    """Name and shape of every tensor of a config's model; None if transformers cannot build it."""
     model = _empty(config)
     return None if model is None else _shapes(model)
 
