@@ -153,13 +153,11 @@ class DistributedFile(Weights):
                 parts.append((part, inside))
         if len(parts) == 1 and parts[0][0].sizes == info.shape:
             return self._open(name, parts[0][0]).read(name, *where)
-        shape = [each.stop - each.start for each in asked]
         with torch._C.DisableTorchFunction():  # strict float64 must not apply
-            found = torch.empty(shape, dtype=info.torch_dtype)
+            found = torch.empty([i.stop - i.start for i in asked], dtype=info.torch_dtype)
             for part, inside in parts:
                 there = tuple(_moved(i, each.start) for i, each in zip(inside, asked, strict=True))
-                here = map(_moved, inside, part.offsets)
-                found[there] = self._open(name, part).read(name, *here)
+                found[there] = self._open(name, part).read(name, *map(_moved, inside, part.offsets))
         return found
 
     def _open(self, name: str, part: Part) -> WeightFile:

@@ -173,10 +173,8 @@ class Folder:
             raise InputError(
                 f"{path} is a link that leads nowhere ({reason(error)}); copy the file itself there"
             ) from None
-        if not any(real.is_relative_to(inside) for inside in self._inside):
-            raise InputError(
-                f"{path} leads out of the folder, to {real}; copy the file itself there"
-            )
+        if not any(map(real.is_relative_to, self._inside)):
+            raise InputError(f"{path} leads out of the folder, to {real}; copy the file there")
         if not stat.S_ISREG(mode):
             raise _irregular(path, mode)
         return path
@@ -187,12 +185,11 @@ class Folder:
         Raises:
             InputError: there is no such file either.
         """
-        path = self.find(name)
-        if path is None:
-            if name == "config.json":
-                raise InputError(no_model(self.path))
-            raise InputError(f"{self.path / name} does not exist; is {self.path} a model folder?")
-        return path
+        if path := self.find(name):
+            return path
+        if name == "config.json":
+            raise InputError(no_model(self.path))
+        raise InputError(f"{self.path / name} does not exist; is {self.path} a model folder?")
 
     @contextmanager
     def open(self, name: str) -> Iterator[BufferedReader]:
@@ -317,8 +314,7 @@ class Folder:
         """
         self.check_files()
         name = "tokenizer_config.json"
-        settings = self.json(name) if self.has(name) else {}
-        for key, value in settings.items():
+        for key, value in self.json(name).items() if self.has(name) else ():
             named = key in NAMES_FILES or (key.endswith("_file") and key not in OVERRULED)
             inside = not isinstance(value, str)
             with suppress(OSError, ValueError, RuntimeError):
@@ -451,9 +447,7 @@ def read_yaml(file: Path, kind: str) -> Any:
 
 def _irregular(path: Path, mode: int) -> InputError:
     if stat.S_ISDIR(mode):
-        return InputError(
-            f"{path} is a folder, and a file was expected; have the file in its place"
-        )
+        return InputError(f"{path} is a folder, and a file was expected; put it there")
     return InputError(f"{path} is no regular file; replace it by one")
 
 
@@ -507,12 +501,12 @@ def small_files(where: str, names: Iterable[str]) -> list[str]:
         InputError: see ``check_names``.
     """
     check_names(where, names)
-    found = []
-    for name in names:
+
+    def is_read(name: str) -> bool:
         top, *below = name.split("/")
-        if ".." not in below and matches(top, CARRIED if below else (*CARRIED, *SMALL)):
-            found.append(name)
-    return found
+        return ".." not in below and matches(top, CARRIED if below else (*CARRIED, *SMALL))
+
+    return [*filter(is_read, names)]
 
 
 def _parse_index(where: str, index: Mapping[str, Any], ending: str) -> dict[str, str]:
@@ -569,7 +563,6 @@ def instead_of_weights(folder: Path) -> str | None:
     """A file that a folder has in the place of weights that are read, and what to do about it."""
     names = sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else []
     for pattern, problem in INSTEAD_OF_WEIGHTS.items():
-        for name in names:
-            if fnmatchcase(name, pattern):
-                return f"{name} {problem}"
+        if found := next((name for name in names if fnmatchcase(name, pattern)), None):
+            return f"{found} {problem}"
     return None

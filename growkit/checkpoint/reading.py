@@ -230,10 +230,9 @@ class RoundedCheckpoint(Widened, Checkpoint):
 
     def as_read(self, model: torch.nn.Module) -> torch.nn.Module:
         """See ``Checkpoint``."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
         with torch.no_grad(), torch._C.DisableTorchFunction():  # as in ``Widened``
             for parameter in model.parameters():
-                parameter.copy_(parameter.to(dtype))
+                parameter.copy_(parameter.to(getattr(torch, self.dtype)))
         return model
 
 

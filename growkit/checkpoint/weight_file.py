@@ -455,11 +455,9 @@ def _place(path: Path, name: str, tensor: Tensor, archive: int) -> Place:
     info = TensorInfo.of_torch(tensor.shape, tensor.dtype)
     check_header(path, name, info)
     begin, size = getattr(tensor.untyped_storage(), "place", (0, -1))
-    strides = tuple(tensor.stride())
     first = int(tensor.storage_offset()) * info.element_bytes
     in_order = tensor.is_contiguous() or not info.elements
-    place = Place(archive + begin + first, info, None if in_order else strides)
-    end = first + place.extent * info.element_bytes
-    if max(info.bytes, end) > size:
+    place = Place(archive + begin + first, info, None if in_order else tensor.stride())
+    if max(info.bytes, first + place.extent * info.element_bytes) > size:
         raise ValueError(f"tensor {name} reaches beyond its storage, or repeats parts of it")
     return place

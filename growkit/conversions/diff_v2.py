@@ -53,9 +53,8 @@ def noise_like_signal(name: str, info: TensorInfo, layer: int | None) -> Transfo
         return doubled(name, info, "noise heads copy signal heads")
     if name.endswith("o_proj.weight"):
         return Kept(name, 2.0, "× 2, because λ is ½")
-    if name.endswith("lambda_proj.weight"):
-        return Constant(info.dtype, 0.0, "zero, so that λ is ½")
-    return None
+    of_lambda = name.endswith("lambda_proj.weight")
+    return Constant(info.dtype, 0.0, "zero, so that λ is ½") if of_lambda else None
 
 
 OPERATION = DiffV2()

@@ -52,12 +52,8 @@ class Dint(OnDiffTransformer):
             factor = 1 - diff["lambda_init"][layer]
             if diff["head_norm"] == "plain":
                 return Constant("F64", factor, "the factor 1 - λ_init")
-            return Computed(
-                (name,),
-                "times the factor 1 - λ_init",
-                lambda norm: norm.double() * factor,
-                dtype="F64",
-            )
+            why = "times the factor 1 - λ_init"
+            return Computed((name,), why, lambda norm: norm.double() * factor, dtype="F64")
 
         plan = rewrite(source, config, special)
         if options["gamma"] == "gated":

@@ -248,8 +248,7 @@ class Heads:
         heads = weight.view(self.signal + self.noise, -1, hidden).transpose(1, 2)
         if self.scope == "all_heads":
             return heads[None]
-        ratio = self.signal // self.noise
-        groups = heads[: self.signal].unflatten(0, (self.noise, ratio))
+        groups = heads[: self.signal].unflatten(0, (self.noise, -1))
         return torch.cat([groups, heads[self.signal :, None]], dim=1)
 
     def full_rank(self, shape: Sequence[int]) -> int:

@@ -335,8 +335,7 @@ class Search:
             )
         ranks *= self.layers // len(ranks)
         ways = [Way(ranks, shrinkage) for shrinkage in self._shrinkages]
-        costs = self._costs(ways) if len(ways) > 1 else {ways[0]: 0.0}
-        return min(ways, key=costs.__getitem__)
+        return min(ways, key=self._costs(ways).__getitem__) if len(ways) > 1 else ways[0]
 
     def _within_tolerance(self, tolerance: float) -> tuple[Way, list[RankTried]]:
         tried: dict[Way, float] = {}
@@ -508,10 +507,9 @@ def divergences(
 
 @contextmanager
 def _replaced(modules: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Iterator[None]:
-    linear = torch.nn.functional.linear
     for name, module in modules.items():
         weight = weights[name].to(dict(module.named_parameters())["weight"])
-        module.forward = partial(linear, weight=weight, bias=module.bias)
+        module.forward = partial(torch.nn.functional.linear, weight=weight, bias=module.bias)
     try:
         yield
     finally:

@@ -224,8 +224,7 @@ def _current_size(family: Family, config: Config, option: SizeOption, axes: list
     Where experts have a width of their own, it is that of the axes that the option names.
     """
     axes = [axis for axis in axes if axis in option.axes] or axes[:1]
-    complete = family.complete(config)
-    sizes = family.sizes(config)
+    complete, sizes = family.complete(config), family.sizes(config)
     for key, parts in family.axes_of(complete).items():
         if set(parts) == set(axes):
             return int(complete[key])
@@ -244,13 +243,12 @@ def _untied(source: Weights, options: Mapping[str, str]) -> Plan | None:
     family = stored_family(source)
     if not family.complete(source.config).get("tie_word_embeddings"):
         raise InputError(f"{source.where()} has a head of its own already; leave --untie out")
-    unused = unused_tensors(source, family)
     before = family.patterns(source.config)
     config = {**source.config, "tie_word_embeddings": False}
     (embedding,) = (name for name, each in before.items() if "vocab" in each.axes(Role.READ))
     separate = Kept(embedding, why="the embedding, as it is")
     made = {name: Kept(name) if name in before else separate for name in family.patterns(config)}
-    return Plan.checked(source, family, config, made, unused=unused)
+    return Plan.checked(source, family, config, made, unused=unused_tensors(source, family))
 
 
 def _with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None:

@@ -72,10 +72,9 @@ class Depth(Operation):
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
         """Whether λ_init of every layer stays what it is, where a class counts layers for it."""
         lambda_init = family.form.lambda_init if family.form else None
-        order = arrangement(family.sizes(config)["layers"], options)
+        order = enumerate(arrangement(family.sizes(config)["layers"], options))
         return lambda_init is None or all(
-            layer.idle or lambda_init(layer.of) == lambda_init(place)
-            for place, layer in enumerate(order)
+            layer.idle or lambda_init(layer.of) == lambda_init(place) for place, layer in order
         )
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
@@ -111,7 +110,7 @@ def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:
     if blocks in ("stack", "overlap"):
         if place is not None:
             raise InputError(
-                f"place is {place!r}, but {blocks} decides where layers go; leave it out"
+                f"place is {place!r}, but {blocks} decides where they go; leave it out"
             )
         new = _new(count, options.get("layers"))
         if blocks == "stack" and new % count == 0:

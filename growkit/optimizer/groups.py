@@ -290,8 +290,7 @@ def recorded_updates(checkpoint: Checkpoint) -> dict[str, Update]:
         ) from None
     found = {}
     for name in checkpoint.tensors:
-        kind = re.sub(r"(?<=\.)[0-9]+(?=\.)", "*", name)
-        update_of = by_kind.get(name) or by_kind.get(kind)
+        update_of = by_kind.get(name) or by_kind.get(re.sub(r"(?<=\.)[0-9]+(?=\.)", "*", name))
         if update_of is None:
             raise InputError(
                 f"{file} does not mention tensor {name}; the files in {folder} are not those that "

@@ -85,10 +85,9 @@ class Optimizer:
             muon = str(groups[0].options.get("adjust_lr_fn") or "original")
         # This option is false in Adam, whose decay is a part of the gradient.
         coupled = any(each.options.get("decoupled_weight_decay") is False for each in groups)
-        updates = class_updates(target, law.updates, by_element=False)
         factors = {
             name: Factors.of(each, after.shapes.get(name, ()), muon, coupled=coupled)
-            for name, each in updates.items()
+            for name, each in class_updates(target, law.updates, by_element=False).items()
         }
         return GrownState(self.state, self._lineage, self._before, after, factors)
 
@@ -285,8 +284,8 @@ class GrownState(TargetState):
         found = self._made[kind].tensors.get(name)
         if found is not None:
             return found
-        tensors = self.state.numbers.tensors
-        dtype = next(info.dtype for key, info in tensors.items() if key.endswith(f".{kind}"))
+        headers = self.state.numbers.tensors.items()
+        dtype = next(info.dtype for key, info in headers if key.endswith(f".{kind}"))
         return TensorInfo(self._after.shapes[name], _moments_dtype(dtype))
 
     def _why(self, name: str) -> str:
@@ -317,10 +316,9 @@ def _through(plan: Plan, stage: Weights, order: int) -> Planned:
     rules = []
     for rule in plan.rules:
         how = rule.transform.moments(order)
-        if how is None or not stage.tensors.keys() >= set(how.sources):
+        # What is new has gathered nothing, in no step.
+        if how is None or isinstance(how, Constant) or not stage.tensors.keys() >= {*how.sources}:
             continue
-        if isinstance(how, Constant):
-            continue  # what is new has gathered nothing, in no step
         dtype = stage.tensors[how.sources[0]].dtype if how.sources else "F32"
         rules.append(Rule(rule.target, replace(rule.info, dtype=dtype), how))
     return Planned(stage, replace(plan, rules=tuple(rules), duplicates={}))
@@ -445,7 +443,6 @@ def grown_moments(
             stage = _through(plan, stage, ORDERS[kind])
         made = stage if lacks_class(after.config) else _for_class(stage, conversions)
         for name, shape in shapes.items():
-            known = name in made.tensors
             empty = torch.zeros(shape, dtype=torch.float64)
-            found[name][kind] = made.read(name).double() if known else empty
+            found[name][kind] = made.read(name).double() if name in made.tensors else empty
     return found

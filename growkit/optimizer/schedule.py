@@ -133,8 +133,6 @@ def _of_groups(key: str, value: Any, where: str, groups: int) -> Sequence[Any]:
 
 def _has_fraction(value: Any) -> bool:
     """Whether there is a number in it that counts no steps."""
-    if isinstance(value, Mapping):
-        return any(map(_has_fraction, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_has_fraction, value))
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(_has_fraction, value.values() if isinstance(value, Mapping) else value))
     return isinstance(value, float) and value != 0

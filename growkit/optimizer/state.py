@@ -217,10 +217,9 @@ def _check_moments(
     state: State, parameters: Parameters, kinds: Mapping[str, frozenset[str]]
 ) -> None:
     """Every parameter has moments of its own shape."""
-    muon = MUON in kinds.values()
     for name, shape in parameters.shapes.items():
         if name not in kinds:
-            if muon and (len(shape) != 2 or name in parameters.vocabulary):
+            if MUON in kinds.values() and (len(shape) != 2 or name in parameters.vocabulary):
                 continue  # Muon is for the matrices inside; another optimizer has these
             for inner in kinds:
                 if inner.startswith(f"{name}."):  # as bitsandbytes names numbers of 8 bits

@@ -405,8 +405,8 @@ def _with_dot(query: Tensor, key: Tensor, dot: float) -> tuple[Tensor, Tensor]:
     key = key.double()
     if not bool(key.square().sum()):
         key = torch.full_like(key, math.sqrt(max(abs(dot), 1e-3) / len(key))).to(dtype).double()
-    direction = key * ((dot - float(query.double() @ key)) / float(key.square().sum()))
-    exact = query.double() + direction
+    missing = (dot - float(query.double() @ key)) / float(key.square().sum())
+    exact = query.double() + key * missing
     # Those that matter least are given up, but none with a key of nothing.
     usable = [i for i in (exact * key).abs().argsort().tolist() if bool(key[i])]
     best = exact.to(dtype)

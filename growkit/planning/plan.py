@@ -415,8 +415,7 @@ class Lineage:
         found: tuple[int | None, ...] | None = None
         for plan in self.plans:
             if plan.layers is not None and found is not None:
-                before = found
-                found = tuple(None if each is None else before[each] for each in plan.layers)
+                found = tuple(each if each is None else found[each] for each in plan.layers)
             else:
                 found = plan.layers or found
         return found

@@ -197,6 +197,5 @@ def _write(
     distributed_file.write_list(shards, made, names, values, before.removesuffix("."))
 
 
-FORMAT = Format(
-    "torch.distributed.checkpoint", (FOLDER,), lambda path: (path / LIST).is_file(), _open
-)
+NAME = "torch.distributed.checkpoint"
+FORMAT = Format(NAME, (FOLDER,), lambda path: (path / LIST).is_file(), _open)
