@@ -85,10 +85,9 @@ class Probe:
             with scaled(stage.module, key, 1 + FAULT):
                 spoiled = stage.again(call, before)
             # An identity block, say, multiplies by zero what is spoiled here.
-            error = error_of(spoiled, clean)
-            if error > most:
-                self._spoiled, self.fault = spoiled, f"{stage.name}.{key} × {1 + FAULT}"
-                most = error
+            if (error := error_of(spoiled, clean)) > most:
+                most, self._spoiled = error, spoiled
+                self.fault = f"{stage.name}.{key} × {1 + FAULT}"
             if not within(most, FAULT * VISIBLE):
                 return
 

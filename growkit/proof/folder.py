@@ -359,12 +359,9 @@ def foreign_code(folder: Folder) -> list[str]:
     if not named or (own and named == growkits and code == own):
         return []
     text = json.dumps(named)
-
-    def order(name: str) -> tuple[bool, bool]:
-        """Code that growkit does not write comes first, and of that what is named."""
-        return code[name] == own.get(name), name.removesuffix(".py") not in text
-
-    return [*named, *sorted(code, key=order)]
+    named_first = sorted(code, key=lambda name: name.removesuffix(".py") not in text)
+    # Code that growkit does not write comes first, and of that what is named.
+    return [*named, *sorted(named_first, key=lambda name: code[name] == own.get(name))]
 
 
 def same_code(first: Folder, second: Folder) -> bool:

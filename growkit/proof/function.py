@@ -149,10 +149,8 @@ class FunctionProof:
 
     def _both(self, dtype: torch.dtype) -> Models:
         tokens = self.before.config["vocab_size"] if self.more_tokens else None
-        return (
-            Layerwise(self.before, dtype, self.device, None),
-            Layerwise(self.after, dtype, self.device, None, tokens),
-        )
+        source = Layerwise(self.before, dtype, self.device, None)
+        return source, Layerwise(self.after, dtype, self.device, None, tokens)
 
     def changed_layer_settings(self) -> list[str]:
         """The first setting of a layer that differs from those of layers that were like it.
@@ -369,10 +367,8 @@ class FunctionProof:
         stored = f"{dtype} the source itself computes no usable logits"
         if native_limit:
             native_kept = within(native_error, native_limit.largest) if self.exact else None
-            stored = (
-                f"{dtype} the logits differ by {native_error:.1e} of their scale, rounding "
-                f"explains {native_limit.largest:.1e}"
-            )
+            explained = f"rounding explains {native_limit.largest:.1e}"
+            stored = f"{dtype} the logits differ by {native_error:.1e} of their scale, {explained}"
         found = [
             Finding(
                 name="strict_float64",

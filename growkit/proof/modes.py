@@ -74,9 +74,8 @@ def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[M
     else:
         found.append(_decoding(prompt))
     mask = torch.tensor([[0] * PADDING + [1] * count])
-    positions = torch.tensor([[0] * PADDING + list(range(count))])
     padded = torch.cat([prompt.new_zeros(PADDING), prompt])
-    inputs = {"attention_mask": mask, "position_ids": positions}
+    inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
     note = f"{PADDING} tokens of padding before {count}"
     found.append(Mode("left padding", (Call(padded, inputs),), PADDING, note))
     # As many tokens as that, so that all of these calls are one batch.

@@ -76,8 +76,7 @@ def check_vocabulary(checkpoint: Checkpoint) -> None:
 
 def vocabulary_error(before: Checkpoint, after: Checkpoint, why: str) -> InputError:
     """The error for models that do not share a vocabulary."""
-    sizes = [checkpoint.config["vocab_size"] for checkpoint in (before, after)]
-    return InputError(
-        f"vocab_size is {sizes[0]} in {before.folder} and {sizes[1]} in {after.folder}; only "
-        f"models of the same vocabulary can be compared: {why}"
-    )
+    both = before, after
+    sizes = " and ".join(f"{each.config['vocab_size']} in {each.folder}" for each in both)
+    only = "only models of the same vocabulary can be compared"
+    return InputError(f"vocab_size is {sizes}; {only}: {why}")

@@ -101,8 +101,7 @@ class Gradients:
         counts = [each.count(self._rounding) for each in self._copied]
         stuck = [each.name for each, count in zip(self._copied, counts, strict=True) if count[0]]
         silent = sorted(name for name in names if self._silent(name))
-        zeros = self._zeros.values()
-        silent += [f"zeros in {name}" for name, largest in zeros if not bool(largest.all())]
+        silent += [f"zeros in {name}" for name, most in self._zeros.values() if not most.all()]
         return Trainability(
             trainable=not stuck and not silent,
             copied=sum(len(each.scale) for each in self._copied),

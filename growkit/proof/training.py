@@ -362,10 +362,8 @@ def _judge(
         )
     if not caught:
         return False, "a deliberate fault in the factors was not noticed, so that nothing is shown"
-    return True, (
-        f"the target learns what its source does: after {times} losses and logits differ by at "
-        f"most {relative:.1e} of their scale{besides}"
-    )
+    close = f"losses and logits differ by at most {relative:.1e} of their scale{besides}"
+    return True, f"the target learns what its source does: after {times} {close}"
 
 
 @dataclass(frozen=True)
@@ -385,10 +383,8 @@ class StatePaths:
         """Why the target's state is not tried, as a sentence ends; empty if there is none."""
         if self.target is None or self.source:
             return ""
-        return (
-            f"; the optimizer's state in {self.target} was not tried, as that of the source is not "
-            "in its folder: name it with --optimizer"
-        )
+        why = "as that of the source is not in its folder: name it with --optimizer"
+        return f"; the optimizer's state in {self.target} was not tried, {why}"
 
 
 def state_paths(

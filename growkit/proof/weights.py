@@ -298,20 +298,19 @@ def _recovered(
 
 def _first_lost(lineage: Lineage, target: Weights) -> str | None:
     """The first tensor that does not follow its rule, is one too many, or is not given back."""
-    rules = lineage.plans[-1].rules
+    last = lineage.plans[-1]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
-            found = pool.map(partial(_sound, lineage, target), rules)
-            for rule, sound in zip(rules, found, strict=True):
+            found = pool.map(partial(_sound, lineage, target), last.rules)
+            for rule, sound in zip(last.rules, found, strict=True):
                 if not sound:
                     return rule.target
         finally:
             pool.shutdown(cancel_futures=True)
-    recovered = {lineage.origin(rule.target) for rule in rules}
-    expected = {rule.target for rule in rules}
+    recovered = {lineage.origin(name) for name in last.by_target}
     wanted = lineage.source.tensors.keys() - lineage.plans[0].dropped.keys()
     wanted -= _recomputed_sources(lineage.plans)
-    return min((target.tensors.keys() - expected) | (wanted - recovered), default=None)
+    return min((target.tensors.keys() - last.by_target.keys()) | (wanted - recovered), default=None)
 
 
 def _sound(lineage: Lineage, target: Weights, rule: Rule) -> bool:
