@@ -1,7 +1,7 @@
-"""What continued training needs apart from an engine: groups, a check at step 0, and ramps.
+"""Tools for continued training: parameter groups, a check at step 0, and ramps.
 
-The check finds whether the model in the trainer's memory still computes what was promised. A wrong
-shard, a conversion on the way or a wrong folder shows before the first step is paid for.
+The check tests whether the model in the trainer's memory computes the promised function. It finds a
+wrong shard, conversion or folder before the first training step.
 """
 
 import math
@@ -44,21 +44,21 @@ OTHER = "give the folder that it was loaded from"
 
 
 def assert_preserved(model: nn.Module, folder: str | Path) -> float:
-    """Hold a model in memory against the fingerprint in its folder, before the first step.
+    """Compare a model in memory with the fingerprint in its folder, before the first step.
 
-    The fingerprint is some logits of the source; where the folder promises another function, of
-    the model that was written. A folder that was written without a proof has none: its own files
-    are run then, one layer at a time, if they are as growkit wrote them. The model computes as it
-    will in training, but without dropout; it is left as it was. Where several processes train,
-    all of them call this, and all of them raise if one of them finds a difference.
+    The fingerprint holds some logits of the source, or of the written model if the folder promises
+    another function. A folder without a proof has no fingerprint; its own files are then run one
+    layer at a time, if they are unchanged since growkit wrote them. The model computes as in
+    training, but without dropout, and is left unchanged. In distributed training every process
+    must call this function, and every process raises if one of them finds a difference.
 
     Args:
-        model: as the trainer has it: plain, wrapped (FSDP2, FSDP, DDP, torch.compile, peft), its
+        model: the trainer's model: plain or wrapped (FSDP2, FSDP, DDP, torch.compile, peft), with
             parameters of any dtype, under any mixed precision.
-        folder: what growkit wrote.
+        folder: a folder that growkit wrote.
 
     Returns:
-        How far the logits are apart, as a root mean square relative to their scale.
+        Root mean square difference of the logits, relative to their scale.
 
     Raises:
         InputError: they differ by more than rounding does; or the folder cannot be used.
@@ -86,29 +86,29 @@ def assert_preserved(model: nn.Module, folder: str | Path) -> float:
 
 
 class AssertPreserved(TrainerCallback):
-    """Calls ``assert_preserved`` when a training begins, for ``Trainer(callbacks=[...])``.
+    """Calls ``assert_preserved`` at the start of training, for ``Trainer(callbacks=[...])``.
 
-    The model is wrapped and sharded by then. A resumed run is not compared with a folder that it
-    no longer equals.
+    The model is wrapped and sharded by then. A resumed run is not compared, since it no longer
+    equals the folder.
 
     Args:
-        folder: what growkit wrote.
+        folder: a folder that growkit wrote.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = folder
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Compare, unless steps were taken."""
+        """Compare the model, unless it has taken steps."""
         if state.global_step == 0:
             assert_preserved(kwargs["model"], self.folder)
 
 
 def expected_of(folder: Path) -> Fingerprint:
-    """The fingerprint of a folder; out of its files, if the manifest holds none.
+    """The fingerprint in a folder's manifest, or computed from its files if there is none.
 
     Raises:
-        InputError: growkit did not write the folder, or not as it is.
+        InputError: growkit did not write the folder, or its files have changed.
     """
     checkpoint = Checkpoint(folder)
     file = folder / MANIFEST
@@ -137,10 +137,10 @@ def expected_of(folder: Path) -> Fingerprint:
 
 
 def _parsed(held: Any, vocabulary: int) -> Fingerprint:
-    """A fingerprint from a manifest.
+    """Parse the fingerprint of a manifest.
 
     Raises:
-        TypeError, KeyError, ValueError, OverflowError, RuntimeError: something is odd.
+        TypeError, KeyError, ValueError, OverflowError, RuntimeError: the content is malformed.
     """
     ids, places = (torch.tensor(held[key]) for key in ("ids", "places"))
     logits = torch.tensor(held["logits"], dtype=torch.float64)
@@ -162,18 +162,18 @@ def _parsed(held: Any, vocabulary: int) -> Fingerprint:
 
 
 def keep_stored(model: nn.Module, folder: str | Path) -> list[str]:
-    """Give parameters back that were narrowed as the model was loaded, in the dtype of the files.
+    """Restore parameters that loading narrowed, in the dtype of the files.
 
-    Where a layout has a norm for every head, its weights are products that only float64 holds
-    (``docs/numerics.md``); ``from_pretrained(dtype=...)`` rounds them. Do it before the model is
-    sharded: FSDP2 wants one dtype for all parameters of a layer, so it is for runs without it.
+    In layouts with a norm for every head, norm weights are products that only float64 holds
+    (``docs/numerics.md``); ``from_pretrained(dtype=...)`` rounds them. Call this before the model
+    is sharded, and not with FSDP2, which requires one dtype for all parameters of a layer.
 
     Args:
-        model: as transformers loaded it.
+        model: the model, as transformers loaded it.
         folder: the folder that it was loaded from.
 
     Returns:
-        The names of these parameters.
+        The names of the restored parameters.
 
     Raises:
         InputError: the folder holds another model.
@@ -192,10 +192,10 @@ def keep_stored(model: nn.Module, folder: str | Path) -> list[str]:
 
 
 def _asked(model: nn.Module, question: Question, folder: str | Path) -> tuple[Tensor, str]:
-    """All logits, [tokens, vocabulary], and the name of the dtype that they were computed in.
+    """Compute all logits, [tokens, vocabulary], and the name of the dtype of the computation.
 
     Raises:
-        InputError: the model answers with too few.
+        InputError: the model has too few tokens or logits.
     """
     parameters = list(model.parameters())
     device = parameters[0].device
@@ -226,7 +226,7 @@ def _asked(model: nn.Module, question: Question, folder: str | Path) -> tuple[Te
 
 @contextmanager
 def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run a model as in training, but without dropout or gradients; then all is as it was."""
+    """Run a model as in training, but without dropout or gradients; restore its state after."""
     modes = [(module, module.training) for module in model.modules()]
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -244,9 +244,9 @@ def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def _computed_in(parameters: Sequence[nn.Parameter], logits: Tensor) -> str:
-    """The torch name of the widest dtype that nothing was computed more narrowly than.
+    """The torch name of the least precise dtype that the computation shows.
 
-    Mixed precision leaves no trace but that logits hold fewer digits than their dtype.
+    The only trace of mixed precision is that logits hold fewer digits than their dtype.
     """
     matrices = {each.dtype for each in parameters if each.dim() > 1 and each.is_floating_point()}
     seen = {name for name in COMPUTED if getattr(torch, name) in {*matrices, logits.dtype}}
@@ -263,14 +263,14 @@ def _computed_in(parameters: Sequence[nn.Parameter], logits: Tensor) -> str:
 
 
 class GammaRamp(TrainerCallback):
-    """Ramps the gate of a gated DINT from where it is to 1, for ``Trainer(callbacks=[...])``.
+    """Ramps the gates of a gated DINT from their values to 1, for ``Trainer(callbacks=[...])``.
 
     γ = g · λ (``growkit.conversions.dint``): at g = 0 the model is DIFF, at g = 1 it is the DINT of
-    arXiv 2501.17486. Without a ramp the gates learn by themselves; with it they are set before each
-    step, in a straight line, and are not trained until the ramp is over.
+    arXiv 2501.17486. Without a ramp the gates are trained. With a ramp they are set before each
+    step, linearly, and are trained only after the ramp.
 
     Args:
-        steps: optimizer steps from the present gates to 1, at least 1.
+        steps: optimizer steps from the current gates to 1, at least 1.
 
     Raises:
         InputError: there are too few steps, or (when training begins) the model has no gates.
@@ -283,7 +283,7 @@ class GammaRamp(TrainerCallback):
         self._gates: list[tuple[torch.nn.Parameter, float]] = []
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Find the gates, and take them out of training."""
+        """Find the gates."""
         parameters = kwargs["model"].named_parameters()
         gates = [gate for name, gate in parameters if name.endswith("self_attn.gamma_gate")]
         self._gates = [(gate, float(gate.detach())) for gate in gates]
@@ -303,16 +303,16 @@ class GammaRamp(TrainerCallback):
 def rewarming(
     steps: int, *, start: float = 0.0, then: Callable[[int], float] | None = None
 ) -> Callable[[int], float]:
-    """What ``torch.optim.lr_scheduler.LambdaLR`` multiplies rates with, to continue a training.
+    """Make a factor of the learning rate for ``torch.optim.lr_scheduler.LambdaLR``, to re-warm it.
 
-    Moments that begin anew while the optimizer keeps its step count are not corrected for their
-    beginning: Adam's first update is (1 - β1) / √(1 - β2) times as long as it would be, 3.2 times
-    with 0.9 and 0.999. A low rate keeps these updates small until the moments are known.
+    If moments restart at zero while the optimizer keeps its step count, Adam does not correct their
+    bias: the first update is (1 - β1) / √(1 - β2) times as long as it would be, 3.2 times with 0.9
+    and 0.999. A low rate keeps these updates small until the moments have been estimated.
 
     Args:
-        steps: from the low rate to the full one, in a straight line; the last of them is full.
-        start: the share of the rate that the line comes from, before the first step.
-        then: the factor of the schedule that continues, by step; it always applies. 1 without.
+        steps: number of steps of the linear ramp; the last one has the full rate.
+        start: share of the rate at the beginning of the ramp, before the first step.
+        then: factor of the schedule that continues, by step; it always applies. None for 1.
 
     Returns:
         The factor of a step, counted from 0.

@@ -1,1 +1,1 @@
-"""What every room uses: errors, names, units, strict parsing, progress."""
+"""Shared foundations: errors, names, units, strict parsing, progress."""

@@ -1,4 +1,4 @@
-"""Errors of users, and untrusted text as it may be shown."""
+"""Errors for users, and escaping of untrusted text for display."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ LONGEST_SENTENCE = 2000
 class InputError(ValueError):
     """Bad input: a sentence that names the file, tensor or key, and the way out (exit code 2).
 
-    It quotes names and values of untrusted folders, so it is made ``plain`` here.
+    It may quote names and values of untrusted folders, so the sentence is escaped by ``plain``.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -18,25 +18,25 @@ class InputError(ValueError):
 
 
 class PlaceError(InputError):
-    """The output cannot be written to its place."""
+    """The output cannot be written to its destination."""
 
 
 def reason(error: BaseException) -> str:
-    """Another library's error on one line, to be quoted in a sentence of ours."""
+    """Shorten another library's error to one line, for a quotation in a message."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:LONGEST_QUOTE].rstrip(".")
 
 
 @contextmanager
 def foreign(failure: str, remedy: str) -> Iterator[None]:
-    """Turn errors of another library into a sentence, except Ctrl-C and lack of memory.
+    """Turn exceptions of another library into an ``InputError``, except Ctrl-C and lack of memory.
 
     Args:
-        failure: what it could not do.
-        remedy: what to do about that.
+        failure: the beginning of the message, for example "transformers cannot load FOLDER".
+        remedy: the end of the message: how to fix it.
 
     Raises:
-        InputError: something was raised.
+        InputError: the library raised an exception.
     """
     try:
         yield
@@ -50,7 +50,7 @@ def foreign(failure: str, remedy: str) -> Iterator[None]:
 
 
 def shortened(text: str, longest: int = LONGEST_SENTENCE) -> str:
-    """A text of bounded length: of a longer one, the beginning and the end."""
+    """Shorten a long text to its beginning and its end."""
     if len(text) <= longest:
         return text
     half = longest // 2
@@ -58,14 +58,14 @@ def shortened(text: str, longest: int = LONGEST_SENTENCE) -> str:
 
 
 def plain(text: str, keep: str = "") -> str:
-    r"""A text that a terminal shows as it is: what steers one is escaped, as in ``\x1b``.
+    r"""Escape the characters that control a terminal, as in ``\x1b``.
 
-    That is everything but letters, marks, digits, signs and the space: control characters, line
-    breaks, changes of the direction of writing, half of a surrogate pair.
+    Only letters, marks, digits, signs and the space are kept. Control characters, line breaks,
+    changes of the writing direction and lone surrogates are escaped.
 
     Args:
-        text: anything.
-        keep: characters that stay as they are.
+        text: any text.
+        keep: characters to leave unescaped.
     """
     if text.isprintable():
         return text

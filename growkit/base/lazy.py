@@ -1,8 +1,8 @@
-"""Modules that are imported when they are first used, or found by being there.
+"""Lazy imports of numpy and torch, and packages that serve as registries of their modules.
 
-Commands that need neither numpy nor torch start at once: ``from growkit.base.lazy import Tensor,
-np, torch`` takes the place of imports in functions. One file is one family or method: their
-packages are their own registries.
+``from growkit.base.lazy import Tensor, np, torch`` replaces imports inside functions, so that
+commands without numpy and torch start at once. Each file of a registry package is one family or
+method.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ else:
 
         def __getattr__(self, attribute: str) -> Any:
             found = getattr(import_module(self._name), attribute)
-            setattr(self, attribute, found)  # the next time, this is not called
+            setattr(self, attribute, found)  # cached: __getattr__ is not called again
             return found
 
     np, torch = _Module("numpy"), _Module("torch")
@@ -39,8 +39,7 @@ else:
 def members(package: str, attribute: str) -> dict[str, object]:
     """``{module name: module.attribute}`` for every module of a package that has it, by name.
 
-    A new module in the package is found by being there; nothing else needs to name it. Modules
-    without the attribute are shared by the rest.
+    A new module needs no registration elsewhere. Modules without the attribute hold shared code.
     """
     return dict(_members(package, attribute, tuple(import_module(package).__path__)))
 

@@ -1,7 +1,7 @@
-"""The limits of the proof: margins, what follows from them, and what is within a limit.
+"""The limits of the proof: margins, the limits that they give, and comparisons with a limit.
 
-Limits are measured: a margin times what rounding does to the source itself, and never less than
-the relative spacing of numbers (``docs/numerics.md``, "Strict float64").
+Limits are measured: a margin times the rounding error of the source itself, and never less than the
+relative spacing of numbers (``docs/numerics.md``, "Strict float64").
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import NamedTuple
 from growkit.base.lazy import Tensor
 
 STRICT_MARGIN = 8
-"""How many times what rounding does to the source the target may differ in strict float64."""
+"""Allowed difference in strict float64, as a multiple of the source's own rounding error."""
 
 NATIVE_MARGIN = 16
-"""How many times the source's own rounding error the target may differ: both round, over sums up to
-some times as long, and the largest of many errors is compared."""
+"""Allowed difference in the storage dtype, as a multiple of the source's own rounding error. Both
+models round, sums may be several times as long, and the largest of many errors is compared."""
 
 TRAINING_MARGIN = 8
-"""How many times what rounding does to the source's training the target's may differ."""
+"""Allowed difference after training, as a multiple of the rounding error of the source's."""
 
 FINGERPRINT_MARGIN = 8
-"""How many times what rounding does to the source a model may differ, as root mean squares."""
+"""Allowed root mean square difference, as a multiple of the source's own rounding error."""
 
 SPACING = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """Relative spacing of the numbers of a dtype, by its torch name."""
@@ -33,11 +33,11 @@ COMPUTED = ("float32", "float16", "bfloat16")
 
 
 class Limit(NamedTuple):
-    """What the logits of the target may differ by.
+    """Limit for the difference of the target's logits.
 
     Attributes:
-        largest: difference of a logit, relative to their scale.
-        why: where it comes from, in words.
+        largest: largest difference of a logit, relative to the scale of the logits.
+        why: origin of the limit, in words.
     """
 
     largest: float
@@ -45,11 +45,11 @@ class Limit(NamedTuple):
 
 
 def within(distance: float | None, limit: float | None) -> bool:
-    """Whether a distance is at most its limit: equal is within, NaN never is.
+    """Whether a distance is finite and at most its limit.
 
     Args:
-        distance: never within a limit where it is NaN, infinite or None, as results write both.
-        limit: None for any finite distance; nothing is within NaN.
+        distance: the distance; NaN, infinity and None (their form in results) are never within.
+        limit: the limit; None admits any finite distance, and NaN admits none.
     """
     if distance is None or not math.isfinite(distance):
         return False
@@ -57,20 +57,20 @@ def within(distance: float | None, limit: float | None) -> bool:
 
 
 def within_each(distances: Tensor, limits: Tensor | float) -> Tensor:
-    """The same of every element: a bool tensor of the shape that both broadcast to."""
+    """Elementwise ``within``: a bool tensor of the broadcast shape."""
     return distances.isfinite() & (distances <= limits)
 
 
 def rounded_sum(terms: int) -> float:
-    """Relative error of a sum in float64: of n products it is about eps · √n."""
+    """Relative error of a float64 sum of n products: about eps · √n."""
     return SPACING["float64"] * math.sqrt(terms)
 
 
 def strict_limit(rounding: float) -> Limit:
-    """In strict float64.
+    """Limit in strict float64.
 
     Args:
-        rounding: what one rounded sum per layer changes in the source's logits.
+        rounding: change of the source's logits when one sum per layer is rounded.
     """
     source = "what one rounded sum per layer does to the source itself"
     largest = STRICT_MARGIN * max(rounding, SPACING["float64"])
@@ -78,15 +78,15 @@ def strict_limit(rounding: float) -> Limit:
 
 
 def native_limit(rounding: float, dtype: str, strict: Limit) -> Limit | None:
-    """In the storage dtype; never below the strict limit, as float64 rounds sums as well.
+    """Limit in the storage dtype; never below the strict limit, as float64 rounds sums as well.
 
     Args:
-        rounding: what rounding to the dtype changes in the source's logits.
-        dtype: its torch name.
+        rounding: change of the source's logits by rounding to the dtype.
+        dtype: torch name of the dtype.
         strict: the limit in strict float64.
 
     Returns:
-        None where rounding changes the source's logits by their scale: nothing is to be kept.
+        The limit; None if rounding changes the logits by their whole scale or more.
     """
     if not rounding < 1:
         return None
@@ -97,26 +97,26 @@ def native_limit(rounding: float, dtype: str, strict: Limit) -> Limit | None:
 
 
 def training_limit(rounding: float) -> float:
-    """Of losses and logits after training.
+    """Limit for losses and logits after training.
 
     Args:
-        rounding: what rounding changes in the source's own training.
+        rounding: change of the source's own training by rounding.
     """
     return TRAINING_MARGIN * rounding
 
 
 def fingerprint_limits(rounding: float, dtype: str, terms: int) -> dict[str, float]:
-    """Of root mean squares, by the torch name of the dtype in which a model computes.
+    """Limits for root mean squares, by the torch name of the dtype that a model computes in.
 
     Args:
-        rounding: what rounding changes in the source's logits.
-        dtype: the dtype in which that was measured.
-        terms: the most products that are summed up.
+        rounding: change of the source's logits by rounding.
+        dtype: the dtype of that measurement.
+        terms: largest number of products in a sum.
     """
     measured = SPACING[dtype if dtype != "float64" else "float32"]
     limits = {}
     for name in COMPUTED:
-        # Narrower dtypes are summed up in float32, and only the result is rounded.
+        # Sums of narrower dtypes accumulate in float32, and only the result is rounded.
         sums = math.sqrt(terms) if name == "float32" != dtype else 1.0
         spacing = SPACING[name]
         limits[name] = FINGERPRINT_MARGIN * max(rounding * sums * spacing / measured, spacing)

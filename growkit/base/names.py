@@ -1,4 +1,4 @@
-"""Names: the known one that was meant, and what may be published of a path."""
+"""Names: suggestions for unknown ones, and the removal of directories before publication."""
 
 import os
 import re
@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 LONGEST = 100
-"""Characters of a name that are compared; no name is longer."""
+"""Number of characters to compare; no known name is longer."""
 
 LISTED = 20
-"""Most known names that a sentence lists after a guess."""
+"""Limit for the known names that a message lists after a suggestion."""
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -26,15 +26,14 @@ T = TypeVar("T")
 
 
 def nearest(name: object, known: Iterable[str], aliases: Mapping[str, str] = NOTHING) -> str | None:
-    """The known name that was probably meant; None if none is near.
+    """Find the known name that was probably meant; None if none is near.
 
-    Capital letters, and the signs between words, do not count. The beginning of a single name is
-    enough.
+    Case and the separators between words are ignored. A prefix of a single name is enough.
 
     Args:
-        name: the unknown one.
-        known: the names there are.
-        aliases: other names of some of these.
+        name: the unknown name.
+        known: the known names.
+        aliases: other names of some known names.
     """
     plain = {_plain(each): meant for each, meant in aliases.items()}
     plain |= {_plain(each): each for each in known}
@@ -54,15 +53,15 @@ def did_you_mean(
     otherwise: str | None = None,
     quoted: Callable[[str], str] = repr,
 ) -> str:
-    """The end of a sentence on an unknown name.
+    """Write the end of a message about an unknown name.
 
     Args:
         name: see ``nearest``.
-        known: see there.
-        aliases: see there.
-        otherwise: the end if no name is near; None for a list of all names, which then also follows
-            a guess, as long as it is short.
-        quoted: how names are written.
+        known: see ``nearest``.
+        aliases: see ``nearest``.
+        otherwise: the text if no name is near; None to list all known names, which also follow a
+            suggestion if there are few.
+        quoted: formats a name.
     """
     known = list(known)
     found = nearest(name, known, aliases)
@@ -74,7 +73,7 @@ def did_you_mean(
 
 
 def perhaps(name: object, known: Iterable[str], aliases: Mapping[str, str] = NOTHING) -> str:
-    """A guess to follow a list of all names; empty if none is near."""
+    """A suggestion to append to a list of all names; empty if none is near."""
     found = nearest(name, known, aliases)
     return "" if found is None else f"; did you mean {found!r}?"
 
@@ -94,7 +93,7 @@ def name_of(path: str) -> str:
 
 
 def by_name(found: Mapping[str, T]) -> dict[str, T]:
-    """The same by the names of files, with a number where a name is taken."""
+    """Replace paths by file names, numbered if a name occurs more than once."""
     named: dict[str, T] = {}
     for path, value in found.items():
         name = name_of(path)
@@ -104,10 +103,10 @@ def by_name(found: Mapping[str, T]) -> dict[str, T]:
 
 
 def without_paths(paths: Iterable[str]) -> Callable[[Any], Any]:
-    """A function that takes the directories out of every text in a JSON value.
+    """Make a function that removes directories from every text in a JSON value.
 
     Args:
-        paths: folders and files that texts may name; their names may hold blanks.
+        paths: folders and files that texts may name; their names may contain spaces.
     """
     leading = set()
     for path in paths:

@@ -14,23 +14,23 @@ from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 
 MOST_DEPTH = 64
-"""Objects inside of each other."""
+"""Limit for the nesting depth of objects and lists."""
 
 MOST_PARTS = 1_000_000
 """Limit for objects and lists in JSON: each takes far more memory than its two characters."""
 
 MOST_VALUES = 10_000
-"""Values of a YAML text, aliases followed."""
+"""Limit for the number of values in a YAML text, with aliases expanded."""
 
 TOO_DEEP = f"it is nested more than {MOST_DEPTH} deep"
 
 
 def parse_json(content: bytes, digits: int = 100) -> Any:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Args:
         content: the text, in UTF-8.
-        digits: of a whole number, at most.
+        digits: limit for the digits of a whole number.
 
     Raises:
         ValueError: it is not JSON, an object has a key twice, a number is not finite or has more
@@ -93,7 +93,7 @@ def _whole(digits: int, text: str) -> int:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text.
+    """Parse a YAML text.
 
     Raises:
         ValueError: it is not YAML, a key is not text or appears twice, a number is not finite or
@@ -118,7 +118,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def in_yaml(value: object) -> str:
-    """A value as users may have written it in YAML."""
+    """Format a value in YAML notation, for messages."""
     words: dict[object, str] = {None: "null", True: "true", False: "false"}
     return words[value] if value is None or isinstance(value, bool) else repr(value)
 
@@ -138,7 +138,7 @@ WORDS = {
 
 
 def check_kind(value: Any, kinds: Any, what: str) -> None:
-    """Refuse a value that is of none of some kinds, and one with such a part.
+    """Refuse a value of the wrong kind, or with a part of the wrong kind.
 
     Args:
         value: as JSON or YAML holds it.

@@ -1,4 +1,4 @@
-"""Where long work shows its progress."""
+"""Progress reports of long operations."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,7 +9,7 @@ Advance = Callable[[int], None]
 
 
 class Progress(Protocol):
-    """Where long work shows how far it is.
+    """Receiver of progress reports.
 
     It may also have ``steps(title, total)``, for work that is counted in steps.
     """
@@ -20,20 +20,20 @@ class Progress(Protocol):
 
 
 def steps(progress: Progress, title: str, total: int) -> AbstractContextManager[Advance]:
-    """Show work that is counted in steps; as bytes if ``progress`` knows no steps."""
+    """Show work that is counted in steps; as bytes if ``progress`` does not support steps."""
     counted: Any = getattr(progress, "steps", progress.bytes)
     return cast("AbstractContextManager[Advance]", counted(title, total))
 
 
 def nothing(count: int) -> None:
-    """Advance nothing."""
+    """Ignore an advance."""
 
 
 class Silent:
     """Shows nothing."""
 
     def bytes(self, title: str, total: int) -> AbstractContextManager[Advance]:
-        """Nothing to see."""
+        """Show nothing."""
         return nullcontext(nothing)
 
 
@@ -42,7 +42,7 @@ _SHOWN: ContextVar[Progress] = ContextVar("progress", default=Silent())
 
 @contextmanager
 def shown(progress: Progress) -> Iterator[None]:
-    """Let work in here show its progress without an argument, such as an operation's plan."""
+    """Set the receiver for work in this context that takes no progress argument."""
     before = _SHOWN.set(progress)
     try:
         yield
@@ -51,5 +51,5 @@ def shown(progress: Progress) -> Iterator[None]:
 
 
 def current() -> Progress:
-    """Where work shows how far it is."""
+    """The progress receiver of the current context."""
     return _SHOWN.get()

@@ -1,4 +1,4 @@
-"""Settings of a proof; and how a setting is described once for commands, recipes and Python."""
+"""Settings of a proof, each described once for commands, recipes and Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 
 Limits = tuple[float | None, float]
-"""The least and the most that a number may be; None for more than 0."""
+"""Smallest and largest value of a number; a smallest value of None means more than 0."""
 
 
 def option(
@@ -24,21 +24,21 @@ def option(
     """A field of a dataclass that is an option of commands and a key of recipes.
 
     Args:
-        default: of the field.
+        default: default of the field.
         help: one line for ``--help``.
-        form: a freely written value, e.g. ``FILE``.
-        values: the values to choose from.
-        limits: of a number, or of each in a tuple.
+        form: placeholder of a free value in help texts, e.g. ``FILE``.
+        values: the allowed values, if they are a fixed set.
+        limits: limits of a number, or of each number in a tuple.
     """
     metadata = {"help": help, "form": form, "values": values, "limits": limits}
     return field(default=default, metadata=metadata)
 
 
 def check_options(settings: Any) -> None:
-    """Refuse options beyond their limits, or with values that are not to be chosen.
+    """Refuse options beyond their limits, or with a value outside the allowed ones.
 
     Raises:
-        InputError: names the option and what it takes.
+        InputError: an option is invalid; the message names it and its allowed values.
     """
     for each in fields(settings):
         value, known = getattr(settings, each.name), each.metadata["values"]
@@ -55,10 +55,10 @@ def check_options(settings: Any) -> None:
 
 
 def check_number(name: str, value: Any, limits: Limits, *, whole: bool) -> None:
-    """Refuse what is no number, or beyond its limits.
+    """Refuse a value that is not a number, or is beyond its limits.
 
     Raises:
-        InputError: names the number and what it may be.
+        InputError: the value is invalid; the message names it and its limits.
     """
     least, most = limits
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
@@ -70,10 +70,10 @@ def check_number(name: str, value: Any, limits: Limits, *, whole: bool) -> None:
 
 
 SEEDS = (0, 2**63 - 1)
-"""What random generators take."""
+"""Limits of a seed, as random generators require."""
 
 DEVICES = ("auto", "cpu", "cuda")
-"""Where a proof runs; the first is the default."""
+"""Devices that a proof can run on; the first is the default."""
 
 NO_GPU = "device cuda was asked for, but torch sees no GPU; use --device cpu"
 
@@ -81,7 +81,7 @@ MANY, LONG = 8, 512
 """Default number of prompts, and of tokens in each."""
 
 FEW, SHORT = 4, 48
-"""Defaults where every weight was recovered, and only the function is left to be shown
+"""Defaults if every weight was recovered, so that only the function remains to be shown
 (``docs/numerics.md``, "How many tokens")."""
 
 SETTLED = "if every weight was recovered"
@@ -89,20 +89,20 @@ SETTLED = "if every weight was recovered"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a proof compares.
+    """Settings of a proof.
 
     Attributes:
-        text: file with real text, or None for seeded random tokens. A ``Path`` becomes its name.
-        prompts: number of windows of text, or of random prompts; None for 8, or for 4 where every
+        text: file with real text, or None for seeded random tokens. A ``Path`` becomes a string.
+        prompts: number of windows of text, or of random prompts; None for 8, or for 4 if every
             weight was recovered.
-        length: tokens in each; None for 512, or for 48 there.
-        seed: of the random prompts.
+        length: tokens in each; None for 512, or for 48 if every weight was recovered.
+        seed: seed of the random prompts.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
         trainability: whether every parameter of the target must be able to train.
-        max_kl: largest KL of a target that is kept, in nats per token in strict float64, also if it
-            was asked to be another function; None for no limit.
-        steps: AdamW steps that both models take in strict float64, to see whether they learn the
-            same; None for no training.
+        max_kl: largest accepted KL, in nats per token in strict float64, also for a target that is
+            meant to be another function; None for no limit.
+        steps: AdamW steps that both models take in strict float64, to compare what they learn; None
+            for no training.
     """
 
     text: str | None = option(None, "UTF-8 text to compare on; random tokens without.", "FILE")
@@ -133,7 +133,7 @@ class Settings:
 
     @property
     def amount(self) -> tuple[int, int]:
-        """Prompts, and tokens in each, where weights may be lost."""
+        """Number of prompts, and of tokens in each, if not every weight was recovered."""
         return (
             MANY if self.prompts is None else self.prompts,
             LONG if self.length is None else self.length,
@@ -155,5 +155,5 @@ class Settings:
 
 
 def settings_of(verify: Settings | bool | None) -> Settings | None:
-    """The settings of a proof, from an argument ``verify``; None for no proof."""
+    """Convert an argument ``verify`` to the settings of a proof; None for no proof."""
     return Settings() if verify is True else verify or None

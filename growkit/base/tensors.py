@@ -1,4 +1,4 @@
-"""Tensors by name: headers, parts and sizes, wherever the data is."""
+"""Tensors by name: headers, parts and sizes, independent of where the data is stored."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ STORED_NAMES = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
-"""The same of every dtype that can be read; models are grown in those above alone."""
+"""Torch name of every readable dtype; models are grown only in float dtypes."""
 
 SAFETENSORS_NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items()}
-"""The safetensors name of each of these, by that of torch."""
+"""Safetensors name of every readable dtype, by its torch name."""
 
 
 AT_ONCE = 1 << 24
-"""Elements of a tensor that are looked at a time, where it need not be whole."""
+"""Number of elements to read at a time from a large tensor."""
 
 AT_A_TIME = 1 << 20
-"""Elements of a tensor that are made at a time: few enough to stay in a core's cache."""
+"""Number of elements to compute at a time: few enough to stay in a core's cache."""
 
 ANYWHERE = 1 << 10
-"""Number of dimensions that can be cut where all of them can."""
+"""Value of ``Weights.cuts`` if every dimension can be cut."""
 
 Where = Sequence[slice | None]
-"""A part of a tensor, in one dimension after the other; None, or fewer, for all of it."""
+"""A part of a tensor, by dimension; None or a missing entry selects a whole dimension."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TensorInfo:
 
     @classmethod
     def of_torch(cls, shape: Sequence[int], dtype: object) -> TensorInfo:
-        """The header of a tensor with a dtype of torch, also by its name."""
+        """The header for a shape and a torch dtype, or its name."""
         name = str(dtype).removeprefix("torch.")
         return cls(tuple(shape), SAFETENSORS_NAMES.get(name, name))
 
@@ -72,7 +72,7 @@ class TensorInfo:
 
     @property
     def element_bytes(self) -> int:
-        """Size of an element; names of dtypes begin with its bits, but for BOOL of one byte."""
+        """Size of an element, from the bits in the dtype's name; one byte for BOOL."""
         found = re.search(r"\d+", self.dtype)
         return int(found[0]) // 8 if found else 1
 
@@ -83,7 +83,7 @@ class TensorInfo:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch has it."""
+        """The torch dtype."""
         found: torch.dtype = getattr(torch, STORED_NAMES[self.dtype])
         return found
 
@@ -93,9 +93,9 @@ FLOAT_BYTES = {name: TensorInfo((), name).element_bytes for name in TORCH_NAMES}
 
 
 class Weights:
-    """Tensors by name, on disk or yet to be computed: headers, and any part when asked.
+    """Tensors by name, on disk or computed on demand: their headers, and any part of their data.
 
-    Everything that has tensors to be read is one of these: files, plans, states of optimizers.
+    Every readable set of tensors is a subclass: files, plans, states of optimizers.
 
     Attributes:
         config: the contents of ``config.json``.
@@ -106,20 +106,20 @@ class Weights:
     tensors: Mapping[str, TensorInfo]
 
     def where(self, name: str | None = None) -> str:
-        """The file that a tensor comes from, or the folder they all come from; for messages."""
+        """The file of a tensor, or the folder of all tensors, for messages."""
         raise NotImplementedError
 
     def read(self, name: str, *where: slice | None) -> Tensor:
-        """A part of a tensor.
+        """Read a part of a tensor.
 
         Args:
-            name: of the tensor.
+            name: name of the tensor.
             *where: the part; see ``Where``.
         """
         raise NotImplementedError
 
     def cuts(self, name: str) -> int:
-        """How many dimensions, from the first on, can be cut so that a part is had by itself."""
+        """Number of leading dimensions along which parts can be read on their own."""
         return 0
 
     def blocks(self, name: str) -> Iterator[Tensor]:
@@ -129,14 +129,14 @@ class Weights:
 
 
 def full(shape: Sequence[int], where: Where = ()) -> list[slice]:
-    """A part of a tensor by begin and end in every dimension."""
+    """Convert a part of a tensor to slices with begin and end in every dimension."""
     pairs = zip(shape, (*where, *[None] * len(shape)), strict=False)
     found = ((each or slice(None)).indices(size)[:2] for size, each in pairs)
     return [slice(begin, max(begin, end)) for begin, end in found]
 
 
 def cut(tensor: Tensor, where: Where) -> Tensor:
-    """A part of a tensor."""
+    """Cut a part out of a tensor in memory."""
     if not any(where):
         return tensor
     return tensor[tuple(each or slice(None) for each in where[: tensor.dim()])]
@@ -150,13 +150,13 @@ def total_bytes(tensors: Mapping[str, TensorInfo]) -> int:
 def slabs(
     shape: Sequence[int], cuts: int, most: int = AT_A_TIME, where: Where = ()
 ) -> Iterator[list[slice]]:
-    """Walk through a tensor, or a part of it, in blocks of a bounded size.
+    """Divide a tensor, or a part of it, into blocks of a bounded size.
 
     Args:
-        shape: of the tensor.
-        cuts: see ``Weights.cuts``; a block is larger where that is too few.
-        most: elements of a block.
-        where: the part.
+        shape: shape of the tensor.
+        cuts: see ``Weights.cuts``; blocks are larger if too few dimensions can be cut.
+        most: limit for the elements of a block.
+        where: the part; see ``Where``.
     """
     whole = full(shape, where)
     sizes = [each.stop - each.start for each in whole]
@@ -173,12 +173,12 @@ def slabs(
 
 
 def parts(weights: Weights, name: str, elements: int | None = None) -> list[slice]:
-    """Rows of a tensor to be looked at a time: of a large one, ``AT_ONCE`` elements.
+    """Divide the rows of a tensor into ranges of about ``AT_ONCE`` elements.
 
     Args:
-        weights: has the tensor.
-        name: of the tensor.
-        elements: how many are looked at for the whole of it, if they are not only its own.
+        weights: the weights that hold the tensor.
+        name: name of the tensor.
+        elements: elements in memory for the whole tensor, if other data is read along with it.
     """
     info = weights.tensors[name]
     most = max(1, AT_ONCE * info.elements // max(1, elements or info.elements))

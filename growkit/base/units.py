@@ -1,4 +1,4 @@
-"""Sizes, durations and dates as users read them."""
+"""Readable sizes, durations and dates."""
 
 import os
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ GIVEN_DATE = "SOURCE_DATE_EPOCH"
 """https://reproducible-builds.org/specs/source-date-epoch/"""
 
 LAST_SECOND = 253402300799
-"""Of the year 9999."""
+"""Last second of the year 9999, since 1970."""
 
 
 def size(count: float, units: Sequence[str] = UNITS) -> str:
-    """A number of bytes, e.g. ``6.43 MB``, or of other units, each a thousand times the last."""
+    """Format bytes, e.g. ``6.43 MB``, or other units, each a thousand times the previous one."""
     *smaller, largest = units
     for unit in smaller:
         if float(f"{count:.3g}") < 1000:
@@ -26,7 +26,7 @@ def size(count: float, units: Sequence[str] = UNITS) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time, e.g. ``2 min 5 s``."""
+    """Format a duration, e.g. ``2 min 5 s``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -35,10 +35,10 @@ def duration(seconds: float) -> str:
 
 
 def given_date() -> datetime | None:
-    """The date that the environment sets, so that the same run writes the same files; else None.
+    """The date that the environment sets for reproducible files; None if it sets none.
 
     Raises:
-        InputError: it is not a number of seconds since 1970.
+        InputError: the value is not a number of seconds since 1970.
     """
     text = os.environ.get(GIVEN_DATE, "")
     if not text:
