@@ -1,6 +1,6 @@
-"""Named axes: how a tensor's dimensions are composed, and which way data flows through it.
+"""Named axes: the composition of a tensor's dimensions, and the direction of data flow.
 
-A pattern is written the way data flows, in the tensor's storage order:
+A pattern follows the data flow, in the tensor's storage order:
 
 =====================================================  ==========================================
 ``heads.head_dim <- hidden``                           a matrix that reads hidden (dimension 1) and
@@ -14,10 +14,11 @@ A pattern is written the way data flows, in the tensor's storage order:
 ``experts: hidden -> ffn.two``                         one matrix for each expert: three dimensions
 =====================================================  ==========================================
 
-A dot is a product (the last axis runs fastest), a plus means "followed by", a comma separates
-dimensions, and a colon follows the dimensions that have one of the rest for each coordinate.
+A dot is a product (the last axis runs fastest), a plus means "followed by", and a comma separates
+dimensions. A colon follows leading dimensions; each of their coordinates has one tensor of the
+remaining pattern.
 
-Storage orders are here as well: how a layout arranges the rows of heads.
+This module also defines storage orders, in which layouts arrange the rows of heads.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from math import prod
 
 
 class Role(Enum):
-    """What a tensor does with one of its dimensions."""
+    """The direction of data flow through a dimension."""
 
     WRITTEN = "written"
     READ = "read"
@@ -40,16 +41,16 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Axis:
-    """A dimension, or a part of one, that is a single axis."""
+    """A single axis as a dimension, or as a part of one."""
 
     name: str
 
     def size(self, sizes: Mapping[str, int]) -> int:
-        """Its length when the axes have these sizes."""
+        """The length for these axis sizes."""
         return sizes[self.name]
 
     def axes(self) -> Iterator[str]:
-        """Every axis that takes part, as often as it does."""
+        """Every axis in the form, with repetitions."""
         yield self.name
 
     def __str__(self) -> str:
@@ -61,8 +62,7 @@ class Composite:
     """Several forms in one dimension; see ``Axis``.
 
     Attributes:
-        product: whether all coordinates of the next part come for each of the first, rather than
-            one part after the other.
+        product: whether the parts form a product (the last one runs fastest), not a sequence.
         parts: the forms.
     """
 
@@ -85,7 +85,7 @@ class Composite:
 
 
 Form = Axis | Composite
-"""How a dimension is composed of axes."""
+"""The composition of a dimension from axes."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ class Dimension:
     form: Form
 
     def size(self, sizes: Mapping[str, int]) -> int:
-        """The length of the dimension when its axes have these sizes."""
+        """The length of the dimension for these axis sizes."""
         return self.form.size(sizes)
 
     @property
     def axes(self) -> set[str]:
-        """Every axis that takes part."""
+        """The axes of the dimension."""
         return set(self.form.axes())
 
     def __str__(self) -> str:
@@ -118,24 +118,24 @@ class Pattern:
     @staticmethod
     @lru_cache(maxsize=4096)  # a model has as many tensors as layers, and few notations
     def parse(notation: str) -> Pattern:
-        """Read the notation of this module's docstring.
+        """Parse the notation of this module's docstring.
 
         Raises:
-            ValueError: it is none; quotes it with the place and the reason.
+            ValueError: the notation is invalid; the message quotes it with position and reason.
         """
         return Pattern(notation, tuple(_Parser(notation).pattern()))
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of the tensor in a model whose axes have these sizes."""
+        """The shape of the tensor for these axis sizes."""
         return tuple(dimension.size(sizes) for dimension in self.dimensions)
 
     def axes(self, role: Role) -> set[str]:
-        """The axes that the tensor reads, or those that it writes."""
+        """The axes that the tensor reads or writes."""
         return {axis for d in self.dimensions if d.role is role for axis in d.axes}
 
 
 class _Parser:
-    """Reads one notation from left to right."""
+    """Recursive-descent parser of one notation."""
 
     _TOKEN = re.compile(r"\s*(<-|->|[A-Za-z_][A-Za-z_0-9]*|[.,:+()])")
 
@@ -215,15 +215,15 @@ class _Parser:
 
 
 Order = Callable[[Mapping[str, int]], list[int]]
-"""A storage order: from the size of every axis to the canonical row of every stored row.
+"""A storage order: maps the axis sizes to the canonical row of every stored row.
 
-Canonically all signal heads come first, then all noise heads, and in a head (if RoPE turns any) the
-halves that it turns come one after the other.
+In canonical order, all signal heads come before all noise heads. Within a head, the two halves that
+RoPE rotates (if any) follow each other.
 """
 
 
 def _in_groups(signal: int, noise: int) -> Iterator[int]:
-    """Each noise head right after its signal heads: [s, n, s, n, …] or [s, s, s, n, …]."""
+    """Order each noise head right after its signal heads: [s, n, s, n, …] or [s, s, s, n, …]."""
     ratio = signal // noise
     for group in range(noise):
         yield from range(group * ratio, (group + 1) * ratio)
@@ -231,15 +231,15 @@ def _in_groups(signal: int, noise: int) -> Iterator[int]:
 
 
 def _in_halves(heads: int, halves: int) -> Iterator[int]:
-    """The first half of every head, then the second half of every head."""
+    """Order the first half of every head before the second half of every head."""
     for half in range(halves):
         yield from range(half, heads * halves, halves)
 
 
 def _with_keys_and_values(queries: int, groups: int) -> Iterator[int]:
-    """The query heads of a group, then the key and the value that serve them, group by group.
+    """Order heads by group: the group's queries, then its key, then its value.
 
-    Canonically all queries come first, then all keys, then all values.
+    In canonical order, all queries come first, then all keys, then all values.
     """
     ratio = queries // groups
     for group in range(groups):
@@ -248,13 +248,13 @@ def _with_keys_and_values(queries: int, groups: int) -> Iterator[int]:
 
 
 def _rows(heads: Callable[..., Iterable[int]], count: int, interleaved: bool, *axes: str) -> Order:
-    """The rows of heads.
+    """Make a storage order of rows from an order of heads.
 
     Args:
-        heads: the canonical number of every stored head, from the sizes of the first axes.
-        count: of these axes; the others are of the rows of a head.
-        interleaved: whether neighbours are turned as pairs, rather than halves.
-        *axes: names.
+        heads: maps the sizes of the first axes to the canonical number of every stored head.
+        count: number of these axes; the remaining axes are the rows of a head.
+        interleaved: whether RoPE rotates neighbouring rows as pairs, not halves.
+        *axes: names of the axes.
     """
     if len(axes) < count:
         raise TypeError(f"{count} axes are needed")
@@ -277,25 +277,25 @@ ORDERS: dict[str, Callable[..., Order]] = {
     "in_halves": partial(_rows, _in_halves, 2, False),
     "with_keys_and_values": partial(_rows, _with_keys_and_values, 2, False),
 }
-"""Storage orders by name, each a function of names of axes."""
+"""Storage orders by name; each takes the names of its axes."""
 
 
 def slopes(heads: int) -> list[Fraction]:
-    """Of every head, the power of ½ that its slope is (ALiBi, arXiv 2108.12409)."""
+    """The ALiBi slope of every head as an exponent of ½ (arXiv 2108.12409)."""
     power = 1 << (heads.bit_length() - 1)
     first = [Fraction(8 * number, power) for number in range(1, power + 1)]
     return first + [Fraction(4 * number, power) for number in range(1, 2 * (heads - power), 2)]
 
 
 def places_of_slopes(heads: int, more: int) -> list[int | None]:
-    """For every one of more heads the head that has its slope now, or None.
+    """For every head after growth, the present head with the same slope, or None.
 
-    All slopes of fewer heads are among those of more; heads between them are copies that nothing
-    reads yet.
+    The slopes of fewer heads are a subset of the slopes of more heads. Heads with new slopes are
+    copies that nothing reads yet.
     """
     numbers = {slope: number for number, slope in enumerate(slopes(heads))}
     return [numbers.get(slope) for slope in slopes(more)]
 
 
 PLACES = {"slopes": places_of_slopes}
-"""For axes whose coordinates compute with their number: which of them computes the same."""
+"""Placement functions for axes whose coordinates compute with their own number."""

@@ -1,7 +1,7 @@
-"""Expansions: for each coordinate of a grown space, what it copies, and how it is read.
+"""Expansions: for each coordinate of a grown space, its source coordinate and its share.
 
-An expansion is an index map with shares. Copies in blocks or side by side, uneven copies, padding
-and placement by hand are all this one thing; growing, undoing, and comparing copies follow it.
+An expansion is an index map with shares. It represents copies in blocks or side by side, uneven
+copies, padding and placement by hand. Growth, its inverse and the comparison of copies all use it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ Factors: TypeAlias = "NDArray[np.float64]"
 Mask: TypeAlias = "NDArray[np.bool_]"
 
 NOTHING = -1
-"""The source coordinate of what copies none: zero."""
+"""Source coordinate of a target coordinate that copies nothing and holds zero."""
 
 SPLIT = math.nan
-"""The share of a copy that reads a part of the weight: the parts of all such copies sum to it."""
+"""Share of a copy that reads one part of an exact split; all parts sum to the weight."""
 
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """How one space grows.
+    """The expansion of one space.
 
     Attributes:
         size: number of coordinates in the source.
-        source: for each target coordinate the source coordinate that it copies, or ``NOTHING``.
-        share: for each target coordinate how it is read: ``SPLIT``, or a factor of the weight (1
-            for all of it, 0 for none).
+        source: for each target coordinate, the source coordinate that it copies, or ``NOTHING``.
+        share: for each target coordinate, the share of its readers' weight: ``SPLIT``, or a factor
+            (1 for all of it, 0 for none).
         like: for each target coordinate that copies nothing, the source coordinate whose readers
-            are copied for it, so that it can learn; ``NOTHING`` for no reader. None where nothing
-            is read like that.
+            are copied so that it can learn; ``NOTHING`` for no reader. None if there is no such
+            coordinate.
     """
 
     size: int
@@ -61,7 +61,7 @@ class Expansion:
 
     @property
     def copies(self) -> int | None:
-        """The number of copies of every coordinate; None if they differ, or something is zero."""
+        """The common number of copies; None if numbers differ, or a coordinate copies nothing."""
         even = self.size and bool((self.counts == self.counts[0]).all())
         return int(self.counts[0]) if even and len(self.source) == self.counts.sum() else None
 
@@ -69,17 +69,17 @@ class Expansion:
 def placed(
     size: int, source: Sequence[int] | Index, share: Sequence[float] | None = None
 ) -> Expansion:
-    """Every coordinate in its given place."""
+    """Make an expansion from explicit source coordinates; shares are ``SPLIT`` by default."""
     shares = np.full(len(source), SPLIT) if share is None else np.asarray(share, np.float64)
     return Expansion(size, np.asarray(source, np.int64), shares)
 
 
 def uneven(size: int, target: int, *, groups: bool) -> Expansion:
-    """As many copies of each coordinate as fit, and one more of the first ones.
+    """Copy the space as often as it fits, and the first coordinates once more.
 
     Args:
         size: number of coordinates in the source.
-        target: number of coordinates that there are to be, at least as many.
+        target: number of coordinates in the target, at least ``size``.
         groups: whether copies are side by side.
     """
     source = np.arange(target) % size
@@ -87,12 +87,12 @@ def uneven(size: int, target: int, *, groups: bool) -> Expansion:
 
 
 def in_blocks(size: int, copies: int) -> Expansion:
-    """The whole space again and again: copy c of coordinate i is at size · c + i."""
+    """Repeat the whole space: copy c of coordinate i is at size · c + i."""
     return uneven(size, size * copies, groups=False)
 
 
 def filled_up(size: int, target: int) -> Expansion:
-    """As many whole copies as fit, followed by zeros that are read like the first coordinates."""
+    """Repeat the whole space as often as it fits, then add zeros with the first readers."""
     place = np.arange(target)
     copied = place < target // size * size
     expansion = placed(size, np.where(copied, place % size, NOTHING))
@@ -100,14 +100,14 @@ def filled_up(size: int, target: int) -> Expansion:
 
 
 def following(groups: Expansion, size: int, target: int) -> Expansion:
-    """Members of groups, copied next to their group: query heads with their key-value head.
+    """Expand the members of groups with their groups: query heads with their key-value head.
 
-    Every copy of a group is served by copies of the group's own members, taken in turn.
+    Every copy of a group gets copies of the group's own members, in turn.
 
     Args:
-        groups: of what serves them.
-        size: number of members in the source; groups are neighbours, all of one size.
-        target: number of members that there are to be.
+        groups: the expansion of the groups.
+        size: number of members in the source; groups are contiguous and of equal size.
+        target: number of members in the target.
     """
     each, wanted = size // groups.size, target // len(groups.source)
     assert each * groups.size == size
@@ -121,7 +121,7 @@ def following(groups: Expansion, size: int, target: int) -> Expansion:
 
 
 def in_places(size: int, wanted: Sequence[int | None]) -> Expansion:
-    """Every coordinate once where it is wanted, and copies that nothing reads everywhere else."""
+    """Place every coordinate once where given; fill gaps with copies that nothing reads."""
     spare = cycle(range(size))
     source = [next(spare) if each is None else each for each in wanted]
     return placed(size, source, [float(each is not None) for each in wanted])
@@ -129,15 +129,16 @@ def in_places(size: int, wanted: Sequence[int | None]) -> Expansion:
 
 @dataclass(frozen=True, eq=False)
 class IndexMap:
-    """The expansion of one dimension of a tensor, however it is composed of spaces.
+    """The expansion of one dimension of a tensor, composed from the expansions of its axes.
 
     Attributes:
-        role: whether the tensor writes the dimension (then shares mean nothing) or reads it.
-        size: its length in the source.
-        source: as in ``Expansion``; or, of what reads it, that of ``like``.
+        role: whether the tensor writes the dimension (shares are then unused) or reads it.
+        size: length of the dimension in the source.
+        source: as in ``Expansion``; for a reader, ``like`` replaces ``NOTHING``.
         share: as in ``Expansion``.
-        fresh: where weights are copied for what is still zero; None for nowhere.
-        uneven: whether the parts of a weight are unequal on purpose, all alike
+        fresh: mask of coordinates whose weights are copies of readers (``like``), though the
+            coordinate itself is zero; None if there are none.
+        uneven: whether the parts of every weight have the same deliberately unequal shares
             (``growkit.algebra.splits.uneven_shares``).
     """
 
@@ -153,32 +154,32 @@ class IndexMap:
 
     @cached_property
     def identity(self) -> bool:
-        """Whether the dimension stays as it is."""
+        """Whether the dimension is unchanged."""
         same = len(self) == self.size and bool((self.source == np.arange(self.size)).all())
         plain = self.role is Role.WRITTEN or bool((np.isnan(self.share) | (self.share == 1)).all())
         return same and plain
 
     @cached_property
     def period(self) -> int | None:
-        """The number of coordinates after which the same ones are copied again; None if none is."""
+        """The period with which source coordinates repeat; None if they do not."""
         again = np.flatnonzero(self.source == self.source[0])[1:2]
         periodic = len(again) and bool((self.source[again[0] :] == self.source[: -again[0]]).all())
         return int(again[0]) if periodic else None
 
     @cached_property
     def parts(self) -> Index:
-        """Into how many parts the weight of the source coordinate is split; 0 for no split."""
+        """The number of parts of each coordinate's split; 0 for no split."""
         split = self._is_split
         return np.where(split, np.bincount(self.source[split], minlength=self.size)[self.source], 0)
 
     @cached_property
     def part(self) -> Index:
-        """Which of the parts is read, in the order of the target coordinates."""
+        """The index of each coordinate's part, in the order of the target coordinates."""
         return _running(self.source, self._is_split)
 
     @cached_property
     def shares(self) -> Factors:
-        """With what share every coordinate is read, if splits have no noise; 0 for nothing."""
+        """The share of every coordinate for splits without noise; 0 if it copies nothing."""
         of = uneven_shares if self.uneven else even_shares
         plain = [of(max(count, 1)) for count in range(int(self.parts.max(initial=0)) + 1)]
         split = [plain[parts][part] for parts, part in zip(self.parts, self.part, strict=True)]
@@ -187,20 +188,20 @@ class IndexMap:
 
     @cached_property
     def later(self) -> Mask:
-        """Whether a coordinate is a copy, and not the first one of its source coordinate."""
+        """Mask of copies after the first one of their source coordinate."""
         return np.asarray(_running(self.source, self.source != NOTHING) > 0)
 
     @property
     def nothing(self) -> Mask:
-        """Whether a coordinate holds nothing of the source."""
+        """Mask of coordinates that hold nothing of the source."""
         unread = (self.role is Role.READ) & (self.share == 0)
         return np.asarray(unread | (self.source == NOTHING))
 
     def in_wholes(self, count: int) -> IndexMap:
-        """The same copies, with the first ones read as a whole, and the rest not at all.
+        """Give the first copies the whole weight, and the remaining copies none.
 
         Args:
-            count: of copies that are read.
+            count: number of copies with the whole weight.
         """
         if self.role is Role.WRITTEN:
             return self
@@ -213,7 +214,7 @@ class IndexMap:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The source coordinates that have as many copies, which are read alike."""
+        """The source coordinates, grouped by number of copies and by their shares."""
         chosen = self.source != NOTHING
         counts = np.bincount(self.source[chosen], minlength=self.size)
         targets = np.argsort(self.source, kind="stable")[len(self) - int(chosen.sum()) :]
@@ -235,12 +236,12 @@ class IndexMap:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Source coordinates whose copies are as many, and read alike.
+    """Source coordinates with the same number of copies and the same shares.
 
     Attributes:
-        sources: in ascending order.
-        targets: of each its copies, [copies, sources], those of one source in ascending order.
-        shares: of each copy, None for a part of an exact split.
+        sources: source coordinates, in ascending order.
+        targets: their copies, [copies, sources], in ascending order for each source.
+        shares: the share of each copy; None for a part of an exact split.
     """
 
     sources: Index
@@ -249,7 +250,7 @@ class Group:
 
 
 def _running(source: Index, chosen: Mask) -> Index:
-    """For each chosen coordinate, how many before it have the same source; 0 elsewhere."""
+    """Count, for each chosen coordinate, earlier ones with the same source; 0 elsewhere."""
     found = np.zeros(len(source), np.int64)
     places = np.flatnonzero(chosen)
     order = places[np.argsort(source[places], kind="stable")]
@@ -270,13 +271,13 @@ def index_map(
     """Compose the map of a dimension from those of its axes.
 
     Args:
-        dimension: which axes it has.
+        dimension: the dimension and its axes.
         sizes: size of every axis in the source.
-        expansions: of every grown axis; axes that are left out stay.
-        order: where source and target store the coordinates in another order than that of the
-            dimension: for each stored coordinate the one that it would be.
-        weighs: whether what is written are weights of its coordinates, as those of a norm are,
-            so that they too are copied for what is still zero.
+        expansions: the expansion of every grown axis; axes without one are unchanged.
+        order: canonical coordinates of the stored ones, in the source and in the target; None if
+            coordinates are stored in canonical order.
+        weighs: whether the written elements are weights of their coordinates, as in a norm; they
+            are then copied for zero coordinates too, as in readers.
         uneven: see ``IndexMap``.
     """
     reads = weighs or dimension.role is Role.READ
@@ -288,7 +289,7 @@ def index_map(
         before, after = (np.asarray(each, np.int64) for each in order)
         stored = np.empty(len(before) + 1, np.int64)
         stored[before] = np.arange(len(before))
-        stored[-1] = NOTHING  # where NOTHING points to
+        stored[-1] = NOTHING  # NOTHING is -1 and indexes this element
         source, share = stored[source[after]], share[after]
         fresh = None if fresh is None else fresh[after]
     return IndexMap(dimension.role, dimension.size(sizes), source, share, fresh, uneven)
@@ -325,5 +326,5 @@ def _composed(
 
 
 def _both(share: Factors, other: Factors) -> Factors:
-    """The share of what is read by both; nothing of a part is nothing, all of it is the part."""
+    """Multiply two shares; 0 of a split part (NaN) is 0, and 1 of it is the part."""
     return np.where((share == 0) | (other == 0), 0.0, share * other)

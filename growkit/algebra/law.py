@@ -1,10 +1,10 @@
 """The law of growth: W' = E_out · W · L_in, for any rectangular slice of one tensor.
 
-A space in which every coordinate gets copies has the expansion E that repeats coordinates
-(x' = E x) and any left inverse L that spreads a weight over the copies so that the parts sum to it
-(L E = I). A tensor's written dimensions are repeated, its read dimensions are split, and the model
-computes the same function: HyperCloning, arXiv 2409.12903, section 3, for any tensor whose axes
-are named. A slice of the target needs only what it copies of the source.
+The expansion E of a space repeats its coordinates (x' = E x). A left inverse L spreads a weight
+over the copies, so that its parts sum to it (L E = I). A tensor's written dimensions are repeated
+and its read dimensions are split; the model then computes the same function (HyperCloning, arXiv
+2409.12903, section 3, for any tensor with named axes). A slice of the target needs only the source
+coordinates that it copies.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Rows = Callable[[slice], Tensor]
 """Reads some rows of a tensor."""
 
 Read = Callable[..., Tensor]
-"""Reads some rows of a tensor, and of these all columns or some, each as a slice."""
+"""Reads some rows of a tensor, with all columns or some, each given as a slice."""
 
 FEW = 256
-"""The most runs of neighbours that are copied one by one; more are gathered at once."""
+"""Largest number of contiguous runs that are copied one by one; more are gathered at once."""
 
 
 class Arrangement:
-    """How a dimension is assembled from pieces.
+    """Assembles a dimension from pieces.
 
     Attributes:
-        piece: for each coordinate the piece that it comes from.
-        place: its place there, or ``NOTHING``.
-        runs: begin and end of coordinates that are neighbours in one piece, or hold nothing.
+        piece: index of each coordinate's piece.
+        place: index of each coordinate within its piece, or ``NOTHING``.
+        runs: begin and end of runs that are contiguous in one piece, or hold nothing.
     """
 
     def __init__(self, piece: Index, place: Index) -> None:
@@ -69,20 +69,20 @@ class Arrangement:
 
 
 Pieces = tuple["Index | None", int, list[float]]
-"""How some weights are read: the places in what is needed (None for all of it), the number of parts
-into which they are split (0 for given factors), and the factors."""
+"""Weights that are split alike: their indices among the needed coordinates (None for all), the
+number of parts of each weight (0 for explicit factors), and the explicit factors."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Some neighbouring coordinates of a grown dimension, and how they are made of the source.
+    """A contiguous range of a grown dimension, with its construction from the source.
 
     Attributes:
         targets: coordinates of the target.
         needed: coordinates of the source, in ascending order.
         whole: whether all coordinates of the source are needed.
-        kinds: of reading; empty where copies are written.
-        arrangement: puts copies of what is needed, or all parts and products, in their places.
+        kinds: groups of weights that are split alike; empty for a written dimension.
+        arrangement: puts the copies, or the parts and products, in their places.
     """
 
     targets: Index
@@ -92,7 +92,7 @@ class Slice:
     arrangement: Arrangement
 
 
-@lru_cache(maxsize=256)  # of all blocks of a tensor, the columns are the same
+@lru_cache(maxsize=256)  # all blocks of a tensor have the same columns
 def _slice(mapped: IndexMap, begin: int, end: int) -> Slice:
     here = slice(begin, end)
     source = mapped.source[here]
@@ -119,13 +119,13 @@ def _slice(mapped: IndexMap, begin: int, end: int) -> Slice:
 def grow_slice(
     read: Read, maps: Sequence[IndexMap], name: str, shares: Shares, where: Sequence[slice]
 ) -> Tensor:
-    """A slice of a grown tensor.
+    """Compute a slice of a grown tensor.
 
     Args:
-        read: reads the source tensor, only the coordinates that are copied.
-        maps: of every dimension; at most one that is read grows.
+        read: reads the source tensor; called for copied coordinates only.
+        maps: the index map of every dimension; at most one read dimension grows.
         name: the tensor's name, which seeds its random splits.
-        shares: how read weights are split over the copies.
+        shares: shares by which read weights are split over the copies.
         where: the slice, with begin and end for each dimension of the target.
     """
     slices = [_slice(m, w.start, w.stop) for m, w in zip(maps, where, strict=True)]
@@ -151,7 +151,7 @@ def grow_slice(
 
 
 def _joined(read: Rows, needed: Index, position: int) -> Tensor:
-    """Some coordinates of one dimension of the source; neighbours are read together."""
+    """Read some coordinates of one source dimension; contiguous ones are read together."""
     if not len(needed):
         return read(slice(0, 0))
     breaks = [0, *(np.flatnonzero(np.diff(needed) != 1) + 1).tolist(), len(needed)]
@@ -171,8 +171,7 @@ def _spread(
     """Split a read dimension over its copies (L_in): the parts of a weight sum to it exactly."""
     here = slices[position]
     places = [each.targets for each in slices]
-    # Noise has a number for each coordinate of the target, but of the split dimension for each
-    # coordinate of the source.
+    # Noise has one number per target coordinate; in the split dimension, per source coordinate.
     lengths = [len(each) for each in maps]
     lengths[position] = maps[position].size
     split_weight = split_apart if len(maps) == 1 and shares.amplitude else split
@@ -199,7 +198,7 @@ def _spread(
 
 
 def _noisy(places: Sequence[Index], lengths: Sequence[int], shares: Shares, key: str) -> Tensor:
-    """Random shares of first parts, for these places of a tensor of these lengths."""
+    """Draw random shares of first parts for some places of a tensor with these lengths."""
     *leading, last = places
     rows = np.zeros(1, np.int64)
     for place, length in zip(leading, lengths, strict=False):
@@ -219,21 +218,21 @@ def grow_moments(
     *,
     resets: bool = False,
 ) -> Tensor:
-    """A slice of an optimizer's moments, for a tensor of ``grow_slice``: G' = L_outᵀ · G · E_inᵀ.
+    """Compute a slice of an optimizer's moments for ``grow_slice``: G' = L_outᵀ · G · E_inᵀ.
 
-    A weight that reads a copy has the gradient of the weight that was read; one that writes a copy
-    has of its gradient the share with which that copy is read.
+    A weight that reads a copy gets the gradient of the source weight. A weight that writes a copy
+    gets the share of that gradient with which the copy is read.
 
     Args:
-        read: reads the moments of the source's tensor.
-        maps: of every dimension of the tensor.
+        read: reads the moments of the source tensor.
+        maps: the index map of every dimension of the tensor.
         order: the power of gradients in the moments.
         where: see ``grow_slice``.
-        resets: whether copies begin with none, and only the first of each has its source's.
+        resets: whether only the first copy gets the source's moments, and later copies get zeros.
     """
     copied = [replace(each, role=Role.WRITTEN) for each in maps]
     for number, mapped in enumerate(maps):
-        if mapped.fresh is not None:  # nothing was there so far, so no gradients were gathered
+        if mapped.fresh is not None:  # a new coordinate has gathered no gradients
             source = np.where(mapped.fresh, NOTHING, mapped.source)
             copied[number] = replace(copied[number], source=source)
     grown = grow_slice(read, copied, "", Shares(None), where)
@@ -249,16 +248,16 @@ def grow_moments(
 
 
 def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
-    """Undo ``grow_slice``: W = L_out · W' · E_in, where every choice of L must give the same.
+    """Undo ``grow_slice``: W = L_out · W' · E_in, with the same result for every choice of L.
 
     Args:
         rows: reads rows of the grown tensor.
-        maps: of every dimension.
-        of: the rows of the source that are wanted, with begin and end.
+        maps: the index map of every dimension.
+        of: the requested rows of the source, with begin and end.
 
     Returns:
-        These rows, bit for bit; or None if the copies of something do not agree, if parts do not
-        sum to a number of the dtype, or if there is something where there should be nothing.
+        These rows, bit for bit; None if copies disagree, if parts do not sum to a number of the
+        dtype, or if a coordinate that copies nothing is not zero.
     """
     groups = [_between(group, of) for group in maps[0].groups]
     needed = np.concatenate([group.targets.ravel() for group in groups])
@@ -266,7 +265,7 @@ def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
         needed = np.concatenate([needed, np.flatnonzero(maps[0].source == NOTHING)])
     needed.sort()
     found: Tensor | None = _joined(rows, needed, 0)
-    # Parts first: copies of a row are the same only when their parts are added up.
+    # Parts first: copies of a row are equal only after their parts are summed.
     for role in (Role.READ, Role.WRITTEN):
         for position, mapped in enumerate(maps):
             if found is None or mapped.role is not role or (position and mapped.identity):
@@ -281,14 +280,14 @@ def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
 def _undone(
     tensor: Tensor, position: int, mapped: IndexMap, of: slice, held: Index
 ) -> Tensor | None:
-    """One dimension as the source has it; see ``undo``.
+    """Undo the growth of one dimension; see ``undo``.
 
     Args:
-        tensor: grown in this dimension.
-        position: of the dimension.
-        mapped: of the dimension.
-        of: the coordinates of the source that are wanted.
-        held: the target's coordinates that ``tensor`` holds, in order.
+        tensor: the tensor, grown in this dimension.
+        position: index of the dimension.
+        mapped: index map of the dimension.
+        of: the requested coordinates of the source.
+        held: the target coordinates in ``tensor``, in order.
     """
 
     def at(targets: Index) -> Tensor:
@@ -312,14 +311,14 @@ def _undone(
 
 
 def _taken(tensor: Tensor, position: int, places: Index) -> Tensor:
-    """Some coordinates of a dimension; a view, if they follow each other."""
+    """Take some coordinates of a dimension; a view if they are contiguous."""
     if len(places) and bool((np.diff(places) == 1).all()):
         return tensor.narrow(position, int(places[0]), len(places))
     return tensor.index_select(position, torch.from_numpy(places).to(tensor.device))
 
 
 def _original(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor | None:
-    """The tensor from which all of these were made; None if there is none."""
+    """Recover the original tensor of some copies; None if they have none in common."""
     parts = [copy for copy, share in zip(copies, shares, strict=True) if share is None]
     given = [(c, share) for c, share in zip(copies, shares, strict=True) if share is not None]
     if parts:
@@ -346,17 +345,17 @@ def _between(group: Group, of: slice) -> Group:
 
 
 def copies_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[list[Tensor]]:
-    """The copies inside a grown tensor, or inside anything of its shape, such as its gradient.
+    """Yield the copies in a tensor of the target's shape, such as a weight or its gradient.
 
-    Only what is written has copies; what is read has parts.
+    Only written dimensions have copies; read dimensions have parts.
 
     Args:
-        tensor: of the shape of the target.
-        maps: of every dimension.
+        tensor: a tensor of the target's shape.
+        maps: the index map of every dimension.
 
     Yields:
-        For every number of copies one tensor per copy, all of the same shape: [coordinates of the
-        source that have as many, everything else].
+        For every number of copies, one tensor per copy, all of shape [source coordinates with that
+        number of copies, product of the other dimensions].
     """
     for position, mapped in enumerate(maps):
         if mapped.role is Role.WRITTEN:
@@ -367,16 +366,17 @@ def copies_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[list[Tensor]
 
 
 def zeros_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[tuple[IndexMap, Tensor]]:
-    """The values of a tensor where its growth has zeros because nothing is copied there.
+    """Yield the values at written coordinates that copy nothing and therefore start as zeros.
 
-    Only what is written has such zeros; those that are read belong to what is never there.
+    Zeros in read dimensions are left out, since their inputs are always zero.
 
     Args:
         tensor: see ``copies_in``.
-        maps: of every dimension.
+        maps: the index map of every dimension.
 
     Yields:
-        The map of every dimension with such coordinates, and [coordinates, everything else].
+        The map of every dimension with such coordinates, and the values as [coordinates, product
+        of the other dimensions].
     """
     for position, mapped in enumerate(maps):
         places = np.flatnonzero(mapped.source == NOTHING)

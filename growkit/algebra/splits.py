@@ -28,8 +28,7 @@ from typing import TypeAlias
 from growkit.base.lazy import NDArray, Tensor, np, torch
 
 LEAST_SNR_DB = 10 * math.log10(3)
-"""Signal-to-noise ratio in dB at which a split takes anything from none to all of a weight: no
-exact split is noisier."""
+"""Lowest signal-to-noise ratio of an exact split in dB: shares are uniform between 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Shares:
 
     @property
     def parting(self) -> bool:
-        """Whether copies are read with shares that let them part in training."""
+        """Whether the shares let copies diverge in training."""
         return self.uneven or self.snr_db is not None
 
     @property
@@ -65,27 +64,27 @@ class Shares:
 
     @property
     def step(self) -> float:
-        """Between two of the 2¹⁶ values of u.
+        """Distance between adjacent values of u, of which there are 2¹⁶.
 
-        It has nine bits: times a number of 15 bits that is exact in float32, so that it makes no
-        difference whether a machine rounds products before it adds to them.
+        It has nine bits. Its product with a 15-bit number is exact in float32, so the result does
+        not depend on whether a machine fuses multiplication and addition.
         """
         mantissa, exponent = math.frexp(self.amplitude / 2**15)
         return math.ldexp(round(mantissa * 2**9), exponent - 9)
 
     def key(self, name: str, node: int, number: int) -> str:
-        """The key of the noise of one node of a tensor's splits.
+        """Make the noise key of one node in a tensor's tree of splits.
 
         Args:
-            name: of the tensor.
-            node: of the tree of splits.
-            number: of the draw, where elements are drawn again.
+            name: name of the tensor.
+            node: number of the node.
+            number: number of the draw, for elements that are redrawn.
         """
         return f"{self.seed}:{name}:{node}:{number}"
 
 
 def even_shares(parts: int) -> tuple[float, ...]:
-    """The shares of parts without noise: halves of halves."""
+    """The shares of a split without noise: repeated halves."""
     if parts <= 1:
         return (1.0,)
     left = (parts + 1) // 2
@@ -93,19 +92,19 @@ def even_shares(parts: int) -> tuple[float, ...]:
 
 
 def uneven_shares(parts: int) -> tuple[float, ...]:
-    """Shares that all differ: the first odd numbers, whose sum is a square.
+    """Distinct shares: odd numbers divided by their sum, a square.
 
-    Two parts have ¼ and ¾, four 1/16, 3/16, 5/16 and 7/16.
+    Two parts have ¼ and ¾; four parts have 1/16, 3/16, 5/16 and 7/16.
     """
     return tuple((2 * part + 1) / parts**2 for part in range(parts))
 
 
 def uneven_first(parts: int, node: int) -> float:
-    """The share that the first half of a node's parts takes of it, where shares are uneven.
+    """The share of a node's first half, for uneven shares.
 
     Args:
-        parts: of the whole tree of splits.
-        node: of the tree (``Draw``).
+        parts: number of parts of the whole tree of splits.
+        node: number of the node (``Draw``).
     """
     before, count = 0, parts
     for half in f"{node:b}"[1:]:
@@ -116,17 +115,17 @@ def uneven_first(parts: int, node: int) -> float:
 
 
 IN_CACHE = 1 << 17
-"""Elements that are added at a time: intermediate results stay in a processor's cache."""
+"""Elements added at a time, so that intermediate results stay in the processor's cache."""
 
 LANES = 16
-"""Numbers of 16 bits that one step of the counter gives: four words of 64 bits."""
+"""16-bit numbers from one step of the counter, which gives four 64-bit words."""
 
 DRAWS = 32
-"""How often an element is drawn again whose parts are equal."""
+"""Largest number of redraws of an element with equal parts."""
 
 Draw: TypeAlias = "Callable[..., Tensor | None]"
-"""For a node of the tree of splits (1 is the root, 2n and 2n + 1 are the halves of n) the share of
-the first part of every element, in [0, 1] and float32; None for plain halves."""
+"""Maps a node of the tree of splits (1 is the root, 2n and 2n + 1 are the halves of n) to the share
+of the first part of every element, in [0, 1] and float32; None for plain halves."""
 
 
 def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]:
@@ -135,8 +134,8 @@ def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]
     Args:
         weight: any shape, any floating dtype.
         parts: at least 1. Two parts are about ½ each, three ¼, ¼, ½, four ¼ each.
-        draw: the shares of first parts, of the shape of ``weight``.
-        node: of the tree.
+        draw: gives the shares of first parts, in the shape of ``weight``.
+        node: number of the node in the tree.
 
     Returns:
         ``parts`` tensors of the shape and dtype of ``weight``.
@@ -160,15 +159,15 @@ def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]
 
 
 def split_apart(weight: Tensor, parts: int, draw: Draw) -> list[Tensor]:
-    """Split a vector so that the parts of an element differ, where its dtype allows it.
+    """Split a vector so that the parts of each element differ, if the dtype allows it.
 
-    In a vector two copies differ by one number alone. In a short format two parts may be
-    drawn equal, and such elements are drawn again; each split is exact, from any draw.
+    Two copies in a vector differ by a single number. In a short format, two parts may be equal by
+    chance; such elements are redrawn. Every draw gives an exact split.
 
     Args:
         weight: any floating dtype.
         parts: see ``split``.
-        draw: takes the node and the number of the draw, and gives the shares.
+        draw: maps a node and the number of the draw to shares.
     """
     drawn = split(weight, parts, draw)
     for number in range(1, DRAWS + 1):
@@ -183,7 +182,7 @@ def split_apart(weight: Tensor, parts: int, draw: Draw) -> list[Tensor]:
 
 
 def _equal_parts(weight: Tensor, parts: int) -> Tensor | None:
-    """One of equal parts, if halving again and again rounds nothing; None if it does."""
+    """One of equal parts, if repeated halving is exact; None if it rounds."""
     if parts & (parts - 1):
         return None
     part = _times(weight, 1 / parts)
@@ -208,14 +207,14 @@ def _minus(one: Tensor, other: Tensor) -> Tensor:
 
 
 def join(parts: list[Tensor]) -> Tensor:
-    """Undo a split: add its parts in the order in which they were taken apart.
+    """Undo a split: add its parts in the order of the tree.
 
     Args:
         parts: what ``split`` returned.
 
     Returns:
-        The weight, in the dtype of the parts; NaN where a sum has to be rounded, which no sum of
-        parts that ``split`` returned has.
+        The weight, in the dtype of the parts; NaN for every rounded sum. Parts from ``split`` never
+        give one.
     """
     whole = parts[0]
     if len(parts) == 1:
@@ -230,16 +229,16 @@ def join(parts: list[Tensor]) -> Tensor:
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    """``join``, all at once."""
+    """Join all parts without dividing them into blocks."""
     left = (len(parts) + 1) // 2
     dtype = parts[0].dtype
     first, second = join(parts[:left]), join(parts[left:])
     if first.element_size() == 1:  # float8 has no arithmetic
         first, second = first.float(), second.float()
     total = first + second
-    # A sum that is rounded is off by multiples of the last place of the smaller part. What is left
-    # of it without the larger one is then off by as much, and only numbers beyond the next power
-    # of two, all larger than the smaller part, could be rounded so far.
+    # A rounded sum is off by multiples of the last place of the smaller part. Subtracting the
+    # larger part leaves an error of the same size. Only numbers beyond the next power of two, all
+    # larger than the smaller part, could hide it by rounding.
     pairs = [(total - first, second), (total - second, first)]
     if first.dtype != dtype:
         pairs.append((total.to(dtype).to(total.dtype), total))
@@ -250,17 +249,17 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def noise(key: str, rows: NDArray[np.int64], columns: int) -> NDArray[np.int16]:
-    """Noise by counter: a number for each place of a tensor that depends on the place alone.
+    """Counter-based noise: each number depends only on the key and its place in the tensor.
 
     Philox4×64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a key
-    and a counter into random words. The key comes from seed, tensor and purpose, the counter from
-    the place. So no order, block size, thread or rank changes a bit, and any part of the noise is
-    had without the rest. Only raw words are used: these, unlike numpy's distributions, never
+    and a counter into random words. The key depends on seed, tensor and purpose, the counter on the
+    place. So the bits do not depend on order, block size, thread or rank, and any part of the noise
+    can be generated alone. Only raw words are used: unlike numpy's distributions, they never
     change.
 
     Args:
         key: identifies a field of noise.
-        rows: which rows of the field, in ascending order.
+        rows: rows of the field, in ascending order.
         columns: number of columns of the field.
 
     Returns:
@@ -273,7 +272,7 @@ def noise(key: str, rows: NDArray[np.int64], columns: int) -> NDArray[np.int16]:
         generator = np.random.Philox(key=words)
         generator.advance(int(run[0]) * steps if len(run) else 0)
         raw = generator.random_raw(len(run) * steps * 4)
-        # Little-endian words, so that the four numbers of a word have their places everywhere.
+        # Little-endian, so that the four numbers of a word have the same order on every machine.
         numbers = np.asarray(raw, "<u8").view("<i2").astype(np.int16, copy=False)
         drawn.append(numbers.reshape(len(run), steps * LANES))
     return (drawn[0] if len(drawn) == 1 else np.concatenate(drawn))[:, :columns]

@@ -1,12 +1,11 @@
-"""The law of updates: how a grown tensor must be updated to be trained as its source would be.
+"""The law of updates: updates with which a grown tensor trains as its source would.
 
-A weight that was split into n_in equal parts is updated n_in times, and the updates add up, so each
-must be 1/n_in of the source's. A tensor that is read n_out times with equal shares passes 1/n_out
-of the gradient to each of its copies, which Adam notices through its eps alone. Multiplying a
-tensor by f multiplies its updates by f and its gradients by 1/f.
+The n_in equal parts of a weight are each updated, and their updates add up; so each update must be
+1/n_in of the source's. Each of n_out copies that are read with equal shares gets 1/n_out of the
+gradient, which affects Adam through eps alone. Multiplying a tensor by f multiplies its updates by
+f and its gradients by 1/f.
 
-The law holds as long as the gradients of copies are equal, and nothing trains that the source does
-not have.
+The law holds as long as the gradients of copies are equal and new parameters are not trained.
 """
 
 from __future__ import annotations
@@ -25,20 +24,21 @@ MUON_ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
 }
-"""What ``torch.optim.Muon`` multiplies the rate of a matrix with, by ``adjust_lr_fn``."""
+"""Factors of a matrix's rate in ``torch.optim.Muon``, by ``adjust_lr_fn``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """How updates of a tensor follow from those of its sources.
+    """The relation between the updates of a tensor and those of its sources.
 
     Attributes:
-        n_in: number of parts into which a weight is split; of unequal shares, on average.
+        n_in: number of parts into which a weight is split; an average for unequal shares.
         n_out: number of copies that share a weight's gradient; broadcasts against the tensor, with
-            one number in every dimension in which it is constant.
-        factor: what the weights are multiplied by.
+            length 1 in every constant dimension.
+        factor: factor of the weights.
         new: whether no tensor of the source trains like it.
-        why: why its training is not the source's, as it ends a sentence; empty where it is.
+        why: the reason why its training is not the source's, as the end of a sentence; empty if
+            it is.
     """
 
     n_in: float = 1.0
@@ -54,7 +54,7 @@ class Update:
 
     @property
     def decay(self) -> float:
-        """Factor of weight decay, which is itself multiplied by the rate."""
+        """Factor of weight decay, which optimizers multiply by the rate."""
         return 1 / self.rate
 
     @property
@@ -64,22 +64,22 @@ class Update:
 
     @property
     def eps(self) -> float:
-        """The one number that is nearest to ``gradient`` everywhere.
+        """The single number that is nearest to ``gradient`` everywhere.
 
-        An eps that is off by d changes an update by d / √v of it, where v is in proportion to the
-        square of the gradient. The largest of these changes is least at 2 / (least n + most n).
+        An error d of eps changes an update by d / √v of its size, where v is proportional to the
+        squared gradient. The largest such change is smallest at 2 / (least n + most n).
         """
         if self.n_out.min() == self.n_out.max():
             return float(1 / (self.n_out.flat[0] * self.factor))
         return float(2 / ((self.n_out.min() + self.n_out.max()) * self.factor))
 
     def times(self, factor: float, copies: float = 1) -> Update:
-        """The update of a multiple, or of one of several equal multiples, which share gradients."""
+        """The update of a multiple, or of one of several equal copies that share gradients."""
         n_out = self.n_out * copies if copies != 1 else self.n_out
         return replace(self, factor=self.factor * factor, n_out=n_out)
 
     def because(self, why: str) -> Update:
-        """The same with a reason why training is not the source's; the first reason stays."""
+        """Add a reason why training is not the source's; an earlier reason is kept."""
         return self if self.why or not why else replace(self, why=why)
 
     def mapped(self, maps: Sequence[IndexMap]) -> Update:
@@ -113,11 +113,11 @@ class Update:
 
 @lru_cache(maxsize=256)  # layers are alike
 def _shares(mapped: IndexMap) -> tuple[Numbers, float, str]:
-    """How the coordinates of a dimension are read.
+    """Compute the shares of a dimension's coordinates.
 
     Returns:
-        The share of every coordinate (1 for one that copies nothing), the mean of all that are
-        read, and what keeps the law from holding, if anything does.
+        The share of every coordinate (1 if it copies nothing or has share 0), the mean share of
+        copies, and the reason why the law does not hold, empty if it does.
     """
     copies = mapped.source != NOTHING
     shares = np.where(copies, mapped.shares, 1.0)
@@ -138,17 +138,17 @@ def _shares(mapped: IndexMap) -> tuple[Numbers, float, str]:
 def muon_rate(
     times: float, n_in: float, n_out: float, shape: tuple[int, int], adjust_lr_fn: str
 ) -> float:
-    """The factor of Muon's rate for a matrix that is tiled (``torch/optim/_muon.py``).
+    """The factor of Muon's rate for a tiled matrix (``torch/optim/_muon.py``).
 
-    A matrix tiled a × b times is orthogonalised to the tiled one's share 1/√(a·b), and torch
-    multiplies with a number of its own for the larger shape.
+    Orthogonalising a matrix that is tiled a × b times gives the tiled orthogonal matrix times
+    1/√(a·b). torch multiplies it by an adjustment for the larger shape.
 
     Args:
-        times: factor of the weights, besides their being split.
-        n_in: number of parts into which they are split.
-        n_out: number of copies among which their gradients are shared.
+        times: factor of the weights, apart from the split.
+        n_in: number of parts into which the weights are split.
+        n_out: number of copies that share a gradient.
         shape: [rows, columns] of the grown matrix.
-        adjust_lr_fn: that of Muon.
+        adjust_lr_fn: Muon's ``adjust_lr_fn``.
     """
     rows, columns = shape
     adjusted = MUON_ADJUSTMENTS[adjust_lr_fn]

@@ -1,12 +1,11 @@
-"""What is known from config and headers: what a checkpoint is, what can be done, what that takes.
+"""Inspection from config and headers: facts about a checkpoint, possible operations, and costs.
 
-Nothing of what can be done is written down: every operation plans the change of the model, or of a
-small one of every family, and either promises something or is refused.
+Possible operations are found by planning: every operation plans the change of the model, or of a
+small model of every family, and gives a promise or is refused.
 
-What a run takes is the disk for certain, memory and time from measurements: those of Llamas of
-several sizes (``benchmarks/results``: growth speed, proof speed, proof memory) are scaled by the
-number of parameters and of tokens. For these models that is off by up to a half; machines differ
-by more.
+The disk of a run is a firm upper limit. Memory and time are scaled, by numbers of parameters and
+tokens, from measurements with Llamas of several sizes (``benchmarks/results``: growth speed, proof
+speed, proof memory). For these models estimates are off by up to a half; machines differ by more.
 """
 
 import json
@@ -39,20 +38,20 @@ from growkit.results.operation import Abilities, Answer, Inspection, Possible
 from growkit.sources import Inside, find
 
 FACTORS = ("x3/2", "x2", "x4")
-"""Sizes that are tried, until one is had exactly: whole factors follow from the first of them."""
+"""Sizes to try, in this order, until one is exact."""
 
 REACH = dict(zip(FACTORS, ("any size", "whole factors", "powers of four"), strict=True))
-"""The sizes of a family that takes one of these."""
+"""The reachable sizes that follow from the first exact factor."""
 
 NEEDED: Mapping[str, Value] = {"rank": 1, "experts": "x2"}
-"""Values for options that must be given."""
+"""Values for required options."""
 
 TIED = "tie_word_embeddings"
 
 NOTHING = "–"
 
 MOST_TENSORS = 3000
-"""Tensors up to which a model is asked as it is; of more experts, it is asked with a few."""
+"""Number of tensors above which a model is planned with fewer experts."""
 
 FEW_EXPERTS = 16
 
@@ -60,14 +59,15 @@ FEW_EXPERTS = 16
 def inspect(
     folder: str | Path, *, family: str | Path | Mapping[str, Any] | None = None
 ) -> Inspection:
-    """Describe a model folder; of its data, only the vectors behind λ are read.
+    """Describe a model folder from its headers; of its data, only the vectors of λ are read.
 
     Args:
-        folder: the model's, or its name on the Hub; see ``growkit.grow``.
+        folder: the model's folder, or its name on the Hub; see ``growkit.grow``.
         family: see ``growkit.grow``.
 
     Raises:
-        InputError: it is no checkpoint of a known family, or its tensors do not fit its config.
+        InputError: the folder has no checkpoint of a known family, or its tensors do not fit its
+            config.
     """
     with temporary_family(load_description(family) if isinstance(family, str | Path) else family):
         found = find(folder)
@@ -146,13 +146,13 @@ def model_types() -> dict[str, Family]:
 
 
 def catalogue(name: str | None = None) -> list[Abilities]:
-    """What can be done to the models of every ``model_type``, by the name of its family.
+    """List the possible operations on models of every ``model_type``, by the name of the family.
 
     Args:
         name: a ``model_type``, the name of a family or of a class of transformers; None for all.
 
     Raises:
-        InputError: there is no such family; gives the nearest.
+        InputError: there is no such family; the message suggests the nearest.
     """
     known = model_types()
     if name is None:
@@ -168,7 +168,7 @@ def catalogue(name: str | None = None) -> list[Abilities]:
 
 
 def abilities(family: Family, kind: str) -> Abilities:
-    """What can be done to the models of a type."""
+    """List the possible operations on models of a type."""
     ties = (True, False) if TIED in family.defaults else (None,)
     switches = [{"model_type": kind, **({} if tied is None else {TIED: tied})} for tied in ties]
     models = [example(family, **each) for each in switches]
@@ -186,7 +186,7 @@ def abilities(family: Family, kind: str) -> Abilities:
 
 
 def _possibilities(model: Weights) -> Iterator[Possible]:
-    """What can be done to one model: every size in the way that promises most, and conversions."""
+    """List the possible operations on one model: sizes with their best promise, and conversions."""
     model = _with_few_experts(model)
     for operation in operations("grow").values():
         answers: dict[str, Answer] = {}
@@ -202,7 +202,7 @@ def _possibilities(model: Weights) -> Iterator[Possible]:
 
 
 def _with_few_experts(model: Weights) -> Weights:
-    """A model of the same config with fewer experts, where there are very many; else this one."""
+    """Reduce the experts of a model that has very many tensors; return any other as it is."""
     family = family_of(model.config, model.where())
     sizes = family.sizes(model.config)
     if len(model.tensors) <= MOST_TENSORS or sizes.get("experts", 0) <= FEW_EXPERTS:
@@ -217,7 +217,7 @@ def _with_few_experts(model: Weights) -> Weights:
 def _conversion(
     operation: Operation, family: Family, model: Headers, switches: Mapping[str, object]
 ) -> Answer:
-    """A conversion, of a model with more config keys if it is refused without them."""
+    """Plan a conversion; if it is refused, plan it again with the family's assumed config keys."""
     answer = _answer("convert", operation, _needed(operation), model)
     form = family.form
     more = {k: v[0] for k, v in form.harmless.items() if k in form.assumed} if form else {}
@@ -235,7 +235,7 @@ def _needed(operation: Operation) -> dict[str, Value]:
 
 
 def _growths(operation: Operation, model: Weights) -> Iterator[Answer]:
-    """Every size of a method, exactly and rounded, until a factor is exact."""
+    """Plan every size of a method, exact and rounded, up to the first exact factor."""
     sizes = [each for each in operation.options if isinstance(each, SizeOption)]
     rounding = any(each.name == "promise" for each in operation.options)
     for size in sizes:
@@ -274,10 +274,10 @@ def _answer(
 
 
 def table(rows: Sequence[Abilities]) -> list[list[str]]:
-    """The catalogue for users: a heading, and a line for every type of models.
+    """Format the catalogue: a heading, and a line for every type of model.
 
-    A cell has the sizes that a growth method can change and how far, exactly unless it adds a
-    promise.
+    A cell lists the sizes that a growth method can change, and how far; growth is exact unless the
+    cell names another promise.
     """
     growths = operations("grow")
     lines = [["family", "model_type", *growths, "convert to"]]
@@ -288,7 +288,7 @@ def table(rows: Sequence[Abilities]) -> list[list[str]]:
 
 
 def _conversions(answers: Sequence[Answer]) -> str:
-    """All conversions, with the config keys that some need."""
+    """Format all conversions, with the config keys that some require."""
     named: dict[str, list[str]] = {}
     for each in answers:
         if each.promise:
@@ -300,7 +300,7 @@ def _conversions(answers: Sequence[Answer]) -> str:
 
 
 def _cell(row: Abilities, operation: Operation) -> str:
-    """What a growth method can do; sizes that can grow alike share an entry."""
+    """Format the reach of a growth method; sizes with the same reach share an entry."""
     found: dict[str, list[str]] = {}
     for name in (each.name for each in operation.options if isinstance(each, SizeOption)):
         of_method = [each for each in row.grow if each.operation == operation.name]
@@ -310,7 +310,7 @@ def _cell(row: Abilities, operation: Operation) -> str:
 
 
 def _words(row: Abilities, name: str, answers: list[Answer]) -> str:
-    """How far a size can grow; empty if it cannot."""
+    """Format how far a size can grow; empty if it cannot."""
     reach: dict[bool | None, str] = {}
     for tied in dict.fromkeys(answer.tied for answer in answers):
         words = []
@@ -331,7 +331,7 @@ def _words(row: Abilities, name: str, answers: list[Answer]) -> str:
     return ", ".join(parts) + outcome
 
 
-# What a run takes.
+# Costs of a run.
 
 ROOM = 1 << 20
 """Bytes reserved on the disk for files without weights."""
@@ -343,13 +343,13 @@ LOADED = 0.27e9
 """Bytes of memory that Python and torch take."""
 
 PROVING = 1.2e9
-"""The same with transformers, and the activations of both models."""
+"""Bytes of memory of Python, torch, transformers and the activations of both models."""
 
 STARTED = 2.0
-"""Seconds to import torch, and again transformers."""
+"""Seconds to import torch, and the same again for transformers."""
 
 WRITTEN_PER_SECOND = 6e8
-"""Bytes made and written in a second (``benchmarks/cost_model.py``)."""
+"""Bytes computed and written per second (``benchmarks/cost_model.py``)."""
 
 LOOKED_AT = 2.5e-8
 """Seconds of a proof for each parameter, regardless of tokens."""
@@ -358,20 +358,20 @@ MULTIPLIED = 2.6e-11
 """Seconds of a proof for each parameter and token."""
 
 SMALL = 1 << 29
-"""Bytes in float64 up to which both models are also used whole."""
+"""Largest size in float64, in bytes, at which both models are also run whole."""
 
 
 def plan(recipe: recipes.Recipe | str | Path, *, bandwidth: str | None = None) -> results.LargePlan:
     """Estimate the files, disk, memory and time of a recipe. Nothing is written.
 
     Args:
-        recipe: as in ``growkit.run``. Of its source only headers are read, and where it has no
-            weights, only its ``config.json``; of a model on the Hub no weights are fetched.
-        bandwidth: bytes per second that can be read and written, e.g. ``2GB``; None where only
-            computing limits the speed.
+        recipe: as in ``growkit.run``. Only headers of its source are read, or only its
+            ``config.json`` if it has no weights; weights on the Hub are not downloaded.
+        bandwidth: bytes per second of reading and writing, e.g. ``2GB``; None if only computation
+            limits the speed.
 
     Raises:
-        InputError: the recipe cannot be carried out, or needs weights to be planned.
+        InputError: the recipe cannot be executed, or its plan needs weights.
     """
     limit = None if bandwidth is None else parse_bytes(bandwidth, "bandwidth")
     if isinstance(recipe, str | Path):
@@ -409,15 +409,15 @@ def estimate(
     exact: bool,
     bandwidth: int | None = None,
 ) -> results.Estimate:
-    """Estimate what it takes to write a target, and to prove it.
+    """Estimate the costs of writing and proving a target.
 
     Args:
-        headers: of the source and of the target.
-        output: the folder to be made.
-        proof: what is compared; None for no proof.
+        headers: headers of the source and of the target.
+        output: the output folder.
+        proof: settings of the proof; None for no proof.
         extra: bytes of other files, see ``disk_needed``.
         exact: whether every weight is to be recovered, so that fewer tokens are compared.
-        bandwidth: bytes that can be read and written in a second; None for no limit.
+        bandwidth: bytes per second of reading and writing; None for no limit.
     """
     source, target = headers
     place = next(parent for parent in output.parents if parent.exists())
@@ -439,7 +439,7 @@ def estimate(
 
 
 def disk_needed(target: Weights, extra: int) -> int:
-    """Bytes that an output takes, at most.
+    """Upper limit of an output's size in bytes.
 
     Args:
         target: headers of the target.
@@ -449,7 +449,7 @@ def disk_needed(target: Weights, extra: int) -> int:
 
 
 def _memory(source: Weights, target: Weights, proof: Settings | None) -> int:
-    """Approximate bytes of memory of a process that writes and proves a target."""
+    """Estimate the memory of a process that writes and proves a target, in bytes."""
     largest = max((info.bytes for info in source.tensors.values()), default=0)
     in_parts = all(target.cuts(name) for name in target.tensors)
     memory = LOADED + WORKERS * (min(largest, SMALL_TENSOR) if in_parts else largest)
@@ -461,7 +461,7 @@ def _memory(source: Weights, target: Weights, proof: Settings | None) -> int:
 
 
 def _largest_layer(target: Weights) -> int:
-    """Bytes that a proof holds: a layer in float64, or a tensor outside of layers as it is."""
+    """Bytes that a proof holds: a layer in float64, or a tensor outside the layers as stored."""
     held: dict[str, int] = {}
     for name, info in target.tensors.items():
         layer = re.match(r".*?\.\d+\.", name)

@@ -1,4 +1,4 @@
-"""Carry out a recipe: open, plan, write, prove, publish.
+"""Execute a recipe: open, plan, write, prove, publish.
 
 Data flows one way: headers of the source → a plan for each step → tensors streamed into shards in
 a temporary folder → the proof on the written files → the output's name.
@@ -67,32 +67,32 @@ def grow(
             where there is no folder ``ORG``.
         output: folder to make.
         method: name of a growth method.
-        seed: of the random splits.
+        seed: seed of the random splits.
         dtype: torch name of the dtype of the output; None for the source's. A narrower one rounds
-            every weight of the source once, before anything else is done, and what is promised
-            holds of the source rounded so.
+            every weight of the source once, before all other steps; the promise then holds for the
+            rounded source.
         shard_size: upper limit of one output file, e.g. ``5GB``.
         base_model: name of the source in the model card, ``ORG/NAME`` on the Hub; None for none.
-        family: describes the source's family, for one that growkit does not know: a YAML file, or
-            its contents (``growkit.infer`` proposes one).
+        family: description of the source's family, if growkit does not know it: a YAML file, or its
+            contents (``growkit.infer`` proposes one).
         optimizer: the state of the source's optimizer, which is grown and written next to the
             weights in the same format: an ``optimizer.pt`` or a checkpoint folder of Trainer with
             it, or a folder of torch.distributed.checkpoint.
-        format: of the files with the weights: ``safetensors``, which transformers loads, or ``dcp``
-            for those of torch.distributed.checkpoint.
-        verify: what the proof compares; True for the default settings, False for no proof.
+        format: format of the weight files: ``safetensors``, which transformers loads, or ``dcp``
+            for torch.distributed.checkpoint.
+        verify: settings of the proof; True for the default settings, False for no proof.
         overwrite: replace an output that growkit wrote.
-        proof_only: once the output has kept its promise, delete its weights and keep the rest: the
-            proof of a recipe by which ``growkit.load`` makes them of the source again.
-        dry_run: plan only, touch nothing.
-        progress: where progress is shown.
+        proof_only: delete the weights once the promise is kept, and keep the other files. They
+            prove the recipe, with which ``growkit.load`` makes the weights from the source again.
+        dry_run: plan only, write nothing.
+        progress: receives the progress.
         **options: the method's sizes, e.g. ``hidden="x2"`` or ``hidden=2048``, and its other
-            options: of those that copy ``symmetry``, where ``"break"`` splits weights at random so
-            that copies part in training and ``"keep"`` makes plain copies, and ``snr_db``, the
-            signal-to-noise ratio of the random splits in dB, at least 4.78.
+            options. Methods that copy take ``symmetry`` (``"break"`` splits weights at random so
+            that copies diverge in training, ``"keep"`` makes plain copies) and ``snr_db`` (the
+            signal-to-noise ratio of the random splits in dB, at least 4.78).
 
     Returns:
-        What was done. ``kept`` is False if the promise was broken; the output is then called
+        The result. ``kept`` is False if the promise was broken; the output is then called
         ``OUT.rejected``.
 
     Raises:
@@ -159,17 +159,17 @@ def run(
     dry_run: bool = False,
     progress: Progress = Silent(),
 ) -> GrowResult:
-    """Carry out a recipe: all its steps as one pass, without an intermediate checkpoint.
+    """Execute a recipe: all its steps in one pass, without an intermediate checkpoint.
 
     Args:
-        recipe: the recipe; or its file, a model that one has made, or the name of a recipe that
-            ships with growkit.
-        verify: what the proof compares, instead of the recipe's own settings; see ``grow``.
+        recipe: the recipe, its file, a model made by a recipe, or the name of a recipe that ships
+            with growkit.
+        verify: settings of the proof, instead of the recipe's own; see ``grow``.
         reads: files that the run reads and the recipe does not name; they are never replaced.
         overwrite: see ``grow``, also for the other arguments, the result and the errors.
         proof_only: see there.
-        dry_run: plan only, touch nothing.
-        progress: where progress is shown.
+        dry_run: plan only, write nothing.
+        progress: receives the progress.
     """
     if isinstance(recipe, str | Path):
         file = recipe_file(Path(recipe))
@@ -191,10 +191,10 @@ def run(
 
 
 class _Run:
-    """A recipe with its source: checked, planned, written, proved and published.
+    """The run of a recipe on its source: check, plan, write, prove and publish.
 
     Args:
-        recipe: the recipe; the family of its source is known.
+        recipe: the recipe; the family of its source is registered.
         reads: see ``run``.
         progress: see ``run``.
         dry_run: see ``run``.
@@ -203,7 +203,7 @@ class _Run:
     def __init__(
         self, recipe: Recipe, reads: Sequence[str | Path], progress: Progress, dry_run: bool
     ) -> None:
-        given_date()  # a wrong one is reported before anything that takes time, like all below
+        given_date()  # like all checks below, reports an error before anything that takes time
         self.progress, self.dry_run = progress, dry_run
         self.output, self.found = recipe.output_path, find(recipe.source)
         self.inputs = replace(recipe, source=str(self.found.folder)).inputs(reads)
@@ -217,7 +217,7 @@ class _Run:
         self.other_files = [*recipe.texts, *reads]
 
     def carry_out(self, overwrite: bool, proof_only: bool) -> GrowResult:
-        """Do all that the recipe asks for; see ``grow``."""
+        """Execute the recipe; see ``grow``."""
         recipe, source = self.recipe, self.source
         replaceable = publishing.check_output(self.output, self.inputs, overwrite)
         writing.parse_bytes(recipe.shard_size)
@@ -234,14 +234,14 @@ class _Run:
             preflight(recipe.verify, source, self.target)
         with publishing.staged(self.output, replaceable) as staging, writing.hashing() as hashes:
             publishing.check_space(staging.folder, disk_needed(self.target, self.extra))
-            import_module("torch")  # takes a second, which is not part of writing
+            import_module("torch")  # takes a second that must not count as writing
             self._write(staging.folder, hashes)
             self._prove_and_describe(staging.folder, hashes, proof_only)
             self.result["output"] = str(staging.publish(rejected=self.result["kept"] is False))
         return self.result
 
     def _plan(self) -> None:
-        """Plan all steps, from headers."""
+        """Plan all steps from headers."""
         recipe, source = self.recipe, self.source
         with shown(self.progress):
             self.prepared = plan_recipe(recipe, source)
@@ -265,9 +265,9 @@ class _Run:
         self.extra = source.opened.carried_bytes() + state
 
     def _estimated(self) -> GrowResult:
-        """The result of a dry run: the plan, and an estimate of the run."""
+        """Make the result of a dry run: the plan, and an estimate of the run."""
         proof, result, lineage = self.recipe.verify, self.result, self.lineage
-        if proof and proof != Settings():  # else there is nothing that could be refused
+        if proof and proof != Settings():  # default settings cannot be refused
             preflight(proof, self.source, self.target)
         result["dry_run"], result["plan"] = True, planned_tensors(self.source, lineage)
         headers, exact = (self.source, self.target), lineage.promise == "exact"
@@ -278,7 +278,7 @@ class _Run:
         return result
 
     def _write(self, folder: Path, hashes: writing.Hashes) -> None:
-        """Write the weights and all that belongs to them."""
+        """Write the weights, their config, carried files and the optimizer's state."""
         source, result = self.source, self.result
         started = time.perf_counter()
         with (
@@ -297,12 +297,12 @@ class _Run:
                 result["optimizer"] = self.optimizer.write(folder, law, self.progress, hashes)
 
     def _prove_and_describe(self, folder: Path, hashes: writing.Hashes, proof_only: bool) -> None:
-        """Prove what was written; write the model card and, last of all, the manifest."""
+        """Prove the written files; then write the model card and, last, the manifest."""
         source, result = self.source, self.result
         every = (file for file in folder.rglob("*") if file.is_file())
         made = {file.relative_to(folder).as_posix(): file for file in every}
         hashes.add(*made.values(), flushed=True)
-        # Not earlier: writing keeps every core and the disk busy.
+        # Hash inputs only now: writing keeps every core and the disk busy.
         hashed, texts = source.model_files, {str(file): Path(file) for file in self.other_files}
         hashes.add(*hashed.values(), *texts.values())
         result["verification"] = verdict = self._prove(folder)
@@ -320,7 +320,7 @@ class _Run:
         self.inputs.check_unchanged([*hashed.values(), *texts.values(), *copied])
 
     def _prove(self, folder: Path) -> VerifyResult | None:
-        """The verdict on the written files; None without a proof."""
+        """Prove the written files; None without a proof."""
         recipe = self.recipe
         if recipe.verify is None:
             return None
@@ -346,7 +346,7 @@ def _write_weights(
     if recipe.format != "dcp":
         writing.write_index(shards, folder)
         return
-    from growkit.engine.class_weights import class_names  # brings torch
+    from growkit.engine.class_weights import class_names  # imports torch
 
     config = family_of(target.config, recipe.output).named(target.config)
     names = {name: name for name in target.tensors} | class_names(target, dict(config))

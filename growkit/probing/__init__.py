@@ -1,1 +1,1 @@
-"""What growing is worth on one's own model: candidates are grown, trained alike and ranked."""
+"""Probes: grow candidates from a model, train them under the same conditions, and rank them."""

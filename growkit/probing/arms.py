@@ -1,4 +1,4 @@
-"""The arms of a probe: the source and what becomes of the candidates, trained on one text."""
+"""The arms of a probe: the source and the grown candidates, trained on one text."""
 
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
@@ -29,22 +29,22 @@ from growkit.probing.training import Look
 from growkit.recipe.recipe import Recipe
 
 BETAS = (0.9, 0.95)
-"""Of AdamW."""
+"""Betas of AdamW."""
 
 MOST_TEXT = 1 << 27
-"""Bytes that are read of a text."""
+"""Largest number of bytes read of a text."""
 
 MOST, FEW, FEWEST = 64, 16, 8
-"""Windows that are held out, at most, of a short training, and at least."""
+"""Numbers of held-out windows: the most, the number for a short training, and the fewest."""
 
 SHARE = 16
-"""Windows that a training takes for each that is held out: looking costs less than training."""
+"""Training windows for each held-out window, so that measuring costs less than training."""
 
 LOOKS, EARLY = 8, 4
-"""Looks at the loss: over a whole training, and up to equal compute."""
+"""Measurements of the loss: over a whole training, and up to equal compute."""
 
 NOTED = ("outcome", "reason", "promise", "parameters", "step_flops")
-"""What the journal records of a candidate that was grown."""
+"""Fields of a grown candidate in the journal."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Data:
     """Windows of a text.
 
     Attributes:
-        training: to train on, [windows, length]; they do not overlap.
-        held_out: to measure the loss on, [windows, length], from the text's last tenth.
-        sha256: of what was read of the text.
-        cut: whether that is only its beginning.
+        training: training windows, [windows, length]; they do not overlap.
+        held_out: windows for measuring the loss, [windows, length], from the text's last tenth.
+        sha256: SHA-256 of the part of the text that was read.
+        cut: whether only the beginning of the text was read.
     """
 
     training: Tensor
@@ -65,20 +65,20 @@ class Data:
 
 
 def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettings) -> Data:
-    """The windows of a text, by the tokenizer of a folder.
+    """Tokenize a text into windows.
 
-    Of a long text, documents are taken in a random order, and no more is tokenized than all seeds
-    could take together.
+    Documents are taken in a random order. A long text is tokenized only as far as all seeds
+    together need.
 
     Args:
         text: a UTF-8 file.
-        folder: with the tokenizer.
-        config: of the source, for its vocabulary and longest context.
-        settings: how much is needed.
+        folder: the folder of the tokenizer.
+        config: config of the source, with its vocabulary and longest context.
+        settings: settings that determine the number of windows.
 
     Raises:
-        InputError: the text cannot be read or is too short; there is no tokenizer, or it is that of
-            another model.
+        InputError: the text cannot be read or is too short; or the tokenizer is missing or belongs
+            to another model.
     """
     longest = longest_context(config)
     length = min(settings.length, longest) if isinstance(longest, int) else settings.length
@@ -107,14 +107,14 @@ def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettin
 
 
 def _windows(tokenizer: Any, text: str, length: int, most: int, *, spread: bool = False) -> Tensor:
-    """The windows of some documents in a row, [windows, length].
+    """Tokenize documents one after another into windows, [windows, length].
 
     Args:
-        tokenizer: of the model.
-        text: with the documents.
-        length: tokens in a window.
-        most: windows, at most.
-        spread: whether as many documents as possible have a part in them.
+        tokenizer: tokenizer of the model.
+        text: text with the documents.
+        length: tokens per window.
+        most: largest number of windows.
+        spread: whether to take a part of as many documents as possible.
     """
     parts = documents(text.encode())
     each = max(FEWEST, -(-most // max(len(parts), 1))) if spread else most
@@ -130,13 +130,13 @@ def _windows(tokenizer: Any, text: str, length: int, most: int, *, spread: bool 
 
 @dataclass(frozen=True)
 class Bench:
-    """Makes arms and trains them alike.
+    """Makes arms and trains them under the same conditions.
 
     Attributes:
-        work: where models are grown, and finished trainings are recorded.
-        data: what all learn from, and are measured on.
-        settings: how all are trained.
-        device: where.
+        work: folder of the grown models and of the journal.
+        data: windows for training and measuring.
+        settings: settings of the training.
+        device: device of the training.
     """
 
     work: Work
@@ -146,11 +146,11 @@ class Bench:
 
     @property
     def dtype(self) -> str:
-        """The torch name of the dtype that is computed in."""
+        """Torch name of the dtype of computation."""
         return self.settings.dtype or ("bfloat16" if self.device.type == "cuda" else "float32")
 
     def source(self, name: str, model: Checkpoint) -> Arm:
-        """The source as it is.
+        """Make the arm of the source.
 
         Raises:
             InputError: it cannot be trained.
@@ -161,10 +161,10 @@ class Bench:
         return arm
 
     def grown(self, candidate: Candidate, progress: Progress) -> Arm:
-        """A candidate, grown and proved unless that was done before.
+        """Make the arm of a candidate; grow and prove it unless the journal records this.
 
         Raises:
-            InputError: what was grown before was changed, or nothing can be written any more.
+            InputError: an earlier grown model was changed, or the disk cannot be written to.
         """
         arm, folder = new_arm(candidate.name, candidate), self.work.folder / candidate.folder
         line = self.work.find(grown=arm.key)
@@ -210,11 +210,11 @@ class Bench:
         arm.found.step_flops = self.settings.batch * flops
 
     def train(self, arms: Sequence[Arm], advance: Advance) -> None:
-        """Train everything with every rate and seed, unless that was done before.
+        """Train every arm with every rate and seed, except for trainings in the journal.
 
         Args:
-            arms: some may be refused in the end.
-            advance: called with the floating-point operations that are over.
+            arms: the arms; one that cannot be trained becomes ``refused``.
+            advance: called with the number of completed floating-point operations.
 
         Raises:
             InputError: the source cannot be trained.
@@ -231,10 +231,10 @@ class Bench:
                 arm.refuse(str(error))
 
     def _looks(self, share: float) -> set[int]:
-        """After which steps the loss is measured: as it learns, and around equal compute.
+        """Choose the steps after which the loss is measured: overall, and up to equal compute.
 
         Args:
-            share: of all steps in which equal compute is reached.
+            share: share of all steps at which equal compute is reached.
         """
         steps = self.settings.steps
         equal = steps * share
@@ -259,7 +259,7 @@ class Bench:
     def _run(
         self, arm: Arm, rate: float, seed: int, looks: Collection[int], advance: Advance
     ) -> list[Look]:
-        """Train an arm; it ends early where a loss is not finite."""
+        """Train an arm; stop early if a loss is not finite."""
         size, data, settings = self.settings.batch, self.data, self.settings
         family = arm.candidate.recipe.family if arm.candidate else None
         assert arm.stored is not None
@@ -286,10 +286,10 @@ class Bench:
 
 @contextmanager
 def trainable(name: str, device: torch.device) -> Iterator[None]:
-    """Errors in here mean that a model cannot be trained.
+    """Report any error in this context as a model that cannot be trained.
 
     Raises:
-        InputError: reports why, in place of any error.
+        InputError: replaces the error and gives its reason.
     """
     failure = f"{name} cannot be trained"
     try:

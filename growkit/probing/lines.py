@@ -1,7 +1,7 @@
-"""Files of JSON lines that show whether they were changed, and the folder in which a probe works.
+"""Tamper-evident files of JSON lines, and the working folder of a probe.
 
-A finished step of work is a line with a hash of itself, so that a run that was killed loses no more
-than the step it was at. Lines can be missing, as after a kill; their work is then repeated.
+Each finished step of work is a line with its own hash, so a killed run loses only its current step.
+Work without a line is repeated.
 """
 
 import hashlib
@@ -22,23 +22,23 @@ SEAL = "sha256"
 """The key of a line's hash."""
 
 MOST_BYTES = 1 << 30
-"""Bytes that are read of a file."""
+"""Largest number of bytes read of a file."""
 
 Line = dict[str, Any]
 
 
 def seal(line: Mapping[str, Any]) -> str:
-    """The hash of a line; its own hash is left out."""
+    """Hash a line without its own hash."""
     own = {key: value for key, value in line.items() if key != SEAL}
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
 def append_line(file: Path, line: Mapping[str, Any]) -> Line:
-    """Write a line after the last whole one, and wait until it is on the disk.
+    """Write a line after the last complete one, and wait until it is on the disk.
 
     Args:
-        file: which may not exist yet.
-        line: without its hash.
+        file: the file; created if it does not exist.
+        line: the line without its hash.
 
     Returns:
         The line with its hash.
@@ -55,10 +55,10 @@ def append_line(file: Path, line: Mapping[str, Any]) -> Line:
 
 
 def read_lines(file: Path, failure: str) -> list[Line]:
-    """All whole lines, with their hashes.
+    """Read all complete lines, with their hashes.
 
     Args:
-        file: which may not exist.
+        file: the file; a missing one has no lines.
         failure: the error about a line that was changed; ``{}`` is its number.
 
     Raises:
@@ -83,21 +83,21 @@ class Work:
     """A folder for grown models, with the journal of a probe.
 
     Args:
-        folder: which exists.
-        lines: of an earlier probe.
+        folder: an existing folder.
+        lines: the journal's lines of an earlier probe.
     """
 
     def __init__(self, folder: Path, lines: list[Line]) -> None:
         self.folder, self.lines = folder, lines
 
     def begin(self, plan: Mapping[str, str]) -> None:
-        """Record what is probed.
+        """Record the inputs of the probe.
 
         Args:
-            plan: everything on which the figures depend, by its name for users.
+            plan: a hash or value of every input on which the figures depend, by its name for users.
 
         Raises:
-            InputError: an earlier probe, of something else, has begun here.
+            InputError: the folder holds a probe with other inputs.
         """
         planned = [line["plan"] for line in self.lines if "plan" in line]
         if not self.lines:
@@ -111,7 +111,7 @@ class Work:
             )
 
     def find(self, **keys: Any) -> Line | None:
-        """The line with these values."""
+        """Find a line with these values."""
         return next((line for line in self.lines if keys.items() <= line.items()), None)
 
     def note(self, line: Mapping[str, Any]) -> None:
@@ -121,16 +121,16 @@ class Work:
 
 @contextmanager
 def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Work]:
-    """The folder that a probe works in: one that stays, or a temporary one.
+    """Open the working folder of a probe, permanent or temporary.
 
     Args:
-        folder: the one that stays; None for the other.
+        folder: a permanent folder; None for a temporary one.
         inputs: files that must not be overwritten.
         resume: whether to continue the probe in the folder.
 
     Raises:
-        InputError: the probe reads the folder, or it holds anything but a probe to resume, or
-            cannot be written to.
+        InputError: the probe reads the folder, the folder holds anything but a probe to resume, or
+            it cannot be written to.
     """
     if folder is None:
         if resume:
@@ -151,7 +151,7 @@ def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Wor
                     (folder / LOCK).unlink()
                     if [each.name for each in folder.iterdir()] == [JOURNAL]:  # nothing was grown
                         (folder / JOURNAL).unlink()
-                    folder.rmdir()  # which fails if there is anything left in it
+                    folder.rmdir()  # fails if anything is left in it
     except OSError as error:
         where = error.filename or folder
         raise InputError(

@@ -1,4 +1,4 @@
-"""The story of a probe: grow the candidates, train all of them alike, rank them at equal compute.
+"""A probe: grow the candidates, train them under the same conditions, rank them at equal compute.
 
 Recipes, folders and settings are checked before torch is imported.
 """
@@ -43,33 +43,33 @@ def probe(
     resume: bool = False,
     progress: Progress = Silent(),
 ) -> ProbeResult:
-    """Find out which way of growing a model is worth it, if any is.
+    """Measure whether growing a model pays, and which way pays most.
 
     Every candidate is grown and proved by its recipe, then trained with AdamW by the law of updates
-    (``growkit.training.param_groups``); the source itself is trained too. For a seed, all take the
-    same windows in the same order. They begin without an optimizer's state, warm up, and stay at
-    their rate. They are ranked by their loss on held-out text at equal compute: in floating-point
-    operations as ``growkit.probing.training.flops_of`` counts them, where the cheapest has come to
-    its end. Between two looks at the loss it is taken to follow a straight line. When a difference
-    is noise is defined in ``growkit.probing.ranking``.
+    (``growkit.training.param_groups``). The source itself is trained too. For each seed, all models
+    see the same windows in the same order. They start without an optimizer's state, warm up, and
+    keep their rate. They are ranked by their loss on held-out text at equal compute, where the
+    cheapest training ends; floating-point operations are counted by
+    ``growkit.probing.training.flops_of``. Losses between two measurements are interpolated
+    linearly. ``growkit.probing.ranking`` defines when a difference is noise.
 
     Args:
         source: model folder, or one on the Hub; see ``growkit.grow``.
-        candidates: recipes, or what ``growkit.run`` takes for one, whose source is this one or left
-            out; their output is not written.
-        text: UTF-8 text, whose last tenth is held out.
-        settings: how all are trained.
-        work: folder that keeps the grown models, and what is needed to resume after a kill; None
-            for a temporary one.
-        resume: continue the probe in ``work``; the figures are those of one that was not killed.
-        progress: where progress is shown.
+        candidates: recipes, in any form that ``growkit.run`` accepts. Their source is replaced by
+            this one; their output is not written.
+        text: UTF-8 text; its last tenth is held out.
+        settings: settings of the training.
+        work: folder for the grown models and the journal, from which a killed probe can be resumed;
+            None for a temporary one.
+        resume: continue the probe in ``work``; the figures equal those of an uninterrupted probe.
+        progress: receives the progress.
 
     Returns:
-        The order, with everything that was measured.
+        The ranking, with all measurements.
 
     Raises:
         InputError: the source, the text, a recipe or the folder cannot be used, or no candidate can
-            be trained. If some cannot, the rest are ranked.
+            be trained. If only some cannot be trained, the rest are ranked.
     """
     began = time.monotonic()
     found = find(source)
@@ -130,7 +130,7 @@ def probe(
 def _plan(
     model: Checkpoint, data: Data, chosen: Sequence[Candidate], settings: ProbeSettings, device: str
 ) -> dict[str, str]:
-    """Everything on which the figures depend, by its name for users."""
+    """Describe every input on which the figures depend, by its name for users."""
     import torch
 
     names = filter(is_of_tokenizer, model.opened.names(*TOKENIZER_FILES))

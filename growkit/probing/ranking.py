@@ -1,23 +1,23 @@
-"""From losses to an order: everything is compared after equal compute, and noise is called noise.
+"""Ranking by loss at equal compute, with a test of each difference against noise.
 
-Two trainings with a seed see the same batches and are measured on the same held-out windows, so
-their losses are compared pair by pair. The mean difference is uncertain because other orders of
-batches would give other losses (spread over seeds), and other held-out text would (spread over
-windows). With S seeds and W windows, the standard error of the mean of S · W differences is
+Two trainings with the same seed see the same batches and are measured on the same held-out windows,
+so their losses are compared pair by pair. The mean difference is uncertain in two ways: losses vary
+with the order of batches (spread over seeds) and with the held-out text (spread over windows). With
+S seeds and W windows, the standard error of the mean of S · W differences is
 
     se² = s²_seeds / S + s²_windows / W
 
-with the variances of the means of every seed, and of every window; each contains a part of the
-other, so the sum is rather too large. It has (Satterthwaite, 1946)
+with the variances of the means of every seed, and of every window. Each contains a part of the
+other, so the sum errs on the large side. It has (Satterthwaite, 1946)
 
     se⁴ / ((s²_seeds / S)² / (S - 1) + (s²_windows / W)² / (W - 1))
 
 degrees of freedom, rounded down. A difference is more than noise if the interval of Student's t
-("The probable error of a mean", 1908) around it excludes 0, and if it is more than the rounding of
-losses in float32. Of m pairs that are compared, each has an interval for 1 - 5 % / m, so that all
-hold at once in 95 % of probes (Dunn, 1961). Where several learning rates were tried, the best of
-each is compared; the interval ignores this choice. Where only means over windows are known, as in
-``benchmarks/continual``, the spread over seeds is all there is.
+("The probable error of a mean", 1908) around it excludes 0, and if it exceeds the rounding of
+losses in float32. With m compared pairs, each interval has confidence 1 - 5 % / m, so that all hold
+at once in 95 % of probes (Dunn, 1961). With several learning rates, each model is compared at its
+best rate; the interval ignores this choice. If only means over windows are known, as in
+``benchmarks/continual``, the spread over seeds alone is used.
 """
 
 import math
@@ -47,13 +47,13 @@ from growkit.results.probe import (
 from growkit.results.proof import counted
 
 FEW = 30
-"""Steps before which nothing is concluded, however soon the rate is reached."""
+"""Fewest steps for a conclusion, even after a shorter warmup."""
 
 CONFIDENCE = 0.95
-"""Of all intervals together."""
+"""Confidence of all intervals together."""
 
 ROUNDING = 1e-5
-"""Nats per token; models that compute the same in other orders may differ by a part of it."""
+"""Nats per token; larger than differences from another order of the same computation."""
 
 RULE = (
     "A difference counts as noise unless the interval of Student's t around it leaves out 0 and it "
@@ -65,11 +65,11 @@ RULE = (
 
 
 def paired_difference(differences: Sequence[Sequence[float]], pairs: int = 1) -> PairedDifference:
-    """The interval of a difference, which is unbounded with one seed and one window.
+    """Compute the confidence interval of a difference; unbounded for one seed and one window.
 
     Args:
-        differences: of the losses of every seed on every window.
-        pairs: number of differences that are looked at.
+        differences: differences of losses, [seeds][windows].
+        pairs: number of differences that are compared at once.
     """
     spreads = []
     for groups in (differences, list(zip(*differences, strict=True))):
@@ -87,11 +87,11 @@ def paired_difference(differences: Sequence[Sequence[float]], pairs: int = 1) ->
 
 
 def t_beyond(probability: float, freedom: int) -> float:
-    """The t that a variable of Student's distribution passes, up or down, with a probability.
+    """The t that a variable of Student's distribution exceeds in size with a probability.
 
     Args:
         probability: between 0 and 1.
-        freedom: degrees of freedom, from 1 upwards.
+        freedom: degrees of freedom, at least 1.
     """
     low, high = 0.0, 1.0
     while passed(high, freedom) > probability:
@@ -102,7 +102,7 @@ def t_beyond(probability: float, freedom: int) -> float:
 
 
 def passed(t: float, freedom: int) -> float:
-    """The probability that |t| is passed (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """The probability of a value beyond ±t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan2(t, math.sqrt(freedom))
     odd = freedom % 2
     term, total = 1.0, 0.0
@@ -116,13 +116,13 @@ def passed(t: float, freedom: int) -> float:
 
 @dataclass
 class Arm:
-    """The source or a candidate, with everything that was measured.
+    """The source or a candidate, with its measurements.
 
     Attributes:
-        found: its part of the result, as far as it is known; ``ranked`` is what it may become.
-        candidate: None for the source.
-        stored: its model; None if there is none that can be trained.
-        runs: its trainings, by rate and seed.
+        found: its entry in the result, filled in step by step; the outcome starts as ``ranked``.
+        candidate: the candidate; None for the source.
+        stored: the model; None if it cannot be trained.
+        runs: measurements of its trainings, by rate and seed.
     """
 
     found: ProbeCandidate
@@ -132,7 +132,7 @@ class Arm:
 
     @property
     def key(self) -> str:
-        """Its name in the journal; those of candidates begin with a number."""
+        """The arm's name in the journal; names of candidates begin with a number."""
         return self.candidate.folder if self.candidate else "source"
 
     @property
@@ -141,12 +141,12 @@ class Arm:
         return self.found.step_flops or 0
 
     def refuse(self, reason: str) -> None:
-        """It cannot be grown or trained."""
+        """Mark the arm as one that cannot be grown or trained."""
         self.found.outcome, self.found.reason, self.found.step_flops = "refused", reason, None
         self.stored, self.runs = None, {}
 
     def finite(self) -> dict[float, list[list[Look]]]:
-        """The trainings of every seed, of the rates with which all losses are finite."""
+        """The trainings of every seed, for rates with finite losses only."""
         found: dict[float, list[list[Look]]] = {}
         for (rate, _), looks in self.runs.items():
             found.setdefault(rate, []).append(looks)
@@ -155,11 +155,11 @@ class Arm:
 
 
 def new_arm(name: str, candidate: Candidate | None = None) -> Arm:
-    """An arm before it is grown.
+    """Make an arm before its growth.
 
     Args:
-        name: in the result.
-        candidate: None for the source.
+        name: name in the result.
+        candidate: the candidate; None for the source.
     """
     steps = with_paths(candidate.recipe.as_dict()["steps"], name_of) if candidate else []
     found = ProbeCandidate(
@@ -175,14 +175,14 @@ def new_arm(name: str, candidate: Candidate | None = None) -> Arm:
 
 
 def conclude(arms: Sequence[Arm], settings: ProbeSettings) -> dict[str, Any]:
-    """The order of the arms, their differences, and the warnings about both.
+    """Rank the arms, and compute their differences and the warnings about both.
 
     Args:
         arms: the source and the candidates.
-        settings: how they were trained.
+        settings: settings of the training.
 
     Returns:
-        These fields of a ``ProbeResult``.
+        The corresponding fields of a ``ProbeResult``.
     """
     ends = [arm.step_flops * runs[0][-1].step for arm in arms for runs in arm.finite().values()]
     equal = float(min(ends)) if ends else None
@@ -211,11 +211,11 @@ def _compare(arm: Arm, at: float) -> list[list[float]]:
     """Fill in the figures of an arm at equal compute, with its best rate.
 
     Args:
-        arm: with its trainings; one that was finite with no rate becomes ``diverged``.
+        arm: a trained arm; without a finite training it becomes ``diverged``.
         at: the step of equal compute.
 
     Returns:
-        The losses there, [seeds][windows]; none of one that diverged.
+        The losses at equal compute, [seeds][windows]; empty if it diverged.
     """
     candidate, finite = arm.found, arm.finite()
     for (lr, seed), looks in arm.runs.items():
@@ -241,7 +241,7 @@ def _compare(arm: Arm, at: float) -> list[list[float]]:
 
 
 def _early(candidates: Sequence[ProbeCandidate], warmup: int) -> Iterator[str]:
-    """Trainings that had hardly begun when they were compared, or had only done harm."""
+    """Warn of trainings that were too short at equal compute, or ended above their first loss."""
     least = max(FEW, 3 * warmup)
     ranked = [each for each in candidates if each.equal_step is not None]
     few = [
@@ -263,7 +263,7 @@ def _early(candidates: Sequence[ProbeCandidate], warmup: int) -> Iterator[str]:
 
 
 def _at_an_end(candidates: Sequence[ProbeCandidate], rates: Sequence[float]) -> Iterator[str]:
-    """Rates that might have been better had they been tried."""
+    """Warn of best rates at an end of the tried range."""
     ends = ("smallest", min(rates)), ("largest", max(rates))
     for word, end in ends if len(rates) > 1 else ():
         names = [each.name for each in candidates if each.lr == end]
@@ -272,10 +272,10 @@ def _at_an_end(candidates: Sequence[ProbeCandidate], rates: Sequence[float]) -> 
 
 
 def differences_of(losses: Mapping[str, list[list[float]]]) -> list[ProbeDifference]:
-    """All pairs.
+    """Compute the differences of all pairs.
 
     Args:
-        losses: of each by its name, [seeds][windows], the same windows for all.
+        losses: losses by name of the model, [seeds][windows], with the same windows for all.
     """
     pairs = list(combinations(sorted(losses, key=lambda name: _mean(losses[name])), 2))
     found = []
@@ -288,7 +288,7 @@ def differences_of(losses: Mapping[str, list[list[float]]]) -> list[ProbeDiffere
 
 
 def _losses_at(looks: Sequence[Look], step: float) -> list[float]:
-    """The losses of all windows after some steps, in a straight line between two looks."""
+    """Interpolate the losses of all windows linearly between two measurements."""
     steps = [look.step for look in looks]
     windows = zip(*(look.losses for look in looks), strict=True)
     return [float(np.interp(step, steps, losses)) for losses in windows]

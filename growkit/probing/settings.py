@@ -1,4 +1,4 @@
-"""What a probe is asked for: how it trains, and the recipes that it tries."""
+"""Inputs of a probe: the settings of its training, and its candidates."""
 
 import re
 from collections.abc import Sequence
@@ -16,33 +16,36 @@ from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.sources import Source
 
 COMPUTED = ("float32", "bfloat16")
-"""Dtypes that a training computes in; weights and moments are float32."""
+"""Dtypes of computation in a training; weights and moments are float32."""
 
 MOST_TOKENS, MOST_RATES, MOST_CANDIDATES = 1 << 24, 20, 50
-"""Limits: of the tokens of a step, of learning rates, and of recipes."""
+"""Largest numbers of tokens per step, of learning rates, and of recipes."""
 
 LARGEST = 1e15
-"""Rate or decay, so that updates stay within float32."""
+"""Largest rate or decay, so that updates stay within float32."""
 
 NOWHERE = "grown"
-"""The source and the output of a recipe that has none; a probe replaces both."""
+"""Placeholder for the missing source or output of a recipe; a probe replaces both."""
 
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How every candidate and the source are trained.
+    """Settings of the training of every candidate and of the source.
 
     Attributes:
-        steps: of AdamW that each takes.
-        seeds: trainings of each, on as many orders of the same windows, the same for all.
-        lr: learning rates of the source; every candidate gets the best of them, and its own
-            follow from each by the law of updates.
-        weight_decay: of all but norms and biases, as transformers' Trainer has it.
-        warmup: steps until the rate is reached. Then it stays, so that a training is one of its
-            length wherever it is cut.
-        batch: windows in a step.
-        length: tokens in a window, at most as many as the source takes.
-        dtype: ``float32``, or ``bfloat16`` by autocast; None for bfloat16 on a GPU alone.
+        steps: number of AdamW steps of each training.
+        seeds: number of trainings of each model; each seed has its own order of the windows, the
+            same for all models.
+        lr: learning rates of the source. A candidate's rates follow from each by the law of
+            updates; every model is ranked at its best rate.
+        weight_decay: weight decay of all parameters but norms and biases, as in transformers'
+            Trainer.
+        warmup: number of warmup steps. The rate is constant afterwards, so a training that is cut
+            short equals a shorter training.
+        batch: windows per step.
+        length: tokens per window, at most the source's longest context.
+        dtype: ``float32``, or ``bfloat16`` by autocast; None for bfloat16 on a GPU and float32
+            elsewhere.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
     """
 
@@ -83,13 +86,13 @@ class ProbeSettings:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A recipe that is tried.
+    """A recipe to try.
 
     Attributes:
-        name: in the result, no two alike.
-        folder: name of the folder that it is grown in.
-        recipe: how it is grown; its output is not written, and no optimizer's state is grown.
-        file: of the recipe; None if it was given as an object.
+        name: unique name in the result.
+        folder: name of the folder for the grown model.
+        recipe: the recipe; its output is not written, and no optimizer's state is grown.
+        file: file of the recipe; None if it was given as an object.
     """
 
     name: str
@@ -101,15 +104,15 @@ class Candidate:
 def candidates_of(
     given: Sequence[Recipe | str | Path] | Recipe | str | Path, source: str, found: Source
 ) -> list[Candidate]:
-    """The candidates; the source of every recipe is replaced.
+    """Read the candidates; the source of every recipe is replaced.
 
     Args:
-        given: recipes, or what ``growkit.run`` takes for one.
-        source: as it was given.
-        found: where that is.
+        given: recipes, in any form that ``growkit.run`` accepts.
+        source: the source as given by the user.
+        found: the resolved source.
 
     Raises:
-        InputError: there are none, or one cannot be read.
+        InputError: there are none or too many, or one cannot be read.
     """
     given = [given] if isinstance(given, Recipe | str | Path) else given
     if not 1 <= len(given) <= MOST_CANDIDATES:
@@ -132,7 +135,7 @@ def candidates_of(
 
 
 def _read(file: Path) -> Recipe:
-    """A recipe, with its file in every error, as there are several."""
+    """Read a recipe, and name its file in every error."""
     try:
         recipe = load_recipe(file, otherwise={"source": NOWHERE, "output": NOWHERE})
         for text in recipe.texts:

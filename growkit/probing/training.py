@@ -1,7 +1,7 @@
-"""The training harness: steps of a model, with every loss that is measured on the way.
+"""The training harness: training steps with measurements of the loss.
 
-A probe and the experiments in ``benchmarks/continual`` train with it; they differ in their arms,
-rates and measures.
+A probe and the experiments in ``benchmarks/continual`` share it; they differ in their arms, rates
+and measurements.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -27,9 +27,9 @@ class Look:
     """A measurement.
 
     Attributes:
-        step: number of steps before it.
-        losses: what was measured: in a probe, nats per token of every held-out window. None where
-            a loss is not finite.
+        step: number of steps before the measurement.
+        losses: the measured losses: in a probe, nats per token of every held-out window. None if a
+            loss is not finite.
     """
 
     step: int
@@ -47,17 +47,17 @@ def train(
     dtype: str = "float32",
     advance: Advance = nothing,
 ) -> list[Look]:
-    """Take some steps of a training, up to a loss that is not finite.
+    """Train for some steps; stop at a loss that is not finite.
 
     Args:
-        model: in float32, on its device.
-        optimizer: whose groups have their full rates.
+        model: the model in float32, on its device.
+        optimizer: the optimizer, with full rates in its groups.
         steps: numbers of the steps.
-        looks: numbers of steps after which the loss is measured; with 0, also before the first.
-        factor: of all rates in a step.
-        batch: the windows of a step, [size, length]; called once, just before the step.
-        measure: returns None where a loss is not finite, which ends the run.
-        dtype: torch name of the dtype that is computed in.
+        looks: numbers of steps after which the loss is measured; 0 measures before the first.
+        factor: maps a step to the factor of all rates.
+        batch: maps a step to its windows, [size, length]; called once, just before the step.
+        measure: measures the losses; returns None, which ends the run, if one is not finite.
+        dtype: torch name of the dtype of computation.
         advance: called with 1 after every step.
 
     Returns:
@@ -90,17 +90,17 @@ def train(
 
 
 def warmed(step: int, warmup: int) -> float:
-    """The factor of all rates in a step, counted from 0: a straight line, and then 1.
+    """The warmup factor of all rates: it rises linearly to 1 and stays there.
 
     Args:
-        step: number of the step.
-        warmup: steps until the rate is reached.
+        step: number of the step, from 0.
+        warmup: number of warmup steps.
     """
     return min(1.0, (step + 1) / warmup) if warmup else 1.0
 
 
 def _step(model: Any, optimizer: torch.optim.Optimizer, windows: Tensor, dtype: str) -> bool:
-    """Take a step, unless its loss is not finite; whether it was taken."""
+    """Take a step if its loss is finite; return whether it was taken."""
     ids = windows.to(model.device)
     model.train()
     with computing(model.device, dtype):
@@ -114,15 +114,15 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, windows: Tensor, dtype: 
 
 
 def batch_of(windows: Tensor, seed: int, first: int, count: int) -> Tensor:
-    """Windows to train on, [count, length], which depend on the seed and their numbers alone.
+    """Select training windows, [count, length], by the seed and their numbers alone.
 
     Every window is taken once before any is taken twice.
 
     Args:
-        windows: all of a text, [windows, length].
-        seed: of their order.
-        first: number of the first one, counted from the beginning of a training.
-        count: how many.
+        windows: all windows of a text, [windows, length].
+        seed: seed of their order.
+        first: number of the first window, counted from the start of the training.
+        count: number of windows.
     """
     every = len(windows)
     numbers = range(first, first + count)
@@ -136,13 +136,13 @@ def _order(seed: int, turn: int, count: int) -> Tensor:
 
 
 def window_losses(model: Any, windows: Tensor, size: int, dtype: str) -> list[float] | None:
-    """The loss of every window in nats per token; None if one is not finite.
+    """Measure the loss of every window in nats per token; None if one is not finite.
 
     Args:
-        model: as it trains.
+        model: the model in training.
         windows: [windows, length].
-        size: how many are computed at once.
-        dtype: torch name of the dtype that is computed in.
+        size: number of windows per forward pass.
+        dtype: torch name of the dtype of computation.
     """
     losses: list[float] = []
     for part in windows.split(size):
@@ -155,7 +155,7 @@ def window_losses(model: Any, windows: Tensor, size: int, dtype: str) -> list[fl
 
 
 def computing(device: torch.device, dtype: str) -> Any:
-    """Let forward passes compute in a dtype."""
+    """A context in which forward passes compute in a dtype."""
     if dtype == "float32":
         return nullcontext()
     return torch.autocast(device.type, getattr(torch, dtype))
@@ -163,7 +163,7 @@ def computing(device: torch.device, dtype: str) -> Any:
 
 @contextmanager
 def isolated(device: torch.device, seed: int) -> Iterator[None]:
-    """Random numbers depend on the seed, and those of the caller are not touched."""
+    """A context with random numbers from the seed; the caller's generators are unaffected."""
     with (
         reproducible(device),
         torch.random.fork_rng([] if device.type == "cpu" else [device]),
@@ -175,12 +175,12 @@ def isolated(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def flops_of(stored: Path | Checkpoint, window: Tensor, device: torch.device) -> int:
-    """Floating-point operations of training on a window, [tokens], as torch counts them."""
+    """Count the floating-point operations of training on a window, [tokens], with torch."""
     model: Any = load_model(stored, torch.float32, device, None)  # as it is trained
     if model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # products of groups are not counted
     ids = window[None].to(device)
-    # Fused attention is not counted on every device, and its kernels by other rules.
+    # Fused attention is not counted on every device, and its kernels are counted differently.
     math = sdpa_kernel(SDPBackend.MATH)
     with quiet(), math, FlopCounterMode(display=False) as counter:
         model(ids, labels=ids, use_cache=False).loss.backward()

@@ -1,1 +1,1 @@
-"""Recipes: what to do to a checkpoint, as Python objects or as strict YAML."""
+"""Recipes: operations on a checkpoint, as Python objects or as strict YAML."""

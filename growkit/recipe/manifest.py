@@ -1,7 +1,7 @@
-"""Manifests: how a folder was made, as growkit writes it, reads it and checks it.
+"""Manifests: records of how a folder was made, with functions to write, read and check them.
 
-A manifest that growkit finds is not trusted. Its recipe is planned again, to know what the weights
-must be; nothing else in it is believed.
+An existing manifest is not trusted. Its recipe is planned again to derive the expected weights;
+nothing else in it is used as evidence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,11 +37,11 @@ def manifest_of(
     source_files: Mapping[str, str],
     other_files: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The manifest of a new model, fit to be published: it holds no path.
+    """Make the manifest of a new model; it holds no path, so it can be published.
 
     Args:
-        recipe: how it was made.
-        result: what was done.
+        recipe: the recipe of the model.
+        result: the result of the run.
         source_files: the SHA-256 of each file of the source, by its path in the source.
         other_files: the SHA-256 of each other file that was read, by its path.
     """
@@ -70,10 +70,10 @@ def manifest_of(
 
 
 def read_record(target: Checkpoint) -> Recipe | None:
-    """The recipe in the manifest of a folder; None if there is no manifest.
+    """Read the recipe in the manifest of a folder; None if there is no manifest.
 
     Raises:
-        InputError: it is damaged, or has no recipe.
+        InputError: the manifest is damaged, or has no recipe.
     """
     if not target.opened.has(MANIFEST):
         return None
@@ -86,7 +86,7 @@ def read_record(target: Checkpoint) -> Recipe | None:
 
 
 def changed_since(target: Checkpoint, names: Sequence[str]) -> list[str]:
-    """Those of some files of a folder that differ from its manifest; none without a manifest."""
+    """List files of a folder that differ from its manifest; empty without a manifest."""
     if not target.opened.has(MANIFEST):
         return []
     recorded = target.opened.json(MANIFEST).get("files")
@@ -102,14 +102,14 @@ def changed_since(target: Checkpoint, names: Sequence[str]) -> list[str]:
 def check(folder: str | Path, *, progress: Progress = Silent()) -> CheckResult:
     """Compare a folder with its manifest: the size and SHA-256 of every file.
 
-    It needs nothing but the folder, so it works on another machine and on a copy.
+    Only the folder is needed, so the check works on another machine and on a copy.
 
     Args:
         folder: an output of growkit.
-        progress: where progress is shown.
+        progress: receives the progress.
 
     Returns:
-        Whether the folder is whole, and otherwise every difference.
+        Whether the folder is whole, with every difference.
 
     Raises:
         InputError: there is no folder, or its manifest cannot be used.
@@ -151,7 +151,7 @@ def check(folder: str | Path, *, progress: Progress = Silent()) -> CheckResult:
 
 
 def _recorded(manifest: Mapping[str, Any], file: Path) -> dict[str, tuple[int, str]]:
-    """The size and SHA-256 of every file, from a manifest."""
+    """Read the size and SHA-256 of every file from a manifest."""
     files = manifest.get("files")
     if not isinstance(files, dict):
         raise InputError(f"{file} does not list the files of its folder; copy it again")
@@ -170,7 +170,7 @@ def _recorded(manifest: Mapping[str, Any], file: Path) -> dict[str, tuple[int, s
 def _differences(
     folder: Folder, name: str, count: int, digest: str, advance: Advance
 ) -> list[Difference]:
-    """How a file differs from its record; empty if it does not."""
+    """Compare a file with its record; empty if they agree."""
     found = Difference(file=name, what="changed")
     try:
         file = folder.require(name)

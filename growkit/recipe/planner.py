@@ -1,4 +1,4 @@
-"""The plan of a recipe: everything that is to be done, from the headers of its source."""
+"""Planning of a recipe from the headers of its source."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from growkit.results.operation import ConfigChange, GrowResult, PlannedTensor, R
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a recipe will make of a source.
+    """The plan of a recipe for a source.
 
     Attributes:
-        lineage: from the source in the dtype of the output to the output as it will be.
-        steps: the steps, with the options that planning settled.
-        ranks: every rank that was tried, where one was searched for.
-        warnings: for users of the output.
+        lineage: the plans from the source, in the dtype of the output, to the output.
+        steps: the steps, with the options that planning determined.
+        ranks: every rank that was tried, if one was searched for.
+        warnings: warnings for users of the output.
         eager_experts: whether transformers refuses to multiply with all experts at once.
     """
 
@@ -38,7 +38,7 @@ class Prepared:
 
     @property
     def kl_by_rank(self) -> Mapping[int, float]:
-        """Cost of every rank that was tried, in nats per token."""
+        """The cost of every rank that was tried, in nats per token."""
         costs = ((each["rank"], each["kl_nats_per_token"]) for each in self.ranks)
         return {rank: cost for rank, cost in costs if cost is not None}
 
@@ -91,7 +91,7 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
 
 
 def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
-    """Plans whose last config writes out what the source's class assumes, for another class."""
+    """Write the defaults of the source's class into the last config if the class changes."""
     if not plans:
         return plans
     *others, last = plans
@@ -100,7 +100,7 @@ def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
 
 
 def _ragged_experts(grown: Weights) -> str:
-    """The warning of experts that transformers' grouped products refuse; empty without any."""
+    """Warn of experts that transformers' grouped products refuse; empty if there are none."""
     family = stored_family(grown)
     for each in family.members(grown.config) if family.experts else ():
         first, *others = each.pattern.dimensions
@@ -120,7 +120,7 @@ def change(step: Step, source: Weights, seed: int) -> Change:
     """Plan one step; a family that cannot hold the outcome is read as a DIFF Transformer.
 
     Raises:
-        InputError: it cannot be done.
+        InputError: the step is not possible.
     """
     family = stored_family(source)
     options = complete(step.operation, step.options)
@@ -133,7 +133,7 @@ def change(step: Step, source: Weights, seed: int) -> Change:
 
 
 def describe(recipe: Recipe, source: Weights, prepared: Prepared) -> GrowResult:
-    """The result, as far as the plan determines it."""
+    """Make the part of the result that the plan determines."""
     lineage = prepared.lineage
     grown, plans = lineage.target, lineage.plans
     family = family_of(grown.config, recipe.output)
@@ -161,7 +161,7 @@ def describe(recipe: Recipe, source: Weights, prepared: Prepared) -> GrowResult:
 
 
 def config_changes(before: Config, after: Config) -> list[ConfigChange]:
-    """The keys of a config that change, with both values as JSON."""
+    """List the changed keys of a config, with both values as JSON."""
     old, new = (
         {key: json.dumps(value, ensure_ascii=False) for key, value in config.items()}
         for config in (before, after)
@@ -174,7 +174,7 @@ def config_changes(before: Config, after: Config) -> list[ConfigChange]:
 
 
 def planned_tensors(source: Weights, lineage: Lineage) -> list[PlannedTensor]:
-    """Every tensor of the output, traced back through all steps to the files."""
+    """List every tensor of the output, traced back through all steps to the source's files."""
     lines = []
     for rule in lineage.plans[-1].rules:
         steps = lineage.steps(rule.target)

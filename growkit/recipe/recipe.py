@@ -1,4 +1,4 @@
-"""Recipes: source, steps, output and the settings of the proof; and as strict YAML.
+"""Recipes: source, steps, output and the settings of the proof, also as strict YAML.
 
 ::
 
@@ -41,11 +41,11 @@ DEFAULT_METHOD = "hypercloning"
 
 @dataclass(frozen=True, init=False)
 class Step:
-    """One operation.
+    """One operation with its options.
 
     Attributes:
-        name: of the operation.
-        options: values of some of its options; the rest have defaults.
+        name: name of the operation.
+        options: values of options; the others have their defaults.
     """
 
     verb: ClassVar[str]
@@ -58,7 +58,7 @@ class Step:
         """Make a step; options may also be given as keywords, and None leaves one out.
 
         Raises:
-            InputError: there is no such operation, option or value; lists those there are.
+            InputError: there is no such operation, option or value; the message lists valid ones.
         """
         given = {
             key: value for key, value in {**(options or {}), **more}.items() if value is not None
@@ -72,7 +72,7 @@ class Step:
         return operation_of(self.verb, self.name)
 
     def as_dict(self) -> dict[str, Any]:
-        """The step as YAML holds it."""
+        """Convert the step to plain YAML data."""
         return {self.verb: self.name, **self.options}
 
 
@@ -94,29 +94,29 @@ STEPS: dict[str, type[Step]] = {step.verb: step for step in (GrowStep, ConvertSt
 DEFAULT_SHARD_SIZE = "5GB"
 
 FORMATS = ("safetensors", "dcp")
-"""Formats of the files with the weights; the first is the default."""
+"""Formats of the weight files; the first is the default."""
 
 MOST_STEPS = 100
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that ``growkit run`` needs.
+    """The complete description of a run.
 
     Attributes:
-        source: model folder, or a model on the Hub (``growkit.sources``). A ``Path`` becomes
-            its name, also that of the output or of the optimizer's state.
-        steps: in order; they run as one pass over the files.
+        source: model folder, or a model on the Hub (``growkit.sources``). A ``Path`` is converted
+            to a string, here as in output and optimizer.
+        steps: steps in order; they run in one pass over the files.
         output: folder to make.
-        verify: what the proof compares; None for no proof.
-        seed: of the random splits.
+        verify: settings of the proof; None for no proof.
+        seed: seed of the random splits.
         dtype: torch name of the dtype of the output; None for the source's.
         shard_size: upper limit of one output file, e.g. ``5GB``.
         base_model: name of the source in the model card, ``ORG/NAME`` on the Hub; None for none.
-        family: describes the source's family (``growkit.families.described``); None for one that
-            growkit knows.
+        family: description of the source's family (``growkit.families.described``); None for a
+            family that growkit knows.
         optimizer: the state of the source's optimizer, a file or folder; None for none.
-        format: of the files with the weights: ``safetensors``, or ``dcp`` for those of
+        format: format of the weight files: ``safetensors``, or ``dcp`` for
             torch.distributed.checkpoint.
     """
 
@@ -177,35 +177,35 @@ class Recipe:
 
     @property
     def texts(self) -> list[str]:
-        """The texts that the recipe reads."""
+        """The text files that the recipe reads."""
         calibrations = [step.options.get("calibration") for step in self.steps]
         proof = self.verify.text if self.verify else None
         return [str(text) for text in (*calibrations, proof) if text is not None]
 
     @property
     def output_path(self) -> Path:
-        """Where the output goes, absolute, so that it is found when OUT itself is moved.
+        """The output path, absolute so that it stays valid when OUT itself is moved.
 
         Raises:
-            InputError: it is an address, where nothing can be written.
+            InputError: the output is a Hub address, which cannot be written to.
         """
         output = Path(self.output)
         if STORE.fullmatch(self.output.lower()) and not os.path.lexists(output.parts[0]):
             raise InputError(
                 f"{address_in(self.output)} is an address; name a folder, and upload that"
             )
-        if ".." in output.parts:  # which leads elsewhere behind a link
+        if ".." in output.parts:  # after a link, ".." leads to the link's target
             output = Path(os.path.realpath(output.parent)) / output.name
         return Path(os.path.abspath(output))
 
     def inputs(self, reads: Sequence[str | Path] = ()) -> Inputs:
-        """Everything that the recipe reads.
+        """List the files that the recipe reads.
 
         Args:
-            reads: more files, such as the recipe's own.
+            reads: additional files, such as the recipe itself.
 
         Raises:
-            InputError: there is no optimizer's state of this name.
+            InputError: the optimizer's state does not exist.
         """
         paths: list[str | Path] = [self.source, *self.texts, *reads]
         states: list[Path] = []
@@ -217,12 +217,12 @@ class Recipe:
                     "check its name"
                 )
             formats: Any = members("growkit.optimizer.formats", "FORMAT").values()
-            # Any other folder, which may be the whole system, is refused and not listed.
+            # Any other folder is refused later. It is not listed, since it may be very large.
             (states if any(each.holds(path) for each in formats) else paths).append(path)
         return Inputs(paths, states)
 
     def as_dict(self) -> dict[str, Any]:
-        """The recipe as YAML holds it."""
+        """Convert the recipe to plain YAML data."""
         verify = self.verify and {k: v for k, v in vars(self.verify).items() if v is not None}
         recipe = vars(self) | {
             "steps": [step.as_dict() for step in self.steps],
@@ -235,7 +235,7 @@ class Recipe:
 NEEDED = ("source", "steps", "output")
 
 READ = ("source", "optimizer", "calibration", "text")
-"""Keys of paths that a recipe reads, also in its steps and in ``verify``."""
+"""Keys of paths that a recipe reads, including those in its steps and in ``verify``."""
 
 PATHS = (*READ, "output")
 
@@ -246,16 +246,16 @@ KINDS = {"str": str, "int": int, "float": float, "bool": bool}
 def shipped_recipes() -> dict[str, Path]:
     """The recipes that ship with growkit, by name."""
     package = Path(__file__).parent.parent
-    # An installed package holds them, a checkout has them next to the package.
+    # An installed package contains the recipes; in a checkout they are next to the package.
     folder = package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
 def shipped_recipe(name: str) -> Path:
-    """The file of a shipped recipe.
+    """Find the file of a shipped recipe.
 
     Raises:
-        InputError: there is none of this name; names the nearest.
+        InputError: there is no recipe of this name; the message suggests the nearest.
     """
     known = shipped_recipes()
     if name not in known:
@@ -264,14 +264,14 @@ def shipped_recipe(name: str) -> Path:
 
 
 def recipe_file(name: Path) -> Path:
-    """The file of a recipe.
+    """Find the file of a recipe.
 
     Args:
-        name: a file, or the folder of a model, for its manifest; or, where there is no file of that
-            name, the name of a recipe that ships with growkit.
+        name: a file; the folder of a model, for its manifest; or, if there is no such file, the
+            name of a recipe that ships with growkit.
 
     Raises:
-        InputError: it is none of these; suggests what was meant.
+        InputError: the name is none of these; the message suggests the nearest.
     """
     if os.path.isdir(name):
         if os.path.lexists(name / MANIFEST):
@@ -298,14 +298,13 @@ def load_recipe(
     """Read a recipe.
 
     Args:
-        file: YAML, or the manifest of a model, whose recipe makes it again; or anything else by
-            which ``recipe_file`` finds one.
+        file: a YAML file, the manifest of a model, or any other name that ``recipe_file`` accepts.
         source: replaces the recipe's source.
         output: replaces the recipe's output.
-        otherwise: source or output of a recipe that has none.
+        otherwise: default source or output of a recipe that has none.
 
     Raises:
-        InputError: names the key that is unknown, missing or of the wrong kind.
+        InputError: a key is unknown, missing or of the wrong type; the message names it.
     """
     file = recipe_file(Path(file))
     content = _manifest(file) if file.suffix == ".json" else read_yaml(file, "recipe")
@@ -319,10 +318,10 @@ def load_recipe(
 
 
 def _manifest(file: Path) -> Any:
-    """The recipe in a manifest, or in JSON that is a recipe itself.
+    """Read the recipe in a manifest, or in JSON that is a recipe itself.
 
-    A manifest names files without their folders: those that are not in the current folder are
-    looked for next to the model. Its output is the model itself.
+    A manifest names files without their folders. Files that are not in the current folder are
+    searched for next to the model. The output is the model itself.
     """
     recipe: Any = Folder(file.parent).json(file.name)
     if "growkit" not in recipe:
@@ -344,12 +343,12 @@ def _manifest(file: Path) -> Any:
 
 
 def with_paths(content: Any, change: Callable[[str], str], keys: Collection[str] = PATHS) -> Any:
-    """A recipe as YAML holds it, with other paths of files and folders.
+    """Replace the paths in a recipe's YAML data.
 
     Args:
         content: the recipe, or a part of it.
-        change: from a path to another.
-        keys: of the paths that change.
+        change: maps a path to its replacement.
+        keys: keys of the paths to replace.
     """
     if isinstance(content, list):
         return [with_paths(each, change, keys) for each in content]
@@ -365,7 +364,7 @@ def with_paths(content: Any, change: Callable[[str], str], keys: Collection[str]
 
 
 def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
-    """Turn the contents of a recipe file into a recipe; see ``load_recipe``."""
+    """Parse the contents of a recipe file; see ``load_recipe``."""
     chosen = _fields(Recipe, content, where)
     for key in NEEDED:
         if not content.get(key):
@@ -408,7 +407,7 @@ def _parse_verify(content: Any, where: str) -> Settings | None:
 def _fields(
     kind: type[Recipe | Settings], content: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    """Values of fields, each of the type that the class declares."""
+    """Check the values of fields against the types that the class declares."""
     types = {each.name: str(each.type).removesuffix(" | None") for each in fields(kind)}
     check_kind(content, {name: KINDS.get(type_, object) for name, type_ in types.items()}, where)
     return dict(content)
