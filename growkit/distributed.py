@@ -1,7 +1,7 @@
-"""Growing while a model loads: every process makes its own part, and nothing is written.
+"""Growing while a model loads: every process computes its own part, and nothing is written.
 
-Any part of what a recipe makes can be computed without the rest: for ``from_pretrained``, or for
-torch.distributed.checkpoint, which asks for parts of tensors.
+Any part of a recipe's target can be computed without the rest, for ``from_pretrained`` or for
+torch.distributed.checkpoint, which requests parts of tensors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class _Last:
-    """The last tensor that was computed as a whole, for its parts are asked for one by one."""
+    """Cache of the last tensor computed as a whole, since its parts are read one by one."""
 
     def __init__(self) -> None:
         self._entry: tuple[Weights, str] | None = None
@@ -69,12 +69,12 @@ class _Last:
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor that is made when it is indexed, as safetensors' slices are read.
+    """A tensor that is computed when it is indexed, with the interface of safetensors' slices.
 
     Attributes:
-        weights: make it.
-        name: its name among these.
-        last: keeps it for a while, if it can only be made as a whole.
+        weights: the weights that compute it.
+        name: name of the tensor in ``weights``.
+        last: cache for tensors that can only be computed as a whole.
     """
 
     weights: Weights
@@ -103,10 +103,10 @@ class Entry:
         return made
 
     def fill(self, into: Tensor, where: list[slice]) -> None:
-        """Write a part into a tensor of its shape, of this dtype or a wider one.
+        """Write a part into a tensor of the part's shape, of the same dtype or a wider one.
 
         Raises:
-            InputError: what it is made from cannot be read.
+            InputError: the source cannot be read.
         """
         cuts = self.weights.cuts(self.name)
         if not cuts:
@@ -119,29 +119,30 @@ class Entry:
 
 
 def entries_of(weights: Weights, last: _Last) -> dict[str, Entry]:
-    """All tensors, by their own names."""
+    """Entries for all tensors, by name."""
     return {name: Entry(weights, name, last) for name in weights.tensors}
 
 
 class Grown:
-    """What a recipe makes of its source, computed when it is read.
+    """The target of a recipe, computed when it is read.
 
-    The source is opened as ``growkit.run`` opens it, and the same plan is made.
+    The source is opened and planned as in ``growkit.run``.
 
     Args:
-        recipe: see ``growkit.run``; of a model's manifest the source must be the recorded one.
+        recipe: see ``growkit.run``; a model's manifest requires the recorded source.
         source: replaces the recipe's source.
-        together: whether all processes that torchrun has started make it; see ``check_recorded``.
+        together: whether all processes that torchrun has started take part; see
+            ``check_recorded``.
 
     Attributes:
-        recipe: what is done.
-        source: the checkpoint.
-        lineage: from the source to the target.
+        recipe: the recipe.
+        source: the source checkpoint.
+        lineage: the operations from the source to the target.
         entries: every tensor of the target's files.
 
     Raises:
-        InputError: the recipe or the source cannot be used, or what it makes has to be written
-            first, since its last bits depend on the machine.
+        InputError: the recipe or the source cannot be used, or the target has to be written first,
+            since its last bits depend on the machine.
     """
 
     def __init__(
@@ -179,20 +180,20 @@ class Grown:
 
     @property
     def target(self) -> Weights:
-        """What is made."""
+        """The weights of the target."""
         return self.lineage.target
 
     @property
     def whole(self) -> list[str]:
-        """Tensors that every process computes as a whole, to take its part of them."""
+        """Tensors that every process computes as a whole before it takes its part."""
         return [name for name, entry in self.entries.items() if not entry.weights.cuts(entry.name)]
 
     @cached_property
     def by_class(self) -> dict[str, Entry]:
-        """Every parameter and persistent buffer that the model's class makes of the files.
+        """Every parameter and persistent buffer of the model's class, by name.
 
         Raises:
-            InputError: transformers has no class for the model, or it does not fit.
+            InputError: transformers has no class for the model, or the class does not fit.
         """
         from growkit.engine.class_weights import planned_parameters
 
@@ -206,10 +207,10 @@ class Grown:
 
     @cached_property
     def optimizer(self) -> GrownState | None:
-        """The state of the grown optimizer; None if the recipe takes none along.
+        """The state of the grown optimizer; None if the recipe has no optimizer.
 
         Raises:
-            InputError: it cannot be read, or is of another model.
+            InputError: the state cannot be read, or belongs to another model.
         """
         if self.recipe.optimizer is None:
             return None
@@ -232,25 +233,25 @@ def load(
     distributed_config: Any = None,
     **options: Any,
 ) -> Any:
-    """The model that a recipe makes, loaded with transformers without being written.
+    """Load the target of a recipe with transformers, without writing it.
 
-    What it computes with is, bit for bit, what ``from_pretrained`` would load of the folder that
-    ``growkit.run`` writes. Every process reads of the source what its own part is made from.
+    Its weights equal, bit for bit, those that ``from_pretrained`` would load from the folder that
+    ``growkit.run`` writes. Every process reads only the parts of the source that it needs.
 
     Args:
-        recipe: see ``growkit.run``. Of a model's manifest the source must be the recorded one, so
-            that its proof is a proof of what is loaded; its weights need not be there.
+        recipe: see ``growkit.run``. A model's manifest requires the recorded source, so that its
+            proof covers the loaded model; the weights of that model need not be present.
         source: replaces the recipe's source.
-        distributed_config: transformers' ``DistributedConfig``, by which the model is spread over
-            processes; None for all of it in this one.
-        **options: further ones of ``from_pretrained``, e.g. ``dtype`` or ``device_map``.
+        distributed_config: transformers' ``DistributedConfig``, which distributes the model over
+            processes; None to load all of it in this process.
+        **options: further options of ``from_pretrained``, e.g. ``dtype`` or ``device_map``.
 
     Returns:
         The model.
 
     Raises:
         InputError: the recipe or the source cannot be used, transformers has no causal language
-            model for what is made, or the model has to be written first.
+            model for the target, or the target has to be written first.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -272,13 +273,13 @@ def load(
 
 
 def check_recorded(manifest: Path, source: Checkpoint, *, together: bool = False) -> None:
-    """Compare a source with the manifest of what was made of it.
+    """Compare a source with the manifest of its target.
 
     Args:
-        manifest: the file.
-        source: what is read.
-        together: whether all processes that torchrun has started do this. Those on one machine,
-            which read the same files, then share these.
+        manifest: the manifest file.
+        source: the checkpoint to compare.
+        together: whether all processes that torchrun has started call this; the processes of one
+            machine, which read the same files, then share the work.
 
     Raises:
         InputError: a file is not the recorded one, the model broke its promise, or the manifest was
@@ -316,7 +317,7 @@ def check_recorded(manifest: Path, source: Checkpoint, *, together: bool = False
 
 
 def _shared(names: list[str]) -> Iterable[str]:
-    """Those of this process among the ones that torchrun has started on this machine."""
+    """The names assigned to this process, of those that torchrun has started on this machine."""
     rank, size = (os.environ.get(f"LOCAL_{name}", "") for name in ("RANK", "WORLD_SIZE"))
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
         return names
@@ -324,20 +325,20 @@ def _shared(names: list[str]) -> Iterable[str]:
 
 
 class GrownStorageReader(HuggingFaceStorageReader):
-    """Reads what a recipe makes, as if it had been written; every process makes its own parts.
+    """Reads the target of a recipe as if it were written; every process computes its own parts.
 
-    Tensors are known by their names in the files, as in the reader of torch, and by those that the
-    class of transformers has for its parameters. If the recipe takes an optimizer along, its flat
-    state is there as well: ``optimizer.state.NAME.exp_avg``, ``optimizer.param_groups.NAME.lr``.
+    Tensors have their names in the files, as in torch's reader, and also the names of the
+    parameters of the transformers class. If the recipe has an optimizer, its flat state comes too:
+    ``optimizer.state.NAME.exp_avg``, ``optimizer.param_groups.NAME.lr``.
 
     Args:
         recipe: see ``growkit.run``.
         source: replaces the recipe's source; see ``growkit.load``.
-        model: what the names of the model's tensors are under in the state that is loaded.
-        optimizer: what those of the optimizer are under.
+        model: prefix of the model's tensor names in the loaded state.
+        optimizer: prefix of the optimizer's names in the loaded state.
 
     Attributes:
-        grown: what is read.
+        grown: the target of the recipe.
 
     Raises:
         InputError: see ``Grown``.
@@ -373,7 +374,7 @@ class GrownStorageReader(HuggingFaceStorageReader):
         """Groups for the optimizer of a grown model: the source's, scaled by the law of updates.
 
         Args:
-            model: the grown model, as it is or spread by FSDP2.
+            model: the grown model, plain or sharded by FSDP2.
         """
         named = dict(model.named_parameters())
         return [
@@ -382,7 +383,7 @@ class GrownStorageReader(HuggingFaceStorageReader):
         ]
 
     def read_metadata(self) -> Metadata:
-        """The shapes of what is made; see ``StorageReader``."""
+        """The shapes of all entries; see ``StorageReader``."""
         listed: dict[str, Any] = {name: BytesStorageMetadata() for name in self._values}
         for name, entry in self._entries.items():
             size = torch.Size(entry.info.shape)
@@ -393,8 +394,8 @@ class GrownStorageReader(HuggingFaceStorageReader):
         return Metadata(listed, storage_data={}, storage_meta=StorageMeta(load_id=self.load_id))
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Make what is asked for; see ``StorageReader``."""
-        # What can only be computed as a whole is computed once for all of its parts.
+        """Compute the requested entries; see ``StorageReader``."""
+        # Sorted by name: a tensor that is computed as a whole is computed once for all its parts.
         for item in sorted(plan.items, key=lambda item: item.storage_index.fqn):
             name = item.storage_index.fqn
             if item.type is LoadItemType.BYTE_IO:

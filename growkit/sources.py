@@ -1,12 +1,12 @@
-"""Where models come from: a folder on this machine, or the Hub.
+"""Sources of models: a local folder, or the Hub.
 
-Everything that reads a model asks for it here. A model on the Hub is found by its id, at a commit.
-Only the files that growkit reads are fetched, into the cache that transformers uses as well; from
-then on the model is a folder like any other (``growkit.checkpoint.folder``).
+All code that reads a model finds it here. A model on the Hub has an id and a commit. Only the files
+that growkit reads are fetched, into the cache of transformers; the model is then a folder like any
+other (``growkit.checkpoint.folder``).
 
-Of a multimodal model, the language model inside it is used as if it were all. transformers resolves
-its config from that of the whole; its tensors are those that the files of the whole keep under its
-prefix. Towers and projectors are left out.
+A multimodal model is reduced to the language model inside it. transformers resolves its config from
+the config of the whole model; its tensors have a prefix in the files. Towers and projectors are
+left out.
 """
 
 import json
@@ -29,10 +29,10 @@ from growkit.engine.oracle import parsed, quiet
 from growkit.families.family import Headers, families, family_of
 
 SCHEME = "hf:/"
-"""A path has one slash where two were written."""
+"""Beginning of an address after conversion to a path, which merges the two slashes."""
 
 ADDRESS = re.compile(r"(?:hf:/+)?(?P<name>[^@]+?)/?(?:@(?P<revision>\w[\w./+-]*))?", re.ASCII)
-"""``hf://ORG/NAME@REVISION``; both ends may be left out."""
+"""``hf://ORG/NAME@REVISION``; scheme and revision are optional."""
 
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 """Name of a model without an organisation, which needs ``hf://`` before it."""
@@ -57,7 +57,7 @@ NOT_FOUND = (
     "Hub, download it where the Hub can be reached (hf download {name} --local-dir {folder}), and "
     "give that folder"
 )
-"""The sentence for any other error."""
+"""Sentence for any other error."""
 
 
 PREFIXES = {
@@ -66,19 +66,19 @@ PREFIXES = {
     "model.text_model.": "model.",
     "lm_head.": "lm_head.",
 }
-"""Prefixes of its tensors in files of the whole, and in files of the language model alone."""
+"""Prefixes of a language model's tensors: in multimodal files, and in files of its own."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model that was found but not read.
+    """A located model, not read yet.
 
     Attributes:
-        name: the address that leads to it from anywhere, or the path as it was given.
-        folder: that has its files.
+        name: a globally valid address, or the path as given.
+        folder: the folder with its files.
         by_address: whether ``name`` is an address.
         base_model: its name in a model card; None for a folder, or without an organisation.
-        warning: what users should know of it; empty for nothing.
+        warning: a warning for users; empty for none.
     """
 
     name: str
@@ -88,19 +88,19 @@ class Source:
     warning: str = ""
 
     def whole(self) -> Checkpoint:
-        """The checkpoint; see there for errors."""
+        """Open the checkpoint; see ``Checkpoint`` for errors."""
         return Checkpoint(self.folder)
 
     def open(self) -> Checkpoint:
-        """The checkpoint; of a multimodal model, the language model inside of it.
+        """Open the checkpoint, or the language model inside a multimodal one.
 
         Raises:
-            InputError: see ``Checkpoint``; or transformers does not take its config.
+            InputError: see ``Checkpoint``; or transformers does not accept its config.
         """
         return alone(self.whole())
 
     def headers(self) -> Weights:
-        """The checkpoint, for a plan; without weights, the headers that its config implies.
+        """Open the checkpoint for a plan; without weights, the headers that its config implies.
 
         Raises:
             InputError: see ``Checkpoint``; or no family knows the model.
@@ -137,7 +137,7 @@ def find(given: Path | str, *, weights: bool = True) -> Source:
 
 
 def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
-    """Two models to be compared: a language model alone with that inside of its source.
+    """Open two models for a comparison; a lone language model is compared with the source's.
 
     Raises:
         InputError: see ``Source.open``.
@@ -150,7 +150,7 @@ def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
 
 
 def address_of(source: Path | str) -> tuple[str, str | None] | None:
-    """Name and revision (None for the default one) of a model on the Hub; None for a path.
+    """Parse name and revision (None for the default) of a model on the Hub; None for a path.
 
     An address begins with ``hf://``, or has the form ``ORG/NAME`` or ``ORG/NAME@REVISION`` while
     there is no folder ``ORG``.
@@ -176,17 +176,17 @@ def address_of(source: Path | str) -> tuple[str, str | None] | None:
 
 
 def fetch(name: str, revision: str | None, given: str, weights: bool) -> tuple[Path, str]:
-    """The folder of a model in the cache, and a warning if only the cache has it.
+    """Fetch a model; return its folder in the cache, and a warning if only the cache has it.
 
     Args:
-        name: of the model.
+        name: name of the model.
         revision: its branch, tag or commit; None for the default one.
-        given: the address as it was given.
+        given: the address as given.
         weights: whether weights are needed, or only the files next to them.
 
     Raises:
-        InputError: there is no such model or revision, or it can be had neither from the Hub nor
-            from the cache.
+        InputError: there is no such model or revision, or neither the Hub nor the cache provides
+            it.
     """
     from huggingface_hub import snapshot_download
 
@@ -194,7 +194,7 @@ def fetch(name: str, revision: str | None, given: str, weights: bool) -> tuple[P
         return _download(name, revision, weights), ""
     except InputError:
         raise
-    except Exception as error:  # the cache may have it all the same
+    except Exception as error:  # the cache may have it nevertheless
         failure, why = error, _why(error)
     given = address_in(given)
     try:
@@ -221,7 +221,7 @@ def fetch(name: str, revision: str | None, given: str, weights: bool) -> tuple[P
 
 
 def _download(name: str, revision: str | None, weights: bool) -> Path:
-    """The folder of a model in the cache, with every file that growkit reads as the Hub has it."""
+    """Download every file of a model that growkit reads, and return its folder in the cache."""
     from huggingface_hub import HfApi, snapshot_download
 
     def fetch(names: list[str], at: str | None) -> Folder:
@@ -253,7 +253,7 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
 
 
 def _why(error: Exception) -> str:
-    """Why the Hub did not answer, within a sentence."""
+    """The reason for the Hub's failure, as part of a sentence."""
     if type(error).__name__ == "OfflineModeIsEnabled":
         return "HF_HUB_OFFLINE forbids to ask the Hub"
     quoted = reason(error).partition(" for url")[0]
@@ -261,14 +261,14 @@ def _why(error: Exception) -> str:
 
 
 class Inside(Checkpoint):
-    """The language model inside of a checkpoint.
+    """The language model inside a multimodal checkpoint.
 
     Args:
-        checkpoint: the whole.
-        config: of the language model.
+        checkpoint: the multimodal checkpoint.
+        config: config of the language model.
 
     Attributes:
-        dropped: the other parts of the whole, and why they are left out.
+        dropped: the other parts of the checkpoint, and why they are left out.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Config) -> None:
@@ -308,10 +308,10 @@ class Inside(Checkpoint):
 
 
 def alone(checkpoint: Checkpoint) -> Checkpoint:
-    """The language model inside of a checkpoint that sees or hears as well; any other as it is.
+    """Extract the language model of a multimodal checkpoint; return any other unchanged.
 
     Raises:
-        InputError: transformers does not take the config of the whole.
+        InputError: transformers does not accept the config of the whole model.
     """
     known = {kind for family in families().values() for kind in family.model_types}
     inner, kind = checkpoint.config.get("text_config"), checkpoint.config.get("model_type")
@@ -324,9 +324,9 @@ def alone(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def tensors_inside(names: Iterable[str]) -> dict[str, str]:
-    """From names of a language model's tensors to their names in files of the whole.
+    """Map names of a language model's tensors to their names in multimodal files.
 
-    Empty if there is only a head.
+    The mapping is empty if there is only a head.
     """
     found = {
         own + name.removeprefix(prefix): name
@@ -338,7 +338,7 @@ def tensors_inside(names: Iterable[str]) -> dict[str, str]:
 
 
 def _config_inside(checkpoint: Checkpoint) -> Config | None:
-    """The config that the language model has alone; None where transformers has no class."""
+    """The language model's own config; None if transformers has no class for the whole model."""
     from transformers import CONFIG_MAPPING
 
     whole, folder = checkpoint.config, checkpoint.folder
@@ -348,7 +348,7 @@ def _config_inside(checkpoint: Checkpoint) -> Config | None:
         resolved: Any = parsed(whole, str(folder / "config.json"))
         inner = resolved.get_text_config(decoder=True)
         config: Config = json.loads(inner.to_json_string(use_diff=True))
-    # What ties them is the class of the whole.
+    # The class of the whole model decides whether embeddings are tied.
     config["tie_word_embeddings"] = bool(resolved.tie_word_embeddings)
     dtype = whole.get("dtype", whole.get("torch_dtype"))
     return {**config, "dtype": dtype} if dtype else config

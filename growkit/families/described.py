@@ -14,8 +14,8 @@
       ...
 
 Patterns are those of ``growkit.algebra.axes``, conditions those of
-``growkit.families.expressions``. A family that extends another one states only what differs; null
-takes out what the other one has. ``growkit inspect --infer`` writes such a file.
+``growkit.families.expressions``. A family that extends another one states only the differences;
+null removes an inherited entry. ``growkit inspect --infer`` writes such a file.
 """
 
 import math
@@ -44,7 +44,7 @@ PACKAGE = "growkit.families"
 NEEDED = ("family", "model_type", "sizes", "tensors")
 
 OF_ITS_OWN = ("family", "model_type", "architecture", "loads_with", "form", "former")
-"""Keys that no family has from the one that it extends."""
+"""Keys that are not inherited."""
 
 NEEDED_AXES = ("layers", "vocab", "hidden")
 
@@ -71,13 +71,13 @@ def _files(folders: tuple[str, ...]) -> dict[str, Path]:
 
 @cache
 def read_shipped(file: Path) -> dict[str, Any]:
-    """A description of this package, with all that it has from the one that it extends."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # which is ten times as fast
+    """Read a description of this package, with inherited entries filled in."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
     return extended(yaml.load(file.read_text(encoding="utf-8"), loader), str(file))  # noqa: S506
 
 
 def extended(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A description with all that it has from the one that it extends.
+    """Fill in the entries that a description inherits.
 
     Raises:
         InputError: there is no description of that name.
@@ -109,14 +109,14 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_description(content: Any, where: str) -> dict[str, Any]:
-    """The fields of the family that a description describes.
+    """Read a description into the fields of its family.
 
     Args:
-        content: of the YAML.
-        where: what to call it in messages.
+        content: content of the YAML file.
+        where: name of the description in messages.
 
     Raises:
-        InputError: it is no description; names the key or tensor that is wrong.
+        InputError: the description is invalid; the message names the key or tensor.
     """
     if not isinstance(content, Mapping):
         raise InputError(f"{where} must be a mapping with {', '.join(NEEDED)}")
@@ -129,7 +129,7 @@ def read_description(content: Any, where: str) -> dict[str, Any]:
 
 
 class _Description:
-    """A description, and the names that are used in it."""
+    """A description, and the names used in it."""
 
     def __init__(self, content: Mapping[str, Any], where: str) -> None:
         self._content, self._get, self._where = content, content.get, where
@@ -248,7 +248,7 @@ class _Description:
                 yield Multiple(axis, each, "because each of these serves a whole group")
 
     def _check(self, norms: Sequence[Norm]) -> Callable[[Config], None]:
-        """Refuse what else a config may have wrong."""
+        """Make the check for other errors in a config."""
         name = self._content["family"]
         keys = {norm.eps for norm in norms if norm.eps}
         needs = [
@@ -382,10 +382,10 @@ class _Description:
             )
 
     def _entry(self, name: str, said: Any) -> dict[str, Any]:
-        """The entry of a tensor.
+        """Read the entry of a tensor.
 
         Raises:
-            InputError: something is wrong with it.
+            InputError: the entry is invalid.
         """
         of = f"tensor {name}"
         plain = name.replace("{layer}", "0", 1)
@@ -486,7 +486,7 @@ class _Description:
 
 
 def _check_known(name: str, known: Collection[str], problem: str) -> None:
-    """Refuse a name that nothing has; the nearest one that something has follows the problem."""
+    """Refuse an unknown name; the message ends with the nearest known one."""
     if name not in known:
         raise InputError(f"{problem}; {did_you_mean(name, sorted(known))}")
 
@@ -532,7 +532,7 @@ def _bias(name: str) -> str:
 
 
 def _written(pattern: str) -> str:
-    """The part of a matrix's pattern that is written; all of that of a vector."""
+    """The written axes of a matrix's pattern; the whole pattern of a vector."""
     return pattern.partition(" -> ")[2] or pattern.partition(" <- ")[0]
 
 

@@ -227,19 +227,19 @@ class Experts:
 
 
 MOST_LAYERS = 10_000
-"""Or experts of a layer."""
+"""Limit for the number of layers, and of experts in a layer."""
 
 MOST_EXPERTS = 1 << 15
-"""In all layers together: more than the largest models have."""
+"""Limit for the experts of all layers together: more than the largest models have."""
 
 MOST_SIZE = 1 << 24
-"""Of any size in a config: a hundred times that of the largest models there are."""
+"""Limit for any size in a config: a hundred times that of the largest existing models."""
 
 Axes = tuple[str, ...]
 
 
 class MultipleError(InputError):
-    """A size is no multiple of another, as the model class demands.
+    """A size is not a multiple of another, although the model class requires it.
 
     Attributes:
         problem: the sentence without its remedy.
@@ -259,7 +259,7 @@ class HasSizes:
         axes: for every config key that is a size, the axes whose sizes add up to it, or a function
             from the config to these axes. An axis that is listed twice is added twice. Axes of
             unknown size that share a key have equal sizes, so keys of single axes come first.
-        defaults: what the model class assumes for keys that the config leaves out, as values or as
+        defaults: the model class's defaults for keys that the config leaves out, as values or as
             functions of the config.
         constants: axes whose size is the same in every model of the family.
         same: axes that always have the size of another one.
@@ -272,7 +272,7 @@ class HasSizes:
             axes are numbered, ``rank_0`` and so on (``rank_{layer}`` in patterns).
         multiples: sizes that must be multiples of another size.
         choices: the values that keys with a fixed set of values may have.
-        check: raises InputError for what else a (completed) config may have wrong.
+        check: raises InputError for other errors in a (completed) config.
     """
 
     name: str
@@ -294,7 +294,7 @@ class HasSizes:
         """The config with the defaults filled in.
 
         Raises:
-            InputError: a size is missing, is no positive number, or breaks a demand of the class.
+            InputError: a size is missing, is not positive, or breaks a requirement of the class.
         """
         complete = self._filled_in(config)
         sizes = self._solve(complete)
@@ -325,7 +325,7 @@ class HasSizes:
         return complete
 
     def _filled_in(self, config: Config) -> dict[str, Any]:
-        """The config with other names, defaults and what the class computes."""
+        """Fill in aliases, defaults and sizes that the class computes."""
         needed = [key for key, entry in self.axes.items() if not callable(entry)]
         # One that is missing is reported later.
         complete = {**dict.fromkeys(needed), **self.with_current_keys(config)}
@@ -353,7 +353,7 @@ class HasSizes:
         return current
 
     def check_bounds(self, config: Config, where: str) -> None:
-        """Refuse sizes beyond all models before anything is made that grows with them.
+        """Refuse sizes larger than in any model, before data that grows with them is made.
 
         Raises:
             InputError: names the key.
@@ -446,7 +446,7 @@ class HasSizes:
         resized = dict(config)
         complete = self.complete(config)
         for key, axes in self.axes_of(complete).items():
-            # No method grows what differs between layers.
+            # No method grows sizes that differ between layers.
             if key in self.per_layer or (key in self.derived and key not in config):
                 continue
             value = sum(sizes[axis] for axis in axes)
@@ -489,8 +489,7 @@ TENSOR = NORM | {
     "dense": ([str], str),
     "canonical": str,
 }
-"""What a tensor may say.
-
+"""The keys of a tensor's entry and the kinds of their values.
 ``tied`` is its pattern in tied models; ``bias`` the models with a bias next to a weight; ``root``
 an axis whose root its class multiplies it by; ``order`` one of ``ORDERS`` and its axes.
 """

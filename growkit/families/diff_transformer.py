@@ -1,4 +1,4 @@
-"""The DIFF Transformer of ``growkit.modeling``: what its description cannot say.
+"""The DIFF Transformer of ``growkit.modeling``: the parts beyond its description.
 
 ``diff_transformer.yaml`` describes its tensors, sizes and switches.
 """
@@ -17,13 +17,13 @@ LAMBDA = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 """The four vectors behind λ."""
 
 MOST_LAYERS = 100_000
-"""More are a typing error, not to be counted out."""
+"""Limit for the length of a default λ_init; a larger number of layers is a typing error."""
 
 MOST_LAMBDA = 1e3
-"""No λ_init is larger."""
+"""Limit for the absolute value of λ_init."""
 
 MOST_MULTIPLIER = 1e30
-"""No number of a config that something is multiplied by is larger."""
+"""Limit for the multipliers in a config."""
 
 MULTIPLIERS = (
     "attention_multiplier",
@@ -31,14 +31,14 @@ MULTIPLIERS = (
     "residual_multiplier",
     "logits_scaling",
 )
-"""Numbers by which something is multiplied, or divided; likewise those of the class."""
+"""Config keys of multipliers and divisors."""
 
 OF_SOME = ("attention_output_bias", "qk_norm", *MULTIPLIERS)
 """Those of these keys that only some families have, with the value assumed for the rest."""
 
 
 def check(config: Config) -> None:
-    """Refuse what the class would refuse and neither an axis nor a switch shows.
+    """Refuse configs that the class would refuse for reasons beyond axes and switches.
 
     Raises:
         InputError: names what was expected.
@@ -81,44 +81,44 @@ def _check_lambda_init(config: Config) -> None:
 
 
 def default_lambda_init(config: Config) -> list[float] | None:
-    """Those of arXiv 2410.05258, layers counted from 0, where λ comes from vectors."""
+    """λ_init of arXiv 2410.05258, with layers counted from 0; None if λ has no vectors."""
     if not has_lambda_vectors(config) or config["num_hidden_layers"] > MOST_LAYERS:
         return None
     return [0.8 - 0.6 * math.exp(-0.3 * layer) for layer in range(config["num_hidden_layers"])]
 
 
 def has_noise_heads(config: Config) -> bool:
-    """It is no softmax attention."""
+    """Whether the attention is differential, not softmax attention."""
     return bool(config["num_noise_heads"])
 
 
 def has_noise_keys(config: Config) -> bool:
-    """Noise heads have keys of their own."""
+    """Whether noise heads have keys of their own."""
     return has_noise_heads(config) and config["noise_keys"] == "own"
 
 
 def has_lambda_vectors(config: Config) -> bool:
-    """λ comes from four vectors."""
+    """Whether λ comes from four vectors."""
     return has_noise_heads(config) and config["lambda_type"] == "vectors"
 
 
 def has_gamma_gate(config: Config) -> bool:
-    """The integral has a gate."""
+    """Whether the integral has a gate."""
     return bool(config["integral"] != "none" and config["gamma"] == "gated")
 
 
 def shared_queries(config: Config) -> bool:
-    """Queries are shared bases and low-rank updates."""
+    """Whether queries are shared bases and low-rank updates."""
     return has_noise_heads(config) and config["qk_projection"] == "shared"
 
 
 def shared_keys(config: Config) -> bool:
-    """Keys are shared bases and low-rank updates."""
+    """Whether keys are shared bases and low-rank updates."""
     return has_noise_keys(config) and config["qk_projection"] == "shared"
 
 
 def variant(config: Config) -> str:
-    """What the attention of a (completed) config is called, from its switches."""
+    """Name of the attention of a (completed) config, from its switches."""
     signal = config["num_attention_heads"] - config["num_noise_heads"]
     if not has_noise_heads(config):
         return "softmax attention"

@@ -1,4 +1,4 @@
-"""Expressions in descriptions of families: conditions on a config, and what its class assumes.
+"""Expressions in descriptions of families: conditions on a config, and defaults of its class.
 
 They are a small part of Python: keys of the config, numbers and texts, ``and``, ``or``, ``not``,
 ``A if B else C``, comparisons, ``in``, ``+``, ``-``, ``*``, ``%``, ``/`` (which rounds down),
@@ -54,10 +54,10 @@ COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
 }
 
 SIGNS = (*ARITHMETIC, *COMPARISONS, ast.And, ast.Load, ast.Not, ast.Or, ast.USub)
-"""What the syntax of an expression consists of besides what ``_Evaluation`` has a value for."""
+"""Syntax nodes that are allowed in addition to those that ``_Evaluation`` visits."""
 
 UNDECIDED = (ArithmeticError, LookupError, TypeError, ValueError)
-"""What an expression raises for a config with values of another kind than it needs."""
+"""Exceptions of an expression for a config with values of the wrong kind."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Expression:
 
     Attributes:
         text: as written.
-        names: what it depends on: keys of the config, and ``layer``.
-        tree: its syntax.
+        names: names that it depends on: keys of the config, and ``layer``.
+        tree: its syntax tree.
         named: other expressions that it uses by name.
     """
 
@@ -77,7 +77,7 @@ class Expression:
     named: Mapping[str, Expression] = field(repr=False, compare=False)
 
     def __call__(self, config: Config, layer: int | None = None) -> Any:
-        """Its value; raises one of ``UNDECIDED`` if the config has no values for it."""
+        """Evaluate; raises one of ``UNDECIDED`` if the config's values do not fit."""
         return _Evaluation(config, layer, self.named).visit(self.tree)
 
     def holds(self, config: Config, layer: int | None = None) -> bool:
@@ -85,10 +85,10 @@ class Expression:
         return bool(self.value(config, layer))
 
     def value(self, config: Config, layer: int | None = None) -> Any:
-        """Its value.
+        """Evaluate for a config.
 
         Raises:
-            InputError: the config has values of another kind than it needs.
+            InputError: the config has values of the wrong kind.
         """
         try:
             return self(config, layer)
@@ -103,7 +103,7 @@ class Expression:
 def parse_expression(
     text: str, where: str, known: Collection[str], named: Mapping[str, Expression]
 ) -> Expression:
-    """Read an expression.
+    """Parse an expression.
 
     Args:
         text: the expression.
@@ -112,7 +112,7 @@ def parse_expression(
         named: other expressions that it may use by name.
 
     Raises:
-        InputError: it is none, or it uses an unknown name.
+        InputError: the text is not an expression, or uses an unknown name.
     """
     try:
         if len(text) > LONGEST:
@@ -153,7 +153,7 @@ def _names(tree: ast.expr, known: Collection[str]) -> set[str]:
 
 
 class _Evaluation(ast.NodeVisitor):
-    """The value of every kind of node, for one config and layer."""
+    """Evaluates syntax nodes for one config and layer."""
 
     def __init__(self, config: Config, layer: int | None, named: Mapping[str, Expression]) -> None:
         self._config, self._layer, self._named = config, layer, named

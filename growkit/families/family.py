@@ -31,7 +31,7 @@ QUANTISED = ("quantization_config", "compression_config")
 """Config keys of quantised models."""
 
 SIZES_TRIED = 100
-"""How far from a size that a class cannot have the nearest possible ones are searched."""
+"""Search distance for valid sizes near a size that the class cannot have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Family(description.HasSizes):
         return resized
 
     def _larger_sizes(self, config: Config, sizes: Mapping[str, int]) -> str:
-        """The nearest sizes above the present ones that the class has, of what was to grow."""
+        """Suggest the nearest sizes that the class can have, above the present ones."""
         present = self.sizes(config)
         grown = [axis for axis, size in sizes.items() if size != present.get(axis)]
         first = grown[0]
@@ -148,7 +148,7 @@ class Family(description.HasSizes):
         return f"choose {' or '.join(near)}"
 
     def named(self, config: Config) -> Config:
-        """The config with the class that is to load it, for folders that growkit writes."""
+        """Add the class that loads the model to a config, for folders that growkit writes."""
         named = self.with_current_keys(config)
         if self.architecture and config.get("model_type") == self.model_types[0]:
             named["architectures"] = [self.architecture]
@@ -162,10 +162,10 @@ class Family(description.HasSizes):
 
     @property
     def unseen_sizes(self) -> set[str]:
-        """Keys of sizes that a prompt need not show: of what is looked up by number, or no tensor.
+        """Keys of sizes that may not affect a prompt's logits: rows of tables, or no tensor's size.
 
-        Of a table of positions a prompt reads as many rows as it has tokens; another number of
-        heads is in every logit.
+        A prompt reads only as many rows of a position table as it has tokens. In contrast, another
+        number of heads changes every logit.
         """
         shown, looked_up = {"layers"}, set[str]()
         for tensor in (each for form in (self.tensors, *self.other_forms) for each in form):
@@ -189,7 +189,7 @@ class Family(description.HasSizes):
         return max(forms, key=lambda form: sum(name in names for name in form.patterns(config)))
 
     def _of_base_class(self, names: Collection[str]) -> Family | None:
-        """The family as its class without a head has it: without the prefix of the one with it.
+        """The family of the class without a head, whose tensor names lack the prefix.
 
         None if these names have the prefix.
         """
@@ -261,11 +261,11 @@ class Family(description.HasSizes):
         )
 
     def relayered(self, config: Config, layers: Sequence[int], where: str) -> Config:
-        """The config of a model that has these layers of another one, in this order.
+        """Make the config of a model that consists of layers of another one, in this order.
 
         Args:
-            config: of the other model.
-            layers: numbers of its layers; some may occur more than once.
+            config: config of the other model.
+            layers: indices of its layers; some may occur more than once.
             where: the other model's name in messages.
 
         Raises:
@@ -313,27 +313,27 @@ TEMPORARY: ContextVar[Family | None] = ContextVar("temporary family", default=No
 
 
 def families() -> dict[str, Family]:
-    """All families by name; a user's comes last, and so takes precedence."""
+    """All families by name; a user's family comes last and takes precedence."""
     temporary = TEMPORARY.get()
     own = own_families()
     return own | {f"{temporary.name}, as described": temporary} if temporary else own
 
 
 def described(content: Any, where: str) -> Family:
-    """The family that a description describes; see ``growkit.families.described``.
+    """Make a family from its description; see ``growkit.families.described``.
 
     Args:
-        content: of the YAML.
-        where: what to call it in messages.
+        content: content of the YAML file.
+        where: name of the description in messages.
 
     Raises:
-        InputError: it is no description; names the key or tensor that is wrong.
+        InputError: the description is invalid; the message names the key or tensor.
     """
     return Family(**read_description(content, where))
 
 
 def shipped_family(name: str) -> Family:
-    """The family that a file of this package describes."""
+    """The family described by a file of this package."""
     return _shipped_family(shipped()[name])
 
 
@@ -354,10 +354,10 @@ def own_families() -> dict[str, Family]:
 
 
 def refuse_quantised(config: Config, where: str) -> None:
-    """Refuse models whose weights are no numbers by themselves.
+    """Refuse quantised models.
 
     Raises:
-        InputError: it is one.
+        InputError: the model is quantised.
     """
     if any(config.get(key) is not None for key in QUANTISED):
         raise InputError(f"the model in {where} is quantised; dequantise it first")
@@ -367,8 +367,8 @@ def family_of(config: Config, where: str) -> Family:
     """The family of a config.
 
     Raises:
-        InputError: no family knows this model_type (lists those that are known), or a size is
-            beyond all models.
+        InputError: no family has this model_type (the message lists the known ones), or a size is
+            larger than in any model.
     """
     model_type = config.get("model_type")
     known = {kind: family for family in families().values() for kind in family.model_types}
@@ -396,7 +396,7 @@ def stored_family(weights: Weights) -> Family:
     try:
         stored = family.as_stored(weights.config, weights.tensors.keys())
         stored.complete(weights.config)
-    except InputError as error:  # which knows of no folder
+    except InputError as error:  # this error does not name the folder
         raise InputError(f"{weights.where()} is no such model: {error}") from None
     return stored
 
@@ -420,12 +420,12 @@ OTHER_SIZE = 8
 
 
 class Headers(Weights):
-    """A model without numbers: every tensor that its family expects.
+    """A model without weights: the header of every tensor that its family expects.
 
     Args:
-        family: of the model.
-        config: its ``config.json``.
-        where: its name in messages.
+        family: family of the model.
+        config: contents of its ``config.json``.
+        where: name of the model in messages.
 
     Raises:
         InputError: the config has a wrong size or dtype.
@@ -448,7 +448,7 @@ class Headers(Weights):
         return self._where
 
     def read(self, name: str, *where: slice | None) -> NoReturn:
-        """Refuse: there are no numbers."""
+        """Refuse, since there are no weights."""
         raise InputError(
             f"this recipe is planned with the numbers of {name}, but {self._where} has no weights; "
             "plan it where they are"
@@ -460,9 +460,9 @@ class Headers(Weights):
 
 
 def example(family: Family, **switches: Any) -> Headers:
-    """A small example of a family: a minimal config with some switches.
+    """Make a small example of a family: a minimal config with some switches.
 
-    Where a family has experts, every layer has some, and a token goes through two of them.
+    In a family with experts, every layer has experts, and each token uses two of them.
     """
     config: dict[str, Any] = {"model_type": family.model_types[0]}
     if family.experts:

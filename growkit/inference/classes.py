@@ -1,4 +1,4 @@
-"""A class of transformers, asked with small configs: what shapes its tensors have, and why."""
+"""A class of transformers, examined with small configs: its tensor shapes and their causes."""
 
 import json
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ SMALL = {
     "head_dim": 8,
     "positions": 64,
 }
-"""Sizes of the models that are built: all products of them differ."""
+"""Sizes of the small models; all their products differ."""
 
 MOST_PARAMETERS = 1 << 24
-"""Limit for the parameters of a small model; more have a size of unknown cause."""
+"""Limit for the elements of a tensor in a small model; a larger one depends on other keys."""
 
 DESCRIBE = "describe its family as docs/adding-a-family.md says"
 
@@ -45,11 +45,11 @@ class ModelClass:
 
     Attributes:
         name: of the class.
-        sizes: config keys by the axis whose size they are, but for what the class computes.
-        followers: keys that have to be what hidden is.
+        sizes: config keys by axis, except for sizes that the class computes.
+        followers: keys that must equal the hidden size.
         derived: whether the class computes the size of a head from hidden and heads.
-        square: whether hidden has to be as wide as all heads.
-        small: the size of every axis in the models that are asked.
+        square: whether hidden must be as wide as all heads together.
+        small: size of every axis in the small models.
 
     Raises:
         InputError: transformers has no such class, or it is made of several models.
@@ -86,7 +86,7 @@ class ModelClass:
 
     @property
     def layers(self) -> int:
-        """How many layers the model has.
+        """Number of layers of the model.
 
         Raises:
             InputError: more than any model has, or no number at all.
@@ -101,7 +101,7 @@ class ModelClass:
 
     @property
     def lists(self) -> list[str]:
-        """Keys with an entry for each layer, as the class itself would have them."""
+        """Keys with one entry per layer, both in the config and in the class's defaults."""
         listed = {
             key
             for key, value in self._plain.items()
@@ -117,7 +117,7 @@ class ModelClass:
         )
 
     def value(self, key: str) -> Any:
-        """What the class makes of a key, also where the config leaves it out."""
+        """The class's value of a key, also if the config leaves it out."""
         return self._said.get(key, getattr(self._read, key, None))
 
     def said(self, key: str) -> Any:
@@ -136,7 +136,7 @@ class ModelClass:
         return self.shapes(sizes) == self.shapes(sizes | {"head_dim": whole})
 
     def config(self, sizes: Mapping[str, int], **more: Any) -> Any:
-        """The config of a model with these sizes, and some other keys.
+        """Make the config of a model with these sizes, and some other keys.
 
         Raises:
             Exception: any exception of the class.
@@ -202,7 +202,7 @@ class ModelClass:
         return model
 
     def _find_sizes(self) -> None:
-        """Which keys change a shape, one after the other.
+        """Find the keys that change a shape, one after the other.
 
         Raises:
             InputError: the class is unusual, or has experts.
@@ -228,7 +228,7 @@ class ModelClass:
             if axis in self.sizes and not self._matters(axis):
                 del self.sizes[axis]
         if "positions" in self.sizes and not self._matters("positions"):
-            # They are no size; a small model has few of them all the same.
+            # Positions are not a size then; a small model has few of them nevertheless.
             self._plain[self.sizes.pop("positions")] = SMALL["positions"]
         self.small = {a: n for a, n in self.small.items() if a in self.sizes or a == "head_dim"}
         self._find_others()
@@ -246,7 +246,7 @@ class ModelClass:
         self.small["hidden"] = SMALL["heads"] * SMALL["head_dim"]
 
     def _runs(self) -> bool:
-        """Whether a small model runs: classes may take sizes with which none does."""
+        """Whether a small model runs; a class may accept sizes and still fail."""
         try:
             with torch.no_grad():
                 self.small_model()(torch.arange(4)[None], use_cache=False)
@@ -255,7 +255,7 @@ class ModelClass:
         return True
 
     def _find_named(self) -> None:
-        """The keys that have the same name, or one of few, in every class."""
+        """Find the keys with common names."""
         present = {axis: key for axis, key in self._keys.items() if self.value(key) is not None}
         for key, axis in ALSO.items():
             if axis not in present and isinstance(self.value(key), int):
@@ -270,7 +270,7 @@ class ModelClass:
         self.sizes = {axis: key for axis, key in present.items() if axis in SMALL}
 
     def _find_others(self) -> None:
-        """Other counts in the config that a shape depends on."""
+        """Find other counts in the config that a shape depends on."""
         named = {*self._keys.values(), *self.sizes.values(), *self.followers}
         others = iter(OTHERS)
         for key, value in self._said.items():
@@ -285,7 +285,7 @@ class ModelClass:
                 self.small[key] = value
 
     def _find_followers(self) -> None:
-        """Keys that are hidden as well, as the class has other tensors where they are not."""
+        """Find keys that must equal hidden, since the class has other tensors otherwise."""
         width = self._said.get(self.sizes["hidden"])
         for key, value in self._said.items():
             if value != width or isinstance(value, bool) or key == self.sizes["hidden"]:
@@ -303,7 +303,7 @@ class ModelClass:
         return here is not None and there is not None and here != there
 
     def _explain(self) -> None:
-        """Say why there is no small model of the class."""
+        """Raise the reason why a small model of the class cannot be built."""
         with foreign(f"{self.name} takes no small config like that in {self._where}", DESCRIBE):
             self.model(self.config(self.small), "meta")
         raise AssertionError("there is a small model after all")

@@ -39,20 +39,20 @@ GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "kv_heads": ({"heads": "x2", "kv_heads": "x2"},),
     "layers": ({"method": "depth", "layers": "x2"},),
 }
-"""What is tried, by the axis that it is about, until there is such a model."""
+"""Growths to try for each axis, until one is possible."""
 
 MOST_TRIED = 12
-"""Descriptions that are tried, if more than one is possible."""
+"""Limit for the descriptions to try."""
 
 
 def infer(folder: str | Path) -> Inference:
-    """Describe the family of a model, as far as its class of transformers shows it.
+    """Describe the family of a model from its class in transformers.
 
     Args:
-        folder: of the model, or its name on the Hub; only its headers are read.
+        folder: folder of the model, or its name on the Hub; only headers are read.
 
     Raises:
-        InputError: there is no such class, or it has parts that cannot be described.
+        InputError: transformers has no such class, or parts of it cannot be described.
     """
     checkpoint = find(folder).whole()
     refuse_quantised(checkpoint.config, checkpoint.where())
@@ -96,7 +96,7 @@ def infer(folder: str | Path) -> Inference:
 def _evidence(
     checkpoint: Checkpoint, description: Mapping[str, Any], ways: Mapping[str, list[str]]
 ) -> list[Evidence]:
-    """What the numbers of the checkpoint alone would say.
+    """The evidence for each pattern from the sizes in the checkpoint alone.
 
     Raises:
         InputError: a tensor is missing, or has another shape than the class would have it.
@@ -124,11 +124,11 @@ def _evidence(
 
 
 def try_description(asked: ModelClass, description: Mapping[str, Any]) -> list[Trial]:
-    """Grow a small random model of a class along every axis that a description has.
+    """Grow a small random model of a class along every axis of a description.
 
     Args:
         asked: the class.
-        description: of its family.
+        description: description of its family.
     """
     ids = torch.arange(12)[None] * 5 % asked.small["vocab"]
     with temporary("inference") as folder:
@@ -169,7 +169,7 @@ def _logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
 
 
 def as_yaml(found: Inference) -> str:
-    """The description, with what speaks for it in comments."""
+    """Write the description as YAML, with the evidence in comments."""
     return "".join(f"{line}\n" for line in (*_head(found), *_body(found)))
 
 
@@ -215,7 +215,7 @@ def _body(found: Inference) -> Iterator[str]:
 
 
 def _why(evidence: Evidence) -> str:
-    """How sure a pattern is, by the checkpoint's own numbers and by its class."""
+    """The certainty of a pattern, from the checkpoint's sizes and from the class."""
     if evidence["others"]:
         return f"tried; by its shape also {' or '.join(evidence['others'])}"
     open_ones = [each for each in evidence["by_number"] if len(each) > 1]

@@ -1,7 +1,7 @@
-"""From what a class shows to a description of its family, or to several that may be true.
+"""Derive possible descriptions of a family from observations of its class.
 
-A dimension is a sum of products of sizes. Each size alone is doubled, and several at once: what
-changes with all of some sizes, and with no other, is the term of their product.
+A dimension is a sum of products of sizes. Sizes are doubled one by one and several at once; the
+part of a dimension that changes with exactly some sizes is the term of their product.
 """
 
 import re
@@ -22,10 +22,10 @@ from growkit.inference.classes import ModelClass, not_inferred
 from growkit.inference.running import Observation
 
 Terms = dict[tuple[str, ...], int]
-"""How often a dimension has the product of some sizes; that of none is a number."""
+"""Coefficient of each product of sizes in a dimension; the empty product is a constant."""
 
 MOST = 5
-"""Sizes that a dimension can depend on."""
+"""Limit for the sizes that a dimension can depend on."""
 
 ORDER = ("kv_heads", "heads", "head_dim")
 """The factors that come last when a product of axes is stored."""
@@ -35,7 +35,7 @@ NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "s
 
 @dataclass(frozen=True)
 class Composed:
-    """A dimension, as sizes make it up.
+    """A dimension as a sum of products of sizes.
 
     Attributes:
         terms: see ``Terms``.
@@ -44,11 +44,11 @@ class Composed:
     terms: tuple[tuple[tuple[str, ...], int], ...]
 
     def ways(self, width: bool) -> list[str]:
-        """How it may be written as a pattern, the likeliest first.
+        """Possible patterns of the dimension, most likely first.
 
         Args:
-            width: whether heads times their size stands for hidden, where the class computes the
-                one from the other.
+            width: whether to write heads times their size as hidden, for classes that compute one
+                from the other.
         """
         written = [(_product(axes, width), count) for axes, count in self.terms]
         if len(written) == 1:
@@ -70,7 +70,7 @@ def _product(axes: tuple[str, ...], width: bool) -> list[str]:
 
 
 def number(count: int) -> str:
-    """What a number is called as an axis."""
+    """The name of a number as an axis."""
     return NUMBERS.get(count, f"times_{count}")
 
 
@@ -86,10 +86,10 @@ def _counted(factors: list[str], count: int) -> list[str]:
 
 
 def composed(asked: ModelClass) -> dict[str, list[Composed]]:
-    """Every dimension of every tensor of a small model.
+    """Decompose every dimension of every tensor of a small model.
 
     Raises:
-        InputError: one is no sum of products of sizes.
+        InputError: a dimension is not a sum of products of sizes.
     """
     here = asked.shapes(asked.small)
     assert here is not None
@@ -155,11 +155,11 @@ def _subsets(axes: list[str] | tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 @dataclass
 class Proposal:
-    """What was found out of a class, as a description.
+    """Findings about a class, from which descriptions are made.
 
     Attributes:
         asked: the class.
-        seen: what was seen while it ran.
+        seen: observations while it ran.
         files: names of the tensors of the checkpoint.
     """
 
@@ -198,7 +198,7 @@ class Proposal:
         return {template: name for template, name in first.items() if name in here}
 
     def stored(self, template: str) -> str:
-        """What files call the tensors of a template, in the form of the checkpoint."""
+        """Template of the tensors' names in files, in the form of the checkpoint."""
         own = self._names[template]
         name = self._stored.get(own, own)
         if name == own or own in self.files:
@@ -209,7 +209,7 @@ class Proposal:
         return name[: place.start()] + "{layer}" + name[place.end() :]
 
     def _ties(self) -> dict[str, str]:
-        """The head's weight, and the embedding that it is in tied models."""
+        """Map the head's weight to the embedding that it is tied to in tied models."""
         model: Any = self.asked.model(self.asked.config(self.asked.small), "meta")
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         names = {module: name for name, module in model.named_modules()}
@@ -218,7 +218,7 @@ class Proposal:
         return {f"{names[head]}.weight": f"{names[embedding]}.weight"}
 
     def ways(self) -> dict[str, list[str]]:
-        """Every pattern that a tensor can have, the likeliest first."""
+        """Possible patterns of every tensor, most likely first."""
         found = {}
         for template, name in self._names.items():
             module, _, parameter = name.rpartition(".")
@@ -258,11 +258,11 @@ class Proposal:
             yield ", ".join(each.ways(False)[0] for each in dimensions)
 
     def description(self, patterns: Mapping[str, str], *, rooted: bool = False) -> dict[str, Any]:
-        """The family with these patterns.
+        """Describe the family with these patterns.
 
         Args:
-            patterns: of every tensor.
-            rooted: whether the class multiplies embeddings with the root of hidden.
+            patterns: the pattern of every tensor.
+            rooted: whether the class multiplies embeddings by the square root of hidden.
         """
         asked = self.asked
         tensors: dict[str, Any] = {
@@ -308,7 +308,7 @@ class Proposal:
     def _assumed(
         self, sizes: Mapping[str, str], axes: set[str], tensors: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """What the class makes of keys that the config leaves out."""
+        """Defaults of the class for keys that the config leaves out."""
         asked = self.asked
         found = {key: asked.value(key) for key in sizes if asked.said(key) is None}
         if "head_dim" in axes and asked.splits_hidden:
@@ -337,7 +337,7 @@ class Proposal:
         return said if len(said) > 1 else pattern
 
     def _wants_whole_heads(self) -> bool:
-        """Whether the class takes no hidden size but multiples of its heads."""
+        """Whether the class accepts only hidden sizes that are multiples of its heads."""
         small = self.asked.small
         if self.asked.square:
             return True
@@ -345,9 +345,9 @@ class Proposal:
 
 
 def descriptions(proposal: Proposal, ways: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
-    """Everything that may be true, the likeliest first.
+    """Possible descriptions, most likely first.
 
-    Classes multiply embeddings with the root of their width, or they do not.
+    Each comes without and with a factor on embeddings, the square root of their width.
     """
     for chosen in _choices(ways):
         yield proposal.description(chosen)
@@ -360,7 +360,7 @@ def _count(axis: str) -> int:
 
 
 def _choices(ways: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:
-    """Every description; a weight and its bias, which are open in the same way, go along."""
+    """Combinations of patterns; tensors with the same alternatives, as weight and bias, agree."""
     groups = {_group(found): len(found) for found in ways.values() if len(found) > 1}
     for chosen in product(*(range(count) for count in groups.values())):
         at = dict(zip(groups, chosen, strict=True))
@@ -368,7 +368,7 @@ def _choices(ways: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:
 
 
 def _group(found: list[str]) -> tuple[str, ...]:
-    """What parts the possibilities of a tensor: what it writes, or reads."""
+    """The side on which the possible patterns of a tensor differ: reading or writing."""
     sides = [re.split(r" (?:<-|->) ", each) for each in found]
     parts = [{each[at] for each in sides} for at in range(len(sides[0]))]
     at = next((at for at, part in enumerate(parts) if len(part) > 1), 0)
@@ -376,10 +376,10 @@ def _group(found: list[str]) -> tuple[str, ...]:
 
 
 def _stored_names(asked: ModelClass) -> dict[str, str]:
-    """What files call the tensors of a class, by their names there: they hold the same numbers.
+    """Map the class's tensor names to names in files, matched by equal values.
 
     Raises:
-        InputError: files have a tensor that the class has not.
+        InputError: files have a tensor that the class does not have.
     """
     with temporary("inference") as folder:
         model: Any = asked.small_model()

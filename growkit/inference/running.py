@@ -1,7 +1,7 @@
-"""What a class does with its tensors, seen in a small model while it runs.
+"""Observe how a class uses its tensors, in a small model while it runs.
 
-Which dimension a module reads follows from what it is; which of its neighbours is hidden, from
-what it is given; what a norm does, from the norm itself.
+The type of a module determines the dimension that it reads. Its input shows whether it reads hidden
+states. The effect of a norm is measured on the norm itself.
 """
 
 from dataclasses import dataclass, field
@@ -15,19 +15,19 @@ from growkit.base.limits import within
 from growkit.inference.classes import DESCRIBE, ModelClass, not_inferred
 
 EPS = ("eps", "epsilon", "norm_eps")
-"""How keys end that a norm adds to a mean."""
+"""Suffixes of config keys for the number that a norm adds to a mean."""
 
 
 @dataclass(frozen=True)
 class NormSeen:
-    """What a norm does.
+    """The observed behaviour of a norm.
 
     Attributes:
-        centred: whether it takes the mean away first.
-        offset: what it adds to its weight.
-        behind: whether it takes what attention or MLP wrote, before that is added.
+        centred: whether it subtracts the mean first.
+        offset: number that it adds to its weight.
+        behind: whether it reads the output of attention or MLP, before the residual addition.
         last: whether it follows all layers.
-        eps: the config key of what it adds to a mean; None for a number of the class.
+        eps: config key of the number that it adds to a mean; None if the class fixes it.
     """
 
     centred: bool
@@ -39,14 +39,14 @@ class NormSeen:
 
 @dataclass
 class Observation:
-    """What was seen while a model ran.
+    """Observations of a model while it ran.
 
     Attributes:
-        layers: what the names of all layers begin with, as ``model.layers.``.
+        layers: common prefix of the layers' names, such as ``model.layers.``.
         kinds: the kind of every module with parameters: linear, transposed, embedding or norm.
-        reads_hidden: linear modules of attention that are given what the attention is given.
-        attention: what the names of modules of attention begin with.
-        norms: what every norm does.
+        reads_hidden: linear modules of attention that read the same input as the attention.
+        attention: prefixes of the names of attention modules.
+        norms: the behaviour of every norm.
     """
 
     layers: str
@@ -61,7 +61,7 @@ class Observation:
 
 
 def see(asked: ModelClass) -> Observation:
-    """Run a small model of a class once, and look.
+    """Run a small model of a class once, and observe it.
 
     Raises:
         InputError: it does not run, or has unknown parts.
@@ -113,10 +113,10 @@ def _eps(module: nn.Module) -> float | None:
 
 
 def _behaviour(module: nn.Module, width: int, name: str) -> tuple[bool, float]:
-    """Whether a norm takes the mean away, and what it adds to its weight.
+    """Measure whether a norm subtracts the mean, and the number that it adds to its weight.
 
     Raises:
-        InputError: it does not do what norms do.
+        InputError: the module does not behave like a norm.
     """
     if not width:
         raise not_inferred(f"{name} never runs, so that its effect cannot be seen")
@@ -149,7 +149,7 @@ def _has_weight(module: nn.Module) -> bool:
 
 
 class _Watch:
-    """What modules are given and give, in one run."""
+    """Records inputs and outputs of modules in one run."""
 
     def __init__(self, model: nn.Module, seen: Observation) -> None:
         self.model, self.seen = model, seen
@@ -211,7 +211,7 @@ class _Watch:
             elif layer and kind not in ("norm", "embedding"):
                 given = args[0] if args else None
                 outcome = made[0] if isinstance(made, tuple | list) else made
-                if outcome is not given:  # as of dropout, which does nothing here
+                if outcome is not given:  # unlike dropout, which returns its input here
                     self._made.setdefault(layer, []).append(outcome)
 
         return hook
