@@ -1,4 +1,4 @@
-"""How functions become commands: their options, their result on stdout, their exit code.
+"""Conversion of functions to commands: options, results on stdout, exit codes.
 
 If something fails, a sentence is on stderr. Either stream may be closed or full: that changes
 nothing in what was done. What could not be printed is remembered, for commands that leave nothing
@@ -35,7 +35,7 @@ USAGE: type[Any] = typer.BadParameter.__bases__[0]
 """The error of a command line that is not understood: of typer or of click, by typer's version."""
 
 _lost: list[str] = []
-"""Why something of standard output was dropped, until ``unprinted`` reports it."""
+"""Errors of standard output, until ``unprinted`` reports them."""
 
 
 # Options.
@@ -98,8 +98,8 @@ def value(default: Any, text: str, form: str = "", values: Iterable[str] = ()) -
     Args:
         default: without the option; ``...`` if it is required.
         text: one line of help.
-        form: what the value looks like, e.g. ``FILE``.
-        values: those that a shell offers.
+        form: placeholder of the value, e.g. ``FILE``.
+        values: values that a shell offers.
     """
     return typer.Option(default, help=text, **_shown(form, values))
 
@@ -247,7 +247,7 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 
 def _failure(error: BaseException) -> str:
-    """What failed, and what to do about it."""
+    """Describe a failure and its remedy."""
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, MemoryError):
@@ -316,7 +316,7 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _sentence(error: Any) -> str:
-    """What was not understood, and what was meant."""
+    """Describe the mistake in a command line, and suggest a correction."""
     name, help_of = getattr(error, "option_name", None), ""
     if error.ctx is not None:
         help_of = f"'{error.ctx.command_path} --help' lists all there is"
@@ -380,10 +380,10 @@ def print_result(
     """Print a result.
 
     Args:
-        result: JSON's types alone.
+        result: the result, of JSON types only.
         as_json: print it as JSON.
         written: whether a file holds it as well, so that it is no failure if it cannot be printed.
-        parts: what is shown of it; None for the view of results.
+        parts: the parts to show; None for the result's own view.
     """
     if as_json:
         text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
@@ -443,9 +443,9 @@ def drop_failed_output() -> None:
 
 
 def unprinted() -> str:
-    """Why some of the result did not reach standard output, once; empty if all of it did.
+    """Report once why output was lost from standard output; empty if none was.
 
-    A reader that has left, as ``head`` does, is no reason.
+    A closed pipe, as after ``head``, does not count.
     """
     sys.stdout.flush()
     why = "; ".join(dict.fromkeys(_lost))

@@ -1,7 +1,7 @@
-"""How signals end the command, from its first import on; nothing but the smallest is imported here.
+"""Signal handling from the first import on. Few imports, so that Ctrl-C works early.
 
-Until a command begins nothing has been made that could be left behind, so that the process ends
-where it stands: an exception would go through the imports of others, who may swallow or print it.
+Before a command begins there is nothing to clean up, so the process ends at once. An exception
+would pass through third-party imports, which may swallow or print it.
 """
 
 import os
@@ -23,7 +23,7 @@ def heed_signals() -> None:
 
 
 def begin_command() -> None:
-    """From here on they end a command, which cleans up behind it."""
+    """Let signals raise from now on, so that the command cleans up."""
     global _command_begun
     _command_begun = True
 

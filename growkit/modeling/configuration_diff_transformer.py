@@ -35,10 +35,10 @@ MULTIPLIERS = (
     "residual_multiplier",
     "logits_scaling",
 )
-"""Numbers by which something is multiplied, or divided."""
+"""Names of multipliers and divisors."""
 
 DERIVED: Any = None
-"""Default of a value that follows from the rest."""
+"""Default of a value that is derived from other values."""
 
 FORMER_KEYS = {"output_multiplier": "head_output_scale"}
 """Keys of older configs, and their names today. Trainers read the old one as a scale of logits."""
@@ -99,10 +99,10 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
         mlp_bias: whether the MLP has.
         qk_norm: whether every query and key head goes through an RMSNorm before it is rotated, with
             one weight for all queries and one for all keys.
-        attention_multiplier: of the scores; None for ``1 / √head_dim``.
-        embedding_multiplier: of what tokens are embedded as.
-        residual_multiplier: of what attention and MLP add to the hidden states.
-        logits_scaling: what logits are divided by.
+        attention_multiplier: factor of the scores; None for ``1 / √head_dim``.
+        embedding_multiplier: factor of the token embeddings.
+        residual_multiplier: factor of the outputs of attention and MLP.
+        logits_scaling: divisor of the logits.
         **kwargs: for transformers.
 
     Raises:
@@ -217,7 +217,7 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
         return self.shared_rank[layer] if isinstance(self.shared_rank, list) else self.shared_rank
 
     def _head_problems(self) -> Iterator[str]:
-        """What is wrong with numbers and widths of heads; each relies on those before."""
+        """Find problems of numbers and widths of heads; later checks rely on earlier ones."""
         signal, noise = self.num_signal_heads, self.num_noise_heads
         for key in ("num_attention_heads", "num_key_value_heads", "head_dim", "value_head_dim"):
             if getattr(self, key) < 1:
@@ -241,7 +241,7 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
                 )
 
     def _other_problems(self) -> Iterator[str]:
-        """What is wrong with numbers and activation."""
+        """Find problems of other numbers and of the activation."""
         limits = [(key, 1.0, "between 0 and 1") for key in ("rms_norm_eps", "head_norm_eps")]
         limits += [(key, math.inf, "above 0") for key in MULTIPLIERS]
         for key, most, expected in limits:
@@ -253,7 +253,7 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
             yield f"hidden_act is {self.hidden_act!r}; choose poly_norm or one of transformers"
 
     def _switch_problems(self) -> Iterator[str]:
-        """What is wrong with the switches, and with what they need."""
+        """Find problems of the switches and their requirements."""
         for switch, choices in SWITCHES.items():
             if getattr(self, switch) not in choices:
                 yield f"{switch} is {getattr(self, switch)!r}; choose one of {', '.join(choices)}"

@@ -182,7 +182,7 @@ def causal_integral(
 
 
 class Projected(NamedTuple):
-    """What attention is computed from, after projection and rotation.
+    """Inputs of attention, after projection and rotation.
 
     Attributes:
         signal_query: [batch, signal, rows, head_dim].
@@ -203,7 +203,7 @@ class Projected(NamedTuple):
     gamma: Tensor | None = None
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Projected:
-        """The same, with every tensor changed."""
+        """Apply a function to every tensor."""
         return Projected(*(None if each is None else change(each) for each in self))  # type: ignore[arg-type]
 
 
@@ -255,13 +255,13 @@ def differential_maps(
         projected: see there.
         scaling: of the scores.
         integral: ``none``, ``causal`` or ``column_mean``.
-        visible: [batch or 1, 1, rows, columns], true for what a row sees. Rows that see nothing
+        visible: [batch or 1, 1, rows, columns], true for visible columns. Rows that see nothing
             take no part in means.
         past_sums: see ``causal_integral``; zero for columns that it lacks.
 
     Returns:
-        The maps, [batch, signal, rows, columns], and what they leave of column sums after the last
-        row, [batch, signal, columns], in float32 or wider.
+        The maps, [batch, signal, rows, columns], and the column sums after the last row, [batch,
+        signal, columns], in float32 or wider.
     """
     blind: Tensor = visible  # marks that some rows may see nothing
     maps = _map(projected.signal_query, projected.signal_key, scaling, visible, blind)

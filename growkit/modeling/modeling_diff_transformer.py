@@ -49,7 +49,7 @@ OWN = (None, "sdpa", "eager", "paged|eager")
 """Attention implementations that run here."""
 
 OTHERS = ("flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
-"""Those that are called as transformers' models do, once for signal and once for noise heads."""
+"""Implementations that are called through transformers, once each for signal and noise heads."""
 
 
 class PolyNorm(nn.Module):
@@ -378,7 +378,7 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
 
 
 class DiffTransformerPreTrainedModel(PreTrainedModel):
-    """What transformers wants to know."""
+    """Declarations that transformers requires."""
 
     config_class = DiffTransformerConfig
     base_model_prefix = "model"
@@ -527,7 +527,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         )
 
     def _cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
-        """The cache as this model needs it; None if there is to be none."""
+        """Prepare the cache for this model; None without a cache."""
         config = self.config
         if use_cache is None:
             use_cache = config.use_cache and not self.training

@@ -15,7 +15,7 @@ from transformers.masking_utils import find_packed_sequence_indices
 from transformers.utils.import_utils import is_tracing
 
 MASKED = -1e3
-"""What a mask adds to scores of what is not seen is below this."""
+"""Upper limit of a mask's addends for hidden tokens."""
 
 
 class Texts(NamedTuple):
@@ -23,7 +23,7 @@ class Texts(NamedTuple):
 
     Attributes:
         places: [texts, longest], where each token is in the flattened batch; 0 for padding.
-        real: [texts, longest], false for padding, which comes after a text.
+        real: [texts, longest], false for padding, which follows each text.
     """
 
     places: Tensor
@@ -37,7 +37,7 @@ class Texts(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Which tokens see which, beyond that none sees later ones.
+    """Visibility of tokens, in addition to causality.
 
     Attributes:
         real: [batch, columns], false for padding; None if there is none.
@@ -112,13 +112,13 @@ def seen_tokens(
     averaged: bool,
     eager: bool,
 ) -> Seen:
-    """Which tokens see which in a forward pass.
+    """Determine which tokens see which in a forward pass.
 
     Args:
         hidden_states: [batch, rows, hidden].
         attention_mask: [batch, columns], [batch or 1, 1, rows, columns] or None.
-        position_ids: as they were given.
-        cache: what came before; None if nothing did.
+        position_ids: position ids as passed by the caller.
+        cache: earlier tokens; None if there are none.
         packed: see ``Seen``.
         paged: whether a mask has columns of all that continuous batching holds.
         averaged: whether maps are averaged over rows, which padding must not take part in.

@@ -1,4 +1,4 @@
-"""Charts as SVG text: from numbers to drawings, without a library, a script or the network.
+"""Charts as SVG text, drawn from numbers without a library, a script or the network.
 
 Every chart is 440 units wide, so that its text stays readable from a phone to a wide screen. Its
 ``<title>`` and ``<desc>`` describe it in words and numbers. Colours are classes of ``chart.css``,
@@ -20,7 +20,7 @@ from growkit.report.view import BEYOND, figure, is_finite
 
 WIDTH = 440
 LEFT, RIGHT, TOP, BOTTOM = 66, WIDTH - 18, 40, 52
-"""The plot: its left and right ends, its top, and the room below it."""
+"""Left and right ends of the plot, its top, and the room below it."""
 
 LETTER = 7.6
 """Width of a letter, on average and a little more, to keep labels apart."""
@@ -32,7 +32,7 @@ NARROW = 30
 """Height of a band that has no room for its own name."""
 
 MOST_DOTS = 60
-"""Points up to which a line shows each of them."""
+"""Largest number of points at which a line shows each point."""
 
 MOST_LINES = 8
 """Limit for distinguishable lines in one plot."""
@@ -47,7 +47,7 @@ Point = tuple[float, float]
 
 
 class Titles(NamedTuple):
-    """What a chart shows, and the names of its axes, with their units."""
+    """The title of a chart, and the names of its axes with their units."""
 
     chart: str
     x: str
@@ -65,7 +65,7 @@ class Scale:
 
     Attributes:
         low: value at ``start``; the exponent of ten on a logarithmic scale.
-        high: the same at ``end``.
+        high: value at ``end``, likewise.
         ticks: values to print, each with its text.
         start: position of ``low``.
         end: position of ``high``.
@@ -80,7 +80,7 @@ class Scale:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """The position of a value; values outside of the scale are at its ends."""
+        """The position of a value; values outside the scale are placed at its ends."""
         if self.log:
             value = math.log10(value) if value > 0 else self.low
         share = min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
@@ -90,10 +90,10 @@ class Scale:
 def linear(
     values: Sequence[float], start: float = 0.0, end: float = 1.0, *, around_zero: bool = False
 ) -> Scale:
-    """From one round number to another, with round numbers between them.
+    """Make a linear scale between round numbers, with round ticks.
 
     Args:
-        values: what must have room.
+        values: values that the scale must cover.
         start: position of the low end.
         end: position of the high end.
         around_zero: whether zero is in the middle.
@@ -114,7 +114,7 @@ def linear(
 
 
 def _logarithmic(values: Sequence[float], start: float, end: float) -> Scale:
-    """Whole decades, above a line for zeros if there are any."""
+    """Make a logarithmic scale of whole decades, above a line for zeros if there are any."""
     exponents = [math.log10(value) for value in values if value > 0]
     low = math.floor(min(exponents, default=0.0))
     high = max(math.ceil(max(exponents, default=0.0)), low + 1)
@@ -129,7 +129,7 @@ def _logarithmic(values: Sequence[float], start: float, end: float) -> Scale:
 
 
 class _Drawing:
-    """A chart while it is drawn; ``words`` describe it."""
+    """A chart in progress; ``words`` describe it."""
 
     def __init__(self, height: int) -> None:
         self.height, self.bottom = height, height - BOTTOM
@@ -175,7 +175,7 @@ class _Drawing:
         self.text(RIGHT, y_name, name, "end", "limit-name")
 
     def svg(self, titles: Titles, more: int = 0) -> str:
-        """The chart; ``more`` is the height of what is drawn below the plot."""
+        """Finish the chart; ``more`` is the height of the drawing below the plot."""
         self.text(RIGHT, self.height - 10, titles.x, "end")
         self.text(4, 16, titles.y)
         height = self.height + more
@@ -187,7 +187,7 @@ class _Drawing:
 
 
 def _inside(x: float, label: str) -> float:
-    """The middle of a label that must not leave the drawing."""
+    """Move the middle of a label so that it stays inside the drawing."""
     half = LETTER * len(label) / 2
     return min(max(x, half), WIDTH - half)
 
@@ -202,11 +202,11 @@ def line(
     limit: tuple[float, str] | None = None,
     mark: tuple[float, str] | None = None,
 ) -> str:
-    """A line through a row of values.
+    """Draw a line through a series of values.
 
     Args:
-        values: the values; what is no number leaves a gap with a cross.
-        titles: what the chart shows.
+        values: the values; a missing number leaves a gap with a cross.
+        titles: titles of the chart and its axes.
         names: names of the values; their indices if left out.
         places: positions of the values on the axis, in ascending order; their indices if left out.
         log: whether the axis is logarithmic; zeros then have a line of their own, below a gap.
@@ -235,7 +235,7 @@ def line(
             missing.append(name)
             previous = None
             continue
-        # No line leads to zero on a logarithmic scale: nothing is known between.
+        # No line leads to zero on a logarithmic scale, where it would cross unknown decades.
         joined = previous is not None and not (log and (value == 0) != (previous == 0))
         path += f"{'L' if joined else 'M'}{x:.1f} {up.at(value):.1f}{'' if joined else 'h0'}"
         if len(values) <= MOST_DOTS:
@@ -260,7 +260,7 @@ def line(
 
 
 def _labels(names: Sequence[str], xs: Sequence[float]) -> list[int]:
-    """Indices of labels that do not touch: the first, the last and some between them."""
+    """Choose labels that do not touch: the first, the last and some between them."""
     last = len(names) - 1
 
     def clear(first: int, second: int) -> bool:
@@ -278,11 +278,11 @@ def _labels(names: Sequence[str], xs: Sequence[float]) -> list[int]:
 def residuals(
     pairs: Sequence[Sequence[Number]], titles: Titles, band: tuple[float, str] | None = None
 ) -> str:
-    """Pairs as points: the first number, and how far the second is above or below it.
+    """Draw pairs as points: the first number, and the difference of the second from it.
 
     Args:
         pairs: the pairs.
-        titles: what the chart shows.
+        titles: titles of the chart and its axes.
         band: a difference for a line on both sides of zero, and its name.
     """
     known = [(x, y - x) for x, y in pairs if is_finite(x) and is_finite(y)]
@@ -302,7 +302,7 @@ def residuals(
     if band:
         above, below = up.at(band[0]), up.at(-band[0])
         chart.path("limit", f"M{LEFT} {below:.1f}H{RIGHT}")
-        # The name of lines within the cloud is above it.
+        # If lines are within the cloud of points, their name is above it.
         narrow = below - above < NARROW
         chart.limit(above, f"dashed: {band[1]}", (TOP if narrow else above) - 6)
         chart.words.append(band[1])
@@ -314,12 +314,12 @@ class Interval:
     """A mean with its interval.
 
     Attributes:
-        name: what it is the mean of.
-        mean: its value.
+        name: name of the averaged quantity.
+        mean: the mean.
         low: lower end of the interval.
-        high: upper end.
-        each: the values behind the mean, drawn as dots.
-        noise: whether it may be noise, drawn in grey.
+        high: upper end of the interval.
+        each: the averaged values, drawn as dots.
+        noise: whether the mean may be noise; it is then drawn in grey.
     """
 
     name: str
@@ -331,11 +331,11 @@ class Interval:
 
 
 def intervals(rows: Sequence[Interval], titles: Titles, *, around_zero: bool = True) -> str:
-    """Means with their intervals on one scale, each below its name.
+    """Draw means with their intervals on one scale, each below its name.
 
     Args:
         rows: the means.
-        titles: what the chart shows.
+        titles: titles of the chart and its axes.
         around_zero: whether zero is in the middle of the scale; it starts at zero otherwise.
     """
     chart, left = _Drawing(TOP + BOTTOM + 36 * len(rows)), 14
@@ -360,10 +360,10 @@ def intervals(rows: Sequence[Interval], titles: Titles, *, around_zero: bool = T
 
 @dataclass(frozen=True)
 class Curve:
-    """The mean of some lines, and these lines where there are several.
+    """The mean of some lines, together with the lines if there are several.
 
     Attributes:
-        name: its name.
+        name: name of the curve.
         each: the points of every line, from left to right.
     """
 
@@ -378,11 +378,11 @@ class Curve:
 
 
 def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) -> str:
-    """Several lines in one plot, with a key below it.
+    """Draw several curves in one plot, with a key below it.
 
     Args:
-        lines: at most ``MOST_LINES``.
-        titles: what the chart shows.
+        lines: at most ``MOST_LINES`` curves.
+        titles: titles of the chart and its axes.
         most: largest value of the vertical axis; lines above it run along its end.
     """
     chart = _Drawing(300)
@@ -411,12 +411,12 @@ def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) ->
 
 
 def standalone(svg: str) -> str:
-    """A chart as a file of its own, in light and dark."""
+    """Turn a chart into a standalone file, with light and dark colours."""
     style = f"<style>{style_rules()}</style>"
     rooted = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     return rooted.replace("</desc>", f"</desc>{style}", 1) + "\n"
 
 
 def style_rules() -> str:
-    """The colours of charts, as CSS."""
+    """The colours of charts as CSS."""
     return Path(__file__).with_name("chart.css").read_text(encoding="utf-8")

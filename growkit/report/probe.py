@@ -16,13 +16,13 @@ SETTINGS = (
     *("device", "text", "text_sha256", "training_tokens", "held_out_tokens", "work", "created"),
     *("seconds", "versions"),
 )
-"""Keys of the result that a page shows as they are."""
+"""Keys of the result that a page shows unchanged."""
 
 UNITS = ("FLOPs", "kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs", "EFLOPs", "ZFLOPs")
 
 
 def probe_view(result: Found) -> View:
-    """The view of a ``growkit.ProbeResult``."""
+    """Make the view of a ``growkit.ProbeResult``."""
     source, best, apart = standing(result)
     tried = [each for each in result["candidates"] if not each["source"]]
     trained = sum(bool(each["curves"]) for each in tried)
@@ -57,7 +57,7 @@ def _name(candidate: Found) -> str:
 
 
 def _above(result: Found, one: Found, other: Found) -> Interval | None:
-    """How far the loss of one is above another's; None if they were not compared."""
+    """Compute how far the loss of one is above the other's; None if they were not compared."""
     pair = difference_between(result, one["name"], other["name"])
     if pair is None:
         return None
@@ -112,7 +112,7 @@ def _order(result: Found, source: Found) -> Topic:
 
 
 def _losses(result: Found) -> Iterator[Topic]:
-    """Losses of the source and the first candidates along the training, by compute and by steps."""
+    """Draw losses of the source and the first candidates over training, by compute and by steps."""
     drawn = sorted(_ranked(result), key=lambda each: not each["source"])[:MOST_LINES]
     y_title = "loss, nats per token"
     if drawn and (equal := result["equal_compute"]):
@@ -126,7 +126,7 @@ def _losses(result: Found) -> Iterator[Topic]:
 
 
 def _curves(drawn: Sequence[Found], scales: Sequence[float], most: float, titles: Titles) -> Topic:
-    """Losses up to a position on the axis, to which ``scales`` converts steps."""
+    """Draw losses up to a position on the axis; ``scales`` converts steps to positions."""
     lines = []
     for candidate, scale in zip(drawn, scales, strict=True):
         each = [

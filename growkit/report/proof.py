@@ -28,25 +28,25 @@ RECORDED = (
     *("growkit", "created", "dtype", "source_parameters", "parameters", "bytes", "lost"),
     *("loads_with", "papers"),
 )
-"""Keys of the manifest that a page shows as they are."""
+"""Keys of the manifest that a page shows unchanged."""
 
 CONDITIONS = (
     *("source", "target", "tokens", "predictions", "text", "text_sha256", "seed", "created"),
     *("seconds", "negative_control", "negative_control_caught", "versions", "notes"),
     "unknown_files",
 )
-"""Keys of the result that a page shows as they are."""
+"""Keys of the result that a page shows unchanged."""
 
 MOST_BINS = 16
 MOST_SPECTRA = 4
-"""Spectra that are drawn; the table has all of them."""
+"""Largest number of drawn spectra; the table lists all of them."""
 
 FAR = 1e6
-"""Times the limit above which the exact number does not matter."""
+"""Multiple of the limit above which the exact number does not matter."""
 
 
 def proof_view(result: Found, manifest: Found | None = None) -> view.View:
-    """The view of a proof.
+    """Make the view of a proof.
 
     Args:
         result: a ``growkit.VerifyResult``.
@@ -97,18 +97,18 @@ def proof_view(result: Found, manifest: Found | None = None) -> view.View:
 
 
 def compared_on(result: Found) -> str:
-    """What losses are means over, e.g. ``510 predictions, text.txt``."""
+    """State the predictions over which losses are averaged, e.g. ``510 predictions, text.txt``."""
     text = Path(str(result["text"])).name if result["text"] else "random tokens"
     return f"{counted(result['predictions'], 'prediction')}, {text}"
 
 
 def native_name(result: Found) -> str:
-    """Name of the comparison in the storage dtype, e.g. ``in bfloat16``."""
+    """Name the comparison in the storage dtype, e.g. ``in bfloat16``."""
     return f"in {result['native']['dtype']}"
 
 
 def glance(result: Found) -> Found:
-    """The most important findings."""
+    """Select the most important findings."""
     caught = "caught" if result["negative_control_caught"] else "NOT caught"
     found = {
         "KL": _kl(result),
@@ -126,7 +126,7 @@ def glance(result: Found) -> Found:
 
 
 def _kl(result: Found) -> Cell | None:
-    """The KL, where something may be lost or is limited."""
+    """The KL, if the promise allows a loss or the KL has a limit."""
     strict, most = result["strict_float64"], result["max_kl"]
     if result["promise"] == "exact" and most is None:
         return None
@@ -174,7 +174,7 @@ def _arrow(values: Sequence[Any], form: str) -> str:
 
 
 def headroom(finding: Found) -> str | None:
-    """How far a finding is from its limit, e.g. ``60 × below the limit``; None without one."""
+    """State the distance of a finding from its limit, e.g. ``60 × below the limit``; or None."""
     measured, limit = finding["measured"], finding["limit"]
     if limit is None:
         return None
@@ -253,12 +253,12 @@ def _difference(result: Found) -> Topic:
 
 
 def tables(result: Found) -> list[Topic]:
-    """The tables that every proof has: of logits, of losses and of inference modes."""
+    """Make the tables of every proof: logits, losses and inference modes."""
     return [_numbers(result), _losses(result), _modes_table(result)]
 
 
 def _numbers(result: Found) -> Topic:
-    """How far logits are apart, next to what rounding does to the source alone."""
+    """Compare logit differences with the effect of rounding on the source alone."""
     columns = [result[key] for key in ("strict_float64", "native", "rounding")]
     why = columns[0]["tolerance_why"]
     notes = {"tolerance": f" ({why})"} if why else {}
@@ -286,7 +286,7 @@ def _losses(result: Found) -> Topic:
 
 
 def _modes_table(result: Found) -> Topic:
-    """How far logits are apart in every inference mode."""
+    """Logit differences in every inference mode."""
     verdicts = {True: "✓ kept", False: "✗ not kept", None: "no limit"}
     pairs = (("relative", "tolerance"), ("native", "native_tolerance"))
     rows = []
@@ -315,7 +315,7 @@ def _layers(result: Found) -> Topic:
 
 
 def _unless_zero(values: Sequence[Any], svg: str, caption: Cell | None = None) -> dict[str, Any]:
-    """A section's chart, or that there is none because all of its values are zero."""
+    """Give a section's chart, or mark that all of its values are zero."""
     if any(value != 0 for value in values):
         return {"charts": [view.Chart(svg, caption)]}
     return {"zero": bool(values)}
@@ -335,7 +335,7 @@ def _logits(result: Found) -> Topic:
 def binned(
     values: Sequence[float | None], counts: Sequence[int]
 ) -> list[tuple[str, float | None, int]]:
-    """Positions in at most ``MOST_BINS`` bins of equal width, except for the last.
+    """Group positions into at most ``MOST_BINS`` bins of equal width, except for the last.
 
     Args:
         values: the mean at each position.
@@ -429,7 +429,7 @@ def _low_rank(result: Found) -> Topic:
 
 
 def _origin(manifest: Found) -> Topic:
-    """How the target was made, as far as a manifest has the form that growkit gives it."""
+    """Describe how the target was made, from the parts of a manifest that have growkit's form."""
     hashes = manifest.get("source_files")
     steps = {f"step {number}": step for number, step in enumerate(steps_of(manifest), 1)}
     items = list(hashes.items()) if isinstance(hashes, Mapping) else []
@@ -438,7 +438,7 @@ def _origin(manifest: Found) -> Topic:
 
 
 def steps_of(manifest: Found) -> list[str]:
-    """How the target was made, a text for each step; empty without a recipe."""
+    """Describe each step of the target's recipe; empty without a recipe."""
     recipe = manifest.get("recipe")
     steps = recipe.get("steps") if isinstance(recipe, Mapping) else None
     return [

@@ -1,7 +1,7 @@
-"""Results as files: the report, one HTML page or JSON; and the model card next to the weights.
+"""Results as files: the report (one HTML page or JSON) and the model card next to the weights.
 
-A report is never inside a model or in place of another file. The card is ready to be published: it
-states what the manifest holds.
+A report is never written inside a model or over another file. The card repeats the manifest and can
+be published.
 """
 
 import json
@@ -32,7 +32,7 @@ REPORTS = {
     ".html": re.compile('<!DOCTYPE html>\\n<html lang="en">.* – growkit</title>', re.DOTALL),
     ".json": re.compile('{\\n  "(promise|equal_compute)": '),
 }
-"""How reports begin."""
+"""Beginnings of reports."""
 
 LONGEST_BEGINNING = 1 << 16
 """Characters."""
@@ -51,7 +51,7 @@ def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
         outputs: folders that the same run makes.
 
     Raises:
-        InputError: it cannot be written there.
+        InputError: the report cannot be written there.
     """
     if file is None:
         return
@@ -91,7 +91,7 @@ def write_report(
         outputs: folders of the run; of a proof, the target's, for its manifest.
 
     Raises:
-        InputError: it can no longer be written, or the disk is full.
+        InputError: the report can no longer be written, or the disk is full.
     """
     if file is None:
         return
@@ -118,7 +118,7 @@ def save_report(result: GrowResult | VerifyResult | ProbeResult, file: str | Pat
         file: one HTML page (.html), or .json.
 
     Raises:
-        InputError: it cannot be written there, or there was no proof.
+        InputError: the report cannot be written there, or there was no proof.
     """
     found = result.verification if isinstance(result, GrowResult) else result
     outputs = [Path(result[key]) for key in ("output", "target") if key in result]
@@ -129,7 +129,7 @@ def save_report(result: GrowResult | VerifyResult | ProbeResult, file: str | Pat
 
 
 def page(view: View) -> str:
-    """A view as one HTML file."""
+    """Render a view as one HTML file."""
     filters = {
         "plain": lambda text: Markup(escape(text)),  # noqa: S704  for attributes and titles
         "sentence": lambda text: flowing(f"{text[:1].upper()}{text[1:].removesuffix('.')}."),
@@ -139,21 +139,21 @@ def page(view: View) -> str:
 
 
 def flowing(value: Any) -> Markup:
-    """A value as HTML, with line breaks between words and between the parts of long names only.
+    """Render a value as HTML that breaks only between words and between parts of long names.
 
-    Browsers break lines after hyphens, as in ``--max-kl`` and ``1e-14``, and long names anywhere.
+    By default, browsers break lines after hyphens, as in ``--max-kl`` and ``1e-14``.
     """
     kept = _WHOLE.sub(r'<span class="whole">\g<0></span>', escape(figure(value)))
-    # Escaped above, so that only our own tags are markup.
+    # The text is escaped above, so only our own tags are markup.
     return Markup(_NAMES.sub(lambda name: _PARTS.sub(r"\g<0><wbr>", name[0]), kept))  # noqa: S704
 
 
 def model_card(manifest: Found, *, tokenizer: bool = False, eager_experts: bool = False) -> str:
-    """A ``README.md`` in the Hub's form.
+    """Render the model card, a ``README.md`` in the Hub's form.
 
     Args:
         manifest: the content of ``growkit.json``.
-        tokenizer: whether there is one next to the weights.
+        tokenizer: whether there is a tokenizer next to the weights.
         eager_experts: whether transformers refuses to multiply with all experts at once.
     """
     steps, proof = manifest["recipe"]["steps"], manifest["verification"]
@@ -182,7 +182,7 @@ def model_card(manifest: Found, *, tokenizer: bool = False, eager_experts: bool 
 
 
 def _escaped(value: Any) -> Markup:
-    """A value as Markdown text, with all markup escaped."""
+    """Render a value as Markdown text, with all markup escaped."""
     text = plain("–" if value is None else figure(value))
     return Markup(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|"))  # noqa: S704
 
@@ -198,9 +198,9 @@ def render(
     """Fill in a template of this folder.
 
     Args:
-        template: its file name.
-        escape: turns every value into markup; what is markup already stays as it is.
-        filters: more functions for the template, by name.
+        template: file name of the template.
+        escape: turns every value that is not yet markup into markup.
+        filters: additional functions for the template, by name.
         values: values for the template, by name.
     """
     environment = Environment(

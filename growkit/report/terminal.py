@@ -1,4 +1,4 @@
-"""What terminals show of results, and progress."""
+"""Results and progress on terminals."""
 
 import re
 import time
@@ -25,17 +25,17 @@ STYLES = {"good": "bold green", "warn": "yellow", "bad": "bold red", "heading": 
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 STATE = ("format", "moments", "step", "groups", "bytes", "reset", "beside")
-"""Keys of an optimizer's state that are shown as they are."""
+"""Keys of an optimizer's state that are shown unchanged."""
 
 LONGEST_VALUE = 100
-"""Characters of a config's value that are shown."""
+"""Largest number of characters shown of a config value."""
 
 INDEX = re.compile("0|[1-9][0-9]*")
 """A part of a name that is a number."""
 
 
 def growth_parts(result: Found) -> Iterator[Part]:
-    """A ``growkit.GrowResult``: what was done, or would be, and its proof."""
+    """Show a ``growkit.GrowResult``: the operation, executed or planned, and its proof."""
     if result["dry_run"]:
         yield from (_tensors(result), Paragraph(""))
     if result["dry_run"] and result["config"]:
@@ -79,7 +79,7 @@ def _summary(result: Found, storage: str, sentences: Sequence[str | None]) -> It
 
 
 def plan_parts(plan: Found) -> Iterator[Part]:
-    """A ``LargePlan``: what a recipe takes."""
+    """Show a ``LargePlan``: the estimated costs of a recipe."""
     yield from _summary(plan, f"in {plan['dtype']}", [_lost(plan)])
     keys = ("source", "read", "disk_needed", "files", "largest_file", "memory", "bandwidth")
     yield recorded(plan, (*keys, "write_seconds", "proof_seconds", "basis"))
@@ -105,10 +105,10 @@ def _tensors(result: Found) -> Grid:
 
 
 def group_names(named: Mapping[str, Hashable]) -> dict[str, list[str]]:
-    """Group names that differ in numbers alone.
+    """Group names that differ only in numbers.
 
     Args:
-        named: for each name, what must be equal within a group.
+        named: for each name, a value that must be equal within a group.
 
     Returns:
         The names of each group in the order of their first, by a name for all of them such as
@@ -137,7 +137,7 @@ def _spans(numbers: Sequence[int]) -> str:
 
 
 def in_common(texts: Sequence[str]) -> str:
-    """Texts that differ in numbers alone as one, with ``…`` for those that differ."""
+    """Merge texts that differ only in numbers, with ``…`` for differing numbers."""
     words = NUMBER.split(texts[0])
     numbers = zip(*(NUMBER.findall(text) for text in texts), strict=True)
     shown = [each[0] if len({*each}) == 1 else "…" for each in numbers]
@@ -145,7 +145,7 @@ def in_common(texts: Sequence[str]) -> str:
 
 
 def _ranks(ranks: Sequence[Found]) -> Grid:
-    """Ranks that were tried, with their cost; of ranks of single layers, the chosen ones."""
+    """Show tried ranks with their cost; for searches by layer, only the chosen ones."""
     if ranks[0]["layer"] is not None:
         chosen = [each for each in ranks if each["chosen"]]
         return listing(chosen, ("layer", "rank", "energy"), "ttt")
@@ -153,7 +153,7 @@ def _ranks(ranks: Sequence[Found]) -> Grid:
 
 
 def inspection_parts(result: Found) -> Iterator[Part]:
-    """An ``Inspection``: what a checkpoint is."""
+    """Show an ``Inspection`` of a checkpoint."""
     facts = {
         "folder": result["folder"],
         "family": f"{result['family']} ({result['model_class'] or 'no class named'})",
@@ -188,7 +188,7 @@ def family_parts(known: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def ability_parts(table: Sequence[Sequence[str]], *, every: bool) -> Iterator[Part]:
-    """What can be done to models: a table of every family, or facts of a few."""
+    """Show the possible operations: a table of every family, or facts about a few."""
     heads, *rows = table
     if every:
         yield Grid(heads, rows, "t" * len(heads), lines=True)
@@ -197,14 +197,14 @@ def ability_parts(table: Sequence[Sequence[str]], *, every: bool) -> Iterator[Pa
 
 
 def check_parts(result: Found) -> Iterator[Part]:
-    """A ``CheckResult``: whether a folder is what its manifest recorded, and every difference."""
+    """Show a ``CheckResult``: whether a folder matches its manifest, and every difference."""
     yield Paragraph(result["reason"], "good" if result["whole"] else "bad")
     for each in result["differences"]:
         yield Paragraph(difference_sentence(each))
 
 
 def story_parts(result: Found) -> Iterator[Part]:
-    """A ``Story``: the growth of the demo, its proof, and what both models write."""
+    """Show a ``Story``: the growth of the demo, its proof, and both models' texts."""
     yield from growth_parts(result["growth"])
     written = {"before": result["before"], "after": result["after"]}
     if result["before"] == result["after"]:
@@ -225,7 +225,7 @@ SHOWN: dict[str, Callable[[Any], Iterable[Part]]] = {
     "CheckResult": check_parts,
     "Story": story_parts,
 }
-"""What is shown of results, by the name of their class."""
+"""Functions that show results, by the name of the result's class."""
 
 
 class PlainConsole(Console):
@@ -235,12 +235,12 @@ class PlainConsole(Console):
         super().__init__(highlight=False, markup=False, emoji=False, width=width, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """A text with its control characters escaped."""
+        """Render a text with its control characters escaped."""
         return super().render_str(plain(text), **options)
 
 
 def parts_of(result: Any) -> Iterable[Part]:
-    """What is shown of a result."""
+    """Choose the parts of a result to show."""
     return SHOWN[type(result).__name__](result)
 
 

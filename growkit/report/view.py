@@ -1,4 +1,4 @@
-"""The view of a result: a small tree of plain data, which terminal, page and card write.
+"""The view of a result: a small tree of plain data, rendered by terminal, page and card.
 
 ``proof``, ``probe`` and ``operation`` make it, once, from a result.
 """
@@ -12,28 +12,28 @@ from growkit.base.errors import shortened
 from growkit.base.units import duration, size
 
 Found = Mapping[str, Any]
-"""Names with their values, as results and manifests have them."""
+"""Values by name, as in results and manifests."""
 
 BEYOND = 1e300
 """Larger magnitudes are drawn as infinite: their differences would overflow."""
 
 BYTES = {"bandwidth", "bytes", "disk_free", "disk_needed", "largest_file", "memory", "read"}
-"""Keys of numbers of bytes."""
+"""Keys of values in bytes."""
 
 LONGEST_MAPPING = 400
-"""Characters of a mapping that are shown."""
+"""Largest number of characters shown of a mapping."""
 
 NOTHING = "–"
 """A cell in which nothing was measured."""
 
 
 def is_finite(value: Any) -> TypeGuard[float]:
-    """Whether something can be drawn: neither missing nor NaN nor infinite."""
+    """Whether a value can be drawn: not missing, NaN or infinite."""
     return isinstance(value, int | float) and abs(value) < BEYOND  # false for a NaN
 
 
 def figure(value: Any, form: str = ".3g") -> str:
-    """A value as text; ``none`` if there is no number."""
+    """Format a value; ``none`` if there is no number."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "none"
     if isinstance(value, bool):
@@ -91,7 +91,7 @@ Part = Paragraph | Found | Grid
 
 
 def recorded(found: Found, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """Values of a result or a manifest by their names there, all or some; empty ones left out."""
+    """Select values of a result or a manifest by name, all or some, without empty ones."""
     shown = {}
     for key in keys or found:
         value = found.get(key)
@@ -110,7 +110,7 @@ def recorded(found: Found, keys: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def listing(found: Sequence[Found], keys: Sequence[str], kinds: str, fold: str = "") -> Grid:
-    """Parts of a result as a table; see ``Grid``."""
+    """Make a table of parts of a result; see ``Grid``."""
     heads = [key.replace("_", " ") for key in keys]
     return Grid(heads, [[each[key] for key in keys] for each in found], kinds, fold)
 
@@ -131,10 +131,10 @@ class Topic:
         title: the heading.
         text: a summary of the findings for pages, which explain them as well.
         parts: the findings.
-        charts: the same, drawn.
-        zero: whether there is no chart because all values are zero.
+        charts: charts of the findings.
+        zero: whether the chart is left out because all values are zero.
         half: whether two such sections fit next to each other on a wide screen.
-        brief: whether terminals show the parts as well.
+        brief: whether terminals show the parts too.
     """
 
     title: str
@@ -151,19 +151,19 @@ class Topic:
 
 @dataclass(frozen=True)
 class View:
-    """A result that has a verdict.
+    """The view of a result with a verdict.
 
     Attributes:
         kind: good, warn or bad.
         heading: the verdict in a few words.
         about: names of the models.
-        subject: what was compared.
+        subject: the compared models or texts.
         reason: the verdict in a sentence.
-        advice: what is at fault, and what to do next.
-        promise: of the target; empty if nothing was promised.
-        use: by which the page knows what to do with it.
-        loading: how it loads, in a sentence.
-        warnings: what to know before the model is used.
+        advice: the fault, and the next step.
+        promise: promise of the target; empty if there is none.
+        use: kind of instructions for the target's use on the page.
+        loading: how the target loads, in a sentence.
+        warnings: warnings to read before using the model.
         glance: the most important findings.
         sections: all findings.
     """
