@@ -65,7 +65,7 @@ def assert_preserved(model: nn.Module, folder: str | Path) -> float:
     """
     expected = expected_of(Path(folder))
     question = Question(Call(torch.tensor(expected.ids)), torch.tensor(expected.places))
-    found, dtype = _asked(model, question, folder)
+    found, dtype = _compute_logits(model, question, folder)
     logits = torch.tensor(expected.logits, dtype=torch.float64)
     distance = apart(logits, question.of(found), expected.scale)
     distance = distance if math.isfinite(distance) else math.inf
@@ -191,7 +191,7 @@ def keep_stored(model: nn.Module, folder: str | Path) -> list[str]:
     return changed
 
 
-def _asked(model: nn.Module, question: Question, folder: str | Path) -> tuple[Tensor, str]:
+def _compute_logits(model: nn.Module, question: Question, folder: str | Path) -> tuple[Tensor, str]:
     """Compute all logits, [tokens, vocabulary], and the name of the dtype of the computation.
 
     Raises:

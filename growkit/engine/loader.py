@@ -88,7 +88,7 @@ _loadings: WeakKeyDictionary[Checkpoint, Loading] = WeakKeyDictionary()
 """Results of ``loading`` by checkpoint, since a proof builds its model several times."""
 
 
-class _SeenEnoughError(Exception):
+class _LoadingStoppedError(Exception):
     """Stops ``from_pretrained`` before it reads weights."""
 
 
@@ -100,11 +100,11 @@ def loading(checkpoint: Checkpoint) -> Loading:
             in the folder, or cannot load the folder at all.
     """
     if checkpoint not in _loadings:
-        _loadings[checkpoint] = _asked(checkpoint)
+        _loadings[checkpoint] = _examine(checkpoint)
     return _loadings[checkpoint]
 
 
-def _asked(checkpoint: Checkpoint) -> Loading:
+def _examine(checkpoint: Checkpoint) -> Loading:
     checkpoint.opened.check_loaded()
     inert(checkpoint.config, str(checkpoint.folder / "config.json"))
     for key in LAYERS:
@@ -126,7 +126,7 @@ def _asked(checkpoint: Checkpoint) -> Loading:
         else:
             config = parsed(checkpoint.config)
         check_class(config, str(folder))
-        model, files, missing, conversions = _seen(checkpoint, config, lacking)
+        model, files, missing, conversions = _trace_loading(checkpoint, config, lacking)
         resolved = config.to_dict()
         _check_config(checkpoint, resolved, model)
     _check_files(checkpoint, files)
@@ -174,7 +174,7 @@ def _check_config(checkpoint: Checkpoint, resolved: Config, model: Any) -> None:
             )
 
 
-def _seen(
+def _trace_loading(
     checkpoint: Checkpoint, config: Any, lacking: bool
 ) -> tuple[Any, list[str], set[str], tuple[Conversion, ...]]:
     """Load a folder without its weights, and record what would be read.
@@ -212,7 +212,7 @@ def _seen(
             info, _ = load(model, shapes, None, nowhere)
         model._adjust_missing_and_unexpected_keys(info)
         found.extend([model, [str(file) for file in files or ()], set(info.missing_keys)])
-        raise _SeenEnoughError
+        raise _LoadingStoppedError
 
     def refuse(*_: Any) -> NoReturn:
         raise InputError(f"{checkpoint.folder} holds shards of a distributed checkpoint")
@@ -222,7 +222,7 @@ def _seen(
         patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(look)),
         patch.object(PreTrainedModel, distributed, refuse, create=True),
         _no_more_modules(len(checkpoint.tensors)),
-        suppress(_SeenEnoughError),
+        suppress(_LoadingStoppedError),
     ):
         cls.from_pretrained(
             folder,

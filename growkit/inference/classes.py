@@ -75,7 +75,7 @@ class ModelClass:
         self._read, self._where = read, where
         self.name = str(getattr(known[type(read)], "__name__", kind))
         self._keys = {axis: read.attribute_map.get(key, key) for key, axis in NAMED.items()}
-        self._said = {key: value for key, value in read.to_dict().items() if key != "auto_map"}
+        self._resolved = {key: value for key, value in read.to_dict().items() if key != "auto_map"}
         self._plain = dict(config)
         self.sizes: dict[str, str] = {}
         self.small: dict[str, int] = {}
@@ -118,7 +118,7 @@ class ModelClass:
 
     def value(self, key: str) -> Any:
         """The class's value of a key, also if the config leaves it out."""
-        return self._said.get(key, getattr(self._read, key, None))
+        return self._resolved.get(key, getattr(self._read, key, None))
 
     def said(self, key: str) -> Any:
         """The config's value of a key; None if it has none."""
@@ -155,7 +155,7 @@ class ModelClass:
             plain[key] = value
         ends = {
             key: 1  # of the few tokens that there are
-            for key, value in self._said.items()
+            for key, value in self._resolved.items()
             if key.endswith("_token_id") and value is not None
         }
         return type(self._read).from_dict(plain | ends | keys | more)
@@ -273,7 +273,7 @@ class ModelClass:
         """Find other counts in the config that a shape depends on."""
         named = {*self._keys.values(), *self.sizes.values(), *self.followers}
         others = iter(OTHERS)
-        for key, value in self._said.items():
+        for key, value in self._resolved.items():
             counts = isinstance(value, int) and not isinstance(value, bool) and value > 1
             if not counts or key in named or key.endswith("_token_id"):
                 continue
@@ -286,8 +286,8 @@ class ModelClass:
 
     def _find_followers(self) -> None:
         """Find keys that must equal hidden, since the class has other tensors otherwise."""
-        width = self._said.get(self.sizes["hidden"])
-        for key, value in self._said.items():
+        width = self._resolved.get(self.sizes["hidden"])
+        for key, value in self._resolved.items():
             if value != width or isinstance(value, bool) or key == self.sizes["hidden"]:
                 continue
             alike, apart = (

@@ -179,14 +179,14 @@ def _head(found: Inference) -> Iterator[str]:
     yield "#   growkit grow SRC OUT --family THIS-FILE ..."
     yield "# What grew in a small random model of the class, and computed the same in float64:"
     for trial in found["trials"]:
-        yield f"#   {_told(trial)}"
+        yield f"#   {_trial_line(trial)}"
     others = found["tried"] - 1
     if others:
         yield f"# It is the best of {found['tried']} descriptions that were tried."
-    yield f"# {_sure(found)}"
+    yield f"# {_verdict(found)}"
 
 
-def _told(trial: Trial) -> str:
+def _trial_line(trial: Trial) -> str:
     options = ", ".join(f"{name} {value}" for name, value in trial["options"].items())
     if trial["error"] is None:
         return f"{options}: not possible ({trial['why']})"
@@ -194,7 +194,7 @@ def _told(trial: Trial) -> str:
     return f"{options}: {outcome}, within {trial['error']:.1e}"
 
 
-def _sure(found: Inference) -> str:
+def _verdict(found: Inference) -> str:
     if found["sure"]:
         return "Sure: everything that could be tried computes the same."
     if not any(trial.exact for trial in found["trials"]):
