@@ -97,8 +97,7 @@ class Entry:
     def __getitem__(self, index: Any) -> Tensor:
         chosen = index if isinstance(index, tuple) else () if index is ... else (index,)
         where = full(self.info.shape, chosen)
-        sizes = [each.stop - each.start for each in where]
-        made = torch.empty(sizes, dtype=self.info.torch_dtype)
+        made = torch.empty([each.stop - each.start for each in where], dtype=self.info.torch_dtype)
         self.fill(made, where)
         return made
 

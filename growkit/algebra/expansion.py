@@ -194,8 +194,7 @@ class IndexMap:
     @property
     def nothing(self) -> Mask:
         """Mask of coordinates that hold nothing of the source."""
-        unread = (self.role is Role.READ) & (self.share == 0)
-        return np.asarray(unread | (self.source == NOTHING))
+        return np.asarray((self.source == NOTHING) | (self.role is Role.READ) & (self.share == 0))
 
     def in_wholes(self, count: int) -> IndexMap:
         """Give the first copies the whole weight, and the remaining copies none.

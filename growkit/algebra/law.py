@@ -145,9 +145,7 @@ def grow_slice(
             split_at = position
         else:
             tensor = each.arrangement([tensor], position)
-    if split_at is None:
-        return tensor
-    return _spread(tensor, split_at, maps, slices, name, shares)
+    return tensor if split_at is None else _spread(tensor, split_at, maps, slices, name, shares)
 
 
 def _joined(read: Rows, needed: Index, position: int) -> Tensor:

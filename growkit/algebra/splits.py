@@ -58,9 +58,8 @@ class Shares:
     @property
     def amplitude(self) -> float:
         """Largest |u|. The noise is w·u with u uniform in [-U, U], so SNR = ¼ / (U²/3)."""
-        if self.snr_db is None:
-            return 0.0
-        return min(0.5, math.sqrt(0.75) * 10 ** (-self.snr_db / 20))
+        db = self.snr_db
+        return 0.0 if db is None else min(0.5, math.sqrt(0.75) * 10 ** (-db / 20))
 
     @property
     def step(self) -> float:

@@ -23,8 +23,7 @@ class PlaceError(InputError):
 
 def reason(error: BaseException) -> str:
     """Shorten another library's error to one line, for a quotation in a message."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text[:LONGEST_QUOTE].rstrip(".")
+    return (" ".join(str(error).split()) or type(error).__name__)[:LONGEST_QUOTE].rstrip(".")
 
 
 @contextmanager

@@ -229,11 +229,10 @@ def stacks(conversion: Conversion) -> bool:
 
     first, *others = conversion.transform.operations
     counts = {len(names) for names in conversion.tensors.values()}
-    rows = {shape[0] for shape in conversion.shapes.values() if shape}
     return (
         (type(first) is MergeModulelist and first.dim == 0)
         and all(type(each) is Concatenate and each.dim > 0 for each in others)
-        and counts == rows
+        and counts == {shape[0] for shape in conversion.shapes.values() if shape}
     )
 
 

@@ -369,7 +369,6 @@ class _Description:
         )
         yield tensor
         if "bias" in entry:
-            bias = [*conditions, self._condition(entry["bias"], f"bias of {name}")]
             yield replace(
                 tensor,
                 name=_bias(name),
@@ -378,7 +377,7 @@ class _Description:
                 scale=None,
                 offset=0.0,
                 dense=tensor.dense and tuple(map(_bias, tensor.dense)),
-                **_conditions(bias),
+                **_conditions([*conditions, self._condition(entry["bias"], f"bias of {name}")]),
             )
 
     def _entry(self, name: str, said: Any) -> dict[str, Any]:

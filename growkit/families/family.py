@@ -141,8 +141,7 @@ class Family(description.HasSizes):
 
         wanted = sizes[first]
         below = range(wanted - 1, max(present[first], wanted - SIZES_TRIED), -1)
-        above = range(wanted + 1, wanted + SIZES_TRIED)
-        near = [*nearest(below), *nearest(above)]
+        near = [*nearest(below), *nearest(range(wanted + 1, wanted + SIZES_TRIED))]
         if not near:
             return f"{' and '.join(grown)} cannot grow without the other sizes"
         return f"choose {' or '.join(near)}"

@@ -150,8 +150,7 @@ def try_description(asked: ModelClass, description: Mapping[str, Any]) -> list[T
                     )
                     error = error_of(_logits(folder / axis, ids), expected)
                 except InputError as why:
-                    tried = Trial(axis=axis, options=shown, error=None, why=reason(why))
-                    impossible.append(tried)
+                    impossible.append(Trial(axis=axis, options=shown, error=None, why=reason(why)))
                 else:
                     return Trial(axis=axis, options=shown, error=error, why=None)
             return impossible[0]

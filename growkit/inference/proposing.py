@@ -110,8 +110,7 @@ def composed(asked: ModelClass) -> dict[str, list[Composed]]:
 
 
 def _shapes(asked: ModelClass, doubled: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    sizes = asked.small | {axis: 2 * asked.small[axis] for axis in doubled}
-    found = asked.shapes(sizes)
+    found = asked.shapes(asked.small | {axis: 2 * asked.small[axis] for axis in doubled})
     if found is None:
         raise not_inferred(
             f"{asked.name} has no model in which {' and '.join(doubled)} alone are twice as much"
@@ -327,8 +326,7 @@ class Proposal:
         if norm.last and self._tied and pattern == "hidden":
             said["tied"] = "<- hidden"
         if name.endswith(".weight"):
-            axes = pattern.rpartition(", ")[2].split(".")
-            said["norm"] = axes[0]
+            said["norm"] = pattern.rpartition(", ")[2].split(".")[0]
             if norm.eps:
                 said["eps"] = norm.eps
             said |= {key: True for key in ("centred", "behind") if getattr(norm, key)}

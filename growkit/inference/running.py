@@ -90,7 +90,8 @@ def see(asked: ModelClass) -> Observation:
     watched = _Watch(model, seen)
     with foreign(f"no small model of {asked.name} runs", DESCRIBE):
         watched.run(asked.small["vocab"])
-    keys = [k for k, v in asked.config(asked.small).to_dict().items() if _is_eps(k, v)]
+    given = asked.config(asked.small).to_dict()
+    keys = [key for key, value in given.items() if isinstance(value, float) and key.endswith(EPS)]
     varied = {key: asked.model(asked.config(asked.small, **{key: 0.123}), "cpu") for key in keys}
     for name, module in model.named_modules():
         if seen.kinds.get(name) != "norm":
@@ -101,10 +102,6 @@ def see(asked: ModelClass) -> Observation:
             centred, offset, name in watched.behind, name in watched.last, eps
         )
     return seen
-
-
-def _is_eps(key: str, value: Any) -> bool:
-    return isinstance(value, float) and key.endswith(EPS)
 
 
 def _eps(module: nn.Module) -> float | None:

@@ -58,8 +58,7 @@ def lambda_of_vectors(
         A scalar, in float32 or wider.
     """
     first = (wide(lambda_q1) * wide(lambda_k1)).sum().exp()
-    second = (wide(lambda_q2) * wide(lambda_k2)).sum().exp()
-    return first - second + lambda_init
+    return first - (wide(lambda_q2) * wide(lambda_k2)).sum().exp() + lambda_init
 
 
 def fused_attention(

@@ -116,8 +116,7 @@ class Optimizer:
         """
         grown = self.grown(Checkpoint(folder), law)
         with progress.bytes("optimizer", tensors.total_bytes(grown.tensors)) as advance:
-            save = partial(write_shards, advance=advance, hashes=hashes)
-            self.state.write(grown, folder, save)
+            self.state.write(grown, folder, partial(write_shards, advance=advance, hashes=hashes))
         return self.result(grown)
 
     def result(self, grown: GrownState | None = None) -> OptimizerResult:

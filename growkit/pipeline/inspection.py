@@ -260,8 +260,7 @@ def _answer(
     except InputError as error:
         why = str(error)
     else:
-        config = made.plans[-1].config
-        promise, becomes = made.promise, family_of(config, model.where()).name
+        promise, becomes = made.promise, family_of(made.plans[-1].config, model.where()).name
     return Answer(
         operation=operation.name,
         options={name: str(value) for name, value in options.items()},

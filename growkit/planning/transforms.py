@@ -152,8 +152,7 @@ class Kept(_OfOne):
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
-        found = source.read(self.source, *where)
-        return _multiplied(found, self.factor, source.where(self.source))
+        return _multiplied(source.read(self.source, *where), self.factor, source.where(self.source))
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``."""

@@ -131,8 +131,7 @@ def batch_of(windows: Tensor, seed: int, first: int, count: int) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _order(seed: int, turn: int, count: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + turn)
-    return torch.randperm(count, generator=generator)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + turn))
 
 
 def window_losses(model: Any, windows: Tensor, size: int, dtype: str) -> list[float] | None:

@@ -263,7 +263,6 @@ def _rank_gain(copies: list[Tensor]) -> float | None:
 
     def effective_rank(matrix: Tensor) -> float:
         values = torch.linalg.svdvals(matrix)
-        share = values / values.sum().clamp_min(TINY)
-        return float(torch.exp(torch.special.entr(share).sum()))
+        return float(torch.exp(torch.special.entr(values / values.sum().clamp_min(TINY)).sum()))
 
     return effective_rank(torch.cat(copies)) - effective_rank(torch.stack(copies).mean(0))

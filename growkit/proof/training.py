@@ -110,8 +110,7 @@ class StrictTraining:
             state = self._optimizer.state[parameter]
             state["step"] = torch.tensor(float(beginning.steps[name]), dtype=torch.float32)
             for key, found in beginning.moments[name].items():
-                scale = factor if key == "exp_avg" else factor.square()
-                state[key] = found.to(parameter) / scale
+                state[key] = found.to(parameter) / (factor if key == "exp_avg" else factor.square())
 
     def step(self, windows: Sequence[Tensor]) -> float:
         """Take a step on some windows of tokens, each [tokens]; their mean loss before it."""

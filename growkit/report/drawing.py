@@ -303,8 +303,7 @@ def residuals(
         above, below = up.at(band[0]), up.at(-band[0])
         chart.path("limit", f"M{LEFT} {below:.1f}H{RIGHT}")
         # If lines are within the cloud of points, their name is above it.
-        narrow = below - above < NARROW
-        chart.limit(above, f"dashed: {band[1]}", (TOP if narrow else above) - 6)
+        chart.limit(above, f"dashed: {band[1]}", (TOP if below - above < NARROW else above) - 6)
         chart.words.append(band[1])
     return chart.svg(titles)
 

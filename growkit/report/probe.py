@@ -164,8 +164,7 @@ def _pairs(result: Found) -> Topic:
         for pair in result["differences"]
     ]
     table = Grid(["lower loss", "higher loss", "higher by", "interval"], rows, "htnn")
-    parts = [table, Paragraph(result["rule"])] if rows else []
-    return Topic("What is noise", parts, brief=True)
+    return Topic("What is noise", [table, Paragraph(result["rule"])] if rows else [], brief=True)
 
 
 def _rates(result: Found) -> Topic:
@@ -175,8 +174,7 @@ def _rates(result: Found) -> Topic:
         for each in result["candidates"]
         if each["by_lr"] and len(rates) > 1
     ]
-    table = Grid(["rate", *rates], rows, "h" + "n" * len(rates))
-    return Topic("By learning rate", [table])
+    return Topic("By learning rate", [Grid(["rate", *rates], rows, "h" + "n" * len(rates))])
 
 
 def _measurement(result: Found) -> Topic:

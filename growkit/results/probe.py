@@ -231,8 +231,7 @@ def nats(value: float, sign: str = "") -> str:
         value: the difference.
         sign: ``+`` to sign positive values as well.
     """
-    small = value != 0 and abs(value) < 5e-4
-    return f"{value:{sign}.1e}" if small else f"{value:{sign}.4f}"
+    return f"{value:{sign}.1e}" if value != 0 and abs(value) < 5e-4 else f"{value:{sign}.4f}"
 
 
 def probe_next(result: Mapping[str, Any]) -> str:

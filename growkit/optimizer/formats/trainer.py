@@ -197,8 +197,7 @@ def _write(
         torch.save(content, folder / file)
     places = open_saved(Folder(folder), file, KIND)[1](tensors).places
     offsets = {key: places[key].begin for key in sorted(places, key=lambda key: places[key].begin)}
-    shard = Shard(file, {key: grown.tensors[key] for key in offsets}, {}, offsets)
-    save(grown, folder, [shard])
+    save(grown, folder, [Shard(file, {key: grown.tensors[key] for key in offsets}, {}, offsets)])
 
 
 # Which parameter is which
