@@ -21,7 +21,6 @@ from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import IO, Any, NamedTuple, cast
-from unittest.mock import patch
 
 from growkit.base.errors import InputError, reason
 from growkit.base.lazy import Tensor, torch
@@ -417,6 +416,8 @@ def _content(records: Records, pickled: bytes) -> Any:
     torch.load does the same, but it computes where storages are, which is wrong in archives that
     another library has written.
     """
+    from unittest.mock import patch
+
     from torch._weights_only_unpickler import Unpickler
 
     known: dict[str, Any] = {}

@@ -48,9 +48,6 @@ def run_app() -> None:
     """The ``growkit`` command."""
     heed_signals()
     cli.drop_failed_output()
-    # Torch and transformers make half a million objects that stay: to look through them again and
-    # again during imports takes 0.4 s, and to take them apart at the end 0.5 s (measured).
-    gc.set_threshold(10_000)
     try:
         app()
     except SystemExit as end:  # also after the help
@@ -59,6 +56,7 @@ def run_app() -> None:
             cli.say(f"{kind}: {why}; let standard output lead where it can be written")
         raise SystemExit(end.code or (2 if why else 0)) from None
     finally:
+        # Taking apart the half a million objects of torch and transformers takes 0.5 s (measured).
         if "triton._C.libtriton" not in sys.modules:  # else it would complain of leaks on stderr
             gc.freeze()
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from logging import CRITICAL
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from growkit.base.errors import InputError, foreign
 from growkit.base.lazy import torch
@@ -237,6 +236,8 @@ def fit_experts(model: Any) -> None:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Turn off transformers' progress bars, logs, warnings and network access."""
+    from unittest.mock import patch  # takes 14 ms
+
     from huggingface_hub import constants
     from transformers.utils import logging
 
@@ -263,6 +264,8 @@ def uninitialised(device: str | None = None) -> Iterator[None]:
     Args:
         device: device of the parameters; None for the default device.
     """
+    from unittest.mock import patch
+
     from torch import nn
     from transformers.initialization import guard_torch_init_functions
 

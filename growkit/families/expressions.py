@@ -15,6 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 from growkit.base.errors import InputError
@@ -100,6 +101,9 @@ class Expression:
             ) from None
 
 
+_parsed = lru_cache(maxsize=1024)(partial(ast.parse, mode="eval"))  # families share most
+
+
 def parse_expression(
     text: str, where: str, known: Collection[str], named: Mapping[str, Expression]
 ) -> Expression:
@@ -117,7 +121,7 @@ def parse_expression(
     try:
         if len(text) > LONGEST:
             raise ValueError(f"it has more than {LONGEST} characters")
-        tree = ast.parse(text, mode="eval").body
+        tree = _parsed(text).body
         names = _names(tree, {*known, *named})
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{where} is {text[:LONGEST]!r}: {error}") from None

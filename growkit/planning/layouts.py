@@ -23,7 +23,7 @@ from growkit.base.tensors import Config, Weights, main_dtype
 from growkit.families.description import DiffForm, Member
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import LAMBDA, OF_SOME
-from growkit.families.family import Family, families, family_of, stored_family
+from growkit.families.family import Family, family_of, own_families, stored_family
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Transform, row_maps
 
@@ -61,7 +61,7 @@ LAMBDA_TOLERANCE = 1e-13
 
 def layout_names() -> dict[str, Family]:
     """The families that are DIFF Transformers, by their name on the command line."""
-    return {name.replace("_", "-"): family for name, family in families().items() if family.form}
+    return {name.replace("_", "-"): family for name, family in own_families("form").items()}
 
 
 def is_differential(family: Family, config: Config) -> bool:

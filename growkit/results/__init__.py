@@ -2,7 +2,6 @@
 
 import platform
 from functools import cache
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from typing_extensions import dataclass_transform
@@ -12,6 +11,8 @@ from growkit.version import __version__
 
 def versions() -> dict[str, str]:
     """Versions of the software on which figures and files depend."""
+    from importlib.metadata import version  # takes 10 ms
+
     packages = ("torch", "transformers", "safetensors")
     own = {"python": platform.python_version(), "growkit": __version__}
     return own | {name: version(name) for name in packages}
