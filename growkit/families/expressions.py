@@ -150,7 +150,8 @@ def _names(tree: ast.expr, known: Collection[str]) -> set[str]:
         elif isinstance(node, ast.Call) or not (
             isinstance(node, SIGNS) or hasattr(_Evaluation, f"visit_{type(node).__name__}")
         ):
-            raise ValueError(f"{ast.unparse(node)} is not part of the language of expressions")
+            said = ast.unparse(node) or type(node).__name__  # an operator alone has no text
+            raise ValueError(f"{said} is not part of the language of expressions")
     for name in found - free - {*known}:
         raise ValueError(f"{name!r} is unknown; {did_you_mean(name, sorted(known))}")
     return found - {"get", *FUNCTIONS}
