@@ -134,7 +134,7 @@ def test_packed_texts_are_kept_apart_from_a_cache() -> None:
 
 
 def test_short_texts_are_not_padded_to_a_long_one() -> None:
-    groups = seen_tokens.packed_texts(packed((300, *[3] * 50, 280))[1], 1, cached=False)
+    groups = seen_tokens.find_packed_texts(packed((300, *[3] * 50, 280))[1], 1, cached=False)
     assert [tuple(texts.real.shape) for texts in groups] == [(50, 3), (2, 300)]
 
 
@@ -219,7 +219,7 @@ def test_sums_that_are_not_taken_back_are_seen(monkeypatch: pytest.MonkeyPatch) 
 def test_no_more_tokens_are_taken_back_than_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integral_cache, "CROPPED_ROWS", 4)
     assert cropped("dint", [8, 3], 4, False) < LIMIT
-    with pytest.raises(ValueError, match=r"5 tokens cannot be taken back.*last 4"):
+    with pytest.raises(ValueError, match=r"5 tokens cannot be removed.*last 4"):
         cropped("dint", [8, 3], 5, False)
 
 
@@ -254,7 +254,7 @@ def test_caches_with_a_window_or_of_another_model_are_refused() -> None:
     cache = StaticCache(config=other.config, max_cache_len=8)
     run(other, ids, cache=cache)
     for variant in ("diff", "dint"):
-        with pytest.raises(ValueError, match=r"holds tokens already|no column sums"):
+        with pytest.raises(ValueError, match=r"already holds tokens|cannot hold the column sums"):
             run(build(**CACHED[variant]), ids, cache=cache)
 
 
@@ -281,7 +281,7 @@ def test_another_implementation(variant: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "other", exact)
     masks = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
     monkeypatch.setitem(masks, "other", masks["sdpa"])
-    monkeypatch.setattr(modeling_diff_transformer, "OTHERS", ("other",))
+    monkeypatch.setattr(modeling_diff_transformer, "EXTERNAL", ("other",))
     other = with_attention(model, "other")
     assert distance(run(model, ids), run(other, ids)) < LIMIT
     expected = run(model, ids, attention_mask=mask)
@@ -292,8 +292,8 @@ def test_another_implementation(variant: str, monkeypatch: pytest.MonkeyPatch) -
     assert distance(apart(model, texts, LENGTHS), found) < LIMIT
     # The control: heads that come back in another order.
     kind = modeling_diff_transformer.DiffTransformerAttention
-    attend = kind._by_interface
-    monkeypatch.setattr(kind, "_by_interface", lambda *a, **k: attend(*a, **k).flip(1))
+    attend = kind._attend_externally
+    monkeypatch.setattr(kind, "_attend_externally", lambda *a, **k: attend(*a, **k).flip(1))
     assert distance(run(model, ids), run(other, ids)) > 1e-3
 
 

@@ -377,7 +377,7 @@ def test_other_masks_are_refused() -> None:
             model(ids, attention_mask=torch.ones(shape))
     cache = DynamicCache(config=model.config)
     run(model, ids[:, :5], cache=cache)
-    with pytest.raises(ValueError, match="of what is cached as well"):  # of the new tokens alone
+    with pytest.raises(ValueError, match="cached tokens included"):  # of the new tokens alone
         run(model, ids[:, 5:], cache=cache, attention_mask=torch.ones(2, 3))
 
 
@@ -687,12 +687,12 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "no key heads": ({"num_key_value_heads": 0}, "num_key_value_heads is 0; at least 1"),
     "no value width": ({"value_head_dim": 0}, "value_head_dim is 0; at least 1"),
     "noise only": ({"num_noise_heads": 8}, "leave at least 1 signal head"),
-    "uneven groups": ({"num_noise_heads": 3}, "5 signal heads are no multiple of .* 3, .* group"),
+    "uneven groups": ({"num_noise_heads": 3}, "5 signal heads are not a multiple of .* 3"),
     "odd key heads": ({"num_key_value_heads": 3}, "num_key_value_heads is 3; .* must be even"),
     "signal without values": ({"num_key_value_heads": 6}, "4 signal heads .* the 3 value heads"),
     "noise without values": (
         {"num_attention_heads": 10, "num_noise_heads": 2, "num_key_value_heads": 8},
-        "2 noise heads are no multiple of the 4 value heads",
+        "2 noise heads are not a multiple of the 4 value heads",
     ),
     "multiplier of softmax attention": (
         BARE | {"head_output_scale": "one_minus_lambda_init"},

@@ -1,7 +1,7 @@
 """The transformers model for every variant of differential attention.
 
 The only place with attention mathematics. Its files are copied next to exported weights, so that a
-folder loads in a Python that has no growkit; they import nothing of it.
+folder loads without growkit installed; they do not import growkit.
 """
 
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 
 MODEL_TYPE = "diff_transformer"
 OLDEST_TRANSFORMERS = "5.24"
-"""The oldest version of transformers with which the copied code runs; its config has the same."""
+"""The oldest version of transformers that runs the copied code; the config repeats it."""
 
 ARCHITECTURE = "DiffTransformerForCausalLM"
 AUTO_MAP = {
@@ -20,7 +20,7 @@ AUTO_MAP = {
         for task in ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
     },
 }
-"""Where transformers finds the classes in a folder (``config.json``)."""
+"""The ``auto_map`` of ``config.json``: where transformers finds the classes in a folder."""
 
 FILES = sorted(file.name for file in Path(__file__).parent.glob("[!_]*.py"))
 
@@ -32,7 +32,7 @@ def copy_code(folder: Path) -> None:
 
 
 def register() -> None:
-    """Let transformers' auto classes find the model without the code in a folder."""
+    """Register the model with transformers' auto classes, so that no folder needs its code."""
     import transformers
 
     from growkit.modeling import configuration_diff_transformer, modeling_diff_transformer

@@ -15,7 +15,7 @@ OLDEST_TRANSFORMERS = "5.24"
 
 require_version(
     f"transformers>={OLDEST_TRANSFORMERS}",
-    f"This is what a DIFF Transformer needs: pip install 'transformers>={OLDEST_TRANSFORMERS}'",
+    f"A DIFF Transformer needs it: pip install 'transformers>={OLDEST_TRANSFORMERS}'",
 )
 
 SWITCHES: dict[str, tuple[str, ...]] = {
@@ -35,13 +35,13 @@ MULTIPLIERS = (
     "residual_multiplier",
     "logits_scaling",
 )
-"""Names of multipliers and divisors."""
+"""Factors and divisors that must be above 0."""
 
 DERIVED: Any = None
-"""Default of a value that is derived from other values."""
+"""Default of a value that follows from other values."""
 
 FORMER_KEYS = {"output_multiplier": "head_output_scale"}
-"""Keys of older configs, and their names today. Trainers read the old one as a scale of logits."""
+"""Keys of older configs, with their new names. Trainers take the old one for a scale of logits."""
 
 
 class DiffTransformerConfig(transformers.PreTrainedConfig):
@@ -56,54 +56,55 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
         num_hidden_layers: number of layers.
         num_attention_heads: query heads, signal and noise together.
         num_noise_heads: noise heads; None for half of all. Signal head i is paired with noise head
-            ⌊i · noise / signal⌋. 0 is softmax attention, fewer than half is grouped DIFF.
-        num_key_value_heads: key heads, for signal and noise together where noise heads have their
-            own; None for ``num_attention_heads`` with as many noise as signal heads, and for twice
-            the noise heads otherwise.
+            ⌊i · noise / signal⌋. 0 gives softmax attention, fewer than half grouped DIFF.
+        num_key_value_heads: key heads, those of noise heads included if they have their own; None
+            for one signal key head, and one noise key head, for each noise head (without noise
+            heads, for ``num_attention_heads``).
         head_dim: width of a query or key head; None for ``hidden_size // num_attention_heads``.
-        value_head_dim: width of a value head, one for every signal key head; None
+        value_head_dim: width of a value head, of which every signal key head has one; None
             for ``2 * head_dim``.
         lambda_type: ``vectors`` (four per layer), or ``projected`` per token and signal head
             (V2: a sigmoid).
-        lambda_init: one number per layer, added to λ of the vectors; None for the paper's. It is
-            never computed again from a layer's index.
-        lambda_std_dev: of the λ vectors at initialisation.
-        noise_keys: ``own`` key heads for noise heads, or the signal's, ``shared`` (V2).
-        head_norm: RMSNorm of every head, ``affine`` (one weight for all heads), ``plain`` or
-            ``none``.
-        head_norm_eps: of the head norm; None for ``rms_norm_eps``.
-        head_output_scale: ``one_minus_lambda_init`` scales the heads after their norm; None for
-            that where λ comes from vectors, and ``none`` elsewhere.
+        lambda_init: one number per layer, added to λ of the vectors; None for the paper's. It
+            belongs to the layer and is never recomputed from the layer's index.
+        lambda_std_dev: standard deviation of the λ vectors at initialisation.
+        noise_keys: ``own`` if noise heads have key heads of their own, ``shared`` if they use those
+            of the signal heads (V2).
+        head_norm: RMSNorm of every head, ``affine`` (one weight for all heads), ``plain`` (no
+            weight) or ``none``.
+        head_norm_eps: epsilon of the head norm; None for ``rms_norm_eps``.
+        head_output_scale: ``one_minus_lambda_init`` scales the heads after their norm, ``none``
+            does not; None for the former where λ comes from vectors, and the latter elsewhere.
         integral: ``none``, ``causal`` (DINT) or ``column_mean`` (DINT as first published, which
             lets tokens see later ones).
         gamma: weight of the integral: ``unified`` is λ, ``gated`` is g · λ, with a learnable g per
             layer.
-        qk_projection: ``full`` matrices, or ``shared`` bases with low-rank updates (Shared DIFF);
-            keys only where noise heads have their own.
+        qk_projection: ``full`` matrices, or ``shared`` bases with low-rank updates (Shared DIFF),
+            which keys have only where noise heads have their own.
         shared_scope: ``head``: a base for each group of heads, an update for each head; ``layer``:
             the same bases, one update for all signal and one for all noise heads; ``all_heads``:
-            one base for all heads, an update for each.
-        shared_rank: rank of the updates, or a list with one for each layer.
+            one base for all heads, an update for each head.
+        shared_rank: rank of the updates, or a list with the rank of each layer.
         hidden_act: activation of the MLP; ``poly_norm`` is Motif's (arXiv 2411.03884).
         max_position_embeddings: longest context.
         initializer_range: standard deviation of new weights.
-        rms_norm_eps: of the RMSNorms.
+        rms_norm_eps: epsilon of the RMSNorms.
         use_cache: whether keys and values are cached by default.
         pad_token_id: token id of padding.
         bos_token_id: token id that begins a text.
-        eos_token_id: token id that ends one.
+        eos_token_id: token ids that end a text.
         tie_word_embeddings: whether the output head is the embedding.
         rope_parameters: see transformers' Llama.
         attention_bias: whether q, k, v and o have biases.
-        attention_output_bias: whether o has one; None for ``attention_bias``.
-        mlp_bias: whether the MLP has.
-        qk_norm: whether every query and key head goes through an RMSNorm before it is rotated, with
-            one weight for all queries and one for all keys.
+        attention_output_bias: whether o has a bias; None for ``attention_bias``.
+        mlp_bias: whether the MLP has biases.
+        qk_norm: whether an RMSNorm precedes the rotation of every query and key head, with one
+            weight for all query heads and one for all key heads.
         attention_multiplier: factor of the scores; None for ``1 / √head_dim``.
         embedding_multiplier: factor of the token embeddings.
         residual_multiplier: factor of the outputs of attention and MLP.
         logits_scaling: divisor of the logits.
-        **kwargs: for transformers.
+        **kwargs: passed on to transformers.
 
     Raises:
         ValueError: a value is unknown, or the combination is impossible.
@@ -153,7 +154,7 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
     logits_scaling: float = 1.0
 
     def __init__(self, **kwargs: Any) -> None:
-        for former, name in FORMER_KEYS.items():  # never an attribute
+        for former, name in FORMER_KEYS.items():  # the former key never becomes an attribute
             value = kwargs.pop(former, None)
             kwargs[name] = value if kwargs.get(name) is None else kwargs[name]
         for name in DiffTransformerConfig.__annotations__:
@@ -170,7 +171,7 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
         super().__init__(**kwargs)
 
     def _derive(self) -> None:
-        """Fill in what follows from other values."""
+        """Derive the values that were left out."""
 
         def default(name: str, value: Any) -> None:
             if getattr(self, name) is None:
@@ -193,22 +194,22 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
             self.lambda_init = [0.8 - 0.6 * math.exp(-0.3 * layer) for layer in layers]
         elif self.lambda_init is not None:
             self.lambda_init = [float(each) for each in self.lambda_init]
-        # A mean over all rows changes with every token: nothing of earlier layers could be kept.
+        # A mean over all rows changes with every token, so nothing can be cached.
         self.use_cache = self.use_cache and self.integral != "column_mean"
 
     @property
     def num_signal_heads(self) -> int:
-        """Number of signal heads, which are the heads with an output."""
+        """Number of signal heads; only these have an output."""
         return self.num_attention_heads - self.num_noise_heads
 
     @property
     def has_noise_keys(self) -> bool:
-        """Whether noise heads have keys of their own."""
+        """Whether noise heads have key heads of their own."""
         return self.num_noise_heads > 0 and self.noise_keys == "own"
 
     @property
     def num_value_heads(self) -> int:
-        """Number of value heads, and of signal key heads."""
+        """Number of value heads, which is also the number of signal key heads."""
         return self.num_key_value_heads // 2 if self.has_noise_keys else self.num_key_value_heads
 
     def rank(self, layer: int) -> int:
@@ -217,7 +218,7 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
         return self.shared_rank[layer] if isinstance(self.shared_rank, list) else self.shared_rank
 
     def _head_problems(self) -> Iterator[str]:
-        """Find problems of numbers and widths of heads; later checks rely on earlier ones."""
+        """Find wrong numbers and widths of heads; later checks rely on earlier ones."""
         signal, noise = self.num_signal_heads, self.num_noise_heads
         for key in ("num_attention_heads", "num_key_value_heads", "head_dim", "value_head_dim"):
             if getattr(self, key) < 1:
@@ -225,23 +226,23 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
         if noise < 0 or signal < 1:
             yield f"num_noise_heads is {noise}; 0 or more must leave at least 1 signal head"
         if self.head_dim % 2:
-            yield f"head_dim is {self.head_dim}; RoPE turns pairs, so it must be even"
+            yield f"head_dim is {self.head_dim}; RoPE rotates pairs, so it must be even"
         if noise and signal % noise:
-            yield f"{signal} signal heads are no multiple of num_noise_heads {noise}, one a group"
+            yield f"{signal} signal heads are not a multiple of num_noise_heads {noise}"
         if self.has_noise_keys and self.num_key_value_heads % 2:
             yield (
-                f"num_key_value_heads is {self.num_key_value_heads}; half of them are of noise "
+                f"num_key_value_heads is {self.num_key_value_heads}; half of them belong to noise "
                 "heads, so it must be even"
             )
         for kind, count in (("signal", signal), ("noise", noise)):
             if count % self.num_value_heads:
                 yield (
-                    f"{count} {kind} heads are no multiple of the {self.num_value_heads} value "
-                    f"heads (num_key_value_heads {self.num_key_value_heads}), one for a group"
+                    f"{count} {kind} heads are not a multiple of the {self.num_value_heads} value "
+                    f"heads that they share (num_key_value_heads {self.num_key_value_heads})"
                 )
 
     def _other_problems(self) -> Iterator[str]:
-        """Find problems of other numbers and of the activation."""
+        """Find other wrong numbers, and unknown activations."""
         limits = [(key, 1.0, "between 0 and 1") for key in ("rms_norm_eps", "head_norm_eps")]
         limits += [(key, math.inf, "above 0") for key in MULTIPLIERS]
         for key, most, expected in limits:
@@ -250,10 +251,10 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
             if not number or not 0 < value < most:
                 yield f"{key} is {value!r}; a number {expected} was expected"
         if self.hidden_act != "poly_norm" and self.hidden_act not in ACT2FN:
-            yield f"hidden_act is {self.hidden_act!r}; choose poly_norm or one of transformers"
+            yield f"hidden_act is {self.hidden_act!r}; choose poly_norm or one of transformers'"
 
     def _switch_problems(self) -> Iterator[str]:
-        """Find problems of the switches and their requirements."""
+        """Find unknown values of switches, and switches whose requirements are missing."""
         for switch, choices in SWITCHES.items():
             if getattr(self, switch) not in choices:
                 yield f"{switch} is {getattr(self, switch)!r}; choose one of {', '.join(choices)}"

@@ -10,16 +10,16 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 from .differential_attention import column_sums
 
 CROPPED_ROWS = 256
-"""How many of the last tokens can be taken back: their queries are kept."""
+"""How many of the last tokens can be cropped: a layer keeps their queries."""
 
 
-class _WithSums:
-    """Tensors of a cache layer that follow its keys.
+class _ColumnSums:
+    """Tensors of a cache layer that are moved, reordered and repeated with its keys.
 
     Attributes:
         column_sums: [batch, signal heads, tokens], the sum of all rows of the signal maps so far.
-        queries: [batch, signal heads, last tokens, head_dim], to compute again what the last tokens
-            added to the sums when they are taken back.
+        queries: [batch, signal heads, last tokens, head_dim]; when tokens are cropped, their part
+            of the sums is computed from their queries.
         real: [batch, tokens], false for padding; None if there is none.
     """
 
@@ -28,7 +28,7 @@ class _WithSums:
     real: Tensor | None = None
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Follow the beams."""
+        """Reorder the beams."""
         super().reorder_cache(beam_idx)  # type: ignore[misc]
         self._map(lambda tensor: tensor[beam_idx.to(tensor.device)])
 
@@ -50,19 +50,23 @@ class _WithSums:
                 setattr(self, name, change(tensor))
 
 
-class IntegralLayer(_WithSums, DynamicLayer):
+class IntegralLayer(_ColumnSums, DynamicLayer):
     """Keys, values and column sums of any number of tokens.
 
     Attributes:
-        key_heads: number of key heads of signal heads.
-        scaling: of the scores.
+        key_heads: number of signal key heads.
+        scaling: factor of the scores.
     """
 
     key_heads = 1
     scaling = 1.0
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Add keys and values; refused where gradients would have to flow into the sums."""
+        """Add keys and values.
+
+        Raises:
+            ValueError: gradients would have to flow into the column sums.
+        """
         if self.keys is not None and self.keys.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 "gradients do not flow through the cache of an integral; run the whole text at "
@@ -74,14 +78,14 @@ class IntegralLayer(_WithSums, DynamicLayer):
     def add_rows(
         self, sums: Tensor, queries: Tensor, key_heads: int, real: Tensor | None, scaling: float
     ) -> None:
-        """Keep the column sums after some rows, and what is needed to take these back.
+        """Store the column sums after new rows, and what cropping these rows needs.
 
         Args:
             sums: [batch, signal heads, tokens].
-            queries: of the new rows, [batch, signal heads, rows, head_dim].
-            key_heads: number of key heads of signal heads; these come first.
-            real: [batch, tokens] or None.
-            scaling: of the scores.
+            queries: queries of the new rows, [batch, signal heads, rows, head_dim].
+            key_heads: number of signal key heads, which precede the noise key heads.
+            real: [batch, tokens], false for padding; None if there is none.
+            scaling: factor of the scores.
         """
         self.column_sums, self.key_heads, self.real = sums, key_heads, real
         self.scaling = scaling
@@ -106,13 +110,13 @@ class IntegralLayer(_WithSums, DynamicLayer):
         self._map(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last tokens, and what they added to the sums of earlier ones.
+        """Remove the last tokens, and what they added to the column sums of earlier tokens.
 
         Args:
-            tokens_to_remove: minus their number, as in transformers.
+            tokens_to_remove: negative number of tokens, as in transformers.
 
         Raises:
-            ValueError: the queries of some of them are gone.
+            ValueError: the layer no longer holds the queries of all these tokens.
         """
         keys, before = self.keys, self.get_seq_length()
         super().crop(tokens_to_remove)
@@ -125,7 +129,7 @@ class IntegralLayer(_WithSums, DynamicLayer):
         kept = 0 if self.queries is None else self.queries.shape[2]
         if before - left > kept:
             raise ValueError(
-                f"{before - left} tokens cannot be taken back from the cache of an integral, only "
+                f"{before - left} tokens cannot be removed from the cache of an integral, only "
                 f"the last {kept}; begin with an empty cache"
             )
         assert self.queries is not None
@@ -138,25 +142,25 @@ class IntegralLayer(_WithSums, DynamicLayer):
 
 
 class StaticHeadsLayer(StaticLayer):
-    """Room for a fixed number of tokens, whose values have other heads than keys."""
+    """Static layer whose values differ from the keys in the number or width of heads."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make room, once the shapes are known."""
+        """Allocate the tensors, once their shapes are known."""
         super().lazy_initialization(key_states, value_states)
         shape = (*value_states.shape[:2], self.max_cache_len, value_states.shape[3])
         self.values = value_states.new_zeros(shape)
-        _hold_address(self.values)
+        _fix_address(self.values)
 
 
-class StaticIntegralLayer(_WithSums, StaticHeadsLayer):
-    """The same with column sums, [batch, signal heads, max_cache_len]; tokens stay."""
+class StaticIntegralLayer(_ColumnSums, StaticHeadsLayer):
+    """Static layer with column sums, [batch, signal heads, max_cache_len]; cannot be cropped."""
 
     def add_rows(self, sums: Tensor, *unused: object) -> None:
-        """Keep the column sums after some rows; see ``IntegralLayer``."""
+        """Store the column sums after new rows; see ``IntegralLayer``."""
         if self.column_sums is None:
             self.column_sums = sums.new_zeros(*sums.shape[:2], self.max_cache_len)
-            _hold_address(self.column_sums)
-        # In place, since a compiled graph holds the address.
+            _fix_address(self.column_sums)
+        # In place, since compiled graphs read this address.
         self.column_sums[..., : sums.shape[-1]].copy_(sums)
 
     def reset(self) -> None:
@@ -166,45 +170,45 @@ class StaticIntegralLayer(_WithSums, StaticHeadsLayer):
             self.column_sums.zero_()
 
 
-def _hold_address(tensor: Tensor) -> None:
-    """Tell compiled graphs that the tensor keeps its address, as transformers does."""
+def _fix_address(tensor: Tensor) -> None:
+    """Promise compiled graphs that the tensor keeps its address, as transformers does."""
     if not torch.compiler.is_compiling():
         torch._dynamo.mark_static_address(tensor)
 
 
 def fit_cache(cache: Cache, layers: int, *, integral: bool, same_shape: bool) -> None:
-    """Give an empty cache room for what this model keeps of a token; one with tokens has it.
+    """Replace layers of an empty cache that lack what this model stores for each token.
 
     Args:
         cache: dynamic, static, offloaded or quantized.
         layers: number of layers of the model.
-        integral: whether there are column sums.
+        integral: whether the model needs column sums.
         same_shape: whether there are as many value heads as key heads, of the same width.
 
     Raises:
-        ValueError: it holds tokens of another model, or has layers of another kind.
+        ValueError: the cache holds tokens of another model, or layers that cannot be replaced.
     """
     if any(cache.is_sliding):
         raise ValueError(
-            "a DIFF Transformer sees all that came before, and this cache has a window; pass a "
+            "this cache has a window, but a DIFF Transformer attends to all earlier tokens; pass a "
             "DynamicCache(config=model.config), or leave cache_implementation out"
         )
     if integral and not cache.layers:
         cache.layers.extend(IntegralLayer() for _ in range(layers))
     static = StaticIntegralLayer if integral else StaticHeadsLayer
-    layers_of: list[Any] = cache.layers
-    for index, layer in enumerate(layers_of):
-        fitting: Any = None
+    cache_layers: list[Any] = cache.layers
+    for index, layer in enumerate(cache_layers):
+        replacement: Any = None
         if type(layer) is StaticLayer and (integral or not same_shape):
-            fitting = static(max_cache_len=layer.max_cache_len)
+            replacement = static(max_cache_len=layer.max_cache_len)
         elif type(layer) is DynamicLayer and integral:
-            fitting = IntegralLayer()
-        elif not integral or isinstance(layer, _WithSums):
+            replacement = IntegralLayer()
+        elif not integral or isinstance(layer, _ColumnSums):
             continue
-        if fitting is None or (layer.is_initialized and int(layer.get_seq_length())):
+        if replacement is None or (layer.is_initialized and int(layer.get_seq_length())):
             raise ValueError(
-                f"this cache ({type(layer).__name__}) has no column sums, which an integral needs, "
-                "or holds tokens already, of another model; pass an empty "
+                f"this cache ({type(layer).__name__}) cannot hold the column sums of an integral, "
+                "or already holds tokens of another model; pass an empty "
                 "DynamicCache(config=model.config) or StaticCache"
             )
-        layers_of[index] = fitting
+        cache_layers[index] = replacement

@@ -1,4 +1,4 @@
-"""The DIFF Transformer as a transformers model: see ``DiffTransformerConfig`` for its switches."""
+"""The DIFF Transformer as a transformers model; ``DiffTransformerConfig`` has its switches."""
 
 from functools import partial
 from typing import Any
@@ -41,15 +41,15 @@ from .differential_attention import (
     wide,
 )
 from .integral_cache import IntegralLayer, StaticIntegralLayer, fit_cache
-from .seen_tokens import Seen, packed_texts, seen_tokens, unpacked
+from .seen_tokens import Visibility, find_packed_texts, find_visibility, repack
 
 POLY_NORM_EPS = 1e-6
 
-OWN = (None, "sdpa", "eager", "paged|eager")
-"""Attention implementations that run here."""
+BUILT_IN = (None, "sdpa", "eager", "paged|eager")
+"""Attention implementations that are part of this model."""
 
-OTHERS = ("flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
-"""Implementations that are called through transformers, once each for signal and noise heads."""
+EXTERNAL = ("flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+"""Implementations that transformers calls, once for signal heads and once for noise heads."""
 
 
 class PolyNorm(nn.Module):
@@ -75,9 +75,9 @@ ACT2FN["poly_norm"] = PolyNorm
 
 
 class HeadRMSNorm(nn.RMSNorm):
-    """RMSNorm of every head on its own, in the precision of its input, which is float32 or wider.
+    """RMSNorm of each head by itself, in the dtype of its input, which is float32 or wider.
 
-    A weight is shared by the heads.
+    The heads share a weight.
     """
 
     def forward(self, heads: Tensor) -> Tensor:
@@ -89,15 +89,15 @@ class HeadRMSNorm(nn.RMSNorm):
 class HeadUpdates(nn.Module):
     """The low-rank updates of Shared DIFF, expanded head by head and added to the bases.
 
-    Its weight has the shape of a Linear's, but every row reads the updates of its own head alone.
-    So it is no Linear, which quantisation and adapters would replace by one.
+    The weight has the shape of a Linear's, but each row reads only the updates of its own head. It
+    is not a Linear, so that quantisation and adapters do not replace it by one.
 
     Args:
-        rank: of the updates.
-        heads: how many signal heads there are, and how many noise heads.
-        head_dim: rows of each.
+        rank: rank of the updates.
+        heads: numbers of signal and of noise heads.
+        head_dim: rows of each head.
         per_layer: whether all signal heads share one update, and all noise heads another.
-        bias: whether there is one.
+        bias: whether to add a bias.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class HeadUpdates(nn.Module):
         self.head_dim, self.per_layer = head_dim, per_layer
         self.weight = nn.Parameter(torch.empty(sum(self.rows), rank))
         self.bias = nn.Parameter(torch.zeros(sum(self.rows))) if bias else None
-        nn.init.normal_(self.weight, 0, rank**-0.5)  # as a Linear, usable without a model around it
+        nn.init.normal_(self.weight, 0, rank**-0.5)  # as in a Linear; usable outside a model
 
     def forward(self, low: Tensor, base: Tensor) -> Tensor:
-        """Updates [..., heads or 2, rank] and bases [..., rows] to [..., rows]."""
+        """[..., heads or 2, rank] and bases [..., rows] to [..., rows]."""
         if self.per_layer:
             weights = self.weight.split(self.rows)
             update = torch.cat(
@@ -127,8 +127,8 @@ class HeadUpdates(nn.Module):
 class SharedProjection(nn.Module):
     """Signal and noise heads as shared bases plus low-rank updates (Shared DIFF, eq. 3 and 4).
 
-    The paper's W = W_base + A Bᵀ, where ``down`` holds A and ``up`` holds B, head by head, signal
-    heads first.
+    In the paper's W = W_base + A Bᵀ, ``down`` is A and ``up`` is B, head by head, signal heads
+    first.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class SharedProjection(nn.Module):
 
 
 class DiffTransformerAttention(nn.Module):
-    """Attention with every switch of the config; the mathematics is in differential_attention."""
+    """Attention with every switch of the config; ``differential_attention`` has the mathematics."""
 
     def __init__(self, config: DiffTransformerConfig, layer_idx: int) -> None:
         super().__init__()
@@ -203,21 +203,21 @@ class DiffTransformerAttention(nn.Module):
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         cache: Any = None,
-        seen: Seen = Seen(),  # noqa: B008
+        visibility: Visibility = Visibility(),  # noqa: B008
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend.
+        """Compute attention.
 
         Args:
             hidden_states: [batch, rows, hidden].
             position_embeddings: cosines and sines of the rotation.
             cache: keys and values of earlier tokens.
-            seen: which tokens see which.
-            **kwargs: for other implementations, and for the cache of continuous batching.
+            visibility: which tokens see which.
+            **kwargs: for external implementations, and for the cache of continuous batching.
 
         Returns:
-            [batch, rows, hidden], and the maps of the signal heads, less those of the noise heads
-            and with the integral, [batch, signal, rows, columns], where they are computed in full.
+            [batch, rows, hidden], and the maps A₁ - λ A₂ + γ H, [batch, signal, rows, columns], or
+            None where they are not computed in full.
         """
         config = self.config
         batch, rows = hidden_states.shape[:2]
@@ -233,9 +233,9 @@ class DiffTransformerAttention(nn.Module):
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         past: int | Tensor = 0
         if isinstance(cache, Cache):
-            past, key, value = self._cached(cache, key, value, seen)
+            past, key, value = self._update_cache(cache, key, value, visibility)
         elif cache is not None:
-            key, value = self._paged(cache, key, value, kwargs)
+            key, value = self._update_pages(cache, key, value, kwargs)
         layer = cache.layers[self.layer_idx] if isinstance(cache, Cache) else None
         if not isinstance(layer, IntegralLayer | StaticIntegralLayer):
             layer = None
@@ -246,7 +246,7 @@ class DiffTransformerAttention(nn.Module):
             noise = query[:, signal:], key[:, -keys:]
             gamma = lambda_ * wide(self.gamma_gate) if hasattr(self, "gamma_gate") else lambda_
             projected = Projected(*projected[:3], *noise, lambda_, gamma)
-        output, maps = self._attend(projected, past, seen, layer, kwargs)
+        output, maps = self._attend(projected, past, visibility, layer, kwargs)
         if self.head_norm is not None:
             output = self.head_norm(output)
         if config.head_output_scale != "none":
@@ -255,28 +255,28 @@ class DiffTransformerAttention(nn.Module):
         output = output.to(hidden_states.dtype).transpose(1, 2).reshape(batch, rows, -1)
         return self.o_proj(output), maps
 
-    def _cached(
-        self, cache: Cache, key: Tensor, value: Tensor, seen: Seen
+    def _update_cache(
+        self, cache: Cache, key: Tensor, value: Tensor, visibility: Visibility
     ) -> tuple[int | Tensor, Tensor, Tensor]:
-        """How many tokens came before, and keys and values of these and of the new ones."""
+        """Cache new keys and values; return the number of earlier tokens, all keys and values."""
         past, rows = cache.get_seq_length(self.layer_idx), key.shape[2]
-        own = self.config._attn_implementation in OWN
-        if not own or not isinstance(past, Tensor) or seen.visible is not None:
+        built_in = self.config._attn_implementation in BUILT_IN
+        if not built_in or not isinstance(past, Tensor) or visibility.visible is not None:
             return past, *cache.update(key, value, self.layer_idx)
-        past = int(past)  # of a static cache, which counts on as it is updated
+        past = int(past)  # the tensor of a static cache changes with the update
         key, value = cache.update(key, value, self.layer_idx)
         return past, key[:, :, : past + rows], value[:, :, : past + rows]
 
-    def _by_interface(
+    def _attend_externally(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
     ) -> Tensor:
-        """Attention of some heads by another implementation; see ``fused_attention``."""
+        """Run an external implementation for some heads; see ``fused_attention``."""
         implementation: Any = self.config._attn_implementation
-        # Written as in transformers, which looks for this call to tell whether one can be chosen.
+        # Transformers searches the source for this call, to see if implementations can be chosen.
         attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, None)  # type: ignore[arg-type]
         batch, heads, rows, head_dim = query.shape
         width = value.shape[3]
-        query, key, value = (  # kernels want one width
+        query, key, value = (  # kernels need heads of one width
             functional.pad(each, (0, max(head_dim, width) - each.shape[3]))
             for each in (query, key, value)
         )
@@ -284,47 +284,52 @@ class DiffTransformerAttention(nn.Module):
         output, _ = attend(
             self, query, key, value, mask, dropout=0.0, scaling=self.scaling, **kwargs
         )
-        found: Tensor = output.reshape(batch, rows, heads, -1).transpose(1, 2)[..., :width]
-        return found
+        attended: Tensor = output.reshape(batch, rows, heads, -1).transpose(1, 2)[..., :width]
+        return attended
 
     def _attend(
-        self, projected: Projected, past: Any, seen: Seen, layer: Any, kwargs: dict[str, Any]
+        self,
+        projected: Projected,
+        past: Any,
+        visibility: Visibility,
+        layer: Any,
+        kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """Heads, [batch, signal, rows, width], and their maps where these are computed in full."""
         integral, how = self.config.integral, (self.scaling, self.config.integral)
         past_sums = layer.column_sums if layer is not None else None
         maps: Tensor | None = None
         sums: Tensor | None = None
-        if seen.visible is not None and (seen.eager or integral != "none"):
-            maps, sums = differential_maps(projected, *how, seen.visible, past_sums)
+        real, visible = visibility.real, visibility.visible
+        if visible is not None and (visibility.eager or integral != "none"):
+            maps, sums = differential_maps(projected, *how, visible, past_sums)
             heads = values_of(maps, projected.value)
-        elif seen.packed:
+        elif visibility.packed:
             parts = []
-            for texts in seen.packed:
+            for texts in visibility.packed:
                 real = texts.real if integral != "none" else None
                 attend = partial(fused_attention, scaling=self.scaling, past=0, real=real)
-                taken = projected.changed(texts.take)
-                parts.append(differential_heads(taken, *how, 0, real, None, attend)[0])
-            heads = unpacked(seen.packed, parts, len(projected.value))
+                unpacked = projected.map(texts.unpack)
+                parts.append(differential_heads(unpacked, *how, 0, real, None, attend)[0])
+            heads = repack(visibility.packed, parts, len(projected.value))
         else:
-            real, visible = seen.real, seen.visible
-            attend = partial(self._by_interface, mask=visible, kwargs=kwargs)
-            if self.config._attn_implementation in OWN:
+            attend = partial(self._attend_externally, mask=visible, kwargs=kwargs)
+            if self.config._attn_implementation in BUILT_IN:
                 attend = partial(
                     fused_attention, scaling=self.scaling, past=past, real=real, visible=visible
                 )
             heads, sums = differential_heads(projected, *how, past, real, past_sums, attend)
         if layer is not None:
             query, key = projected.signal_query, projected.signal_key
-            layer.add_rows(sums, query, key.shape[1], seen.real, self.scaling)
+            layer.add_rows(sums, query, key.shape[1], visibility.real, self.scaling)
         return heads, maps
 
-    def _paged(
+    def _update_pages(
         self, cache: Any, key: Tensor, value: Tensor, kwargs: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of all that came before, from the cache of continuous batching.
+        """Add to the cache of continuous batching; return keys and values of all its tokens.
 
-        It has as much room for values as for keys, and does not mind how they are shared out.
+        The cache has as much room for values as for keys, whatever the shape of their heads.
         """
         room = key.shape[1] * key.shape[3]
         flat = value.transpose(1, 2).flatten(2)  # [1, rows, room]
@@ -368,13 +373,13 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
         cache: Any = None,
         **kwargs: Any,
     ) -> Tensor:
-        """[batch, rows, hidden] to the same; see the attention for the arguments."""
+        """[batch, rows, hidden] to the same; ``DiffTransformerAttention`` has the arguments."""
         attended, _ = self.self_attn(
             self.input_layernorm(hidden_states), position_embeddings, cache, **kwargs
         )
-        hidden_states = hidden_states + _times(attended, self.residual_multiplier)
+        hidden_states = hidden_states + _scale(attended, self.residual_multiplier)
         added = self.mlp(self.post_attention_layernorm(hidden_states))
-        return hidden_states + _times(added, self.residual_multiplier)
+        return hidden_states + _scale(added, self.residual_multiplier)
 
 
 class DiffTransformerPreTrainedModel(PreTrainedModel):
@@ -398,20 +403,20 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
     def get_correct_attn_implementation(
         self, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
-        """As in transformers; refused where an implementation has no room for this attention.
+        """Choose an implementation, as in transformers.
 
         Raises:
             ValueError: it cannot run this model.
         """
-        found: str = super().get_correct_attn_implementation(requested_attention, is_init_check)
-        runs = (*OTHERS, *(f"paged|{each}" for each in ("sdpa", *OTHERS)))
-        if found not in OWN and (self.config.integral != "none" or found not in runs):
-            why = "has no integral" if found in runs else "is not known to fit its heads"
+        name: str = super().get_correct_attn_implementation(requested_attention, is_init_check)
+        known = (*EXTERNAL, *(f"paged|{each}" for each in ("sdpa", *EXTERNAL)))
+        if name not in BUILT_IN and (self.config.integral != "none" or name not in known):
+            why = "has no integral" if name in known else "is not known to fit its heads"
             raise ValueError(
-                f"attn_implementation is {found!r}, which {why}; this model runs with 'sdpa' or "
+                f"attn_implementation is {name!r}, which {why}; this model runs with 'sdpa' or "
                 "'eager'"
             )
-        return found
+        return name
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -460,19 +465,19 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         """Hidden states of every token.
 
         Texts may be packed: without a mask and a cache, a text begins wherever ``position_ids`` do
-        not count on.
+        not increase by one.
 
         Args:
             input_ids: [batch, rows].
             attention_mask: [batch, columns], 0 for padding; or [batch or 1, 1, rows, columns], true
-                or 0 for what is seen, false or far below 0 for what is not.
-            position_ids: [batch or 1, rows]; None to count from what is cached.
-            cache: a dynamic or a static cache, or that of continuous batching.
+                or 0 for visible columns, false or far below 0 for hidden ones.
+            position_ids: [batch or 1, rows]; None to continue after the cached tokens.
+            cache: a dynamic or static cache, or that of continuous batching.
             inputs_embeds: [batch, rows, hidden], instead of ``input_ids``.
             use_cache: whether to return a cache.
             **kwargs: ``output_hidden_states`` for those of every layer, ``output_attentions`` for
                 the maps A₁ - λ A₂ + γ H of every layer, [batch, signal heads, rows, columns], whose
-                rows do not sum to one; the rest for the implementation of attention.
+                rows do not sum to one; the rest is for the implementation of attention.
 
         Raises:
             ValueError: the inputs contradict each other, or the cache cannot be used.
@@ -480,20 +485,20 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        hidden_states = _times(hidden_states, self.config.embedding_multiplier)
+        hidden_states = _scale(hidden_states, self.config.embedding_multiplier)
         config, rows = self.config, hidden_states.shape[1]
         paged = cache is not None and not isinstance(cache, Cache)
         packed: tuple[Any, ...] = ()
         if position_ids is not None and attention_mask is None and not paged and not is_tracing():
             cached = bool(use_cache or cache is not None)
-            packed = packed_texts(position_ids, len(hidden_states), cached=cached)
+            packed = find_packed_texts(position_ids, len(hidden_states), cached=cached)
             use_cache = False if packed else use_cache
         if not paged:
-            cache = self._cache(cache, use_cache)
+            cache = self._prepare_cache(cache, use_cache)
         past = cache.get_seq_length() if isinstance(cache, Cache) else 0
-        own = config._attn_implementation in OWN
-        if own:
-            seen = seen_tokens(
+        built_in = config._attn_implementation in BUILT_IN
+        if built_in:
+            visibility = find_visibility(
                 *(hidden_states, attention_mask, position_ids, None if paged else cache, packed),
                 paged=paged,
                 averaged=config.integral != "none",
@@ -502,7 +507,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             )
         if position_ids is None:
             position_ids = (torch.arange(rows, device=hidden_states.device) + past)[None]
-        if not own:
+        if not built_in:
             visible = create_causal_mask(
                 config=config,
                 inputs_embeds=hidden_states,
@@ -510,14 +515,14 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 cache=cache,
                 position_ids=position_ids,
             )
-            seen = Seen(visible=visible)
+            visibility = Visibility(visible=visible)
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
                 position_embeddings=position_embeddings,
                 cache=cache,
-                seen=seen,
+                visibility=visibility,
                 position_ids=position_ids,
                 **kwargs,
             )
@@ -526,8 +531,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             cache=cache if use_cache is not False else None,
         )
 
-    def _cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
-        """Prepare the cache for this model; None without a cache."""
+    def _prepare_cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
+        """Make the cache, or check the one that was passed; None for no cache."""
         config = self.config
         if use_cache is None:
             use_cache = config.use_cache and not self.training
@@ -548,8 +553,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         return cache
 
 
-def _times(tensor: Tensor, factor: float) -> Tensor:
-    """The tensor itself where the factor is 1."""
+def _scale(tensor: Tensor, factor: float) -> Tensor:
+    """Multiply a tensor by a factor, if that is not 1."""
     return tensor if factor == 1 else tensor * factor
 
 
@@ -565,20 +570,20 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    # As of Granite: logits of the next token, divided by ``logits_scaling``, and their loss.
+    # Granite's: logits of the next token, divided by ``logits_scaling``, and their loss.
     forward = GraniteForCausalLM.forward
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; a model with a column mean generates without a cache."""
+        """Generate as in transformers; without a cache if the integral is a column mean."""
         if self.config.integral == "column_mean":
             kwargs["use_cache"] = False
         return super().generate(*args, **kwargs)
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, whose pages have room for keys, and as much for values.
+        """Begin continuous batching, as in transformers.
 
         Raises:
-            ValueError: this model keeps more than that.
+            ValueError: the pages, which have as much room for values as for keys, do not suffice.
         """
         config = self.config
         room = config.num_key_value_heads * config.head_dim
@@ -596,7 +601,7 @@ class _Classifier(DiffTransformerPreTrainedModel):
     score_bias = True
 
     def __init__(self, config: DiffTransformerConfig) -> None:
-        # Transformers' own looks up the class of the model, which asks whether to trust its code.
+        # Transformers' own __init__ looks up the model's class, and asks whether to trust its code.
         DiffTransformerPreTrainedModel.__init__(self, config)
         assert config.num_labels is not None
         self.num_labels = config.num_labels
@@ -607,7 +612,7 @@ class _Classifier(DiffTransformerPreTrainedModel):
 
 
 class DiffTransformerForSequenceClassification(GenericForSequenceClassification, _Classifier):
-    """A linear layer over the last token that is no padding."""
+    """A linear layer over the last token that is not padding."""
 
     score_bias = False
     __init__ = _Classifier.__init__
@@ -619,7 +624,7 @@ class DiffTransformerForTokenClassification(GenericForTokenClassification, _Clas
     __init__ = _Classifier.__init__
 
 
-# A folder that ``save_pretrained`` writes then has this code next to its weights.
+# Makes ``save_pretrained`` copy this code next to the weights.
 DiffTransformerConfig.register_for_auto_class()
 DiffTransformerModel.register_for_auto_class("AutoModel")
 for _class in (

@@ -1,7 +1,7 @@
-"""Which tokens see which: padding, texts packed into a row, masks, and what is cached.
+"""Which tokens see which: padding, texts packed into rows, masks and caches.
 
-No mathematics. Attention needs none of it in the usual case, and mostly no more than which tokens
-are padding; a mask of queries × keys is made only for maps in full and for graphs.
+No mathematics. Usually attention needs nothing beyond causality, or only which tokens are padding.
+A mask of queries × keys is made only for maps in full and for graphs.
 """
 
 from collections.abc import Sequence
@@ -15,54 +15,54 @@ from transformers.masking_utils import find_packed_sequence_indices
 from transformers.utils.import_utils import is_tracing
 
 MASKED = -1e3
-"""Upper limit of a mask's addends for hidden tokens."""
+"""A mask's addends below this hide tokens."""
 
 
-class Texts(NamedTuple):
+class PackedTexts(NamedTuple):
     """Texts of similar length that are packed into rows of a batch.
 
     Attributes:
-        places: [texts, longest], where each token is in the flattened batch; 0 for padding.
+        indices: [texts, longest], index of each token in the flattened batch; 0 for padding.
         real: [texts, longest], false for padding, which follows each text.
     """
 
-    places: Tensor
+    indices: Tensor
     real: Tensor
 
-    def take(self, heads: Tensor) -> Tensor:
-        """[batch, heads, rows, width] to [texts, heads, longest, width]; what has one row stays."""
+    def unpack(self, heads: Tensor) -> Tensor:
+        """[batch, heads, rows, width] to [texts, heads, longest, width]; [1, heads, 1, 1] stays."""
         if heads.shape[2] == 1 and heads.shape[0] == 1:
             return heads
-        return heads.transpose(1, 2).flatten(0, 1)[self.places].transpose(1, 2)
+        return heads.transpose(1, 2).flatten(0, 1)[self.indices].transpose(1, 2)
 
 
-class Seen(NamedTuple):
-    """Visibility of tokens, in addition to causality.
+class Visibility(NamedTuple):
+    """Visibility of tokens, beyond causality.
 
     Attributes:
         real: [batch, columns], false for padding; None if there is none.
-        packed: texts that do not see each other, shortest first; empty if no row has several.
-        visible: [batch or 1, 1, rows, columns], true for visible, instead of the rest; None
-            where it is not needed, since it grows with the square of the tokens. For another
-            implementation of attention, the mask that it takes.
+        packed: texts that do not see each other, shortest first; empty if each row is one text.
+        visible: [batch or 1, 1, rows, columns], true for visible columns, in place of causality,
+            ``real`` and ``packed``. None where it is not needed, since it grows with the square of
+            the tokens. For other implementations of attention, the mask in their format.
         eager: whether attention maps are computed in full.
     """
 
     real: Tensor | None = None
-    packed: tuple[Texts, ...] = ()
+    packed: tuple[PackedTexts, ...] = ()
     visible: Tensor | None = None
     eager: bool = False
 
 
-def packed_texts(position_ids: Tensor, batch: int, *, cached: bool) -> tuple[Texts, ...]:
-    """The texts that are packed into the rows of a batch; nothing if each row is one text.
+def find_packed_texts(position_ids: Tensor, batch: int, *, cached: bool) -> tuple[PackedTexts, ...]:
+    """Find texts that are packed into the rows of a batch; none if each row is one text.
 
-    Lengths within a group differ by less than a factor of two, so that little is padding.
+    Lengths within a group differ by less than a factor of two, which limits padding.
 
     Args:
-        position_ids: [batch or 1, rows]; a text begins wherever they do not count on.
+        position_ids: [batch or 1, rows]; a text begins wherever they do not increase by one.
         batch: number of rows.
-        cached: whether there is a cache, for which each row is one text.
+        cached: whether there is a cache, which takes one text per row.
 
     Raises:
         ValueError: there are several texts, which would attend to each other in a cache.
@@ -73,8 +73,8 @@ def packed_texts(position_ids: Tensor, batch: int, *, cached: bool) -> tuple[Tex
     if cached:
         if bool(position_ids.diff(dim=-1).le(0).any()):
             raise ValueError(
-                "position_ids begin anew inside a sequence; with a cache, packed documents cannot "
-                "be kept apart, so pass use_cache=False and no cache, or pad them, with an "
+                "position_ids restart inside a sequence; a cache cannot keep packed documents "
+                "apart, so pass use_cache=False and no cache, or pad the documents, with an "
                 "attention_mask"
             )
         return ()
@@ -89,40 +89,40 @@ def packed_texts(position_ids: Tensor, batch: int, *, cached: bool) -> tuple[Tex
         length, first = lengths[chosen, None], firsts[chosen, None]
         steps = torch.arange(int(length.max()), device=length.device)
         real = steps < length
-        packed.append(Texts(torch.where(real, first + steps, 0), real))
+        packed.append(PackedTexts(torch.where(real, first + steps, 0), real))
     return tuple(packed)
 
 
-def unpacked(packed: Sequence[Texts], parts: Sequence[Tensor], batch: int) -> Tensor:
+def repack(packed: Sequence[PackedTexts], parts: Sequence[Tensor], batch: int) -> Tensor:
     """Heads of every group, [texts, heads, longest, width], to [batch, heads, rows, width]."""
     tokens = [part.transpose(1, 2)[texts.real] for texts, part in zip(packed, parts, strict=True)]
-    order = torch.cat([texts.places[texts.real] for texts in packed]).argsort()
+    order = torch.cat([texts.indices[texts.real] for texts in packed]).argsort()
     heads = torch.cat(tokens)[order]
     return heads.view(batch, -1, *heads.shape[1:]).transpose(1, 2)
 
 
-def seen_tokens(
+def find_visibility(
     hidden_states: Tensor,
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cache: Cache | None,
-    packed: tuple[Texts, ...],
+    packed: tuple[PackedTexts, ...],
     *,
     paged: bool,
     averaged: bool,
     eager: bool,
-) -> Seen:
+) -> Visibility:
     """Determine which tokens see which in a forward pass.
 
     Args:
         hidden_states: [batch, rows, hidden].
         attention_mask: [batch, columns], [batch or 1, 1, rows, columns] or None.
         position_ids: position ids as passed by the caller.
-        cache: earlier tokens; None if there are none.
-        packed: see ``Seen``.
-        paged: whether a mask has columns of all that continuous batching holds.
-        averaged: whether maps are averaged over rows, which padding must not take part in.
-        eager: whether maps are wanted in full.
+        cache: cache of earlier tokens; None for no cache.
+        packed: see ``Visibility``.
+        paged: whether the columns of a mask are all tokens of continuous batching.
+        averaged: whether maps are averaged over rows, of which padding must be none.
+        eager: whether attention maps are computed in full.
 
     Raises:
         ValueError: the mask does not fit.
@@ -139,12 +139,12 @@ def seen_tokens(
     else:
         unknown = isinstance(past, Tensor) and is_tracing()
         real = _real_tokens(attention_mask, None if unknown else int(past) + rows, averaged)
-        # A traced graph has no loop over rows, nor over texts.
+        # A traced graph cannot loop over rows or texts.
         exporting = torch.compiler.is_exporting() and (averaged or cache is not None)
         alone = attention_mask is None and cache is None
         texts = position_ids if packed or (is_tracing() and alone) else None
         if not (eager or unknown or exporting or (is_tracing() and texts is not None)):
-            return Seen(real, packed)
+            return Visibility(real, packed)
         visible = (torch.arange(columns, device=own.device) <= own)[None, None]
         if real is not None:
             visible = visible & functional.pad(real, (0, columns - real.shape[1]))[:, None, None]
@@ -155,35 +155,35 @@ def seen_tokens(
     if averaged:  # padding, whose rows do not see themselves, sees nothing
         visible = visible & visible.gather(-1, own.expand(visible.shape[0], 1, -1, -1))
         real = visible[:, 0].any(-2).expand(batch, -1) if masked else real
-    return Seen(real, visible=visible, eager=eager)
+    return Visibility(real, visible=visible, eager=eager)
 
 
 def _real_tokens(
     attention_mask: Tensor | None, columns: int | None, averaged: bool
 ) -> Tensor | None:
-    """[batch, columns], false for padding; None where no token is touched by any.
+    """[batch, columns], false for padding; None if padding affects no token.
 
     Args:
-        attention_mask: as it was given.
-        columns: tokens that are cached or new; None where that is not a number yet.
-        averaged: whether maps are averaged over rows, which padding must not take part in.
+        attention_mask: the mask as passed by the caller.
+        columns: number of cached and new tokens; None while tracing, if that is a tensor.
+        averaged: whether maps are averaged over rows, of which padding must be none.
     """
     if attention_mask is None:
         return None
     if attention_mask.dim() != 2 or (columns is not None and attention_mask.shape[1] != columns):
         raise ValueError(
             f"attention_mask has shape {list(attention_mask.shape)}; [batch, {columns}] was "
-            "expected, with 0 for padding, of what is cached as well"
+            "expected, with 0 for padding, cached tokens included"
         )
     real = attention_mask.bool()
     if is_tracing():
         return real
-    after_the_text = bool((real[:, :-1] | ~real[:, 1:]).all())  # no token sees such padding
-    return None if bool(real.all()) or (after_the_text and not averaged) else real
+    on_the_right = bool((real[:, :-1] | ~real[:, 1:]).all())  # no token sees such padding
+    return None if bool(real.all()) or (on_the_right and not averaged) else real
 
 
 def _visible_of(mask: Tensor, batch: int, rows: int, columns: int) -> Tensor:
-    """A mask of four dimensions as [batch or 1, 1, rows, columns], true for visible."""
+    """A mask of four dimensions as [batch or 1, 1, rows, columns], true for visible columns."""
     shape = list(mask.shape)
     fits = shape[0] in (1, batch) and shape[1:] == [1, rows, columns]
     added = mask if mask.dtype != torch.bool else None
@@ -192,7 +192,7 @@ def _visible_of(mask: Tensor, batch: int, rows: int, columns: int) -> Tensor:
     if not fits:
         raise ValueError(
             f"attention_mask has shape {shape}; [batch, {columns}] was expected, with 0 for "
-            f"padding, of what is cached as well, or [batch, 1, {rows}, {columns}], true or 0 for "
-            "what is seen, false or far below 0 for what is not"
+            f"padding, cached tokens included, or [batch, 1, {rows}, {columns}], true or 0 for "
+            "visible columns, false or far below 0 for hidden ones"
         )
     return mask if added is None else added == 0
