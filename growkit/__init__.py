@@ -2,9 +2,9 @@
 
 import sys
 
-# ``python -m growkit`` puts the current folder first, so that a folder with, say, a typing.py would
-# be run by looking at it. Nothing else may be imported before this; growkit's own files are found
-# without it.
+# ``python -m growkit`` puts the current folder first in the search path, so that a typing.py in an
+# untrusted folder would run. Nothing else may be imported before this line; growkit's own files are
+# found without that entry.
 if getattr(sys, "argv", [""])[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False):
     del sys.path[:1]
 
@@ -58,7 +58,7 @@ _HOMES = {
     "results.probe": "ProbeResult",
     "results.proof": "VerifyResult",
 }
-"""Public names by their module."""
+"""Public names by module."""
 
 __all__ = ["InputError", "Progress", "__version__", "distributed", "results", "training"]
 __all__ += ["Bars", "CheckResult", "ConvertStep", "DiffTransformerConfig", "GrowResult", "GrowStep"]
@@ -69,7 +69,7 @@ __all__ += ["show", "verify"]
 
 
 def __getattr__(name: str) -> "Any":
-    # Imported when asked for: ``growkit --help`` must not wait for torch.
+    # Imported on first use: ``growkit --help`` must not wait for torch.
     if name in ("distributed", "results", "training"):
         return import_module(f"growkit.{name}")
     for home, names in _HOMES.items():

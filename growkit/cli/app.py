@@ -20,7 +20,7 @@ from growkit.base.settings import DEVICES, Settings
 from growkit.checkpoint.publishing import Inputs, rejected_name, sweep, write_whole
 from growkit.cli import commands as cli
 from growkit.cli.commands import JSON, OUTPUT, SOURCE, RecipeOptions, command, print_result
-from growkit.cli.signals import heed_signals
+from growkit.cli.signals import handle_signals
 from growkit.engine.user_family import load_description
 from growkit.planning.operation import operations
 from growkit.probing.settings import ProbeSettings
@@ -46,18 +46,18 @@ NAME = cli.argument("NAME", "", cli.SHIPPED)
 
 def run_app() -> None:
     """The ``growkit`` command."""
-    heed_signals()
+    handle_signals()
     cli.drop_failed_output()
     try:
         app()
     except SystemExit as end:  # also after the help
-        if why := cli.unprinted():  # a broken promise weighs more
+        if why := cli.unprinted():  # a broken promise keeps its exit code
             kind = "warning" if end.code else "error"
-            cli.say(f"{kind}: {why}; let standard output lead where it can be written")
+            cli.print_message(f"{kind}: {why}; redirect standard output to a writable place")
         raise SystemExit(end.code or (2 if why else 0)) from None
     finally:
-        # Taking apart the half a million objects of torch and transformers takes 0.5 s (measured).
-        if "triton._C.libtriton" not in sys.modules:  # else it would complain of leaks on stderr
+        # Destroying the half a million objects of torch and transformers takes 0.5 s (measured).
+        if "triton._C.libtriton" not in sys.modules:  # else triton reports leaks on stderr
             gc.freeze()
 
 
@@ -73,7 +73,7 @@ def top(version: bool = cli.flag("--version", "Print the version.")) -> None:
 def inspect_command(
     folder: Path = SOURCE,
     family: Path | None = cli.FAMILY,
-    infer: bool = cli.flag("--infer", "Describe SRC's family in YAML for --family, and try it."),
+    infer: bool = cli.flag("--infer", "Infer SRC's family, test it, and print it for --family."),
     as_json: bool = JSON,
 ) -> None:
     """Show what a checkpoint is: family, sizes, heads, ties, dtype."""
@@ -83,8 +83,8 @@ def inspect_command(
         print_result(inspection.inspect(folder, family=family), as_json)
         return
     if family is not None:
-        raise InputError("--infer describes a family itself; leave --family out, or --infer")
-    from growkit.inference.inferring import infer as infer_family  # which takes seconds
+        raise InputError("--infer finds the family itself; leave out --family, or --infer")
+    from growkit.inference.inferring import infer as infer_family  # takes seconds
 
     found = infer_family(folder)
     if as_json:
@@ -98,15 +98,15 @@ def list_families(
     name: str | None = cli.argument(
         "NAME", "A family, class or model_type, such as llama.", default=None
     ),
-    every: bool = cli.flag("--all", "The whole table: every family with all that it can do."),
+    every: bool = cli.flag("--all", "Every family, with all the operations that it supports."),
     as_json: bool = JSON,
 ) -> None:
-    """List the families, and the operations that the models of one, or of all, take."""
+    """List the families, and the operations that one of them, or each, supports."""
     from growkit.pipeline.inspection import catalogue, model_types, table
     from growkit.report.terminal import ability_parts, family_parts
 
     if name and every:
-        raise InputError(f"--all is for every family, and {name} is one; leave one of them out")
+        raise InputError(f"--all lists every family, and {name} is one; leave out one of the two")
     if name or every or as_json:
         found = catalogue(name)
         print_result(found, as_json, parts=ability_parts(table(found), every=not name))
@@ -156,7 +156,7 @@ def convert_command(
     running: cli.Running,
     destination: cli.Destination,
 ) -> int:
-    """Turn SRC into another attention variant, or store it in another layout, and prove it."""
+    """Convert SRC to another attention variant, or to another layout of its files, and prove it."""
     recipe = _recipe(source, recipes.ConvertStep(to, options), output, verify, settings, written)
     return _run(recipe, running, destination)
 
@@ -169,7 +169,7 @@ def verify_command(
     settings: Settings,
     destination: cli.Destination,
     optimizer: Path | None = cli.value(
-        None, "State of SRC's optimizer that OUT was grown with, for --steps.", "PATH"
+        None, "SRC's optimizer state, which was grown with OUT, for --steps.", "PATH"
     ),
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and in its own dtype."""
@@ -185,7 +185,7 @@ def verify_command(
     before, after_it = pair(one, other)
     check_settings(settings, before)
     check_vocabularies(before, after_it)
-    from growkit.proof.verdict import verify_found  # which takes seconds
+    from growkit.proof.verdict import verify_found  # takes seconds
 
     result = verify_found(one, other, settings, optimizer, Bars())
     write_report(result, destination.report, inputs, [other.folder])
@@ -197,7 +197,7 @@ def verify_command(
 def check_command(
     folder: Path = cli.argument("OUT", "Folder that growkit wrote."), as_json: bool = JSON
 ) -> int:
-    """Check OUT against the hashes in its manifest: on any later day, wherever it was copied."""
+    """Check OUT against the hashes in its manifest, at any later time and on any machine."""
     from growkit.recipe import manifest
     from growkit.report.terminal import Bars
 
@@ -216,15 +216,15 @@ def run_command(
     output: str | None = cli.value(None, "Replaces the recipe's output."),
     text: Path | None = cli.value(None, "Replaces the text of the proof.", "FILE"),
     device: str | None = cli.value(None, "Replaces the recipe's device.", values=DEVICES),
-    max_kl: float | None = cli.of_field(Settings, "max_kl"),
-    steps: int | None = cli.of_field(Settings, "steps"),
-    base_model: str | None = cli.of_field(Recipe, "base_model"),
-    optimizer: Path | None = cli.of_field(Recipe, "optimizer"),
+    max_kl: float | None = cli.field_option(Settings, "max_kl"),
+    steps: int | None = cli.field_option(Settings, "steps"),
+    base_model: str | None = cli.field_option(Recipe, "base_model"),
+    optimizer: Path | None = cli.field_option(Recipe, "optimizer"),
 ) -> int:
-    """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
+    """Run a recipe: several steps in one pass, without an intermediate checkpoint."""
     file = recipes.recipe_file(recipe)
     chosen = load_recipe(file, source, output)
-    proof = _of_proof(chosen.verify, text=text, device=device, max_kl=max_kl, steps=steps)
+    proof = _proof_options(chosen.verify, text=text, device=device, max_kl=max_kl, steps=steps)
     chosen = replace(
         chosen,
         verify=chosen.verify and replace(chosen.verify, **proof),
@@ -243,20 +243,20 @@ def _recipe(
 ) -> Recipe:
     """The recipe of a single step."""
     proof = settings if verify else None
-    _of_proof(proof, max_kl=settings.max_kl, steps=settings.steps)
+    _proof_options(proof, max_kl=settings.max_kl, steps=settings.steps)
     return Recipe(str(source), (step,), str(output), proof, settings.seed, **written)
 
 
-def _of_proof(proof: Settings | None, **options: Any) -> dict[str, Any]:
-    """Options of a proof that were given.
+def _proof_options(proof: Settings | None, **options: Any) -> dict[str, Any]:
+    """Select the options of the proof that were given.
 
     Raises:
-        InputError: there are some, but the proof is switched off: its limit must not seem kept.
+        InputError: the proof is switched off, so that a given limit would not be checked.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if given and proof is None:
         flag = cli.flag_of(next(iter(given)))
-        raise InputError(f"{flag} is for the proof, which is switched off; switch it on")
+        raise InputError(f"{flag} needs the proof, which is switched off; switch it on")
     return given
 
 
@@ -267,8 +267,8 @@ def _run(
 
     Args:
         recipe: the recipe.
-        running: how it runs.
-        destination: where the result goes.
+        running: options of the run.
+        destination: destination of the result.
         reads: files from which the recipe was read.
 
     Returns:
@@ -281,7 +281,7 @@ def _run(
     from growkit.results.operation import training_hint
 
     inputs, output, report = recipe.inputs(reads), recipe.output_path, destination.report
-    _of_proof(recipe.verify, report=report)
+    _proof_options(recipe.verify, report=report)
     check_report(report, inputs, [output, rejected_name(output)])
     result = pipeline.run(recipe, reads=reads, **vars(running), progress=Bars())
     parts, written = [*growth_parts(result)], ""
@@ -290,7 +290,7 @@ def _run(
         kept = ": the proof, without the weights" if running.proof_only else ""
         parts.append(Paragraph(f"written to {result['output']}{kept}"))
         parts += [Paragraph(f"next: {then}") for then in [training_hint(result)] if then]
-    with cli.after(written):
+    with cli.prefix_errors(written):
         if result["verification"]:
             write_report(result["verification"], report, inputs, [Path(result["output"])])
         print_result(result, destination.json, written, parts)
@@ -301,7 +301,7 @@ def _run(
 def plan_command(
     recipe: Path = cli.RECIPE,
     bandwidth: str | None = cli.value(
-        None, "Bytes per second that the disk reads and writes, such as 2GB.", "BYTES"
+        None, "Speed of the disk in bytes per second, such as 2GB.", "BYTES"
     ),
     source: str | None = cli.value(None, "Replaces the recipe's source."),
     as_json: bool = JSON,
@@ -325,7 +325,7 @@ def probe_command(
     text: Path = cli.value(..., "UTF-8 text to train on; its last tenth is held out.", "FILE"),
     settings: ProbeSettings,
     work: Path | None = cli.value(
-        None, "Keep the grown models there, and what is measured.", "FOLDER"
+        None, "Keep the grown models and the measurements in this folder.", "FOLDER"
     ),
     resume: bool = cli.flag("--resume", "Continue the probe in --work."),
     destination: cli.Destination,
@@ -342,9 +342,11 @@ def probe_command(
         source, candidates, text, settings, work=work, resume=resume, progress=Bars()
     )
     try:
-        with cli.after(f"the probe's work is in {work}; --resume continues it" if work else ""):
+        with cli.prefix_errors(
+            f"the probe's work is in {work}; --resume continues it" if work else ""
+        ):
             write_report(result, report, inputs, made)
-    finally:  # hours of work are shown even if there is no report
+    finally:  # hours of work are printed even if the report cannot be written
         print_result(result, destination.json, report)
 
 
@@ -353,10 +355,10 @@ def demo_command(
     output: Path | None = cli.argument("OUT", "Keep the grown model there.", default=None),
     hidden: str = cli.value("x2", "How much the hidden size grows."),
     signal_heads: str = cli.value("x4", "How much the signal heads grow."),
-    overwrite: bool = cli.of_field(cli.Running, "overwrite"),
+    overwrite: bool = cli.field_option(cli.Running, "overwrite"),
     as_json: bool = JSON,
 ) -> int:
-    """The whole story on the model that ships with growkit: grow it, prove it, let it write."""
+    """Grow the model that ships with growkit, prove it, and let both models write."""
     from growkit.cli.demo import run_demo
     from growkit.report.terminal import Bars
 
@@ -367,7 +369,7 @@ def demo_command(
 
 @command(recipes_app, name="list")
 def recipes_list() -> None:
-    """List the recipes, each with what it does."""
+    """List the recipes and what each does."""
     for name, file in recipes.shipped_recipes().items():
         first = file.read_text(encoding="utf-8").splitlines()[0].removeprefix("#").strip()
         typer.echo(f"{name:32} {first}")
@@ -382,9 +384,9 @@ def recipes_show(name: str = NAME) -> None:
 @command(recipes_app, name="copy")
 def recipes_copy(
     name: str = NAME,
-    folder: Path = cli.argument("FOLDER", "Where to put it.", default=Path(".")),
+    folder: Path = cli.argument("FOLDER", "Folder of the copy.", default=Path(".")),
 ) -> None:
-    """Copy a recipe into a folder, to be changed there."""
+    """Copy a recipe into a folder, to edit it there."""
     file = recipes.shipped_recipe(name)
     copy = folder / file.name
     if os.path.lexists(copy):

@@ -1,8 +1,8 @@
 """Conversion of functions to commands: options, results on stdout, exit codes.
 
-If something fails, a sentence is on stderr. Either stream may be closed or full: that changes
-nothing in what was done. What could not be printed is remembered, for commands that leave nothing
-else. Mistakes that typer finds, and would print in a box, are sentences too.
+A failure prints one sentence on stderr, also for mistakes that typer would print in a box. Either
+stream may be closed or full without any effect on the work. A command whose only result is its
+output fails if that was lost.
 """
 
 import dataclasses
@@ -32,16 +32,16 @@ from growkit.planning.operation import SizeOption, Switch, config_key_aliases, o
 from growkit.recipe.recipe import Recipe, shipped_recipes
 
 USAGE: type[Any] = typer.BadParameter.__bases__[0]
-"""The error of a command line that is not understood: of typer or of click, by typer's version."""
+"""The error of an invalid command line: typer's or click's, depending on typer's version."""
 
-_lost: list[str] = []
+_output_errors: list[str] = []
 """Errors of standard output, until ``unprinted`` reports them."""
 
 
 # Options.
 
 PATHS = ("SRC", "OUT", "FILE", "PATH", "FOLDER", "RECIPE", "RECIPE…")
-"""Forms of values that are paths."""
+"""Placeholders of values that are paths."""
 
 
 class OperationOptions(dict[str, Any]):
@@ -54,18 +54,18 @@ class RecipeOptions(dict[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """How a recipe runs."""
+    """Options of a run, beyond its recipe."""
 
     overwrite: bool = option(False, "Replace an OUT that growkit wrote.")
     proof_only: bool = option(
-        False, "Keep the proof without the weights, for growkit.load to make them of SRC again."
+        False, "Keep the proof but no weights, which growkit.load can recompute from SRC."
     )
     dry_run: bool = option(False, "Show the plan; write nothing.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Destination:
-    """Where a result goes."""
+    """Destination of a result."""
 
     report: Path | None = option(
         None, "Write the result as one HTML page (.html) or as .json.", "FILE"
@@ -73,8 +73,8 @@ class Destination:
     json: bool = option(False, "Print the result as JSON on stdout.")
 
 
-def path(text: str) -> Path:
-    """A path as it was given."""
+def parse_path(text: str) -> Path:
+    """Convert a command-line value to a path."""
     try:
         check_name(text)
     except InputError as error:
@@ -82,26 +82,26 @@ def path(text: str) -> Path:
     return Path(text)
 
 
-def _shown(form: str, values: Iterable[str]) -> dict[str, Any]:
-    """How a value is shown, read and completed by a shell."""
+def _value_settings(form: str, values: Iterable[str]) -> dict[str, Any]:
+    """Placeholder, parser and shell completion of a value, as typer takes them."""
 
-    def completed(incomplete: str) -> list[str]:
+    def complete(incomplete: str) -> list[str]:
         return [each for each in values if each.startswith(incomplete)]
 
-    parser = path if form in PATHS else None
-    return {"metavar": form or None, "parser": parser, "autocompletion": values and completed}
+    parser = parse_path if form in PATHS else None
+    return {"metavar": form or None, "parser": parser, "autocompletion": values and complete}
 
 
 def value(default: Any, text: str, form: str = "", values: Iterable[str] = ()) -> Any:
     """An option with a value.
 
     Args:
-        default: without the option; ``...`` if it is required.
+        default: value without the option; ``...`` if the option is required.
         text: one line of help.
         form: placeholder of the value, e.g. ``FILE``.
-        values: values that a shell offers.
+        values: values for shell completion.
     """
-    return typer.Option(default, help=text, **_shown(form, values))
+    return typer.Option(default, help=text, **_value_settings(form, values))
 
 
 def flag(name: str, text: str) -> Any:
@@ -112,14 +112,14 @@ def flag(name: str, text: str) -> Any:
 def argument(form: str, text: str, values: Iterable[str] = (), default: Any = ...) -> Any:
     """An argument; see ``value``."""
     shown = default is not None
-    return typer.Argument(default, help=text, show_default=shown, **_shown(form, values))
+    return typer.Argument(default, help=text, show_default=shown, **_value_settings(form, values))
 
 
 SHIPPED = tuple(shipped_recipes())
 """Names of the recipes that ship with growkit."""
 
 SOURCE = argument("SRC", "Model folder: config.json and weights; or hf://ORG/NAME@REVISION.")
-OUTPUT = argument("OUT", "Folder to make.")
+OUTPUT = argument("OUT", "Folder to create.")
 RECIPE = argument(
     "RECIPE",
     "Recipe (YAML), growkit.json of a model, or a name of `growkit recipes list`.",
@@ -137,7 +137,7 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def of_field(kind: type, name: str) -> Any:
+def field_option(kind: type, name: str) -> Any:
     """The typer option of a dataclass's field."""
     (found,) = (each for each in dataclasses.fields(kind) if each.name == name)
     default, more = found.default, found.metadata
@@ -145,22 +145,22 @@ def of_field(kind: type, name: str) -> Any:
         list(default) if isinstance(default, tuple) else default,
         *([flag_of(name)] if found.type in (bool, "bool") else []),
         help=more["help"],
-        **_shown(more["form"], more["values"]),
+        **_value_settings(more["form"], more["values"]),
     )
 
 
 def command(
     app: typer.Typer, verb: str = "", **options: Any
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Add a function to an app as a command, which ends with an exit code.
+    """Add a function, which may return an exit code, to an app as a command.
 
-    A parameter whose type is a dataclass becomes an option for each field that has a help, one of
-    ``RecipeOptions`` those of a recipe, one of ``OperationOptions`` all options of an operation.
+    A parameter whose type is a dataclass becomes one option for each field that has a help text;
+    ``RecipeOptions`` becomes the options of ``Recipe``, ``OperationOptions`` those of operations.
 
     Args:
         app: the app.
-        verb: of these operations.
-        **options: for typer.
+        verb: verb of these operations, ``grow`` or ``convert``.
+        **options: options of typer.
     """
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
@@ -169,10 +169,9 @@ def command(
         for name, each in inspect.signature(function, eval_str=True).parameters.items():
             kind = Recipe if each.annotation is RecipeOptions else each.annotation
             found = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-            if kind is OperationOptions or dataclasses.is_dataclass(kind):
-                found = [
-                    *(_of_fields(kind) if dataclasses.is_dataclass(kind) else _of_operations(verb))
-                ]
+            operation = kind is OperationOptions
+            if operation or dataclasses.is_dataclass(kind):
+                found = [*(_operation_parameters(verb) if operation else _field_parameters(kind))]
                 groups[name] = each.annotation, found
             parameters += found
 
@@ -185,15 +184,15 @@ def command(
                     given[name] = kind(**{each.name: given.pop(each.name) for each in group})
                 code = function(**given) or 0
             except KeyboardInterrupt as interrupt:
-                say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
+                print_message(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
                 code = 130
             except (SystemExit, GeneratorExit):
                 raise
-            except BaseException as error:  # torch and Rust raise some that are no Exception
+            except BaseException as error:  # some of torch's and Rust's errors are no Exception
                 known = isinstance(error, InputError | MemoryError | OSError)
                 if os.environ.get("GROWKIT_DEBUG") or not known:
-                    say(traceback.format_exc())
-                say(f"error: {_failure(error)}")
+                    print_message(traceback.format_exc())
+                print_message(f"error: {_describe(error)}")
             raise typer.Exit(code)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -205,19 +204,20 @@ def command(
     return decorate
 
 
-def _of_fields(kind: type) -> Iterator[inspect.Parameter]:
-    """One option for every field of a class that has a help."""
+def _field_parameters(kind: type) -> Iterator[inspect.Parameter]:
+    """One option for every field of a class that has a help text."""
     hints = get_type_hints(kind)
     for each in dataclasses.fields(kind):
         if "help" in each.metadata:
             hint = list[float] if hints[each.name] == tuple[float, ...] else hints[each.name]
-            yield _parameter(each.name, of_field(kind, each.name), hint)
+            yield _parameter(each.name, field_option(kind, each.name), hint)
 
 
-def _of_operations(verb: str) -> Iterator[inspect.Parameter]:
-    """One option for every option of a verb's operations, with the longest of several helps.
+def _operation_parameters(verb: str) -> Iterator[inspect.Parameter]:
+    """One option for every option of a verb's operations.
 
-    The help of an option of a single operation names the operation.
+    If several operations have an option, it gets the longest of their help texts; if only one has
+    it, the help names the operation.
     """
     every: dict[str, dict[str, Any]] = {}
     for operation in operations(verb).values():
@@ -233,7 +233,7 @@ def _of_operations(verb: str) -> Iterator[inspect.Parameter]:
             rich_help_panel="Sizes: a factor (x2) or a size (2048)"
             if isinstance(longest, SizeOption)
             else "Options of the operation; of several values the first is the default",
-            **_shown("|".join(longest.values) or longest.form, longest.values),
+            **_value_settings("|".join(longest.values) or longest.form, longest.values),
         )
         yield _parameter(name, shown, bool | None if isinstance(longest, Switch) else str | None)
 
@@ -243,19 +243,19 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
-# Ends.
+# Errors.
 
 
-def _failure(error: BaseException) -> str:
-    """Describe a failure and its remedy."""
+def _describe(error: BaseException) -> str:
+    """Describe an error and its remedy."""
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, MemoryError):
-        return "memory ran out; use a machine with more, or compare less at once"
+        return "memory ran out; use a machine with more memory, or compare less at once"
     if isinstance(error, OSError):
         named = isinstance(error.filename, str | bytes)
         file = f"{os.fsdecode(error.filename)}: " if named else ""
-        return str(InputError(f"{file}{error.strerror or reason(error)}; fix that, and try again"))
+        return str(InputError(f"{file}{error.strerror or reason(error)}; fix this and try again"))
     return "internal error; please report it with the output above"
 
 
@@ -267,12 +267,12 @@ class Commands(TyperGroup):
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
         """See ``click.Command``."""
-        with _one_sentence():
+        with _usage_errors():
             return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: Any) -> Any:
         """See ``click.Command``."""
-        with _one_sentence():
+        with _usage_errors():
             return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -285,7 +285,7 @@ class Commands(TyperGroup):
 
 
 class ListCommand(TyperCommand):
-    """A command whose options with several values take all words up to the next option."""
+    """A command in which an option with several values takes all words up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """See ``click.Command``."""
@@ -304,22 +304,22 @@ class ListCommand(TyperCommand):
 
 
 @contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Turn a mistake that typer finds into one sentence."""
+def _usage_errors() -> Iterator[None]:
+    """Report a mistake that typer finds in one sentence."""
     try:
         yield
     except USAGE as error:
-        if "NoArgsIsHelp" in type(error).__name__:  # which shows the help
+        if "NoArgsIsHelp" in type(error).__name__:  # its message is the help
             raise
-        say(f"error: {InputError(_sentence(error))}")
+        print_message(f"error: {InputError(_describe_usage(error))}")
         raise typer.Exit(2) from None
 
 
-def _sentence(error: Any) -> str:
-    """Describe the mistake in a command line, and suggest a correction."""
+def _describe_usage(error: Any) -> str:
+    """Describe a mistake in a command line, and suggest a correction."""
     name, help_of = getattr(error, "option_name", None), ""
     if error.ctx is not None:
-        help_of = f"'{error.ctx.command_path} --help' lists all there is"
+        help_of = f"'{error.ctx.command_path} --help' lists everything"
         if hasattr(error, "possibilities"):
             meant = _other_command(error.ctx, str(name)) or did_you_mean(
                 name, *_flags(error.ctx.command), otherwise=help_of, quoted=str
@@ -334,7 +334,7 @@ def _sentence(error: Any) -> str:
 
 
 def _other_command(ctx: Any, name: str) -> str:
-    """Which other commands have an option, or which option takes its name; empty if none."""
+    """Suggest other commands that have an option, or the option that takes its name; "" if none."""
     commands = getattr(ctx.parent and ctx.parent.command, "commands", {})
     found = [each for each, command in commands.items() if name in _flags(command)[0]]
     if found:
@@ -346,7 +346,7 @@ def _other_command(ctx: Any, name: str) -> str:
 
 
 def _flags(command: Any) -> tuple[list[str], dict[str, str]]:
-    """Every option in a command's help; and those of sizes, by the names of config keys."""
+    """Every option in a command's help, and the options of sizes by the flags of config keys."""
     shown = [each for each in command.params if not getattr(each, "hidden", False)]
     names = [name for each in shown for name in (*each.opts, *each.secondary_opts)]
     known = [name for name in names if name.startswith("--")]
@@ -358,14 +358,14 @@ def _flags(command: Any) -> tuple[list[str], dict[str, str]]:
 # Output.
 
 
-def say(message: str) -> None:
-    """Print a sentence that is no result."""
+def print_message(message: str) -> None:
+    """Print a message on stderr."""
     typer.echo(plain(message, keep="\n"), err=True)
 
 
 @contextmanager
-def after(done: str) -> Iterator[None]:
-    """Begin the message of an error in here with what was done before."""
+def prefix_errors(done: str) -> Iterator[None]:
+    """Prefix the message of an error or interrupt in this block with the work done before."""
     try:
         yield
     except InputError as error:
@@ -381,35 +381,35 @@ def print_result(
 
     Args:
         result: the result, of JSON types only.
-        as_json: print it as JSON.
-        written: whether a file holds it as well, so that it is no failure if it cannot be printed.
+        as_json: whether to print JSON.
+        written: true if files hold the result too, so that a failure to print it is a warning.
         parts: the parts to show; None for the result's own view.
     """
     if as_json:
         text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
-        # Only strings hold characters that control a terminal, and JSON can escape these.
+        # Characters that control a terminal are only in strings, where JSON can escape them.
         safe = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
         typer.echo("".join(safe))
     else:
         from growkit.report.terminal import PlainConsole, parts_of, show_parts
 
-        # Into a file or a pipe, lines stay whole.
+        # Lines in a file or a pipe are not wrapped at the terminal's width.
         console = PlainConsole(width=None if sys.stdout.isatty() else 200)
         show_parts(console, parts_of(result) if parts is None else parts)
     if written and (why := unprinted()):
-        say(f"warning: {why}")
+        print_message(f"warning: {why}")
 
 
 class _DroppingStream(io.FileIO):
-    """A stream that drops what cannot be written, and never fails."""
+    """A stream that never fails: output that cannot be written is dropped."""
 
     def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]
         """See ``io.RawIOBase``."""
         try:
             return super().write(data) or 0
         except OSError as error:
-            if self.fileno() == 1 and error.errno != errno.EPIPE:  # not the reader's choice
-                _lost.append(str(error.strerror))
+            if self.fileno() == 1 and error.errno != errno.EPIPE:  # EPIPE: the reader has enough
+                _output_errors.append(str(error.strerror))
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return len(data)
 
@@ -417,37 +417,37 @@ class _DroppingStream(io.FileIO):
 def drop_failed_output() -> None:
     """Replace standard output and error of this process by streams that never fail.
 
-    Where one is closed, the next file to be opened would get its number, and what is printed.
+    A closed stream is opened, since the next opened file would get its number, and the output.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            # Gets the lowest free number, which is this one. Writing to a file that is open for
-            # reading fails, which shows whether there was anything to print.
+            # The new file gets the lowest free number, which is this one. Standard output is opened
+            # for reading, so that an attempt to write to it fails and is reported.
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
     if not os.environ.get("COLUMNS", "1").strip("0"):  # an unknown width
         del os.environ["COLUMNS"]
     for name, number in (("stderr", 2), ("stdout", 1)):
         stream = getattr(sys, name)
-        with suppress(OSError, ValueError, AttributeError):  # a stream without a number is a test's
+        with suppress(OSError, ValueError, AttributeError):  # streams of tests have no number
             if stream is None or stream.fileno() == number:
                 raw = _DroppingStream(number, "w", closefd=False)
                 dropping = io.TextIOWrapper(
                     io.BufferedWriter(cast(Any, raw)),
                     encoding=stream.encoding if stream else "utf-8",
-                    errors="backslashreplace",  # a terminal without → is no error
+                    errors="backslashreplace",  # a terminal may lack characters such as →
                     line_buffering=number == 2 or raw.isatty(),
                 )
                 setattr(sys, name, dropping)
 
 
 def unprinted() -> str:
-    """Report once why output was lost from standard output; empty if none was.
+    """Report, once, why standard output could not be written; empty if all of it was.
 
-    A closed pipe, as after ``head``, does not count.
+    A closed pipe, as after ``head``, is not a failure.
     """
     sys.stdout.flush()
-    why = "; ".join(dict.fromkeys(_lost))
-    _lost.clear()
+    why = "; ".join(dict.fromkeys(_output_errors))
+    _output_errors.clear()
     return why and f"the result cannot be printed ({why})"

@@ -1,9 +1,9 @@
 """The demo: grow the shipped model from 1:1 to 4:1, prove it, and let both models write.
 
-Its text is Python's own help topics, which every Python installation carries. The topics repeat
-each other (``compound`` contains ``if``), and they differ between Python versions. So paragraphs
-are split by a hash of the paragraph alone: a paragraph is on the same side in every topic and in
-every version, and nothing held out was ever trained on.
+Its text is Python's own help topics, which every Python installation has. The topics repeat each
+other (``compound`` contains ``if``) and differ between Python versions. So a hash of the paragraph
+alone decides whether a paragraph is held out: the decision is the same in every topic and version,
+and the model was trained on no held-out paragraph.
 """
 
 import zlib
@@ -27,11 +27,11 @@ def run_demo(
     """Run the demo.
 
     Args:
-        output: where to keep the grown model; None to delete it.
+        output: folder of the grown model; None to delete the model.
         hidden: factor or size of the hidden space; the MLP follows.
         signal_heads: factor or number of signal heads; noise and KV heads stay.
-        overwrite: replace an earlier output.
-        progress: where progress is shown.
+        overwrite: whether to replace an earlier output.
+        progress: receives the progress.
 
     Raises:
         InputError: the size or the output cannot be used.
@@ -71,18 +71,18 @@ def _continuation(folder: Path) -> str:
     tokenizer = AutoTokenizer.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False
     )
-    asked = tokenizer(OPENING, return_tensors="pt")
-    answer = model.generate(**asked, max_new_tokens=NEW_BYTES, do_sample=False, pad_token_id=0)  # type: ignore[operator]
-    return str(tokenizer.decode(answer[0, asked["input_ids"].shape[1] :]))
+    prompt = tokenizer(OPENING, return_tensors="pt")
+    tokens = model.generate(**prompt, max_new_tokens=NEW_BYTES, do_sample=False, pad_token_id=0)  # type: ignore[operator]
+    return str(tokenizer.decode(tokens[0, prompt["input_ids"].shape[1] :]))
 
 
 def training_text() -> str:
-    """The nine tenths of the paragraphs that the demo model is trained on."""
+    """The paragraphs that the demo model is trained on, nine tenths of all."""
     return _text(held_out=False)
 
 
 def held_out_text() -> str:
-    """The tenth of the paragraphs that the demo model has never seen."""
+    """The paragraphs that the demo model has never seen, a tenth of all."""
     return _text(held_out=True)
 
 
