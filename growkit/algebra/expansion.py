@@ -112,7 +112,7 @@ def following(groups: Expansion, size: int, target: int) -> Expansion:
     each, wanted = size // groups.size, target // len(groups.source)
     assert each * groups.size == size
     assert wanted * len(groups.source) == target
-    copy = _running(groups.source, groups.source != NOTHING)
+    copy = _occurrences(groups.source, groups.source != NOTHING)
     member = (copy[:, None] * wanted + np.arange(wanted)) % each
     source = np.where(
         groups.source[:, None] == NOTHING, NOTHING, groups.source[:, None] * each + member
@@ -175,7 +175,7 @@ class IndexMap:
     @cached_property
     def part(self) -> Index:
         """The index of each coordinate's part, in the order of the target coordinates."""
-        return _running(self.source, self._is_split)
+        return _occurrences(self.source, self._is_split)
 
     @cached_property
     def shares(self) -> Factors:
@@ -189,7 +189,7 @@ class IndexMap:
     @cached_property
     def later(self) -> Mask:
         """Mask of copies after the first one of their source coordinate."""
-        return np.asarray(_running(self.source, self.source != NOTHING) > 0)
+        return np.asarray(_occurrences(self.source, self.source != NOTHING) > 0)
 
     @property
     def nothing(self) -> Mask:
@@ -248,7 +248,7 @@ class Group:
     shares: tuple[float | None, ...]
 
 
-def _running(source: Index, chosen: Mask) -> Index:
+def _occurrences(source: Index, chosen: Mask) -> Index:
     """Count, for each chosen coordinate, earlier ones with the same source; 0 elsewhere."""
     found = np.zeros(len(source), np.int64)
     places = np.flatnonzero(chosen)
@@ -280,10 +280,10 @@ def index_map(
         uneven: see ``IndexMap``.
     """
     reads = weighs or dimension.role is Role.READ
-    source, share = _composed(dimension.form, sizes, expansions, reads=reads)
+    source, share = _compose(dimension.form, sizes, expansions, reads=reads)
     fresh = None
     if any(each.like is not None for each in expansions.values()):
-        fresh = source != _composed(dimension.form, sizes, expansions, reads=False)[0]
+        fresh = source != _compose(dimension.form, sizes, expansions, reads=False)[0]
     if order is not None:
         before, after = (np.asarray(each, np.int64) for each in order)
         stored = np.empty(len(before) + 1, np.int64)
@@ -294,7 +294,7 @@ def index_map(
     return IndexMap(dimension.role, dimension.size(sizes), source, share, fresh, uneven)
 
 
-def _composed(
+def _compose(
     form: Form, sizes: Mapping[str, int], expansions: Mapping[str, Expansion], *, reads: bool
 ) -> tuple[Index, Factors]:
     if isinstance(form, Axis):
@@ -310,20 +310,20 @@ def _composed(
     if not form.product:
         sources, shares, offset = [], [], 0
         for term in form.parts:
-            source, share = _composed(term, sizes, expansions, reads=reads)
+            source, share = _compose(term, sizes, expansions, reads=reads)
             sources.append(np.where(source == NOTHING, NOTHING, source + offset))
             shares.append(share)
             offset += term.size(sizes)
         return np.concatenate(sources), np.concatenate(shares)
     source, share = np.zeros(1, np.int64), np.ones(1)
     for factor in form.parts:
-        inner, inner_share = _composed(factor, sizes, expansions, reads=reads)
+        inner, inner_share = _compose(factor, sizes, expansions, reads=reads)
         nothing = (source == NOTHING)[:, None] | (inner == NOTHING)
         source = np.where(nothing, NOTHING, source[:, None] * factor.size(sizes) + inner).ravel()
-        share = _both(share[:, None], inner_share).ravel()
+        share = _multiply_shares(share[:, None], inner_share).ravel()
     return source, share
 
 
-def _both(share: Factors, other: Factors) -> Factors:
+def _multiply_shares(share: Factors, other: Factors) -> Factors:
     """Multiply two shares; 0 of a split part (NaN) is 0, and 1 of it is the part."""
     return np.where((share == 0) | (other == 0), 0.0, share * other)

@@ -41,8 +41,8 @@ class Arrangement:
     def __init__(self, piece: Index, place: Index) -> None:
         self.piece, self.place = piece, place
         nothing = place == NOTHING
-        beside = np.where(nothing[1:], nothing[:-1], (np.diff(place) == 1) & ~nothing[:-1])
-        breaks = (np.flatnonzero(~beside | (np.diff(piece) != 0)) + 1).tolist()
+        adjacent = np.where(nothing[1:], nothing[:-1], (np.diff(place) == 1) & ~nothing[:-1])
+        breaks = (np.flatnonzero(~adjacent | (np.diff(piece) != 0)) + 1).tolist()
         self.runs = list(pairwise([0, *breaks, len(place)])) if len(place) else []
 
     def __call__(self, pieces: Sequence[Tensor], position: int) -> Tensor:
@@ -69,8 +69,8 @@ class Arrangement:
 
 
 Pieces = tuple["Index | None", int, list[float]]
-"""Weights that are split alike: their indices among the needed coordinates (None for all), the
-number of parts of each weight (0 for explicit factors), and the explicit factors."""
+"""Weights with the same kind of split: their indices among the needed coordinates (None for all),
+the number of parts of each weight (0 for explicit factors), and the explicit factors."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Slice:
         targets: coordinates of the target.
         needed: coordinates of the source, in ascending order.
         whole: whether all coordinates of the source are needed.
-        kinds: groups of weights that are split alike; empty for a written dimension.
+        kinds: groups of weights with the same kind of split; empty for a written dimension.
         arrangement: puts the copies, or the parts and products, in their places.
     """
 
@@ -132,9 +132,9 @@ def grow_slice(
     narrow = len(slices) > 1 and not slices[1].whole
 
     def rows(some: slice) -> Tensor:
-        return _joined(partial(read, some), slices[1].needed, 1) if narrow else read(some)
+        return _read_runs(partial(read, some), slices[1].needed, 1) if narrow else read(some)
 
-    tensor = _joined(rows, slices[0].needed, 0)
+    tensor = _read_runs(rows, slices[0].needed, 0)
     for position, each in enumerate(slices):
         if position > 1 and not each.whole:
             tensor = tensor.index_select(position, torch.from_numpy(each.needed))
@@ -148,7 +148,7 @@ def grow_slice(
     return tensor if split_at is None else _spread(tensor, split_at, maps, slices, name, shares)
 
 
-def _joined(read: Rows, needed: Index, position: int) -> Tensor:
+def _read_runs(read: Rows, needed: Index, position: int) -> Tensor:
     """Read some coordinates of one source dimension; contiguous ones are read together."""
     if not len(needed):
         return read(slice(0, 0))
@@ -180,7 +180,7 @@ def _spread(
             weight = tensor.index_select(position, torch.from_numpy(columns))
             places[position] = here.needed[columns]
         if not count:
-            pieces += [_multiplied(weight, factor) for factor in factors]
+            pieces += [_multiply(weight, factor) for factor in factors]
             continue
 
         def draw(node: int, number: int = 0, count: int = count) -> Tensor | None:
@@ -189,13 +189,17 @@ def _spread(
                 return torch.full(shape, uneven_first(count, node))
             if not shares.amplitude:
                 return None
-            return _noisy(places, lengths, shares, shares.key(name, node, number)).view(shape)
+            return _noisy_shares(places, lengths, shares, shares.key(name, node, number)).view(
+                shape
+            )
 
         pieces += split_weight(weight, count, draw)
     return here.arrangement(pieces or [tensor], position)
 
 
-def _noisy(places: Sequence[Index], lengths: Sequence[int], shares: Shares, key: str) -> Tensor:
+def _noisy_shares(
+    places: Sequence[Index], lengths: Sequence[int], shares: Shares, key: str
+) -> Tensor:
     """Draw random shares of first parts for some places of a tensor with these lengths."""
     *leading, last = places
     rows = np.zeros(1, np.int64)
@@ -230,7 +234,7 @@ def grow_moments(
     """
     copied = [replace(each, role=Role.WRITTEN) for each in maps]
     for number, mapped in enumerate(maps):
-        if mapped.fresh is not None:  # a new coordinate has gathered no gradients
+        if mapped.fresh is not None:  # a new coordinate has no moments yet
             source = np.where(mapped.fresh, NOTHING, mapped.source)
             copied[number] = replace(copied[number], source=source)
     grown = grow_slice(read, copied, "", Shares(None), where)
@@ -262,7 +266,7 @@ def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
     if of.start == 0:
         needed = np.concatenate([needed, np.flatnonzero(maps[0].source == NOTHING)])
     needed.sort()
-    found: Tensor | None = _joined(rows, needed, 0)
+    found: Tensor | None = _read_runs(rows, needed, 0)
     # Parts first: copies of a row are equal only after their parts are summed.
     for role in (Role.READ, Role.WRITTEN):
         for position, mapped in enumerate(maps):
@@ -271,11 +275,11 @@ def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
             some, held = of, needed
             if position:
                 some, held = slice(0, mapped.size), np.arange(len(mapped))
-            found = _undone(found, position, mapped, some, held)
+            found = _undo_dimension(found, position, mapped, some, held)
     return found
 
 
-def _undone(
+def _undo_dimension(
     tensor: Tensor, position: int, mapped: IndexMap, of: slice, held: Index
 ) -> Tensor | None:
     """Undo the growth of one dimension; see ``undo``.
@@ -292,14 +296,14 @@ def _undone(
         places = np.searchsorted(held, targets)
         if len(places) == tensor.shape[position] and bool((np.diff(places) > 0).all()):
             return tensor
-        return _taken(tensor, position, places)
+        return _take(tensor, position, places)
 
     nothing = held[mapped.source[held] == NOTHING]
     if len(nothing) and bool(at(nothing).any()):
         return None
     backs, sources = [], []
     for group in (_between(each, of) for each in mapped.groups):
-        back = _original([at(copy) for copy in group.targets], group.shares)
+        back = _recover([at(copy) for copy in group.targets], group.shares)
         if back is None:
             return None
         backs.append(back)
@@ -308,26 +312,26 @@ def _undone(
     return backs[0] if len(backs) == 1 else torch.cat(backs, position).index_select(position, order)
 
 
-def _taken(tensor: Tensor, position: int, places: Index) -> Tensor:
-    """Take some coordinates of a dimension; a view if they are contiguous."""
+def _take(tensor: Tensor, position: int, places: Index) -> Tensor:
+    """Select some coordinates of a dimension; a view if they are contiguous."""
     if len(places) and bool((np.diff(places) == 1).all()):
         return tensor.narrow(position, int(places[0]), len(places))
     return tensor.index_select(position, torch.from_numpy(places).to(tensor.device))
 
 
-def _original(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor | None:
-    """Recover the original tensor of some copies; None if they have none in common."""
+def _recover(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor | None:
+    """Recover the original of some copies; None if they have no common original."""
     parts = [copy for copy, share in zip(copies, shares, strict=True) if share is None]
     given = [(c, share) for c, share in zip(copies, shares, strict=True) if share is not None]
     if parts:
         found = join(parts)
     else:
         copy, share = next((copy, share) for copy, share in given if share)
-        found = _multiplied(copy, 1 / share)
-    return found if all(_same(_multiplied(found, share), copy) for copy, share in given) else None
+        found = _multiply(copy, 1 / share)
+    return found if all(_same(_multiply(found, share), copy) for copy, share in given) else None
 
 
-def _multiplied(tensor: Tensor, factor: float) -> Tensor:
+def _multiply(tensor: Tensor, factor: float) -> Tensor:
     return tensor if factor == 1 else (tensor.double() * factor).to(tensor.dtype)
 
 
@@ -360,7 +364,7 @@ def copies_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[list[Tensor]
             rows = tensor.movedim(position, 0)
             for group in mapped.groups:
                 if len(group.targets) > 1:
-                    yield [_taken(rows, 0, copy).reshape(len(copy), -1) for copy in group.targets]
+                    yield [_take(rows, 0, copy).reshape(len(copy), -1) for copy in group.targets]
 
 
 def zeros_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[tuple[IndexMap, Tensor]]:
@@ -379,4 +383,4 @@ def zeros_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[tuple[IndexMa
     for position, mapped in enumerate(maps):
         places = np.flatnonzero(mapped.source == NOTHING)
         if mapped.role is Role.WRITTEN and len(places):
-            yield mapped, _taken(tensor.movedim(position, 0), 0, places).reshape(len(places), -1)
+            yield mapped, _take(tensor.movedim(position, 0), 0, places).reshape(len(places), -1)

@@ -11,8 +11,8 @@ Two parts of w come from three rounded operations, with any u in [-½, ½]:
 If the first is in [w/2, w], Sterbenz' lemma makes the second exact, and the last line repeats the
 first. If it is in [0, w/2], the second is in [w/2, w], and the same lemma makes the last line
 exact. In the subnormal range every difference is exact. Either way ``first + second = w`` in real
-arithmetic: with a random u, which lets the copies part, and with u = 0, plain halves, even where
-w/2 has no representation. More parts come from splitting the parts again: three are ¼, ¼, ½.
+arithmetic: with a random u, which lets the copies diverge, and with u = 0 (plain halves), even
+where w/2 has no representation. Parts are split again to get more of them: three are ¼, ¼, ½.
 """
 
 from __future__ import annotations
@@ -150,10 +150,10 @@ def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]
         equal = _equal_parts(weight, parts)
         if equal is not None:
             return [equal] * parts
-        first = _times(weight, 0.5)
+        first = _multiply(weight, 0.5)
     left = (parts + 1) // 2
-    second = _minus(weight, first)
-    first = _minus(weight, second)
+    second = _subtract(weight, first)
+    first = _subtract(weight, second)
     return [*split(first, left, draw, 2 * node), *split(second, parts - left, draw, 2 * node + 1)]
 
 
@@ -184,22 +184,22 @@ def _equal_parts(weight: Tensor, parts: int) -> Tensor | None:
     """One of equal parts, if repeated halving is exact; None if it rounds."""
     if parts & (parts - 1):
         return None
-    part = _times(weight, 1 / parts)
+    part = _multiply(weight, 1 / parts)
     if weight.element_size() == 1:
-        return part if _times(part, parts).equal(weight) else None
+        return part if _multiply(part, parts).equal(weight) else None
     if not weight.numel():
         return part
-    least, most = torch.sub(weight, part, alpha=parts).aminmax()  # faster than to compare
+    least, most = torch.sub(weight, part, alpha=parts).aminmax()  # faster than a comparison
     return part if bool((least == 0) & (most == 0)) else None
 
 
-def _times(weight: Tensor, factor: float) -> Tensor:
+def _multiply(weight: Tensor, factor: float) -> Tensor:
     if weight.element_size() == 1:  # float8 has no arithmetic
         return (weight.float() * factor).to(weight.dtype)
     return weight * factor
 
 
-def _minus(one: Tensor, other: Tensor) -> Tensor:
+def _subtract(one: Tensor, other: Tensor) -> Tensor:
     if one.element_size() == 1:
         return (one.float() - other.float()).to(one.dtype)
     return one - other
@@ -209,25 +209,25 @@ def join(parts: list[Tensor]) -> Tensor:
     """Undo a split: add its parts in the order of the tree.
 
     Args:
-        parts: what ``split`` returned.
+        parts: parts in the order of ``split``.
 
     Returns:
-        The weight, in the dtype of the parts; NaN for every rounded sum. Parts from ``split`` never
-        give one.
+        The weight, in the dtype of the parts; NaN for every rounded sum, which parts from ``split``
+        never give.
     """
     whole = parts[0]
     if len(parts) == 1:
         return whole
     if whole.numel() <= IN_CACHE or len(whole) == 1:
-        return _joined(parts)
+        return _join_block(parts)
     rows = max(1, IN_CACHE * len(whole) // whole.numel())
     joined = torch.empty(whole.shape, dtype=whole.dtype, device=whole.device)
     for piece, *some in zip(joined.split(rows), *(p.split(rows) for p in parts), strict=True):
-        piece.copy_(_joined(some))
+        piece.copy_(_join_block(some))
     return joined
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _join_block(parts: list[Tensor]) -> Tensor:
     """Join all parts without dividing them into blocks."""
     left = (len(parts) + 1) // 2
     dtype = parts[0].dtype

@@ -1,8 +1,8 @@
 """The law of updates: updates with which a grown tensor trains as its source would.
 
-The n_in equal parts of a weight are each updated, and their updates add up; so each update must be
+The n_in equal parts of a weight are each updated, and their updates add up, so each update must be
 1/n_in of the source's. Each of n_out copies that are read with equal shares gets 1/n_out of the
-gradient, which affects Adam through eps alone. Multiplying a tensor by f multiplies its updates by
+gradient, which affects Adam only through eps. Multiplying a tensor by f multiplies its updates by
 f and its gradients by 1/f.
 
 The law holds as long as the gradients of copies are equal and new parameters are not trained.

@@ -8,9 +8,9 @@ LONGEST_SENTENCE = 2000
 
 
 class InputError(ValueError):
-    """Bad input: a sentence that names the file, tensor or key, and the way out (exit code 2).
+    """Bad input: a sentence that names the file, tensor or key, and the remedy (exit code 2).
 
-    It may quote names and values of untrusted folders, so the sentence is escaped by ``plain``.
+    The sentence may quote untrusted names and values, so ``plain`` escapes it.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -22,7 +22,7 @@ class PlaceError(InputError):
 
 
 def reason(error: BaseException) -> str:
-    """Shorten another library's error to one line, for a quotation in a message."""
+    """Shorten another library's error to one line, to quote it in a message."""
     return (" ".join(str(error).split()) or type(error).__name__)[:LONGEST_QUOTE].rstrip(".")
 
 

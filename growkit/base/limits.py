@@ -19,7 +19,7 @@ NATIVE_MARGIN = 16
 models round, sums may be several times as long, and the largest of many errors is compared."""
 
 TRAINING_MARGIN = 8
-"""Allowed difference after training, as a multiple of the rounding error of the source's."""
+"""Allowed difference after training, as a multiple of rounding error in the source's training."""
 
 FINGERPRINT_MARGIN = 8
 """Allowed root mean square difference, as a multiple of the source's own rounding error."""

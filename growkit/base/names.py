@@ -93,7 +93,7 @@ def name_of(path: str) -> str:
 
 
 def by_name(found: Mapping[str, T]) -> dict[str, T]:
-    """Replace paths by file names, numbered if a name occurs more than once."""
+    """Replace paths by file names, which get numbers if they repeat."""
     named: dict[str, T] = {}
     for path, value in found.items():
         name = name_of(path)
@@ -112,9 +112,9 @@ def without_paths(paths: Iterable[str]) -> Callable[[Any], Any]:
     for path in paths:
         if ADDRESS.match(path):
             continue
-        for way in (path, os.path.abspath(path), os.path.realpath(path)):
-            folder = os.path.dirname(way.rstrip("/"))
-            if len(folder) > 1:  # else every slash would go
+        for spelling in (path, os.path.abspath(path), os.path.realpath(path)):
+            folder = os.path.dirname(spelling.rstrip("/"))
+            if len(folder) > 1:  # else every slash would be removed
                 leading.add(folder + os.sep)
     longest_first = sorted(leading, key=len, reverse=True)
 

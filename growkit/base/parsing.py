@@ -51,7 +51,7 @@ def parse_json(content: bytes, digits: int = 100) -> Any:
         raise ValueError(TOO_DEEP) from None
     _check_extent(parsed, most=len(content))
     if b"\\ud" in content.lower():
-        json.dumps(parsed, ensure_ascii=False).encode("utf-8")  # raises if it is half of a pair
+        json.dumps(parsed, ensure_ascii=False).encode("utf-8")  # raises for half of a pair
     return parsed
 
 
@@ -82,7 +82,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:100]} is not a number that JSON has")
+        raise ValueError(f"{text[:100]} is not a JSON number")
     return number
 
 
@@ -100,7 +100,7 @@ def parse_yaml(text: str) -> Any:
             does not fit into 64 bits, or there is too much of it.
     """
     try:
-        parsed = yaml.load(text, _Loader)  # noqa: S506 - a safe one
+        parsed = yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     except yaml.MarkedYAMLError as error:
@@ -108,7 +108,7 @@ def parse_yaml(text: str) -> Any:
         at = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = f"{at}{error.problem or error.context}"
         tabs = "\\t" in problem
-        remedy = "indent with blanks, not with tabs" if tabs else "look at its indentation"
+        remedy = "indent with spaces, not with tabs" if tabs else "check its indentation"
         known = isinstance(error, ConstructorError)
         raise ValueError(problem if known else f"{problem}; {remedy}") from None
     except Exception as error:  # a tag that does not fit its value may raise anything
@@ -124,7 +124,7 @@ def in_yaml(value: object) -> str:
 
 
 ANY = "any key"
-"""In a mapping of kinds: the kind of all values, for any key."""
+"""In a mapping of kinds, the entry for all other keys."""
 
 WORDS = {
     str: "text",
@@ -141,10 +141,10 @@ def check_kind(value: Any, kinds: Any, what: str) -> None:
     """Refuse a value of the wrong kind, or with a part of the wrong kind.
 
     Args:
-        value: as JSON or YAML holds it.
+        value: a JSON or YAML value.
         kinds: a type, a range of whole numbers, a list of one kind, or a mapping from keys to
             kinds; several in a tuple are alternatives.
-        what: its name in messages.
+        what: name of the value in messages.
 
     Raises:
         InputError: names the part, and what was expected.
@@ -189,7 +189,7 @@ class _Loader(yaml.SafeLoader):
             key, place = key_node.value, key_node.start_mark
             if key_node.tag != f"{_YAML}str":
                 shown = repr(key[:100]) if isinstance(key, str) else f"that holds a {key_node.id}"
-                raise _unusable(place, f"key {shown} is no text; the name of a key was expected")
+                raise _unusable(place, f"key {shown} is not text; the name of a key was expected")
             if key in found:
                 raise _unusable(place, f"key {key[:100]!r} appears twice")
             found[key] = self.construct_object(value_node, deep=deep)

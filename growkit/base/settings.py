@@ -26,8 +26,8 @@ def option(
     Args:
         default: default of the field.
         help: one line for ``--help``.
-        form: placeholder of a free value in help texts, e.g. ``FILE``.
-        values: the allowed values, if they are a fixed set.
+        form: placeholder of the value in help texts, e.g. ``FILE``.
+        values: the allowed values; empty for any.
         limits: limits of a number, or of each number in a tuple.
     """
     metadata = {"help": help, "form": form, "values": values, "limits": limits}
@@ -75,13 +75,13 @@ SEEDS = (0, 2**63 - 1)
 DEVICES = ("auto", "cpu", "cuda")
 """Devices that a proof can run on; the first is the default."""
 
-NO_GPU = "device cuda was asked for, but torch sees no GPU; use --device cpu"
+NO_GPU = "device is cuda, but torch sees no GPU; use --device cpu"
 
 MANY, LONG = 8, 512
 """Default number of prompts, and of tokens in each."""
 
 FEW, SHORT = 4, 48
-"""Defaults if every weight was recovered, so that only the function remains to be shown
+"""Defaults if every weight was recovered, so that only the function is left to be proved
 (``docs/numerics.md``, "How many tokens")."""
 
 SETTLED = "if every weight was recovered"
@@ -95,21 +95,21 @@ class Settings:
         text: file with real text, or None for seeded random tokens. A ``Path`` becomes a string.
         prompts: number of windows of text, or of random prompts; None for 8, or for 4 if every
             weight was recovered.
-        length: tokens in each; None for 512, or for 48 if every weight was recovered.
+        length: tokens in each prompt; None for 512, or for 48 if every weight was recovered.
         seed: seed of the random prompts.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
         trainability: whether every parameter of the target must be able to train.
-        max_kl: largest accepted KL, in nats per token in strict float64, also for a target that is
-            meant to be another function; None for no limit.
+        max_kl: largest accepted KL, in nats per token in strict float64, also where the promise
+            allows another function; None for no limit.
         steps: AdamW steps that both models take in strict float64, to compare what they learn; None
             for no training.
     """
 
-    text: str | None = option(None, "UTF-8 text to compare on; random tokens without.", "FILE")
+    text: str | None = option(None, "UTF-8 text to compare on, instead of random tokens.", "FILE")
     prompts: int | None = option(
         None,
         f"Windows of text, or random prompts: {MANY}, or {FEW} {SETTLED}.",
-        limits=(1, 1 << 16),  # each is a tensor by itself
+        limits=(1, 1 << 16),  # each prompt is a tensor
     )
     length: int | None = option(
         None,
@@ -118,16 +118,16 @@ class Settings:
     )
     seed: int = option(0, "Seed of everything random.", limits=SEEDS)
     device: str = option("auto", "Where the proof runs: auto, cpu or cuda.", values=DEVICES)
-    trainability: bool = option(False, "Every parameter of OUT must be able to train.")
+    trainability: bool = option(False, "Require that every parameter of OUT can train.")
     max_kl: float | None = option(
         None,
-        "Largest KL that OUT may cost, in nats per token; exit code 1 above it.",
+        "Largest accepted KL, in nats per token; exit code 1 above it.",
         "NATS",
         limits=(None, 1e300),
     )
     steps: int | None = option(
         None,
-        "Also train both models for this many steps in float64, and compare what they learn.",
+        "Also train both models for this many steps in float64, and compare the results.",
         limits=(1, 10_000),
     )
 

@@ -123,7 +123,7 @@ class Weights:
         return 0
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor, as consecutive blocks along dimension 0."""
+        """Read a tensor as consecutive blocks along dimension 0."""
         for part in slabs(self.tensors[name].shape, min(1, self.cuts(name))):
             yield self.read(name, *part)
 
@@ -178,12 +178,12 @@ def parts(weights: Weights, name: str, elements: int | None = None) -> list[slic
     Args:
         weights: the weights that hold the tensor.
         name: name of the tensor.
-        elements: elements in memory for the whole tensor, if other data is read along with it.
+        elements: elements in memory per whole tensor, if other data is read with it.
     """
     info = weights.tensors[name]
     most = max(1, AT_ONCE * info.elements // max(1, elements or info.elements))
-    found = slabs(info.shape or (1,), min(1, weights.cuts(name)), most)
-    return [rows for rows, *_ in found]
+    blocks = slabs(info.shape or (1,), min(1, weights.cuts(name)), most)
+    return [rows for rows, *_ in blocks]
 
 
 def total_parameters(tensors: Mapping[str, TensorInfo]) -> int:
@@ -193,7 +193,7 @@ def total_parameters(tensors: Mapping[str, TensorInfo]) -> int:
 
 def main_dtype(tensors: Mapping[str, TensorInfo]) -> str:
     """The float dtype that holds most of the parameters."""
-    elements: dict[str, int] = {"F32": 0}  # where nothing is a float
+    elements: dict[str, int] = {"F32": 0}  # the default if no tensor is a float
     for info in tensors.values():
         if info.dtype in FLOAT_BYTES:
             elements[info.dtype] = elements.get(info.dtype, 0) + info.elements

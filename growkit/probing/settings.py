@@ -22,9 +22,9 @@ MOST_TOKENS, MOST_RATES, MOST_CANDIDATES = 1 << 24, 20, 50
 """Largest numbers of tokens per step, of learning rates, and of recipes."""
 
 LARGEST = 1e15
-"""Largest rate or decay, so that updates stay within float32."""
+"""Largest learning rate or decay, so that updates stay within float32."""
 
-NOWHERE = "grown"
+UNUSED = "grown"
 """Placeholder for the missing source or output of a recipe; a probe replaces both."""
 
 
@@ -49,26 +49,30 @@ class ProbeSettings:
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
     """
 
-    steps: int = option(120, "Steps of AdamW that each takes.", limits=(1, 100_000))
-    seeds: int = option(3, "Trainings of each, on other orders of the text.", limits=(2, 100))
+    steps: int = option(120, "AdamW steps of each training.", limits=(1, 100_000))
+    seeds: int = option(
+        3, "Trainings per model, each with another order of the text.", limits=(2, 100)
+    )
     lr: tuple[float, ...] = option(
         (1e-4,),
-        "Learning rates of SRC; each candidate gets the best, by the law of updates.",
+        "Learning rates of SRC; candidates follow by the law of updates, ranked at their best.",
         "RATE…",
         limits=(None, LARGEST),
     )
     weight_decay: float = option(
-        0.1, "Of all but norms and biases, as in Trainer.", limits=(0, LARGEST)
+        0.1, "Weight decay of all but norms and biases, as in Trainer.", limits=(0, LARGEST)
     )
-    warmup: int = option(10, "Steps until the rate is reached; then it stays.", limits=(0, 100_000))
-    batch: int = option(4, "Windows in a step.", limits=(1, MOST_TOKENS))
-    length: int = option(128, "Tokens in a window, at most.", limits=(2, MOST_TOKENS))
+    warmup: int = option(
+        10, "Steps until the learning rate is reached; it is constant then.", limits=(0, 100_000)
+    )
+    batch: int = option(4, "Windows per step.", limits=(1, MOST_TOKENS))
+    length: int = option(128, "Longest window, in tokens.", limits=(2, MOST_TOKENS))
     dtype: str | None = option(
         None,
-        "What is computed in: float32, or bfloat16 by autocast, the default on a GPU.",
+        "Dtype of computation: float32, or bfloat16 by autocast, the default on a GPU.",
         values=COMPUTED,
     )
-    device: str = option("auto", "Where it trains: auto, cpu or cuda.", values=DEVICES)
+    device: str = option("auto", "Device of the trainings: auto, cpu or cuda.", values=DEVICES)
 
     def __post_init__(self) -> None:
         rates: Any = self.lr if isinstance(self.lr, list | tuple) else (self.lr,)
@@ -80,7 +84,7 @@ class ProbeSettings:
         if self.batch * self.length > MOST_TOKENS:
             raise InputError(
                 f"{self.batch:,} windows of {self.length:,} tokens are too many for a step; give "
-                f"fewer or shorter ones, of at most {MOST_TOKENS:,} tokens in all"
+                f"fewer or shorter ones, with at most {MOST_TOKENS:,} tokens in all"
             )
 
 
@@ -137,9 +141,9 @@ def candidates_of(
 def _read(file: Path) -> Recipe:
     """Read a recipe, and name its file in every error."""
     try:
-        recipe = load_recipe(file, otherwise={"source": NOWHERE, "output": NOWHERE})
+        recipe = load_recipe(file, otherwise={"source": UNUSED, "output": UNUSED})
         for text in recipe.texts:
-            read_text(text)  # before anything that takes time
+            read_text(text)  # before any work that takes time
     except InputError as error:
         if str(InputError(str(file))) in str(error):
             raise

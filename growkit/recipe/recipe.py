@@ -45,7 +45,7 @@ class Step:
 
     Attributes:
         name: name of the operation.
-        options: values of options; the others have their defaults.
+        options: values of options; other options have their defaults.
     """
 
     verb: ClassVar[str]
@@ -105,9 +105,9 @@ class Recipe:
 
     Attributes:
         source: model folder, or a model on the Hub (``growkit.sources``). A ``Path`` is converted
-            to a string, here as in output and optimizer.
+            to a string, as it is in output and optimizer.
         steps: steps in order; they run in one pass over the files.
-        output: folder to make.
+        output: folder to create.
         verify: settings of the proof; None for no proof.
         seed: seed of the random splits.
         dtype: torch name of the dtype of the output; None for the source's.
@@ -127,24 +127,22 @@ class Recipe:
     seed: int = 0
     dtype: str | None = option(
         None,
-        "Store OUT in this dtype; a narrower one than SRC's rounds SRC once, first.",
+        "Dtype of OUT's weights; if it is narrower than SRC's, SRC is rounded once, first.",
         values=TORCH_NAMES.values(),
     )
     shard_size: str = option(
-        DEFAULT_SHARD_SIZE, "Largest output file; a larger tensor gets one of its own."
+        DEFAULT_SHARD_SIZE, "Largest weight file; a larger tensor gets a file of its own."
     )
-    base_model: str | None = option(
-        None, "What the model card calls SRC: its name on the Hub.", "ORG/NAME"
-    )
+    base_model: str | None = option(None, "SRC's name on the Hub, for the model card.", "ORG/NAME")
     family: Mapping[str, Any] | None = None
     optimizer: str | None = option(
         None,
-        "State of SRC's optimizer (optimizer.pt, a checkpoint folder), to be grown as well.",
+        "SRC's optimizer state to grow with it (optimizer.pt, or a checkpoint folder).",
         "PATH",
     )
     format: str = option(
         FORMATS[0],
-        "Files of weights: safetensors, or dcp for torch.distributed.checkpoint.",
+        "Format of the weights: safetensors, or dcp for torch.distributed.checkpoint.",
         values=FORMATS,
     )
 
@@ -163,16 +161,16 @@ class Recipe:
         base = self.base_model
         if base is not None and (len(base) > 96 or not HUB_NAME.fullmatch(base)):
             raise InputError(
-                f"base_model {base!r} is no model's name on the Hub; give ORG/NAME, or leave it out"
+                f"base_model {base!r} is not a name on the Hub; give ORG/NAME, or leave it out"
             )
         if self.format not in FORMATS:
             meant = did_you_mean(self.format, FORMATS)
-            raise InputError(f"there is no format {self.format!r} of weights; {meant}")
+            raise InputError(f"there is no format {self.format!r} for weights; {meant}")
         if not self.steps:
             raise InputError("the recipe has no steps; it needs at least one")
         if len(self.steps) > MOST_STEPS:
             raise InputError(
-                f"the recipe has {len(self.steps):,} steps; at most {MOST_STEPS} can be taken"
+                f"the recipe has {len(self.steps):,} steps; at most {MOST_STEPS} are allowed"
             )
 
     @property
@@ -194,7 +192,7 @@ class Recipe:
             raise InputError(
                 f"{address_in(self.output)} is an address; name a folder, and upload that"
             )
-        if ".." in output.parts:  # after a link, ".." leads to the link's target
+        if ".." in output.parts:  # behind a link, ".." is the parent of the link's target
             output = Path(os.path.realpath(output.parent)) / output.name
         return Path(os.path.abspath(output))
 
@@ -212,10 +210,7 @@ class Recipe:
         if self.optimizer:
             path = Path(self.optimizer)
             if not path.exists():
-                raise InputError(
-                    f"{path}, which should hold an optimizer's state, does not exist; "
-                    "check its name"
-                )
+                raise InputError(f"{path}, the optimizer's state, does not exist; check its name")
             formats: Any = members("growkit.optimizer.formats", "FORMAT").values()
             # Any other folder is refused later. It is not listed, since it may be very large.
             (states if any(each.holds(path) for each in formats) else paths).append(path)
@@ -232,15 +227,15 @@ class Recipe:
         return {key: value for key, value in recipe.items() if value is not None}
 
 
-NEEDED = ("source", "steps", "output")
+REQUIRED = ("source", "steps", "output")
 
-READ = ("source", "optimizer", "calibration", "text")
+INPUT_KEYS = ("source", "optimizer", "calibration", "text")
 """Keys of paths that a recipe reads, including those in its steps and in ``verify``."""
 
-PATHS = (*READ, "output")
+PATH_KEYS = (*INPUT_KEYS, "output")
 
 KINDS = {"str": str, "int": int, "float": float, "bool": bool}
-"""The types of fields whose values are checked here."""
+"""Types of fields whose values are checked here."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -283,9 +278,9 @@ def recipe_file(name: Path) -> Path:
     if os.path.lexists(name) or len(name.parts) != 1:
         return name
     if str(name) not in known:
-        listed = "'growkit recipes list' lists those"
+        listed = "'growkit recipes list' lists the recipes"
         meant = did_you_mean(name.stem, known, otherwise=listed, quoted=str)
-        raise InputError(f"there is no file {name}, and no recipe of that name in growkit; {meant}")
+        raise InputError(f"there is no file {name}, nor a recipe of that name in growkit; {meant}")
     return known[str(name)]
 
 
@@ -308,7 +303,7 @@ def load_recipe(
     """
     file = recipe_file(Path(file))
     content = _manifest(file) if file.suffix == ".json" else read_yaml(file, "recipe")
-    if not isinstance(content, dict) or content.keys().isdisjoint(NEEDED):
+    if not isinstance(content, dict) or content.keys().isdisjoint(REQUIRED):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
     given: dict[str, Any] = {"source": source, "output": output}
     if isinstance(content.get("family"), str):
@@ -320,8 +315,8 @@ def load_recipe(
 def _manifest(file: Path) -> Any:
     """Read the recipe in a manifest, or in JSON that is a recipe itself.
 
-    A manifest names files without their folders. Files that are not in the current folder are
-    searched for next to the model. The output is the model itself.
+    A manifest has file names without folders. A file that is not in the current folder is looked up
+    next to the model. The output is the model itself.
     """
     recipe: Any = Folder(file.parent).json(file.name)
     if "growkit" not in recipe:
@@ -331,18 +326,20 @@ def _manifest(file: Path) -> Any:
         return recipe
     siblings = os.path.dirname(os.path.abspath(file.parent))
 
-    def found(name: str) -> str:
+    def find(name: str) -> str:
         path = os.path.join(siblings, name)
         return path if os.path.lexists(path) and not os.path.lexists(name) else name
 
-    recipe = with_paths(recipe, found, READ)
+    recipe = with_paths(recipe, find, INPUT_KEYS)
     output = recipe.get("output")
     if isinstance(output, str) and output and not os.path.isabs(output):
         recipe["output"] = str(file.parent)
     return recipe
 
 
-def with_paths(content: Any, change: Callable[[str], str], keys: Collection[str] = PATHS) -> Any:
+def with_paths(
+    content: Any, change: Callable[[str], str], keys: Collection[str] = PATH_KEYS
+) -> Any:
     """Replace the paths in a recipe's YAML data.
 
     Args:
@@ -354,19 +351,19 @@ def with_paths(content: Any, change: Callable[[str], str], keys: Collection[str]
         return [with_paths(each, change, keys) for each in content]
     if not isinstance(content, dict):
         return content
-    found = {}
+    changed = {}
     for key, value in content.items():
         if key in keys and isinstance(value, str) and value:
-            found[key] = change(value)
+            changed[key] = change(value)
         else:
-            found[key] = value if key == "family" else with_paths(value, change, keys)
-    return found
+            changed[key] = value if key == "family" else with_paths(value, change, keys)
+    return changed
 
 
 def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
     """Parse the contents of a recipe file; see ``load_recipe``."""
     chosen = _fields(Recipe, content, where)
-    for key in NEEDED:
+    for key in REQUIRED:
         if not content.get(key):
             raise InputError(f"{where} has no {key}; a recipe needs source, steps and output")
     check_kind(content["steps"], list, f"steps in {where}")
