@@ -223,7 +223,12 @@ MERGES = "a0: &a0 {k: v}\n" + "".join(
     [
         *((LAUGHS, "values"), (MERGES, "'<<'"), ("a: 1\na: 2", "'a' appears twice")),
         ("? [1, 2]\n: 3", "key that holds a sequence is not text"),
-        *(("a: &a [*a]", "deep"), ("[" * 5000, "deep"), ("1: 2", "not text"), ("yes: 1", "no text")),
+        *(
+            ("a: &a [*a]", "deep"),
+            ("[" * 5000, "deep"),
+            ("1: 2", "not text"),
+            ("yes: 1", "not text"),
+        ),
         *(
             ("a: 0x" + "f" * 5000, "64 bits"),
             ("a: .nan", "a finite number"),
