@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.distributed_file import MADE_OF
+from growkit.checkpoint.distributed_file import CLASSES
 from growkit.checkpoint.reading import Checkpoint
 from growkit.optimizer.groups import Parameters
 from growkit.optimizer.state import open_state
@@ -387,7 +387,7 @@ def one(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tenso
 
 
 UNFIT: dict[str, tuple[Callable[[torch.Tensor], Pieces], str]] = {
-    "parts overlap": (overlapping, "do not make it up"),
+    "parts overlap": (overlapping, "overlap or leave gaps"),
     "a part reaches beyond": (reaching_beyond, "reach beyond"),
     "another dtype": (one(lambda w: w.half()), r"holds F16 \[29, 16\] where .* F64 \[29, 16\]"),
     "a larger one": (one(lambda w: w.repeat(2, 1)), r"holds F64 \[58, 16\]"),
@@ -442,7 +442,7 @@ def untouched() -> Iterator[list[Any]]:
     assert touched == []
 
 
-ROOMS = sorted((module, name) for module, names in MADE_OF.items() for name in names)
+ROOMS = sorted((module, name) for module, names in CLASSES.items() for name in names)
 
 
 def test_lists_change_nothing(made: Made, untouched: list[Any], tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Folders of torch.distributed.checkpoint, read by slices and written as a stream.
 
-Every tensor is there in any number of parts, each an archive of torch of its own. The list of all
-entries is an untrusted pickle. Nothing of torch is made while it is read: names of classes that
-such a list is made of become placeholders that only keep their arguments, every other name is
-refused. Shapes, parts and places are checked one by one, and each archive against the list.
+A tensor is stored in any number of parts, each a torch archive. The list of entries is an untrusted
+pickle. Reading it instantiates no class of torch: the classes that such a list needs become
+placeholders that only keep their arguments, and every other name is refused. Every shape, part and
+position is checked, and every archive is compared with the list.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from growkit.checkpoint.weight_file import TorchFile, WeightFile, open_saved, pl
 from growkit.checkpoint.writing import Shard, divide
 
 MOST_BYTES = 1 << 25
-"""Size of a list, at most: a hundred thousand parts take half of it."""
+"""Limit for the size of a list: a hundred thousand parts take half of it."""
 
 MOST_CUT = 6
-"""Dimensions, at most, in which a tensor is cut into parts."""
+"""Limit for the number of dimensions in which a tensor is cut into parts."""
 
 REMEDY = "copy the checkpoint again, or save it again with torch.distributed.checkpoint"
 VALUES = "__0_values.distcp"
-"""The file of what is no large tensor."""
+"""File of plain values and small tensors."""
 
 PART = TorchFile("a part of a distributed checkpoint", "copy the checkpoint again")
 PATHS = {"Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"}
 
-MADE_OF = {
+CLASSES = {
     "torch.distributed.checkpoint.metadata": {
         *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata"),
         *("BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),
@@ -55,7 +55,7 @@ MADE_OF = {
     "pathlib": PATHS,
     "pathlib._local": PATHS,
 }
-"""Names of what a list of entries is made of, by module."""
+"""Names that a list of entries may contain, by module."""
 
 OPCODES = """
     PROTO FRAME STOP MARK MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET NONE NEWTRUE
@@ -66,10 +66,10 @@ OPCODES = """
 """Operations of pickle, from protocol 2 on, that such a list needs."""
 
 OPTIMIZER = ("optim", "state.", "param_groups.")
-"""How names of states, or of flat entries, begin that are an optimizer's."""
+"""Beginnings of the names of an optimizer's state, or of its flat entries."""
 
 WEIGHT = ".weight"
-"""How some names end in the state of every model, but not in those of optimizers or schedules."""
+"""End of some names in the state of every model, but of none in optimizers or schedules."""
 
 Sizes = tuple[int, ...]
 
@@ -78,11 +78,11 @@ class Part(NamedTuple):
     """A part of a tensor, or a value.
 
     Attributes:
-        offsets: where it begins in every dimension.
-        sizes: of it in every dimension.
-        file: that holds it, relative to the folder.
-        begin: its first byte there.
-        length: bytes that it takes there.
+        offsets: offset in every dimension.
+        sizes: size in every dimension.
+        file: file that holds it, relative to the folder.
+        begin: offset in the file, in bytes.
+        length: size in the file, in bytes.
     """
 
     offsets: Sizes
@@ -93,13 +93,13 @@ class Part(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """An entry.
+    """An entry of the list.
 
     Attributes:
-        path: the names of the states around it, and its own.
-        shape: of a tensor; None for a value.
-        dtype: of a tensor, as torch calls it.
-        parts: that make it up; one of a value.
+        path: names of the states that contain it, and its own name.
+        shape: shape of a tensor; None for a value.
+        dtype: torch name of a tensor's dtype; None for a value.
+        parts: all parts of a tensor; a value has one.
     """
 
     path: tuple[str, ...]
@@ -112,15 +112,15 @@ class DistributedFile(Weights):
     """Some tensors of a folder.
 
     Args:
-        folder: that has a list of entries.
-        entries: that are tensors, by the names under which they are read.
+        folder: a folder with a list of entries.
+        entries: entries of the tensors, by the names under which they are read.
 
     Attributes:
-        path: of the list.
-        paths: of all files that are read.
+        path: path of the list.
+        paths: paths of all files that are read.
 
     Raises:
-        InputError: a tensor has a name, shape or dtype that none has.
+        InputError: a tensor has an impossible name, shape or dtype.
     """
 
     def __init__(self, folder: Folder, entries: Mapping[str, Listed]) -> None:
@@ -156,15 +156,15 @@ class DistributedFile(Weights):
         with torch._C.DisableTorchFunction():  # strict float64 must not apply
             found = torch.empty([i.stop - i.start for i in asked], dtype=info.torch_dtype)
             for part, inside in parts:
-                there = tuple(_moved(i, each.start) for i, each in zip(inside, asked, strict=True))
-                found[there] = self._open(name, part).read(name, *map(_moved, inside, part.offsets))
+                there = tuple(_shift(i, each.start) for i, each in zip(inside, asked, strict=True))
+                found[there] = self._open(name, part).read(name, *map(_shift, inside, part.offsets))
         return found
 
     def _open(self, name: str, part: Part) -> WeightFile:
-        """The archive of a part, whose header is read when it is needed first.
+        """Open the archive of a part, whose header is read once.
 
         Raises:
-            InputError: it holds another tensor than the list has there.
+            InputError: the archive does not hold the tensor that the list has there.
         """
         key = part.file, part.begin
         if key not in self._opened:
@@ -174,27 +174,27 @@ class DistributedFile(Weights):
         if found != expected:
             shown = f"{found.dtype} {list(found.shape)}" if found else "another tensor"
             raise InputError(
-                f"{file.path} holds {shown} where {self.path} has {expected.dtype} "
-                f"{list(expected.shape)} of {name}; the two are not of one checkpoint, {REMEDY}"
+                f"{file.path} holds {shown} where {self.path} lists {expected.dtype} "
+                f"{list(expected.shape)} of {name}; they belong to two checkpoints, {REMEDY}"
             )
         return file
 
 
-def _moved(where: slice, by: int) -> slice:
+def _shift(where: slice, by: int) -> slice:
     return slice(where.start - by, where.stop - by)
 
 
 def _open_archive(folder: Folder, tensor: str, file: str, begin: int, length: int) -> WeightFile:
-    """The archive in a part of a file, which holds nothing but a tensor."""
+    """Open the archive of a single tensor in a part of a file."""
     _, select = open_saved(folder, file, PART, (begin, length))
     return select(lambda saved: plain_tensors({tensor: saved}))
 
 
 def open_model(folder: Folder) -> DistributedFile:
-    """All tensors of the model in a folder, by their own names.
+    """Open the tensors of the model in a folder, without the prefix of the model's state.
 
-    A model that was saved as one state among several has its name before those of its tensors. It
-    is the state that holds weights by their names. Entries at the same place are further names.
+    If the model is one state of several, it is the one whose names look like weights. Of entries
+    with the same parts, only the first is opened.
 
     Raises:
         InputError: the folder is damaged, or holds no model or several.
@@ -220,7 +220,7 @@ def open_model(folder: Folder) -> DistributedFile:
             f"{folder.path / LIST} lists no tensors of a model; save its state with "
             "torch.distributed.checkpoint, next to its config.json"
         )
-    names = ", ".join(".".join(state) or "tensors without a name before theirs" for state in models)
+    names = ", ".join(".".join(state) or "tensors without a prefix" for state in models)
     raise InputError(
         f"{folder.path / LIST} lists tensors of several states ({names}), and one was expected; "
         "save the state of the model by itself, next to its config.json"
@@ -231,21 +231,21 @@ def open_model(folder: Folder) -> DistributedFile:
 
 
 def read_list(folder: Folder) -> dict[str, Listed]:
-    """The entries of a folder by their names; each of them is there as a whole.
+    """Read the entries of a folder, by name, and check that each is complete.
 
     Raises:
-        InputError: the list holds something else, or a part of an entry is missing.
+        InputError: the list is damaged, or a part of an entry is missing.
     """
     content = folder.bytes(LIST, MOST_BYTES)
     stored: dict[tuple[str, Sizes], tuple[str, int, int]] = {}
     with explain_entry(folder, LIST):
-        # Python's own code has no table that a number in the file makes large.
+        # Python's own implementation has no table that a number in the file makes large.
         listed = _fields(_Unpickler(io.BytesIO(content)).load(), "Metadata")
         entries, paths = _typed(listed["state_dict_metadata"], dict), listed.get("planner_data")
         for index, place in _typed(listed["storage_data"], dict).items():
             which, at = _fields(index, "MetadataIndex"), _fields(place, "_StorageInfo")
             if at.get("transform_descriptors"):
-                raise ValueError("its parts are compressed or the like")
+                raise ValueError("its parts are compressed or transformed")
             key = _typed(which["fqn"], str), sizes(which.get("offset") or ())
             begin, length = sizes((at["offset"], at["length"]))
             stored[key] = _typed(at["relative_path"], str), begin, length
@@ -262,12 +262,12 @@ def read_list(folder: Folder) -> dict[str, Listed]:
 
 
 def explain_entry(folder: Folder, what: str) -> AbstractContextManager[None]:
-    """Turn any error to which damaged files lead into a sentence."""
+    """Turn every error that damaged files cause into an ``InputError``."""
     return weight_file.explain_damage(f"{what} cannot be read from {folder}", REMEDY)
 
 
 class _Placeholder:
-    """Keeps what something in a list is made of."""
+    """Stands in for a class of torch: keeps the state of an object in the list."""
 
     def __init__(self, *given: Any) -> None:
         self.state: Any = None
@@ -277,7 +277,7 @@ class _Placeholder:
 
 
 class _Entries(dict[Any, Any]):
-    """A dictionary by names and the like; a few nested tuples would take for ever as a key."""
+    """A dictionary whose keys are text or placeholders; hashing nested tuples may take for ever."""
 
     __slots__ = ()
 
@@ -291,14 +291,14 @@ class _Entries(dict[Any, Any]):
 
 
 class _Opcodes(dict[int, Any]):
-    """No sets, for example, and no arrays of a size that is only claimed."""
+    """The allowed opcodes; none of them makes a set, or an array of a size that is only claimed."""
 
     def __missing__(self, opcode: int) -> Any:
-        raise ValueError(f"opcode {opcode} is nothing that such a list is written with")
+        raise ValueError(f"such a list does not need opcode {opcode}")
 
 
 class _Unpickler(pickle._Unpickler):
-    """Reads a list of entries with placeholders for all of torch."""
+    """Reads a list of entries, with placeholders for the classes of torch."""
 
     dispatch = _Opcodes(
         {
@@ -308,8 +308,8 @@ class _Unpickler(pickle._Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
-        if name not in MADE_OF.get(module, ()):
-            raise ValueError(f"{module}.{name} is nothing that such a list is made of")
+        if name not in CLASSES.get(module, ()):
+            raise ValueError(f"such a list does not need {module}.{name}")
         if module == "torch":
             return tuple if name == "Size" else name
         return _Entries if name == "OrderedDict" else type(name, (_Placeholder,), {})
@@ -321,7 +321,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 def _fields(found: Any, kind: str) -> dict[str, Any]:
-    """What an object of this kind is made of."""
+    """The fields of a placeholder, whose class must have this name."""
     fields = getattr(found, "state", None)
     if type(found).__name__ != kind or not isinstance(fields, dict | None):
         raise TypeError(f"{kind} was expected in the list of entries")
@@ -330,7 +330,7 @@ def _fields(found: Any, kind: str) -> dict[str, Any]:
 
 def _typed(found: Any, kind: type) -> Any:
     if not isinstance(found, kind) or found == "":
-        raise TypeError("an entry has no name" if kind is str else "it is no list of entries")
+        raise TypeError("an entry has no name" if kind is str else "it is not a list of entries")
     return found
 
 
@@ -339,7 +339,7 @@ def _parse_entry(
 ) -> Listed:
     path = (paths.get(name) if isinstance(paths, dict) else None) or (name,)
     if not isinstance(path, tuple) or not all(isinstance(each, str | int) for each in path):
-        raise TypeError("it is below something that has no name")
+        raise TypeError("a state that contains it has no name")
     boxes: list[tuple[Sizes, Sizes]] = [((), ())]
     shape = dtype = None
     if type(of).__name__ != "BytesStorageMetadata":
@@ -347,7 +347,7 @@ def _parse_entry(
         shape, properties = sizes(fields["size"]), fields["properties"]
         given = getattr(properties, "state", None)
         if type(properties).__name__ != "TensorProperties" or not isinstance(given, tuple):
-            raise TypeError("it has no properties of a tensor")
+            raise TypeError("its properties are not those of a tensor")
         dtype = _typed(given[0], str)
         chunks = [_fields(each, "ChunkStorageMetadata") for each in fields["chunks"]]
         boxes = [(sizes(each["offsets"]), sizes(each["sizes"])) for each in chunks]
@@ -359,19 +359,18 @@ def _parse_entry(
 
 
 def _check_whole(shape: Sizes, parts: Sequence[tuple[Sizes, Sizes]]) -> None:
-    """Every element of a tensor is in one of its parts, and in no other.
+    """Check that every element of a tensor is in exactly one part.
 
-    How many parts an element is in, as a function of its place, follows from their corners alone,
-    signed in turn: those inside must cancel, and those of the tensor be left. This takes as long as
-    there are parts.
+    The corners of a box, with alternating signs, determine the set of its elements. So the signed
+    corners of all parts must add up to those of the tensor. The time is linear in the parts.
 
     Raises:
-        ValueError: they do not make it up.
+        ValueError: the parts overlap, leave gaps or do not fit.
     """
     boxes = []
     for offsets, extent in parts:
         if not len(offsets) == len(extent) == len(shape):
-            raise ValueError("its parts have other dimensions")
+            raise ValueError("its parts have another number of dimensions")
         box = [(begin, begin + size) for begin, size in zip(offsets, extent, strict=True)]
         if any(end > size for (_, end), size in zip(box, shape, strict=True)):
             raise ValueError("its parts reach beyond it")
@@ -388,29 +387,29 @@ def _check_whole(shape: Sizes, parts: Sequence[tuple[Sizes, Sizes]]) -> None:
             corner = tuple(box[d][end] for d, end in zip(cut, ends, strict=True))
             left[corner] += sign * (-1) ** sum(ends)
     if any(left.values()):
-        raise ValueError("its parts do not make it up")
+        raise ValueError("its parts overlap or leave gaps")
 
 
 # Writing
 
 
 def distributed_shards(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[Shard]:
-    """All output files, of at most ``shard_bytes`` of tensors each; see ``shards_of``.
+    """Plan the output files, with at most ``shard_bytes`` of tensors each; see ``shards_of``.
 
-    Every tensor is an archive as ``torch.save`` writes it. The bytes around its numbers follow from
-    shape and dtype alone.
+    Every tensor is an archive as ``torch.save`` writes it. Shape and dtype determine the bytes
+    around its data.
     """
-    made = []
+    planned = []
     for number, shard in enumerate(divide(tensors, shard_bytes)):
         frame, offsets, end = dict[int, bytes](), dict[str, int](), 0
         for name, info in shard.items():
-            frame[end], behind = _frame_of(info)
+            frame[end], after = _frame_of(info)
             offsets[name] = end + len(frame[end])
             end = offsets[name] + info.bytes
-            frame[end] = behind
-            end += len(behind)
-        made.append(Shard(f"__0_{number}.distcp", shard, frame, offsets))
-    return made
+            frame[end] = after
+            end += len(after)
+        planned.append(Shard(f"__0_{number}.distcp", shard, frame, offsets))
+    return planned
 
 
 def write_list(
@@ -420,24 +419,24 @@ def write_list(
     values: Mapping[str, Any] = MappingProxyType({}),
     state: str = "",
 ) -> None:
-    """Write the list of entries, and those of them that are in no shard.
+    """Write the list of entries, and the entries that are in no shard.
 
     Args:
         shards: all files of tensors.
-        folder: where they are.
-        names: those of tensors, by the names under which they are loaded.
-        values: all other entries, plain values or small tensors, by name.
-        state: name of the state that entries are of whose names begin with it.
+        folder: the folder of these files.
+        names: the tensor's name in the shards, by the name under which it is loaded.
+        values: all other entries (plain values or small tensors), by name.
+        state: name of a state; entries whose names begin with it belong to it.
     """
     from torch.distributed.checkpoint import metadata
     from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 
-    # The dtype and shape of every entry (None and empty of a plain value), and its place.
+    # Dtype and shape of every entry (None and empty for a plain value), and its place.
     stored: dict[str, tuple[torch.dtype | None, torch.Size, _StorageInfo]] = {}
     for shard in shards:
         for name, info in shard.tensors.items():
-            before, behind = map(len, _frame_of(info))
-            begin, length = shard.offsets[name] - before, before + info.bytes + behind
+            before, after = map(len, _frame_of(info))
+            begin, length = shard.offsets[name] - before, before + info.bytes + after
             place = _StorageInfo(shard.name, begin, length)
             stored[name] = info.torch_dtype, torch.Size(info.shape), place
     found = {name: stored[each] for name, each in names.items()}
@@ -464,7 +463,7 @@ def write_list(
 
 @lru_cache(maxsize=1024)
 def _frame_of(info: TensorInfo) -> tuple[bytes, bytes]:
-    """The bytes before and behind the numbers of a tensor."""
+    """The bytes before and after the data of a tensor."""
     from torch.serialization import skip_data
 
     with temporary("archive") as folder:

@@ -1,9 +1,9 @@
-"""Files of weights, safetensors or torch's: the header is read first, numbers when asked for.
+"""Files of weights, safetensors or torch archives: first the header, then data on demand.
 
-Files are read, never mapped: one that is cut off while it is mapped ends the process. So the header
-of a safetensors file is read here, not by the library, which maps it or gives whole tensors
-(https://github.com/huggingface/safetensors#format). Of an archive of torch, torch reads what it
-holds, without the numbers, once names and sizes of its records are found to be sound.
+Files are read, never mapped: truncation of a mapped file kills the process. Therefore the header of
+a safetensors file is read here and not by the library, which maps the file or returns whole tensors
+(https://github.com/huggingface/safetensors#format). torch reads the contents of an archive, without
+the data, after names and sizes of its records have been checked.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from growkit.checkpoint.folder import Folder, State, read, state_of
 
 MOST_DIMENSIONS = 16
 MOST_SIZE = 1 << 62
-"""Elements of a tensor, at most, if no dimension were 0: more overflows in torch."""
+"""Limit for the elements of a tensor, counting empty dimensions as 1: more overflow in torch."""
 
 LONGEST_NAME = 500
 
 PAGE = 1 << 12
-"""Bytes that a file system reads at least: of shorter rows all columns are read."""
+"""Smallest read of a file system, in bytes: shorter rows are read with all their columns."""
 
 MOST_HEADER = 1 << 25
-"""Bytes of a safetensors header; a hundred thousand tensors take a third of it."""
+"""Limit for a safetensors header, in bytes; a hundred thousand tensors take a third of it."""
 
 MOST_PICKLE = 1 << 21
-"""Bytes of ``data.pkl`` in an archive; fifteen thousand tensors take as many."""
+"""Limit for ``data.pkl`` in an archive, in bytes; fifteen thousand tensors take as many."""
 
 MOST_AT_ONCE = 1 << 25
-"""Bytes of an archive that are read at a time while it is opened: its list of records is one."""
+"""Limit for one read while an archive is opened, in bytes: the list of records is one read."""
 
 
 class Place(NamedTuple):
-    """Where a tensor is in its file.
+    """The location of a tensor in its file.
 
     Attributes:
-        begin: the offset of its first element, in bytes.
-        info: its shape and dtype.
-        strides: elements from one index to the next, for each dimension; None if row by row.
+        begin: offset of the first element, in bytes.
+        info: shape and dtype.
+        strides: stride of each dimension, in elements; None for row-major order.
     """
 
     begin: int
@@ -73,14 +73,14 @@ def check_header(path: Path | str, name: str, info: TensorInfo) -> None:
     """Refuse names, shapes and dtypes that no model has.
 
     Raises:
-        ValueError: names the tensor.
-        InputError: names the dtype.
+        ValueError: the name or the shape is impossible.
+        InputError: the dtype is unknown.
     """
     if not name.isprintable() or len(name) > LONGEST_NAME:
-        raise ValueError(f"{name[:LONGEST_NAME]!r} is no name of a tensor")
+        raise ValueError(f"{name[:LONGEST_NAME]!r} is not the name of a tensor")
     most = prod(max(size, 1) for size in info.shape)
     if len(info.shape) > MOST_DIMENSIONS or most > MOST_SIZE:
-        raise ValueError(f"tensor {name} has no possible shape")
+        raise ValueError(f"tensor {name} has an impossible shape")
     if info.dtype not in STORED_NAMES:
         raise InputError(
             f"tensor {name} in {path} has dtype {info.dtype}, which is none of "
@@ -92,10 +92,10 @@ class WeightFile(Weights):
     """A file of weights whose header has been read.
 
     Args:
-        folder: that has the file.
-        name: its name there.
-        state: of the file, in which its header was read.
-        places: of all tensors.
+        folder: folder of the file.
+        name: name of the file in the folder.
+        state: state of the file when its header was read.
+        places: location of every tensor, by name.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class WeightFile(Weights):
         self._folder, self._state = folder, state
 
     def cuts(self, name: str) -> int:
-        """Rows and columns, if the elements are in order."""
+        """Rows and columns, if the tensor is in row-major order."""
         return 2 if self.places[name].strides is None else 0
 
     def read(self, name: str, *where: slice | None) -> Tensor:
-        """A part of a tensor, in the dtype in which it is stored.
+        """Read a part of a tensor, in its stored dtype.
 
-        Of rows that are longer than what a file system reads at least, only some columns are read.
+        Rows longer than ``PAGE`` are read without the unrequested columns.
 
         Raises:
-            InputError: the file is another one by now, or cannot be read.
+            InputError: the file has changed since, or cannot be read.
         """
         begin, info, strides = self.places[name]
         with torch._C.DisableTorchFunction():  # strict float64 must not apply
@@ -136,7 +136,7 @@ class WeightFile(Weights):
             return cut(data.view(count, wide, *inner[1:]), (None, None, *where[2:]))
 
     def _bytes(self, name: str, begin: int, size: int, count: int = 1, step: int = 0) -> Tensor:
-        """So many pieces of a size, which begin so many bytes apart; uint8, [size · count]."""
+        """Read pieces of ``size`` bytes at intervals of ``step`` bytes; uint8, [size · count]."""
         data = torch.empty(size * count, dtype=torch.uint8)
         whole = data.numpy().data
         with self._folder.open(self.path.name) as stream:
@@ -145,7 +145,7 @@ class WeightFile(Weights):
                 missing = 0
                 for number in range(count):
                     piece = whole[number * size : (number + 1) * size]
-                    # Without a buffer, which would read more.
+                    # Unbuffered, since a buffer would read more.
                     stream.raw.seek(begin + number * step, os.SEEK_SET)
                     while piece and (got := stream.raw.readinto(piece)):
                         piece = piece[got:]
@@ -162,32 +162,31 @@ class WeightFile(Weights):
         return data
 
     def check_unchanged(self, stream: IO[bytes]) -> None:
-        """Refuse a file that is not the one whose header was read.
+        """Refuse a file that changed after its header was read.
 
         Raises:
-            InputError: it has been replaced or written to since.
+            InputError: the file has been replaced or written to.
         """
         if state_of(os.fstat(stream.fileno())) != self._state:
             raise InputError(
-                f"{self.path} has changed while it was read; "
-                "try again when nothing writes to it any more"
+                f"{self.path} has changed while it was read; try again when nothing writes to it"
             )
 
 
 @contextmanager
 def explain_damage(failure: str, remedy: str) -> Iterator[None]:
-    """Turn any error to which a damaged file leads into a sentence.
+    """Turn every error that a damaged file causes into an ``InputError``.
 
     Args:
-        failure: what cannot be done.
-        remedy: what to do about it.
+        failure: the beginning of the message.
+        remedy: the end of the message.
 
     Raises:
-        InputError: in the place of any other error.
+        InputError: instead of any other error.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old formats: nothing a user could change
+            warnings.simplefilter("ignore")  # about old formats, which users cannot change
             yield
     except InputError:
         raise
@@ -197,10 +196,10 @@ def explain_damage(failure: str, remedy: str) -> Iterator[None]:
 
 
 def open_weights(folder: Folder, name: str) -> WeightFile:
-    """Read the headers of all tensors in a file, safetensors or ``*.bin``.
+    """Open a file of weights, safetensors or ``*.bin``, and read its header.
 
     Raises:
-        InputError: it is damaged, holds something else, or only points to weights.
+        InputError: the file is damaged, not a file of weights, or a pointer of Git LFS.
     """
     path = folder.path / name
     with folder.open(name) as stream:
@@ -219,7 +218,7 @@ def open_weights(folder: Folder, name: str) -> WeightFile:
 
 
 def _parse_header(stream: IO[bytes], path: Path) -> dict[str, Place]:
-    """Where every tensor is, by the header; nothing is taken that the library would refuse."""
+    """Parse the header into the location of every tensor; as strict as the library."""
     size = os.fstat(stream.fileno()).st_size - 8
     length = int.from_bytes(read(stream, 8, path), "little")
     if size < 0 or length > size:
@@ -228,10 +227,10 @@ def _parse_header(stream: IO[bytes], path: Path) -> dict[str, Place]:
         raise ValueError(f"its header has {length:,} bytes, more than {MOST_HEADER:,}")
     header = parse_json(read(stream, length, path))
     if not isinstance(header, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not an object")
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ValueError("its __metadata__ is no mapping from text to text")
+        raise ValueError("its __metadata__ is not a mapping from text to text")
     places, edges = {}, [(0, 0), (size - length, size - length)]
     for name, entry in header.items():
         try:
@@ -242,19 +241,19 @@ def _parse_header(stream: IO[bytes], path: Path) -> dict[str, Place]:
             raise ValueError(f"{shown} has no dtype, shape and data_offsets") from None
         check_header(path, name, info)
         if end - begin != info.bytes:
-            raise ValueError(f"tensor {name} does not have as many bytes as its shape")
+            raise ValueError(f"tensor {name} has another number of bytes than its shape needs")
         places[name] = Place(8 + length + begin, info)
         edges.append((begin, end))
     if any(end != begin for (_, end), (begin, _) in pairwise(sorted(edges))):
-        raise ValueError("its tensors are not one after the other, up to the end of the file")
+        raise ValueError("its tensors do not fill the file without gaps or overlaps")
     return places
 
 
 def sizes(found: Any) -> tuple[int, ...]:
-    """Untrusted sizes or offsets.
+    """Check untrusted sizes or offsets.
 
     Raises:
-        TypeError: they are no few whole numbers, each possible in a tensor.
+        TypeError: they are too many, or not whole numbers that a tensor can have.
     """
     if not isinstance(found, tuple | list) or len(found) > MOST_DIMENSIONS:
         raise TypeError("some whole numbers were expected")
@@ -263,17 +262,17 @@ def sizes(found: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
-# Files of torch
+# Archives of torch
 
 
 @dataclass(frozen=True)
 class TorchFile:
-    """What a file of torch is expected to hold.
+    """The expected contents of a torch archive.
 
     Attributes:
-        name: in a few words.
-        remedy: what to do where it holds something else.
-        most: bytes of everything that is no number of a tensor.
+        name: the contents, in a few words.
+        remedy: the end of the message if it holds something else.
+        most: limit for everything but the data of tensors, in bytes.
     """
 
     name: str
@@ -285,26 +284,26 @@ WEIGHTS = TorchFile("plain weights", "save the model as safetensors")
 
 
 Select = Callable[[Callable[[Any], "Mapping[str, Tensor]"]], WeightFile]
-"""The file from which some tensors of what was saved are read by their names. What chooses these,
-and names them, is called with what was saved, in which all tensors are on the meta device."""
+"""Opens tensors of an archive. Its argument is a function that selects and names the tensors in the
+archive's contents, where all tensors are on the meta device."""
 
 
 def open_saved(
     folder: Folder, name: str, kind: TorchFile, part: tuple[int, int] | None = None
 ) -> tuple[Any, Select]:
-    """Read what ``torch.save`` wrote, plain values and tensors, without the numbers in these.
+    """Read plain values and tensors that ``torch.save`` wrote, without the data of tensors.
 
     Args:
-        folder: that has the file.
-        name: of the file.
-        kind: what it is expected to hold.
-        part: begin and length in the file, in bytes; None for all of it.
+        folder: folder of the file.
+        name: name of the file.
+        kind: the expected contents.
+        part: begin and length of the archive in the file, in bytes; None for the whole file.
 
     Returns:
-        What was saved, and what gives tensors of it; see ``Select``.
+        The contents, and a function that opens tensors of it; see ``Select``.
 
     Raises:
-        InputError: it is truncated, holds code or is no archive.
+        InputError: the file is truncated, holds code or is not an archive.
     """
     path = folder.path / name
     failure = f"{path} cannot be loaded as {kind.name}"
@@ -314,7 +313,7 @@ def open_saved(
         begin, length = part or (0, state[3])
         archive = cast("IO[bytes]", _Archive(stream, begin, length))
         if archive.read(4) != b"PK\x03\x04":
-            raise ValueError("it is no archive, as torch writes them since version 1.6")
+            raise ValueError("it is not an archive, which torch writes since version 1.6")
         content = _content(*_records(archive, path, kind.most))
 
     def select(tensors: Callable[[Any], Mapping[str, Tensor]]) -> WeightFile:
@@ -327,10 +326,10 @@ def open_saved(
 
 
 def plain_tensors(content: Any) -> dict[str, Tensor]:
-    """A dictionary of dense tensors, and nothing else.
+    """Check that the contents of an archive are a dictionary of dense tensors.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: they are something else.
     """
     if not isinstance(content, dict) or not all(
         isinstance(name, str)
@@ -339,12 +338,12 @@ def plain_tensors(content: Any) -> dict[str, Tensor]:
         and not (tensor.is_quantized or tensor.is_neg())
         for name, tensor in content.items()
     ):
-        raise ValueError("it is no plain dictionary of dense tensors")
+        raise ValueError("it is not a plain dictionary of dense tensors")
     return content
 
 
 def placeholder(info: TensorInfo) -> Tensor:
-    """What is saved in the place of a tensor; it takes no memory."""
+    """A fake tensor to save instead of a real one; it takes no memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -352,7 +351,7 @@ def placeholder(info: TensorInfo) -> Tensor:
 
 
 class _Archive:
-    """An archive in a part of a file; no more is read at once than real ones need."""
+    """An archive in a part of a file; limits each read to what real archives need."""
 
     def __init__(self, stream: IO[bytes], begin: int, length: int) -> None:
         self._stream, self._begin, self._length, self._at = stream, begin, length, 0
@@ -375,11 +374,11 @@ class _Archive:
 
 
 Records = Mapping[str, tuple[int, int]]
-"""Where the data of every record of an archive begins, and its size, in bytes."""
+"""Offset and size of the data of every record in an archive, in bytes."""
 
 
 def _records(archive: IO[bytes], path: Path, most: int) -> tuple[Records, bytes]:
-    """The records of an archive, and the contents of ``data.pkl``."""
+    """Read the records of an archive, and the contents of ``data.pkl``."""
     found = dict[str, tuple[int, int]]()
     with zipfile.ZipFile(archive) as opened:
         for record in opened.infolist():
@@ -390,7 +389,7 @@ def _records(archive: IO[bytes], path: Path, most: int) -> tuple[Records, bytes]
                 raise ValueError(f"record {record.filename!r} is there twice")
             archive.seek(record.header_offset)
             header = archive.read(30)
-            lengths = header[26:28], header[28:30]  # of its name, and of what follows that
+            lengths = header[26:28], header[28:30]  # of the name, and of the extra field
             begin = archive.tell() + sum(int.from_bytes(each, "little") for each in lengths)
             if begin + record.file_size > archive.seek(0, os.SEEK_END):
                 raise ValueError(f"record {record.filename!r} is not complete")
@@ -405,16 +404,16 @@ def _records(archive: IO[bytes], path: Path, most: int) -> tuple[Records, bytes]
 
     if "byteorder" in found and read_record("byteorder", 16) != sys.byteorder.encode():
         raise InputError(
-            f"{path} is of a machine of the other byte order; save the model as safetensors"
+            f"{path} has the byte order of another machine; save the model as safetensors"
         )
     return found, read_record("data.pkl", most)
 
 
 def _content(records: Records, pickled: bytes) -> Any:
-    """What an archive holds, with every tensor on the meta device.
+    """Unpickle the contents of an archive, with every tensor on the meta device.
 
-    torch.load does the same, but it computes where storages are, which is wrong in archives that
-    another library has written.
+    torch.load does the same, but it computes the offsets of storages, which is wrong in archives of
+    other libraries.
     """
     from unittest.mock import patch
 
@@ -424,7 +423,7 @@ def _content(records: Records, pickled: bytes) -> Any:
     rebuild: Callable[..., Tensor] = torch._utils._rebuild_tensor
 
     def forward(storage: Any, begin: Any, size: Any, strides: Any) -> Tensor:
-        """Refuse what torch refuses, but not on the meta device."""
+        """Refuse negative strides, as torch does on other devices."""
         if min(strides, default=0) < 0:
             raise ValueError(f"a tensor runs backwards, with strides {strides}")
         return rebuild(storage, begin, size, strides)
@@ -434,7 +433,7 @@ def _content(records: Records, pickled: bytes) -> Any:
         dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
         begin, size = records[f"data/{key}"]
         if int(count) * dtype.itemsize != size:
-            raise ValueError(f"storage {key!r} does not have as many bytes as its record, {size:,}")
+            raise ValueError(f"storage {key!r} has another size than its record, {size:,} bytes")
         if key not in known:
             known[key] = torch.UntypedStorage(size, device="meta")
             known[key].place = begin, size
@@ -448,10 +447,10 @@ def _content(records: Records, pickled: bytes) -> Any:
 
 
 def _place(path: Path, name: str, tensor: Tensor, archive: int) -> Place:
-    """Where a tensor is in a file, in which an archive begins at this byte.
+    """Locate a tensor in a file in which its archive begins at the byte ``archive``.
 
     Raises:
-        ValueError: it reaches beyond its storage, or repeats numbers.
+        ValueError: the tensor reaches beyond its storage, or repeats elements of it.
     """
     info = TensorInfo.of_torch(tensor.shape, tensor.dtype)
     check_header(path, name, info)

@@ -1,8 +1,8 @@
-"""Writing the weights of a folder as a stream, and the hashes of its files.
+"""Writing the weights of a folder as a stream, and hashing its files.
 
-The header of a safetensors file only needs names, shapes and dtypes, all known from the plan. So
-it is written first, the tensors follow one block after the other, and no file is ever in memory.
-The hash of a file follows its writing.
+The header of a safetensors file needs only names, shapes and dtypes, which the plan knows. So it is
+written first, the tensors follow block by block, and no file is ever in memory as a whole. A file
+is hashed while it is written.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from growkit.base.lazy import torch
 from growkit.base.tensors import FLOAT_BYTES, TensorInfo, Weights, total_bytes, total_parameters
 
 WORKERS = 2
-"""Tensors made at the same time: one computes while another is on its way to the disk. As many
-files are hashed at the same time."""
+"""Number of tensors in progress: one is computed while another goes to the disk. As many files are
+hashed at the same time."""
 
 KEPT = 48 << 20
-"""Bytes that are kept for the next blocks."""
+"""Freed bytes that the process keeps for the next blocks."""
 
 LARGE_PART = 32
-"""A tensor that is a larger part of its shard comes first: none is left to one worker alone."""
+"""Tensors larger than this part of their shard come first, so no worker ends alone with one."""
 
 SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -42,18 +42,18 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """mallopt(3)."""
 
 LARGEST = 1 << 25
-"""Bytes of a block, at most, that glibc can be asked to keep."""
+"""Largest block that glibc can be told to keep, in bytes."""
 
 _NO_FOLDERS = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF})
 """Errors of file systems that cannot flush folders."""
 
 
 def parse_bytes(text: str, what: str = "shard size") -> int:
-    """``"500MB"`` -> 500000000.
+    """Parse a size, such as ``500MB``, into bytes.
 
     Args:
         text: a number and a unit.
-        what: it is of.
+        what: name of the size in messages.
 
     Raises:
         InputError: the text is not a positive number with a unit.
@@ -71,10 +71,10 @@ class Shard:
     """One output file.
 
     Attributes:
-        name: of the file.
-        tensors: the header of every tensor, in their order in the file.
-        frame: what is to be in the file apart from the tensors, by its offset.
-        offsets: where every tensor begins in the file, in bytes.
+        name: name of the file.
+        tensors: the header of every tensor, in the order of the file.
+        frame: the bytes around the data of tensors, by their offset in the file.
+        offsets: offset of every tensor's data in the file, in bytes.
     """
 
     name: str
@@ -84,27 +84,27 @@ class Shard:
 
 
 Save = Callable[[Weights, Path, "Iterable[Shard]"], None]
-"""``write_shards`` with progress and hashes: writes tensors into the shards of a folder."""
+"""``write_shards`` with progress and hashes given."""
 
 
 def shards_of(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[Shard]:
-    """All output files, of at most ``shard_bytes`` of tensors each.
+    """Plan the output files, with at most ``shard_bytes`` of tensors each.
 
-    A tensor larger than that gets a shard of its own.
+    A larger tensor gets a shard of its own.
     """
-    found, shards = [], divide(tensors, shard_bytes)
+    planned, shards = [], divide(tensors, shard_bytes)
     for number, shard in enumerate(shards, 1):
         of = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         header, offsets = header_of(shard), {}
         end = len(header)
         for name, info in shard.items():
             offsets[name], end = end, end + info.bytes
-        found.append(Shard(f"model{of}.safetensors", shard, {0: header}, offsets))
-    return found
+        planned.append(Shard(f"model{of}.safetensors", shard, {0: header}, offsets))
+    return planned
 
 
 def divide(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str, TensorInfo]]:
-    """The tensors of each shard, in their order in the file; see ``shards_of``."""
+    """Divide tensors into shards, each in the order of its file; see ``shards_of``."""
     shards: list[dict[str, TensorInfo]] = [{}]
     used = 0
     for name, info in tensors.items():
@@ -113,14 +113,14 @@ def divide(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str
             used = 0
         shards[-1][name] = info
         used += info.bytes
-    return [_ordered(shard) for shard in shards]
+    return [_sort(shard) for shard in shards]
 
 
-def _ordered(shard: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """The order in the file, in which tensors are also written, so that its hash can follow.
+def _sort(shard: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Sort tensors for a file. They are written in this order, so that hashing can follow.
 
-    The widest dtypes come first: then every tensor begins at a multiple of its element size. Of
-    these, large tensors come first.
+    The widest dtypes come first, so that every tensor begins at a multiple of its element size.
+    Within a dtype, large tensors come first.
     """
     least = total_bytes(shard) // LARGE_PART
 
@@ -131,7 +131,7 @@ def _ordered(shard: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
 
 
 def header_of(tensors: Mapping[str, TensorInfo]) -> bytes:
-    """The beginning of a file that holds tensors in this order: length, JSON, padding.
+    """The beginning of a safetensors file with tensors in this order: length, JSON, padding.
 
     https://github.com/huggingface/safetensors#format
     """
@@ -146,7 +146,7 @@ def header_of(tensors: Mapping[str, TensorInfo]) -> bytes:
 
 
 def write_index(shards: Sequence[Shard], folder: Path) -> None:
-    """Write which shard holds which tensor, if there are several."""
+    """Write the index of tensors by shard, if there are several shards."""
     if len(shards) == 1:
         return
     every = {name: info for shard in shards for name, info in shard.tensors.items()}
@@ -166,27 +166,27 @@ def write_shards(
 ) -> None:
     """Write shards, one after the other.
 
-    Every tensor has its place before any is computed, so several are made at the same time, each
-    block going to disk as soon as it exists. The next shard is begun when no tensor of the one
-    before is left to be begun.
+    Every tensor has a place before it is computed, so several are computed at the same time, and
+    each block is written as soon as it exists. A shard begins when every tensor of the previous one
+    has begun.
 
     Args:
-        weights: has the tensors; each is computed exactly once.
+        weights: the tensors; each is computed exactly once.
         folder: an existing folder.
-        shards: asked for the next one when that can be begun.
+        shards: the shards; the next one is requested when it can begin.
         advance: called with the number of bytes written, after each block.
-        hashes: of the files, which are computed while they are written.
+        hashes: receives the files, to hash them while they are written.
     """
     stop, lock, places = Event(), Lock(), _begin_shards(folder, shards, hashes)
 
     def one_thread() -> None:
-        """One core per tensor: several tensors are made at the same time instead."""
+        """Use one core per tensor, since several tensors are computed at the same time."""
         torch.set_num_threads(1)
         keep_freed(KEPT)
 
     def work() -> None:
         while not stop.is_set():
-            with lock:  # one asks for the next place at a time
+            with lock:  # a generator serves one thread at a time
                 place = next(places, None)
             if place is None:
                 return
@@ -201,13 +201,13 @@ def write_shards(
             finally:
                 stop.set()
     finally:
-        torch.set_num_threads(threads)  # a worker's choice became that of every later thread
+        torch.set_num_threads(threads)  # the workers' setting applies to every later thread
     for job in jobs:
         job.result()
 
 
 class _Place(NamedTuple):
-    """Where a tensor is to be written, and what else is of its file."""
+    """The place to which a tensor is written, and the progress of its file."""
 
     tensor: str
     file: Path
@@ -216,7 +216,7 @@ class _Place(NamedTuple):
 
 
 def _begin_shards(folder: Path, shards: Iterable[Shard], hashes: Hashes) -> Iterator[_Place]:
-    """Begin one file after the other, and give the places of its tensors."""
+    """Begin the files one by one, and yield the places of their tensors."""
     for shard in shards:
         file, written = folder / shard.name, _Written(shard)
         with file.open("r+b" if file.exists() else "wb") as stream:
@@ -247,10 +247,13 @@ def _write_tensor(
 
 
 def keep_freed(most: int) -> None:
-    """Let the process keep so many bytes that are free, for blocks of up to ``LARGEST`` bytes.
+    """Let the process keep freed memory for blocks of up to ``LARGEST`` bytes.
 
-    glibc gives large blocks back as they are freed, and gets every page of the next one anew, each
-    with a fault and filled with zeros. Nothing happens where the C library is another one.
+    By default glibc returns large blocks to the system at once, and every page of the next block
+    costs a page fault. Other C libraries are left as they are.
+
+    Args:
+        most: limit for the freed memory that is kept, in bytes.
     """
     if sys.platform == "linux":
         with suppress(AttributeError):
@@ -260,9 +263,9 @@ def keep_freed(most: int) -> None:
 
 
 def give_back() -> None:
-    """Give the system back what is free.
+    """Return freed memory to the system.
 
-    glibc keeps what is between tensors that are still in use, a fifth of a proof's peak (measured).
+    glibc keeps free memory between tensors in use, a fifth of a proof's peak (measured).
     """
     if sys.platform == "linux":
         with suppress(AttributeError):
@@ -285,7 +288,7 @@ def flush(path: Path) -> None:
 
 
 class _Written:
-    """How far a shard is written, from its beginning on."""
+    """Progress of a shard: how far it is written without gaps."""
 
     def __init__(self, shard: Shard) -> None:
         self._left = {name: info.bytes for name, info in shard.tensors.items() if info.bytes}
@@ -301,10 +304,13 @@ class _Written:
             self._changed.notify_all()
 
     def beyond(self, position: int, stop: Event) -> int:
-        """How many bytes there are, once there are more than so many; all, if that is all."""
+        """Wait until more than ``position`` bytes are written, and return how many are.
+
+        The result is at least the file's size once it is complete, and ``position`` if stopped.
+        """
         with self._changed:
             while not stop.is_set():
-                first = next(iter(self._left), None)  # of those that are not complete
+                first = next(iter(self._left), None)  # the first incomplete tensor
                 found = sys.maxsize if first is None else self._ends[first] - self._left[first]
                 if found > position:
                     return found
@@ -318,16 +324,16 @@ def sha256(
     advance: Callable[[int], None] = lambda count: None,
     written: _Written | None = None,
 ) -> str:
-    """The SHA-256 of a file, in hexadecimal; of its beginning, if it is to stop.
+    """Compute the SHA-256 of a file, in hexadecimal; if stopped, that of its beginning.
 
     Args:
         file: the file.
-        stop: set to stop.
+        stop: event that stops the computation.
         advance: called with the number of bytes read, after each block.
-        written: how far the file is written, if it is not complete.
+        written: progress of the file; None if it is complete.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     digest, stop, done = hashlib.sha256(), stop or Event(), 0
     buffer = memoryview(bytearray(1 << 20))
@@ -347,7 +353,7 @@ def sha256(
 
 
 class Hashes:
-    """Hashes that threads compute in the background; see ``hashing``."""
+    """Hashes of files, computed by threads in the background; see ``hashing``."""
 
     def __init__(self, pool: ThreadPoolExecutor, stop: Event) -> None:
         self._pool, self._stop, self._lock = pool, stop, Lock()
@@ -357,9 +363,9 @@ class Hashes:
         """Begin to hash files, in this order.
 
         Args:
-            *files: those added before are not hashed again.
-            flushed: whether they shall be on the disk as well.
-            written: how far they are written; None if they are complete.
+            *files: the files; one that was added before is not hashed again.
+            flushed: whether to flush the files to the disk, too.
+            written: progress of the files; None if they are complete.
         """
         with self._lock:
             for file in files:
@@ -367,10 +373,10 @@ class Hashes:
                     self._found[file] = self._pool.submit(self._hash, file, flushed, written)
 
     def of(self, files: Mapping[str, Path]) -> dict[str, str]:
-        """The SHA-256 of files that were added, by their names.
+        """The SHA-256 of added files, by name; waits until they are computed.
 
         Raises:
-            InputError: one of them cannot be read.
+            InputError: one of the files cannot be read.
         """
         return {name: self._found[file].result() for name, file in files.items()}
 
@@ -383,7 +389,7 @@ class Hashes:
 
 @contextmanager
 def hashing() -> Iterator[Hashes]:
-    """Threads that hash files; when the context ends, what is left is given up."""
+    """Run threads that hash files; the end of the context stops unfinished work."""
     stop = Event()
     with ThreadPoolExecutor(WORKERS) as pool:
         try:
