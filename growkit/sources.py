@@ -23,6 +23,7 @@ from typing import Any
 from growkit.base.errors import InputError, foreign, reason
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config, Weights
+from growkit.checkpoint.dequantising import dense, dense_config
 from growkit.checkpoint.folder import HUB_NAME, SINGLE, Folder, address_in, check_name, small_files
 from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint
 from growkit.engine.oracle import parsed, quiet
@@ -88,8 +89,12 @@ class Source:
     warning: str = ""
 
     def whole(self) -> Checkpoint:
-        """Open the checkpoint; see ``Checkpoint`` for errors."""
-        return Checkpoint(self.folder)
+        """Open the checkpoint, a quantised one as the dense model that it stands for.
+
+        Raises:
+            InputError: see ``Checkpoint``; or the quantised weights cannot be read.
+        """
+        return dense(Checkpoint(self.folder))
 
     def open(self) -> Checkpoint:
         """Open the checkpoint, or the language model inside a multimodal one.
@@ -112,7 +117,10 @@ class Source:
             folder.weight_files(config)
         except InputError:
             where = str(folder.path / "config.json")
-            return Headers(family_of(config, where), config, where)
+            config, quantised = dense_config(config, where)
+            headers = Headers(family_of(config, where), config, where)
+            headers.quantised = quantised
+            return headers
         return self.whole()
 
 
@@ -140,9 +148,15 @@ def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
     """Open two models for a comparison; a lone language model is compared with the source's.
 
     Raises:
-        InputError: see ``Source.open``.
+        InputError: see ``Source.open``; or the target is quantised.
     """
     after = target.whole()
+    if after.quantised:
+        raise InputError(
+            f"the target in {after.folder} is quantised, and runs with other arithmetic than what "
+            "it is compared with; dequantise it first (growkit convert TARGET OUT --to "
+            "dense-weights), and compare that"
+        )
     return source.whole() if "text_config" in after.config else source.open(), after
 
 

@@ -13,6 +13,9 @@ from growkit.base.lazy import Tensor, torch
 Config = dict[str, Any]
 """The contents of a ``config.json``."""
 
+QUANTISED = ("quantization_config", "compression_config")
+"""Config keys of quantised models."""
+
 TORCH_NAMES = {
     "F64": "float64",
     "F32": "float32",
@@ -100,10 +103,12 @@ class Weights:
     Attributes:
         config: the contents of ``config.json``.
         tensors: the header of every tensor, by name.
+        quantised: how the numbers are stored, in a phrase, if these are made from quantised ones.
     """
 
     config: Config
     tensors: Mapping[str, TensorInfo]
+    quantised: str = ""
 
     def where(self, name: str | None = None) -> str:
         """The file of a tensor, or the folder of all tensors, for messages."""

@@ -97,15 +97,7 @@ class Checkpoint(Weights):
         Raises:
             InputError: it holds NaN or infinity, or the file can no longer be read.
         """
-        tensor = self._file_of[name].read(name, *where)
-        numbers = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no sum
-        # A finite sum proves finite elements; only where it overflows is a slower look needed.
-        if not (numbers.sum().isfinite() or numbers.isfinite().all()):
-            raise InputError(
-                f"tensor {name} in {self.where(name)} holds NaN or infinity; "
-                "a model like that cannot be grown or proved, use an earlier checkpoint"
-            )
-        return tensor
+        return check_finite(self._file_of[name].read(name, *where), name, self.where(name))
 
     def as_read(self, model: torch.nn.Module) -> torch.nn.Module:
         """A model that transformers has loaded from the folder, with the weights of this."""
@@ -114,6 +106,24 @@ class Checkpoint(Weights):
     def cuts(self, name: str) -> int:
         """See ``WeightFile``."""
         return self._file_of[name].cuts(name)
+
+
+def check_finite(tensor: Tensor, name: str, where: str) -> Tensor:
+    """The tensor, of a file.
+
+    Raises:
+        InputError: it holds NaN or infinity.
+    """
+    if not tensor.is_floating_point():
+        return tensor
+    numbers = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no sum
+    # A finite sum proves finite elements; only where it overflows is a slower look needed.
+    if not (numbers.sum().isfinite() or numbers.isfinite().all()):
+        raise InputError(
+            f"tensor {name} in {where} holds NaN or infinity; "
+            "a model like that cannot be grown or proved, use an earlier checkpoint"
+        )
+    return tensor
 
 
 NARROWEST = 2
@@ -176,7 +186,7 @@ class Widened(Weights):
                 "bfloat16, or a wider one"
             )
         self.rounded = rounded(source, dtype)
-        self._source = source
+        self._source, self.quantised = source, source.quantised
         self.config: Config = source.config | {"dtype": dtype}
         if "torch_dtype" in source.config:
             self.config["torch_dtype"] = dtype

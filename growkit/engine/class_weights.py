@@ -227,13 +227,18 @@ def stacks(conversion: Conversion) -> bool:
     """Whether every row of the result has source tensors of its own, as with separate experts."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
-    first, *others = conversion.transform.operations
+    operations = [each for each in conversion.transform.operations if not _dequantises(each)]
     counts = {len(names) for names in conversion.tensors.values()}
     return (
-        (type(first) is MergeModulelist and first.dim == 0)
-        and all(type(each) is Concatenate and each.dim > 0 for each in others)
+        any(type(each) is MergeModulelist and each.dim == 0 for each in operations[:1])
+        and all(type(each) is Concatenate and each.dim > 0 for each in operations[1:])
         and counts == {shape[0] for shape in conversion.shapes.values() if shape}
     )
+
+
+def _dequantises(operation: Any) -> bool:
+    """Whether an operation of transformers dequantises each tensor on its own."""
+    return hasattr(operation, "hf_quantizer")
 
 
 def one_row(conversion: Conversion, place: int) -> Conversion:

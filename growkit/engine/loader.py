@@ -22,7 +22,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from growkit.base.errors import InputError, foreign
-from growkit.base.tensors import Config
+from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
+from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import inert, lacks_class, parsed, quiet
@@ -174,8 +175,25 @@ def _check_config(checkpoint: Checkpoint, resolved: Config, model: Any) -> None:
             )
 
 
+def dequantisations(checkpoint: Dequantised, settings: Config) -> tuple[Conversion, ...]:
+    """Determine how transformers itself would dequantise a checkpoint while it loads.
+
+    Args:
+        checkpoint: the checkpoint.
+        settings: the ``quantization_config`` with which it does.
+
+    Raises:
+        Exception: any exception of transformers, or of the library that it needs.
+    """
+    config = parsed(checkpoint.config)
+    config.quantization_config = settings
+    dtype = getattr(torch, TORCH_NAMES[main_dtype(checkpoint.tensors)])
+    with quiet():
+        return _trace_loading(checkpoint.stored, config, lacking=False, dtype=dtype)[-1]
+
+
 def _trace_loading(
-    checkpoint: Checkpoint, config: Any, lacking: bool
+    checkpoint: Checkpoint, config: Any, lacking: bool, dtype: torch.dtype | None = None
 ) -> tuple[Any, list[str], set[str], tuple[Conversion, ...]]:
     """Load a folder without its weights, and record what would be read.
 
@@ -183,6 +201,7 @@ def _trace_loading(
         checkpoint: the checkpoint in the folder.
         config: the config of the folder, as transformers resolves it.
         lacking: whether transformers has no class for the model, which loads as a DIFF Transformer.
+        dtype: dtype to which the config has transformers dequantise; None for a dense checkpoint.
 
     Returns:
         The model, its weight files, the names of missing tensors, and the conversions.
@@ -192,7 +211,8 @@ def _trace_loading(
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
     cls: Any = DiffTransformerForCausalLM if lacking else AutoModelForCausalLM
-    alone = checkpoint.stands_alone and not lacking  # transformers reads its config itself
+    # transformers reads the config itself, but none with settings of quantisation.
+    alone = checkpoint.stands_alone and not lacking and dtype is None
     options: dict[str, Any] = {} if alone else {"config": config}
     folder: Path | None = checkpoint.folder
     if checkpoint.distributed:  # transformers cannot read its files, and gets none
@@ -204,7 +224,7 @@ def _trace_loading(
 
     def look(model: Any, state: Any, files: Any, options: Any, *rest: Any) -> NoReturn:
         shapes = {
-            name: torch.empty(info.shape, device="meta")
+            name: torch.empty(info.shape, dtype=info.torch_dtype, device="meta")
             for name, info in checkpoint.tensors.items()
         }
         nowhere = dataclasses.replace(options, device_map={"": "meta"})
@@ -226,7 +246,7 @@ def _trace_loading(
     ):
         cls.from_pretrained(
             folder,
-            dtype=torch.float32,  # else it is read from the weights
+            dtype=dtype or torch.float32,  # else it is read from the weights
             attn_implementation="eager",
             local_files_only=True,
             trust_remote_code=False,

@@ -19,16 +19,13 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import members
 from growkit.base.names import perhaps
-from growkit.base.tensors import Config, Weights
+from growkit.base.tensors import QUANTISED, Config, Weights
 from growkit.families import description
 from growkit.families.described import read_description, read_shipped, shipped
 from growkit.families.description import DiffForm, Experts, Member, Norm, Tensor, component_of
 
 MOST_ROWS = 1 << 22
 """Limit for the rows or columns of a tensor, except for those of the vocabulary."""
-
-QUANTISED = ("quantization_config", "compression_config")
-"""Config keys of quantised models."""
 
 SIZES_TRIED = 100
 """Search distance for valid sizes near a size that the class cannot have."""

@@ -21,6 +21,7 @@ from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.settings import Settings
 from growkit.base.tensors import Config, Weights
+from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
@@ -92,6 +93,7 @@ def inspect(
             parameters=tensors.total_parameters(used),
             bytes=tensors.total_bytes(used),
             dtype=tensors.TORCH_NAMES[tensors.main_dtype(used)],
+            quantised=checkpoint.quantised or None,
             tied=bool(complete.get("tie_word_embeddings")),
             tensors=len(used),
             files=[file.name for file in checkpoint.files],
@@ -382,6 +384,7 @@ def plan(recipe: recipes.Recipe | str | Path, *, bandwidth: str | None = None) -
         prepared = planner.plan_recipe(recipe, source)
         described = planner.describe(recipe, source, prepared)
     target, exact = prepared.lineage.target, described.promise == "exact"
+    stored = source.stored if isinstance(source, Dequantised) else source
     shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))
     files = [tensors.total_bytes(shard.tensors) for shard in shards]
     sizes = (source, target), recipe.output_path, recipe.verify, extra
@@ -393,7 +396,7 @@ def plan(recipe: recipes.Recipe | str | Path, *, bandwidth: str | None = None) -
     return results.LargePlan(
         **described | estimate(*sizes, exact=exact, bandwidth=limit),
         bandwidth=limit,
-        read=tensors.total_bytes(source.tensors),
+        read=tensors.total_bytes(stored.tensors),
         files=len(files),
         largest_file=max(files),
     )

@@ -17,6 +17,7 @@ from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes, total_parameters
 from growkit.base.units import given_date, today
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.dequantised import compare
 from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import choose_device, device_name, reproducible
@@ -152,6 +153,7 @@ def prove(
                 f"{origin.unknown}; leave out --steps"
             )
         check_room(settings, after.tensors, place)
+        read = dequantised_finding(before) if before.quantised else None
         before = as_planned(before, origin)
         states = state_paths(before, after, recipe, optimizer) if trains else None
         files = compare_folders(before, after, origin)
@@ -174,6 +176,9 @@ def prove(
             learned = proof.Finding(name="training", kept=training.kept, sentence=training.reason)
             learned.measured, learned.limit = training.relative, training.tolerance
             findings.append(learned)
+        if read:
+            findings.append(read)
+            files.named += [read.sentence] if read.kept is not False else []
         if logits.trainability:
             findings.append(trainability_finding(logits.trainability, asked=look))
         fingerprint = logits.fingerprint()
@@ -238,6 +243,22 @@ def prove(
         seconds=round(time.perf_counter() - started, 3),
         versions=versions(),
     )
+
+
+def dequantised_finding(source: Checkpoint) -> proof.Finding:
+    """Whether transformers dequantises the source to what the target was made of."""
+    found = compare(source)
+    if found.different:
+        first = min(found.different)
+        sentence = f"transformers dequantises {first} of the source to other numbers than growkit"
+        return proof.Finding(name="dequantised", kept=False, sentence=sentence, place=first)
+    sentence = "transformers dequantises the source to the same bits"
+    if found.alone and found.same:
+        first = f"{len(found.alone)} tensors (first {min(found.alone)})"
+        sentence += f", but {first} only growkit dequantises, since {found.why}"
+    elif found.alone:
+        sentence = f"the source is as growkit alone dequantises it, since {found.why}"
+    return proof.Finding(name="dequantised", kept=bool(found.same) or None, sentence=sentence)
 
 
 def _explain(findings: Sequence[proof.Finding], fault: proof.Fault | None, *, exact: bool) -> None:

@@ -72,6 +72,8 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
             f"the source is rounded to {narrower} once, before all steps, and the promise holds "
             "for the rounded source",
         )
+    if source.quantised:
+        warnings.insert(0, f"{source.where()} is quantised with {source.quantised}")
     if ragged := _ragged_experts(grown):
         warnings.append(ragged)
     lineage = Lineage(

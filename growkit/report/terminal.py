@@ -159,6 +159,7 @@ def inspection_parts(result: Found) -> Iterator[Part]:
         "family": f"{result['family']} ({result['model_class'] or 'no class named'})",
         "parameters": f"{result['parameters']:,} in {result['tensors']} tensors",
         "storage": f"{size(result['bytes'])} in {result['dtype']}",
+        **recorded(result, ("quantised",)),
         "embeddings": "tied" if result["tied"] else "untied",
     }
     attention = recorded(result["attention"] or {})

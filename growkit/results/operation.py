@@ -334,6 +334,7 @@ class Inspection(Result):
         parameters: number of parameters; tied parameters count once.
         bytes: size of the tensors.
         dtype: torch name of the dtype of most parameters.
+        quantised: how a quantised model is stored and read; null for a dense one.
         tied: whether the output head is the embedding.
         tensors: number of tensors.
         files: the weight files.
@@ -350,6 +351,7 @@ class Inspection(Result):
     parameters: int
     bytes: int
     dtype: str
+    quantised: str | None
     tied: bool
     tensors: int
     files: list[str]

@@ -278,7 +278,8 @@ class Finding(Result):
 
     Attributes:
         name: ``weights``, ``files``, ``strict_float64``, ``negative_control``, ``native``,
-            ``max_kl``, the name of an inference mode, ``training``, ``trainability`` or ``amount``.
+            ``max_kl``, the name of an inference mode, ``training``, ``dequantised`` (of a quantised
+            source), ``trainability`` or ``amount``.
         kept: whether the measured value is within its limit; null if nothing is promised, or
             nothing was measured.
         sentence: the finding in words, without a full stop.
@@ -524,6 +525,7 @@ def _advice(name: str, result: VerifyResult) -> str:
         "strict_float64": again,
         "negative_control": MORE,
         "amount": MORE,
+        "dequantised": "dequantise the source with the library that quantised it, and grow that",
         "native": "store the target in a wider dtype, such as --dtype float32",
         "max_kl": "choose options that lose less, such as a higher --rank, or allow more "
         "(--max-kl)",

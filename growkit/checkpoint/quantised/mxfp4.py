@@ -1,0 +1,57 @@
+"""MXFP4, as gpt-oss is published: numbers of 4 bits, and a power of two for every 32 of them.
+
+Open Compute Project, Microscaling Formats (MX) Specification v1.0.
+"""
+
+from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
+from growkit.base.tensors import Config, TensorInfo
+from growkit.checkpoint.dequantising import Format, Parts, powers_of_two, unpacked
+
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The numbers of E2M1 by their lower three bits; the fourth is the sign."""
+
+BYTES = 16
+"""Bytes of a block of 32 numbers."""
+
+
+class Mxfp4(Format):
+    """See the module."""
+
+    method = "mxfp4"
+    title = "MXFP4"
+    suffixes = ("_blocks", "_scales")
+    suffix = ""
+    exact = True
+
+    def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
+        """See ``Format``; experts [experts, inputs, outputs], whose rows are stored as columns."""
+        shape = parts.shape("_blocks")
+        parts.check("_blocks", (*shape[:3], BYTES), "U8")
+        parts.check("_scales", shape[:3], "U8")
+        if len(shape) != 4:
+            raise InputError(
+                f"tensor {parts.first} in {parts.stored.where(parts.first)} has shape "
+                f"{list(shape)}; blocks of stacked experts have four dimensions"
+            )
+        experts, outputs, blocks, _ = shape
+        # float16 does not have these exponents.
+        return TensorInfo(
+            (experts, 2 * BYTES * blocks, outputs), dtype if dtype != "F16" else "BF16"
+        )
+
+    def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
+        """See ``Format``."""
+        blocks, scales = parts.read("_blocks", rows), parts.read("_scales", rows)
+        signed = torch.tensor([*VALUES, *(-each for each in VALUES)], dtype=info.torch_dtype)
+        pairs = signed[unpacked(torch.arange(256, dtype=torch.uint8)[:, None], 4).long()]
+        factors = powers_of_two(scales).to(info.torch_dtype)
+        numbers = pairs[blocks.int()].flatten(-2) * factors[..., None]
+        return numbers.flatten(-2).transpose(1, 2)
+
+    def transformers(self, settings: Config) -> Config:
+        """See ``Format``."""
+        return {"quant_method": self.method, "dequantize": True}
+
+
+FORMAT = Mxfp4()

@@ -1,0 +1,97 @@
+"""Quantised weights as transformers itself dequantises them, held against what growkit reads.
+
+While transformers loads, it dequantises one parameter after the other. The same conversions run
+here, for an expert at a time where experts are stacked.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from growkit.base.errors import plain, reason
+from growkit.base.tensors import Weights
+from growkit.checkpoint.dequantising import Dequantised
+from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.class_weights import class_weights, converted, one_row, stacks
+from growkit.engine.loader import Conversion, dequantisations
+
+
+@dataclass
+class Comparison:
+    """Quantised tensors of a source, by how transformers dequantises them.
+
+    Attributes:
+        same: to the same bits.
+        different: to others.
+        alone: growkit alone reads them.
+        why: why transformers does not.
+    """
+
+    same: set[str] = field(default_factory=set)
+    different: set[str] = field(default_factory=set)
+    alone: set[str] = field(default_factory=set)
+    why: str = ""
+
+
+def compare(source: Checkpoint) -> Comparison:
+    """Compare the quantised tensors of a source, bit for bit."""
+    if not isinstance(source, Dequantised):
+        return Comparison(why="they are a part of a larger model")
+    found = Comparison()
+    ours = class_weights(source)
+    made = {name: dense for dense, parts in source.parts.items() for name in parts.names.values()}
+    settings = source.format.transformers(source.settings)
+    conversions: tuple[Conversion, ...] = ()
+    if settings is None:
+        found.why = f"transformers does not dequantise {source.format.title} while it loads"
+    else:
+        with _explained(found):
+            conversions = dequantisations(source, settings)
+    for conversion in conversions:
+        dense = {made[name] for name in conversion.sources if name in made}
+        if dense and conversion.transform is not None:
+            with _explained(found):
+                same = all(_same(*each) for each in _pairs(source.stored, ours, conversion))
+                (found.same if same else found.different).update(dense)
+    found.alone = source.parts.keys() - found.same - found.different
+    return found
+
+
+@contextmanager
+def _explained(found: Comparison) -> Iterator[None]:
+    """Suppress any error of transformers or a library, and keep the first as the reason."""
+    try:
+        yield
+    except Exception as error:
+        said = plain(reason(error)).partition("\n")[0]
+        found.why = found.why or f"transformers fails with {said!r}"
+
+
+def _pairs(
+    stored: Weights, ours: Weights, conversion: Conversion
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The parameters of a conversion as transformers makes them, and as growkit does."""
+    shapes = [stored.tensors[name].shape for name in conversion.sources]
+    apart = stacks(conversion)
+    experts = next(iter(conversion.shapes.values()))[0]
+    if not apart and not all(len(shape) > 2 and shape[0] == experts for shape in shapes):
+        rows: list[slice] = [slice(None)]
+    else:
+        rows = [slice(place, place + 1) for place in range(experts)]
+    for each in rows:
+        part = one_row(conversion, each.start) if apart else conversion
+        where = () if apart or each.start is None else (each,)
+        with torch._C.DisableTorchFunction():  # as they are stored, also in strict float64
+            read = {
+                pattern: [stored.read(name, *where) for name in names]
+                for pattern, names in part.tensors.items()
+            }
+            for name, found in converted(part, read).items():
+                yield found, ours.read(name, each)
+
+
+def _same(theirs: Tensor, ours: Tensor) -> bool:
+    return theirs.dtype == ours.dtype and torch.equal(theirs, ours)
