@@ -13,9 +13,18 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.strict import strict_float64
+from growkit.growth import experts
 from growkit.proof.trainability import Gradients
 from growkit.recipe.planner import plan_recipe
-from tests.conftest import edit_json, edit_weights, load_strict, relative_error, save_random, seeded
+from tests.conftest import (
+    edit_json,
+    edit_weights,
+    load_strict,
+    relative_error,
+    save_random,
+    seeded,
+    with_tokenizer,
+)
 from tests.families import (
     DENSE,
     FAMILIES,
@@ -203,6 +212,9 @@ def test_what_cannot_be_upcycled_is_refused_in_the_plan(
         ({"experts": 6}, "so that all copies of what is chosen are chosen; choose 8"),
         ({"experts": "x3"}, "power of two; choose one, or --symmetry keep"),
         ({"experts": 8, "top_k": 9}, "top_k 9 of 8 experts cannot be chosen"),
+        ({"experts": 6, "copies": "2,2,1,1"}, "copies goes with top_k"),
+        ({"experts": 6, "top_k": 2, "copies": "2,2,1,2"}, "4 numbers with the sum 6"),
+        ({"experts": 6, "top_k": 2, "copies": "2,2,1,1/3,1,1,1/3,1,1,1"}, "each of 2 layers"),
     ],
 )
 def test_what_cannot_be_copied_is_refused_in_the_plan(
@@ -223,6 +235,127 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     configure(source, num_local_experts=experts + 1)
     with pytest.raises(InputError, match=r"tensor model\.layers\.0\..*\.gate\.weight"):
         growkit.inspect(source)
+
+
+def save_wide(kind: str, seed: int, folder: Path, **changes: Any) -> Path:
+    """A random model whose numbers have float64, as nothing of a router's rows is to round away."""
+    config = FAMILIES[kind].any(seeded(seed)) | changes
+    return save_random(folder, CONFIG_MAPPING[kind](**config), seed, torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("mixtral", {"num_local_experts": 4}),
+        ("gpt_oss", {}),
+        ("granitemoe", {}),
+        ("flex_olmo", {"norm_topk_prob": False}),
+        ("deepseek_v2", {}),
+        (
+            "deepseek_v2",
+            {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 2},
+        ),
+    ],
+)
+def test_as_many_experts_per_token_keep_what_a_softmax_computes(
+    kind: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The larger what tells copies apart, the more tokens go through the copies of one kind."""
+    source = save_wide(kind, 2, tmp_path / "source", **changes)
+    found = {}
+    for size in (0.0, 2.0**20):
+        monkeypatch.setattr(experts, "COMMON", size)
+        out = tmp_path / f"{size}"
+        grown = growkit.grow(source, out, method="experts", experts="x3", top_k=2, verify=False)
+        assert grown["promise"] == "different"
+        found[size] = relative_error(source, out)
+    assert found[2.0**20] < 1e-8
+    assert found[0.0] > 1e-3  # the control
+
+
+@pytest.mark.parametrize(
+    ("groups", "promise"), [((1, 1), "exact"), ((2, 1), "exact"), ((2, 2), "")]
+)
+def test_groups_keep_copies_apart(groups: tuple[int, int], promise: str, tmp_path: Path) -> None:
+    """A token of one group meets one copy of every expert, whichever group of copies it is."""
+    n_group, topk_group = groups
+    source = save_wide(
+        "deepseek_v3", 1, tmp_path / "source", n_group=n_group, topk_group=topk_group
+    )
+    with edit_weights(source) as weights:
+        for name in (each for each in weights if each.endswith("correction_bias")):
+            weights[name] = torch.rand(4, generator=torch.Generator().manual_seed(1)) / 4
+    for symmetry, weaker in (("keep", promise), ("break", promise and "bounded")):
+        out = tmp_path / symmetry
+        grown = growkit.grow(
+            source, out, method="experts", experts="x3", top_k=2, symmetry=symmetry, verify=QUICK
+        )
+        assert grown["kept"]
+        assert grown["promise"] == (weaker or "different")
+        assert (relative_error(source, out) < 1e-12) is bool(promise)
+    model, used = load_strict(tmp_path / "break"), list[torch.Tensor]()
+    for layer in model.model.layers[1:]:
+        layer.mlp.gate.register_forward_hook(lambda gate, args, out: used.append(out[2] // 4))
+    with strict_float64(), torch.no_grad():
+        model(IDS)
+    copies = torch.cat(used)
+    assert len({*copies.flatten().tolist()}) > 1  # tokens divide among them
+    assert bool((copies == copies[:, :1]).all()) is bool(promise)
+
+
+def test_copies_by_use_are_counted_as_the_class_chooses(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time, there were more experts, and a token met as many. " * 9)
+    config = FAMILIES["qwen3_moe"].any(seeded(5)) | {"num_experts": 4, "vocab_size": 257}
+    config |= {"decoder_sparse_step": 1, "num_hidden_layers": 3, "mlp_only_layers": [1]}
+    folder = save_random(tmp_path / "source", CONFIG_MAPPING["qwen3_moe"](**config), 5)
+    source, out = with_tokenizer(folder), tmp_path / "out"
+    options: dict[str, Any] = {"method": "experts", "experts": 7, "top_k": 2}
+    grown = growkit.grow(source, out, calibration=str(text), verify=QUICK, **options)
+    assert grown["kept"]
+    recipe = json.loads((out / "growkit.json").read_text())["recipe"]
+    settled = recipe["steps"][0]
+    assert "calibration" not in settled
+    counts = [list(map(int, each.split(","))) for each in settled["copies"].split("/")]
+
+    model = load_strict(source)
+    used: list[torch.Tensor] = []
+    for layer in (model.model.layers[0], model.model.layers[2]):
+        layer.mlp.gate.register_forward_hook(lambda _, args, out: used.append(out[2].flatten()))
+    ids = torch.tensor(list(text.read_bytes()))
+    chosen = torch.zeros(2, 4)
+    for window in ids.split(64):  # the longest context
+        used.clear()
+        with strict_float64(), torch.no_grad():
+            model(window[None])
+        chosen += torch.stack([each.bincount(minlength=4) for each in used])
+    for uses, copies in zip(chosen.tolist(), counts, strict=True):
+        assert sum(copies) == 7
+        for more in range(4):
+            for fewer in range(4):  # no copy would serve better elsewhere
+                assert (
+                    copies[more] == 1
+                    or uses[more] / (copies[more] - 1) >= uses[fewer] / copies[fewer]
+                )
+    weights = load_file(out / "model.safetensors")
+    before = load_file(source / "model.safetensors")
+    order = [e for c in range(4) for e in range(4) if counts[1][e] > c]
+    for number, expert in enumerate(order):
+        name = "model.layers.2.mlp.experts.{}.up_proj.weight"
+        assert weights[name.format(number)].equal(before[name.format(expert)])
+
+    again = growkit.verify(source, out, QUICK)
+    assert again["weights_recovered"] is True
+    name = alter(out, "mlp.gate.weight")
+    found = growkit.verify(source, out, QUICK)
+    assert not found["kept"]
+    assert found["first_lost_tensor"] == name
+
+
+def test_groups_of_experts_stay_of_equal_size(tmp_path: Path) -> None:
+    source = save_wide("deepseek_v3", 1, tmp_path / "source")
+    with pytest.raises(InputError, match=r"in groups of equal size.*choose 8 experts"):
+        growkit.grow(source, tmp_path / "out", method="experts", experts=6, top_k=2, verify=False)
 
 
 def test_fewer_copies_chosen_are_another_function_by_name(tmp_path: Path) -> None:

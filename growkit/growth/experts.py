@@ -1,6 +1,4 @@
-"""Experts: those of a model are copied, or made of the MLP of a dense model.
-
-More experts: those of a model with experts are copied, with their rows of the router.
+"""More experts: those of a model are copied, with their rows of the router.
 
 Every expert gets c copies, and a token goes through c times as many. Copies get the same number, so
 that the c·k largest belong to the k experts that were chosen before, each with all of its copies.
@@ -17,48 +15,46 @@ Together these weigh what the expert weighed:
 Copies that are the same stay the same. As they are chosen together with equal weights, their last
 matrices may be c times any parts that sum to the expert's: exact random splits let them part.
 
-Upcycling: the MLP of a dense model becomes experts, and a new router chooses among them.
+With as many per token as before, more experts cost no more (Dwivedi et al., "Expert Upcycling",
+arXiv 2604.19835). Copies with equal numbers would share the k places, and leave k/c experts; so the
+router tells copies of an expert apart:
 
-Komatsuzaki et al., "Sparse Upcycling: Training Mixture-of-Experts from Dense Checkpoints",
-arXiv 2212.05055. The weights of the chosen experts sum to one, Σ w_i = 1.
-
-- Experts that all are the dense MLP f compute Σ w_i f = f for any router, and nothing else does: if
-  any choice and any weights are to give the same, all experts are the same function. They diverge
-  because they see different tokens. Until then the router has no effect, and its gradient
-  is zero: it grows with the differences of the experts.
-- Finer experts hold one of G pieces of the hidden units, f = Σ_p f_p, each in several copies. They
-  are chosen in groups of one copy of every piece, since the router's rows are equal within a group
-  (He et al., "Upcycling Large Language Models into Mixture of Experts", arXiv 2410.07524, who call
-  G the granularity). Each has 1/G of the weight w_g of its group, so with the last matrix times G
-  the model computes Σ_g w_g Σ_p f_p = f. In a short format the numbers of two groups may be equal
-  where one of them just is chosen, and a token then gets pieces of both.
-- Where a class has shared experts next to the routed ones, each side computes half of the MLP.
-- Drop-Upcycling (Nakamura et al., arXiv 2502.19261) draws some hidden units of every expert anew:
-  here each number from those that were there, so that their distribution stays as it was.
+- A softmax stays the same if one number is added to all of its numbers. That of the second copy of
+  every expert is v·x larger, with a random v, of the third one u·x. Where these differ by more than
+  the first of the k experts from the last, all k are of one copy, and compute what they did. Tokens
+  divide by the sign of v·x, and the copies part. Where all experts share one softmax, the others
+  keep what little it gives to them.
+- A sigmoid does not stay the same. If a router adds corrections to it for the choice alone, little
+  noise in these decides between copies. Where a token uses one group, copies are in groups of their
+  own, and any of them computes what the one group did.
+- Where some experts get more copies than others, such as those that a text uses most, no number
+  fits all. Copies share the places, and little noise in their rows lets them part.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import frexp
 
 from growkit.algebra.axes import Role
-from growkit.algebra.expansion import Index
-from growkit.algebra.splits import Shares, noise
+from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
-from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
-from growkit.families.description import MOST_EXPERTS, NEW, Dense, Experts, Member
-from growkit.families.family import Family, families, stored_family
+from growkit.base.tensors import Weights
+from growkit.families.description import MOST_EXPERTS, Member
+from growkit.families.family import Family, stored_family
 from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
+from growkit.growth.expert_use import copies_by_use
 from growkit.planning import transforms
-from growkit.planning.operation import Change, Operation, Option, SizeOption, is_within
+from growkit.planning.operation import Change, Operation, Option, SizeOption, Value
 from growkit.planning.plan import Plan, unused_tensors
-from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Section, Transform
+from growkit.planning.transforms import Computed, Kept, Mapped, Section, Transform
 
 EXPERTS = "experts"
 """The axis of experts."""
+
+Order = tuple[int, ...]
+"""For every expert of a layer the one that it copies: all first copies, all second ones, ..."""
 
 
 def is_count(text: str) -> bool:
@@ -66,9 +62,14 @@ def is_count(text: str) -> bool:
     return bool(re.fullmatch(r"[1-9][0-9]{0,5}", text))
 
 
+def _are_counts(text: str) -> bool:
+    return all(is_count(each) for layer in text.split("/") for each in layer.split(","))
+
+
 NUMBER = SizeOption(
     EXPERTS,
-    "how many experts each layer gets; the method experts makes a multiple of those there are",
+    "how many experts each layer gets; under experts a multiple of those there are, or any larger "
+    "number with --top-k",
     axes=(EXPERTS,),
     needed=True,
 )
@@ -79,110 +80,255 @@ TOP_K = Option(
     form="N",
     accepts=is_count,
 )
+COPIES = Option(
+    "copies",
+    "how often each expert is there, in all layers or, with / between them, in each; as evenly as "
+    "possible by default",
+    form="N,N,…",
+    accepts=_are_counts,
+)
+USE = Option(
+    "calibration", "a UTF-8 text; the experts that it uses most get the most copies", form="TEXT"
+)
 
 
 class MoreExperts(Operation):
     """Copies experts."""
 
     name = "experts"
-    paper = "https://arxiv.org/abs/2212.05055"
-    options: tuple[Option, ...] = (NUMBER, TOP_K, SYMMETRY, SNR_DB)
+    paper = "https://arxiv.org/abs/2604.19835"
+    options: tuple[Option, ...] = (NUMBER, TOP_K, COPIES, USE, SYMMETRY, SNR_DB)
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         family = stored_family(source)
-        if family.experts is None:
+        made = _Copying(source, family, options, seed)
+        unused = unused_tensors(source, family)
+        orders = made.orders(options)
+        plan = Plan.checked(
+            source,
+            family,
+            made.config,
+            {each.name: made.copied(each, orders.get(each.layer, ())) for each in made.places},
+            unused=unused,
+            copies={EXPERTS: max(order.count(0) for order in orders.values())},
+            apart="" if made.together else "copies of an expert train on tokens of their own",
+        )
+        settled: dict[str, Value | None] = {"symmetry": options["symmetry"]}
+        settled |= {"snr_db": made.shares.snr_db, USE.name: None}
+        if USE.name in options:
+            counts = (map(order.count, range(made.present)) for order in orders.values())
+            settled[COPIES.name] = "/".join(",".join(map(str, each)) for each in counts)
+        return Change([plan], *made.promise, settled)
+
+
+COMMON = 16.0
+"""What tells copies of all experts apart, relative to the largest number of the router's rows."""
+
+LITTLE = 2.0**-6
+"""What tells single rows apart, likewise."""
+
+CORRECTION = 2.0**-20
+"""What tells corrections apart: more than float32 rounds, less than what experts differ by."""
+
+
+class _Copying:
+    """How a model with more experts is made.
+
+    Args:
+        source: the model with fewer.
+        family: of both.
+        options: those of ``MoreExperts``.
+        seed: of what tells copies apart.
+
+    Attributes:
+        present: number of experts in the source.
+        config: of the target.
+        places: all tensors of the target.
+        together: whether all copies of what is chosen are chosen.
+        shares: of the last matrices; and whether anything tells copies apart.
+
+    Raises:
+        InputError: it cannot be had, or the model does not say how many experts a token goes
+            through.
+    """
+
+    def __init__(
+        self, source: Weights, family: Family, options: Mapping[str, str], seed: int
+    ) -> None:
+        experts = family.experts
+        if experts is None:
             raise InputError(
                 f"{source.where()} has no experts to copy; --method upcycle makes some"
             )
-        present = family.sizes(source.config)
-        copies = wanted_experts(options[EXPERTS], present[EXPERTS], present["layers"])
-        copies //= present[EXPERTS]
-        shares = shares_of(options, seed)
-        if shares.parting and copies & (copies - 1):
+        complete, sizes = family.complete(source.config), family.sizes(source.config)
+        self._source, self._seed, self.shares = source, seed, shares_of(options, seed)
+        self.present, top_k = sizes[EXPERTS], options.get("top_k")
+        if top_k is None and (given := {COPIES.name, USE.name} & options.keys()):
+            raise InputError(f"{min(given)} goes with top_k, as copies share what a token uses")
+        self.count = wanted_experts(
+            options[EXPERTS], self.present, sizes["layers"], multiple=top_k is None
+        )
+        copies, rest = divmod(self.count, self.present)
+        self._evenly = not rest and not {COPIES.name, USE.name} & options.keys()
+        self.config = dict(family.resized(source.config, sizes | {EXPERTS: self.count}))
+        chosen = complete.get(experts.top_k)
+        if not isinstance(chosen, int) or not 1 <= chosen <= self.present:
+            raise InputError(
+                f"config.json in {source.where()} has {experts.top_k} {chosen!r}; a number from 1 "
+                f"to {self.present} was expected"
+            )
+        self.top_k = self.config[experts.top_k] = int(top_k) if top_k else copies * chosen
+        if self.top_k > self.count:
+            raise InputError(
+                f"top_k {top_k} of {self.count} experts cannot be chosen; leave it out"
+            )
+        self.together = self._evenly and self.top_k == copies * chosen
+        groups = [key for key in experts.groups if isinstance(complete.get(key), int)]
+        if not self._evenly and any(complete[key] > 1 for key in groups):
+            raise InputError(
+                f"experts of {source.where()} are in groups of equal size, so that all need as "
+                f"many copies; choose {(copies + 1) * self.present} experts"
+            )
+        for key in groups if self.together else groups[: self._evenly]:
+            self.config[key] = copies * complete[key]
+        self._one_group = self._evenly and [complete[key] for key in groups[1:]] == [1]
+        if self.together and experts.alone(complete):
+            assert experts.scaling
+            self.config[experts.scaling] = complete[experts.scaling] / copies
+        if self.together and self.shares.parting and copies & (copies - 1):
             raise InputError(
                 f"{copies} copies of an expert part exactly only if their number is a power of "
                 "two; choose one, or --symmetry keep for copies that stay the same"
             )
-        config, follows = _config(source, family, copies, options.get("top_k"))
-        unused = unused_tensors(source, family)
-        found = family.members(config)
-        if not any(_expert(each) is not None or EXPERTS in each.tensor.pattern for each in found):
-            raise InputError(f"no layer of {source.where()} has experts to copy")
-        made = {
-            each.name: _copied(source, each, present[EXPERTS], copies, shares) for each in found
+        self.places = family.members(self.config)
+        self._corrected = any(map(self._is_correction, self.places))
+
+    @property
+    def promise(self) -> tuple[str, str]:
+        """What is kept of the function, and what is lost."""
+        if self.together:
+            return "exact", ""
+        if not (self._one_group and self._corrected):
+            return "different", (
+                f"a token goes through {self.top_k} of {self.count} experts, and may meet copies "
+                "of one in the place of others"
+            )
+        if not self.shares.parting:
+            return "exact", ""
+        return "bounded", "experts that the router tells apart by less than 1e-6 may be exchanged"
+
+    def orders(self, options: Mapping[str, str]) -> dict[int | None, Order]:
+        """The order of every layer with experts.
+
+        Raises:
+            InputError: there are no such layers, the copies asked for do not fit, or the text
+                cannot be used.
+        """
+        with_experts = (p for p in self.places if expert_of(p) is not None or _of_all_experts(p))
+        layers = sorted({place.layer for place in with_experts if place.layer is not None})
+        if not layers:
+            raise InputError(f"no layer of {self._source.where()} has experts to copy")
+        whole, more = divmod(self.count, self.present)
+        counts = [[whole + (expert < more) for expert in range(self.present)]]
+        if USE.name in options:
+            counts = copies_by_use(self._source, options[USE.name], self.present, self.count)
+        elif COPIES.name in options:
+            counts = [[*map(int, each.split(","))] for each in options[COPIES.name].split("/")]
+        counts *= len(layers) if len(counts) == 1 else 1
+        if len(counts) != len(layers) or any(
+            (len(each), sum(each)) != (self.present, self.count) for each in counts
+        ):
+            raise InputError(
+                f"copies {options[COPIES.name]} do not fit; {self.present} numbers with the sum "
+                f"{self.count} were expected, once or for each of {len(layers)} layers"
+            )
+        return {
+            layer: tuple(e for c in range(max(each)) for e, n in enumerate(each) if n > c)
+            for layer, each in zip(layers, counts, strict=True)
         }
-        plan = Plan.checked(source, family, config, made, unused=unused, copies={EXPERTS: copies})
-        settled = {"symmetry": options["symmetry"], "snr_db": shares.snr_db}
-        if follows:
-            return Change([plan], settled=settled)
-        lost = "copies of some experts are chosen in the place of others, since top_k was given"
-        return Change([plan], "different", lost, settled)
+
+    def copied(self, place: Member, order: Order) -> Transform:
+        """How a tensor is made.
+
+        Args:
+            place: the tensor.
+            order: of its layer; empty without experts.
+        """
+        parting, expert = self.together and self.shares.parting and is_last(place), expert_of(place)
+        copies = self.count // self.present
+        why = f"copies of experts, times {copies} and split" if parting else "copies of experts"
+        of, rows, copy = place.name, order, 0
+        if expert is not None:
+            of = place.tensor.name.format(layer=place.layer, expert=order[expert])
+            copy, every = order[:expert].count(order[expert]), order.count(order[expert])
+            if not parting:
+                among = every if self.together else 1
+                return Kept(of, why=f"copy {copy + 1} of {every} of an expert", among=among)
+            rows = (*range(self._source.tensors[of].shape[0]),) * copies
+        elif not _of_all_experts(place):
+            return Kept(of)
+        elif self.shares.parting and not self.together and (apart := self._apart(place, order)):
+            return apart
+        # Copies of all rows, or experts, in blocks: the same again, or parts of one.
+        shape, role = self._source.tensors[of].shape, Role.READ if parting else Role.WRITTEN
+        maps = partial(transforms.row_maps, shape, rows, role, uneven=self.shares.uneven)
+        # Rows of routers part with the experts that they belong to: one that is not chosen on a
+        # prompt may have the gradient of its copies there.
+        alone = place.pattern.axes(Role.WRITTEN) != {EXPERTS}
+        whole = Mapped(of, maps, why, of, self.shares, copies if parting else 1.0, alone=alone)
+        if expert is None:
+            return whole
+        begin = (copy * shape[0], *(0 for _ in shape[1:]))
+        return Section(whole, begin, f"part {copy + 1} of {copies} of {why}")
+
+    def _apart(self, place: Member, order: Order) -> Transform | None:
+        """A tensor of a router that tells copies apart; None for one that does not."""
+        copies = tuple(order[:row].count(expert) for row, expert in enumerate(order))
+        rows, size, by = tuple(range(len(order))), LITTLE, "a little noise"
+        if self._is_correction(place):
+            size = CORRECTION
+        elif self._corrected or not _is_router(place):
+            return None
+        elif self._evenly:
+            rows, size, by = copies, COMMON, "a number for all copies"
+        drawn = tuple(row if copy else 0 for row, copy in zip(rows, copies, strict=True))
+        made = partial(_told_apart, f"{self._seed}:{place.name}", order, drawn, size)
+        return Computed((place.name,), f"copies of experts, told apart by {by}", made)
+
+    def _is_correction(self, place: Member) -> bool:
+        """Whether a tensor is added to what a router gives to all experts, for the choice alone."""
+        weight = f"{place.name.removesuffix('bias')}weight"
+        alone = place.pattern.notation == EXPERTS
+        return alone and weight not in self._source.tensors
 
 
-def _config(source: Weights, family: Family, copies: int, top_k: str | None) -> tuple[Config, bool]:
-    """The config with more experts, and whether all copies are chosen together.
+def _told_apart(key: str, order: Order, drawn: Order, size: float, tensor: Tensor) -> Tensor:
+    """Copies of rows, [experts, ...], with noise.
 
-    Raises:
-        InputError: the model does not say how many experts a token goes through.
+    Args:
+        key: seeds the noise.
+        order: the expert that each row copies.
+        drawn: for each row the number of the noise that it gets; 0 for none.
+        size: largest noise, relative to the tensor's largest number, rounded to a power of two.
+        tensor: what is copied.
     """
-    experts, complete = family.experts, family.complete(source.config)
-    assert experts
-    sizes = family.sizes(source.config)
-    count = copies * sizes[EXPERTS]
-    config = dict(family.resized(source.config, sizes | {EXPERTS: count}))
-    chosen = complete.get(experts.top_k)
-    if not isinstance(chosen, int) or not 1 <= chosen <= sizes[EXPERTS]:
-        raise InputError(
-            f"config.json in {source.where()} has {experts.top_k} {chosen!r}; a number from 1 to "
-            f"{sizes[EXPERTS]} was expected"
-        )
-    config[experts.top_k] = int(top_k) if top_k else copies * chosen
-    if config[experts.top_k] > count:
-        raise InputError(f"top_k {top_k} of {count} experts cannot be chosen; leave it out")
-    for key in experts.groups:
-        if complete.get(key) is not None:
-            config[key] = copies * complete[key]
-    if experts.alone(complete):
-        assert experts.scaling
-        config[experts.scaling] = complete[experts.scaling] / copies
-    return config, config[experts.top_k] == copies * chosen
+    copied = tensor.double()[list(order)].reshape(len(order), -1)
+    fields = noise(key, np.arange(max(drawn) + 1), copied.shape[1]).astype(np.float64) / 2**15
+    fields[0] = 0
+    _, exponent = frexp(float(tensor.abs().max()))
+    added = torch.from_numpy(fields[list(drawn)]) * (size * 2.0 ** (exponent - 1))
+    return (copied + added).reshape(len(order), *tensor.shape[1:]).to(tensor.dtype)
 
 
-def _copied(source: Weights, place: Member, present: int, copies: int, shares: Shares) -> Transform:
-    """How a tensor of the model with more experts is made."""
-    parting, expert = shares.parting and _is_last(place), _expert(place)
-    why = f"copies of experts, times {copies} and split" if parting else "copies of experts"
-    copy, number = divmod(expert or 0, present)
-    of = place.name
-    if expert is not None:
-        of = place.tensor.name.format(layer=place.layer, expert=number)
-        if not parting:
-            return Kept(of, why=f"copy {copy + 1} of {copies} of an expert", among=copies)
-    elif place.pattern.dimensions[0].axes != {EXPERTS}:
-        return Kept(of)
-    # Copies of all rows, or experts, in blocks: the same again, or parts of one.
-    shape = source.tensors[of].shape
-    role = Role.READ if parting else Role.WRITTEN
-    rows = (*range(shape[0]),) * copies
-    maps = partial(transforms.row_maps, shape, rows, role, uneven=shares.uneven)
-    # Rows of routers part with the experts that they belong to: one that is not chosen on a prompt
-    # may have the gradient of its copies there.
-    alone = place.pattern.axes(Role.WRITTEN) != {EXPERTS}
-    whole = Mapped(of, maps, why, of, shares, copies if parting else 1.0, alone=alone)
-    if expert is None:
-        return whole
-    begin = (copy * shape[0], *(0 for _ in shape[1:]))
-    return Section(whole, begin, f"part {copy + 1} of {copies} of {why}")
-
-
-def wanted_experts(size: str, present: int, layers: int) -> int:
+def wanted_experts(size: str, present: int, layers: int, *, multiple: bool = True) -> int:
     """The number of experts that an option asks for, before anything is made for each.
 
     Args:
         size: a factor or a number.
         present: the present number of experts; 1 for an MLP.
         layers: number of layers.
+        multiple: whether all need equally many copies.
 
     Raises:
         InputError: the number is not understood, no multiple of the present one, or more than any
@@ -191,11 +337,12 @@ def wanted_experts(size: str, present: int, layers: int) -> int:
     experts = int(present * NUMBER.factor(size, present))
     if experts == present:
         raise InputError(f"{experts} experts are no more than there are; choose {2 * experts}")
-    if experts % present:
+    if experts % present and multiple:
         more = experts // present + 1
         raise InputError(
             f"{experts} experts cannot be had by copying each of the present {present} equally "
-            f"often, so that all copies of what is chosen are chosen; choose {more * present}"
+            f"often, so that all copies of what is chosen are chosen; choose {more * present}, or "
+            "as many for a token as before (top_k), which is another function"
         )
     if experts * layers > MOST_EXPERTS:
         raise InputError(
@@ -205,291 +352,25 @@ def wanted_experts(size: str, present: int, layers: int) -> int:
     return experts
 
 
-def _is_last(member: Member) -> bool:
+def is_last(member: Member) -> bool:
     """Whether a tensor belongs to the last step of an expert, and writes hidden states."""
     return "hidden" in member.pattern.axes(Role.WRITTEN)
 
 
-def _expert(member: Member) -> int | None:
+def expert_of(member: Member) -> int | None:
     """Which expert a tensor belongs to; None if it is no single expert's."""
     return member.number if member.tensor.counts == EXPERTS else None
 
 
-SPREAD = 0.02
-"""Standard deviation of a new router's numbers: what classes of transformers begin with."""
-
-SHORT = ("F16", "BF16")
-"""Dtypes in which the numbers of two experts are equal more often than by accident."""
+def _of_all_experts(member: Member) -> bool:
+    """Whether a tensor has a row, or a matrix, for each expert."""
+    return member.pattern.dimensions[0].axes == {EXPERTS}
 
 
-class Upcycle(Operation):
-    """Makes experts of an MLP."""
-
-    name = "upcycle"
-    paper = "https://arxiv.org/abs/2212.05055"
-    options = (
-        NUMBER,
-        TOP_K,
-        Option(
-            "granularity",
-            "pieces of the MLP, a copy of each in every group of experts; 1 by default",
-            form="N",
-            accepts=is_count,
-        ),
-        Option(
-            "drop",
-            "the part of the hidden units of every expert to draw anew (Drop-Upcycling), which "
-            "makes another function; 0.5 in the paper",
-            form="PART",
-            accepts=partial(is_within, above=0, most=1),
-        ),
-    )
-
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
-        """See ``growkit.planning.operation.Operation``."""
-        family = stored_family(source)
-        target, experts, dense = _with_experts(family, source)
-        old, drop = family.sizes(source.config), options.get("drop")
-        count, top_k, pieces = _numbers_of_experts(options, old["ffn"], old["layers"])
-        made = _Upcycling(source, target, experts, count, top_k, pieces, old["ffn"], drop, seed)
-        plan = made.plan(made.config(family, dense), unused_tensors(source, family))
-        settled = {"top_k": top_k}
-        if drop:
-            lost = f"{float(drop):.0%} of the hidden units of every expert, drawn anew"
-            return Change([plan], "different", lost, settled)
-        dtype = main_dtype(source.tensors)
-        if pieces > 1 and dtype in SHORT and not experts.float32:
-            lost = (
-                f"tokens for which two groups of experts get the same number in "
-                f"{TORCH_NAMES[dtype]} may get pieces of both; --dtype float32 makes it exact"
-            )
-            return Change([plan], "bounded", lost, settled)
-        return Change([plan], settled=settled)
+def _is_router(member: Member) -> bool:
+    """Whether a tensor is the matrix of a router."""
+    pattern = member.pattern
+    return pattern.axes(Role.WRITTEN) == {EXPERTS} and bool(pattern.axes(Role.READ))
 
 
-def _numbers_of_experts(options: Mapping[str, str], ffn: int, layers: int) -> tuple[int, int, int]:
-    """Experts, experts that a token goes through, and experts that make up the MLP.
-
-    Raises:
-        InputError: it cannot be exact, or cannot learn; names what would work.
-    """
-    experts = wanted_experts(options[EXPERTS], 1, layers)
-    pieces = int(options.get("granularity", 1))
-    top_k = int(options.get("top_k", 2 * pieces))
-    if pieces & (pieces - 1):
-        raise InputError(f"granularity {pieces} rounds; choose a power of two")
-    for name, number in (("the MLP's width", ffn), (EXPERTS, experts), ("top_k", top_k)):
-        if number % pieces:
-            raise InputError(
-                f"{name} {number} is no multiple of granularity {pieces}, so that the chosen "
-                "experts would not always make up the MLP; choose numbers that are"
-            )
-    if not 1 < top_k <= experts:
-        raise InputError(
-            f"top_k is {top_k}, but there are {experts} experts, and a router with one choice "
-            f"could never learn; choose at least 2 and at most {experts}"
-        )
-    return experts, top_k, pieces
-
-
-def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Dense]:
-    """The family that models become, and what it declares about them.
-
-    Raises:
-        InputError: there is none.
-    """
-    known = {
-        each: (target, target.experts, dense)
-        for target in families().values()
-        if target.experts
-        for each, dense in target.experts.dense.items()
-    }
-    found = known.get(source.config["model_type"])
-    if found and found[2].when(family.complete(source.config)):
-        return found
-    if family.experts:
-        raise InputError(f"{source.where()} has experts already; --method experts copies them")
-    listed = ", ".join(f"{each} ({target.name})" for each, (target, *_) in sorted(known.items()))
-    raise InputError(
-        f"no class with experts computes what a {family.name} model does besides its MLP, so "
-        f"{source.where()} cannot be upcycled; these can: {listed}"
-    )
-
-
-@dataclass(frozen=True)
-class _Upcycling:
-    """How a model with experts is made.
-
-    Attributes:
-        source: the dense model.
-        target: the family of the model with experts.
-        experts: what the family declares about them.
-        count: number of experts.
-        top_k: number of experts that a token goes through.
-        pieces: number of experts that make up the MLP.
-        ffn: width of the MLP.
-        drop: part of the hidden units to draw anew; None for none.
-        seed: of what is drawn.
-    """
-
-    source: Weights
-    target: Family
-    experts: Experts
-    count: int
-    top_k: int
-    pieces: int
-    ffn: int
-    drop: str | None
-    seed: int
-
-    def config(self, family: Family, dense: Dense) -> Config:
-        """The config of the model; what the dense class assumed is written out.
-
-        Raises:
-            InputError: the dense model has something that the class with experts lacks.
-        """
-        given, complete = self.source.config, family.complete(self.source.config)
-        for key, values in dense.only.items():
-            if given.get(key, values[0]) not in values:
-                raise InputError(
-                    f"config.json in {self.source.where()} has {key} {given[key]!r}, which a "
-                    f"{self.target.name} model cannot have; only one with "
-                    f"{' or '.join(map(repr, values))} can be upcycled"
-                )
-        config = {key: value for key, value in given.items() if key != "auto_map"}
-        rope = given.get("rope_parameters")
-        rope = rope if isinstance(rope, Mapping) else {}
-        config |= {k: v for k, v in dense.assumed.items() if k not in config and k not in rope}
-        config |= {key: complete[key] for key in self.target.defaults if key in family.defaults}
-        config |= dict(dense.ignored) | dict(self.experts.config)
-        config |= {"model_type": self.target.model_types[0], self.experts.top_k: self.top_k}
-        sizes = family.sizes(given) | {EXPERTS: self.count}
-        sizes |= self.experts.sizes(self.ffn, self.pieces)
-        sizes[self.experts.width] = self.ffn // self.pieces
-        for key, axes in self.target.axes_of({**self.target.defaults, **config}).items():
-            config[key] = sum(sizes[axis] for axis in axes)
-        for key, other in self.target.aliases.items():
-            if key in config:
-                config.pop(other, None)
-        self.target.complete(config)
-        return config
-
-    def plan(self, config: Config, unused: tuple[dict[str, str], dict[str, str]]) -> Plan:
-        """The plan.
-
-        Raises:
-            InputError: the class with experts has no place for a tensor.
-        """
-        sizes = self.target.sizes(config)
-        made = {
-            place.name: self._transform(place, place.pattern.shape(sizes))
-            for place in self.target.members(config)
-        }
-        used = {name for transform in made.values() for name in transform.sources}
-        for name in sorted(self.source.tensors.keys() - used - unused[0].keys()):
-            raise InputError(
-                f"a {self.target.name} model has no place for tensor {name} of "
-                f"{self.source.where(name)}, so it cannot be upcycled"
-            )
-        # While all experts are the same function, only rounding depends on a router.
-        same = self.pieces == 1 and self.drop is None
-        return Plan.checked(
-            self.source,
-            self.target,
-            config,
-            made,
-            unused=unused,
-            copies={EXPERTS: self.count // self.pieces},
-            waits=[name for name, each in made.items() if same and isinstance(each, Computed)],
-            apart="experts train on the tokens that a new router gives them",
-        )
-
-    def _transform(self, place: Member, shape: tuple[int, ...]) -> Transform:
-        of = place.tensor.dense
-        if of == NEW:
-            info = TensorInfo(shape, main_dtype(self.source.tensors))
-            if place.pattern.dimensions[0].axes != {EXPERTS} or len(shape) == 1:
-                return Constant(info.dtype, 0.0, "new, zero")
-            router = partial(_router, f"{self.seed}:{place.name}", info, self.pieces)
-            return Computed((), "new, small random numbers", router)
-        names = [place.name] if of is None else [each.format(layer=place.layer) for each in of]
-        for name in names:
-            if name not in self.source.tensors:
-                raise InputError(
-                    f"a {self.target.name} model needs {place.name}, but there is no {name} in "
-                    f"{self.source.where()}; it cannot be upcycled"
-                )
-        if of is None:
-            return Kept(place.name)
-        if len(shape) == 2:
-            return self._copied(names[0], place, _expert(place))
-        rows = shape[1] // len(names)
-        stacked = [
-            [(self._copied(name, place, expert), rows) for name in names]
-            for expert in range(self.count)
-        ]
-        return transforms.Stacked(stacked, "the dense MLP for every expert")
-
-    def _copied(self, name: str, place: Member, expert: int | None) -> Transform:
-        """The part of the dense MLP's tensor in an expert, or in shared experts (None)."""
-        dimension, times = 0, 1.0
-        if _is_last(place):
-            dimension = 1
-            times = self.experts.beside if expert is None else self.experts.part * self.pieces
-        why = f"the dense MLP, times {times:g}" if times != 1 else "the dense MLP"
-        whole: Transform = Kept(name, times, why)
-        if self.drop is not None and expert is not None:
-            units = f"{self.seed}:{place.layer}:{expert}"
-            drawn = partial(_dropped, float(self.drop), units, name, dimension, times)
-            whole = Computed((name,), f"{why}, units drawn anew", drawn)
-        if expert is None or self.pieces == 1:
-            return whole
-        number = expert % self.pieces
-        begin = [0, 0]
-        begin[dimension] = number * (self.ffn // self.pieces)
-        why = f"piece {number + 1} of {self.pieces} of {whole.why}"
-        return Section(whole, tuple(begin), why)
-
-
-def _router(key: str, info: TensorInfo, pieces: int) -> Tensor:
-    """New rows, [experts, hidden]."""
-    experts, hidden = info.shape
-    numbers = noise(key, np.arange(experts // pieces), hidden).astype(np.float64) + 0.5
-    rows = torch.from_numpy(numbers * (SPREAD * 12**0.5 / 2**16))
-    return rows.repeat_interleave(pieces, 0).to(info.torch_dtype)
-
-
-def _dropped(
-    part: float, units: str, name: str, dimension: int, times: float, weight: Tensor
-) -> Tensor:
-    """A matrix of an expert, some of whose hidden units are drawn anew.
-
-    Args:
-        part: of the hidden units.
-        units: seeds their choice, which is the same for all matrices of an expert.
-        name: seeds what is drawn.
-        dimension: of the hidden units.
-        times: factor of the matrix.
-        weight: of the dense MLP.
-    """
-    count = weight.shape[dimension]
-    order = np.argsort(_numbers(units, (count,)), kind="stable")
-    chosen = torch.from_numpy(np.sort(order[: max(1, round(part * count))]))
-    gone = weight.index_select(dimension, chosen).contiguous()
-    drawn = torch.from_numpy(_numbers(f"{units}:{name}", gone.shape) % gone.numel())
-    anew = gone.flatten()[drawn.flatten()].view(gone.shape)
-    index = torch.arange(count).index_copy(0, chosen, count + torch.arange(len(chosen)))
-    made = torch.cat([weight, anew], dimension).index_select(dimension, index)
-    return made if times == 1 else (made.double() * times).to(made.dtype)
-
-
-def _numbers(key: str, shape: tuple[int, ...]) -> Index:
-    """Whole numbers from 0 to 2⁴⁸ - 1, by counter."""
-    rows = np.arange(prod(shape[:-1]))
-    parts = noise(key, rows, 3 * shape[-1]).astype(np.int64).reshape(*shape, 3) + 2**15
-    return np.asarray(parts @ np.array([2**32, 2**16, 1]), np.int64)
-
-
-def operations() -> list[Operation]:
-    """Both methods."""
-    return [MoreExperts(), Upcycle()]
+OPERATION = MoreExperts()

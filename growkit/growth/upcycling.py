@@ -1,0 +1,322 @@
+"""Upcycling: the MLP of a dense model becomes experts, and a new router chooses among them.
+
+Komatsuzaki et al., "Sparse Upcycling: Training Mixture-of-Experts from Dense Checkpoints",
+arXiv 2212.05055. The weights of the chosen experts sum to one, Σ w_i = 1.
+
+- Experts that all are the dense MLP f compute Σ w_i f = f for any router, and nothing else does: if
+  any choice and any weights are to give the same, all experts are the same function. They diverge
+  because they see different tokens. Until then the router has no effect, and its gradient
+  is zero: it grows with the differences of the experts.
+- Finer experts hold one of G pieces of the hidden units, f = Σ_p f_p, each in several copies. They
+  are chosen in groups of one copy of every piece, since the router's rows are equal within a group
+  (He et al., "Upcycling Large Language Models into Mixture of Experts", arXiv 2410.07524, who call
+  G the granularity). Each has 1/G of the weight w_g of its group, so with the last matrix times G
+  the model computes Σ_g w_g Σ_p f_p = f. In a short format the numbers of two groups may be equal
+  where one of them just is chosen, and a token then gets pieces of both.
+- Where a class has shared experts next to the routed ones, each side computes half of the MLP.
+- Drop-Upcycling (Nakamura et al., arXiv 2502.19261) draws some hidden units of every expert anew:
+  here each number from those that were there, so that their distribution stays as it was.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+from growkit.algebra.expansion import Index
+from growkit.algebra.splits import noise
+from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, np, torch
+from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
+from growkit.families.description import NEW, Dense, Experts, Member
+from growkit.families.family import Family, families, stored_family
+from growkit.growth.experts import (
+    EXPERTS,
+    NUMBER,
+    TOP_K,
+    expert_of,
+    is_count,
+    is_last,
+    wanted_experts,
+)
+from growkit.planning import transforms
+from growkit.planning.operation import Change, Operation, Option, is_within
+from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.transforms import Computed, Constant, Kept, Section, Transform
+
+SPREAD = 0.02
+"""Standard deviation of a new router's numbers: what classes of transformers begin with."""
+
+SHORT = ("F16", "BF16")
+"""Dtypes in which the numbers of two experts are equal more often than by accident."""
+
+
+class Upcycle(Operation):
+    """Makes experts of an MLP."""
+
+    name = "upcycle"
+    paper = "https://arxiv.org/abs/2212.05055"
+    options = (
+        NUMBER,
+        TOP_K,
+        Option(
+            "granularity",
+            "pieces of the MLP, a copy of each in every group of experts; 1 by default",
+            form="N",
+            accepts=is_count,
+        ),
+        Option(
+            "drop",
+            "the part of the hidden units of every expert to draw anew (Drop-Upcycling), which "
+            "makes another function; 0.5 in the paper",
+            form="PART",
+            accepts=partial(is_within, above=0, most=1),
+        ),
+    )
+
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
+        family = stored_family(source)
+        target, experts, dense = _with_experts(family, source)
+        old, drop = family.sizes(source.config), options.get("drop")
+        count, top_k, pieces = _numbers_of_experts(options, old["ffn"], old["layers"])
+        made = _Upcycling(source, target, experts, count, top_k, pieces, old["ffn"], drop, seed)
+        plan = made.plan(made.config(family, dense), unused_tensors(source, family))
+        settled = {"top_k": top_k}
+        if drop:
+            lost = f"{float(drop):.0%} of the hidden units of every expert, drawn anew"
+            return Change([plan], "different", lost, settled)
+        dtype = main_dtype(source.tensors)
+        if pieces > 1 and dtype in SHORT and not experts.float32:
+            lost = (
+                f"tokens for which two groups of experts get the same number in "
+                f"{TORCH_NAMES[dtype]} may get pieces of both; --dtype float32 makes it exact"
+            )
+            return Change([plan], "bounded", lost, settled)
+        return Change([plan], settled=settled)
+
+
+def _numbers_of_experts(options: Mapping[str, str], ffn: int, layers: int) -> tuple[int, int, int]:
+    """Experts, experts that a token goes through, and experts that make up the MLP.
+
+    Raises:
+        InputError: it cannot be exact, or cannot learn; names what would work.
+    """
+    experts = wanted_experts(options[EXPERTS], 1, layers)
+    pieces = int(options.get("granularity", 1))
+    top_k = int(options.get("top_k", 2 * pieces))
+    if pieces & (pieces - 1):
+        raise InputError(f"granularity {pieces} rounds; choose a power of two")
+    for name, number in (("the MLP's width", ffn), (EXPERTS, experts), ("top_k", top_k)):
+        if number % pieces:
+            raise InputError(
+                f"{name} {number} is no multiple of granularity {pieces}, so that the chosen "
+                "experts would not always make up the MLP; choose numbers that are"
+            )
+    if not 1 < top_k <= experts:
+        raise InputError(
+            f"top_k is {top_k}, but there are {experts} experts, and a router with one choice "
+            f"could never learn; choose at least 2 and at most {experts}"
+        )
+    return experts, top_k, pieces
+
+
+def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Dense]:
+    """The family that models become, and what it declares about them.
+
+    Raises:
+        InputError: there is none.
+    """
+    known = {
+        each: (target, target.experts, dense)
+        for target in families().values()
+        if target.experts
+        for each, dense in target.experts.dense.items()
+    }
+    found = known.get(source.config["model_type"])
+    if found and found[2].when(family.complete(source.config)):
+        return found
+    if family.experts:
+        raise InputError(f"{source.where()} has experts already; --method experts copies them")
+    listed = ", ".join(f"{each} ({target.name})" for each, (target, *_) in sorted(known.items()))
+    raise InputError(
+        f"no class with experts computes what a {family.name} model does besides its MLP, so "
+        f"{source.where()} cannot be upcycled; these can: {listed}"
+    )
+
+
+@dataclass(frozen=True)
+class _Upcycling:
+    """How a model with experts is made.
+
+    Attributes:
+        source: the dense model.
+        target: the family of the model with experts.
+        experts: what the family declares about them.
+        count: number of experts.
+        top_k: number of experts that a token goes through.
+        pieces: number of experts that make up the MLP.
+        ffn: width of the MLP.
+        drop: part of the hidden units to draw anew; None for none.
+        seed: of what is drawn.
+    """
+
+    source: Weights
+    target: Family
+    experts: Experts
+    count: int
+    top_k: int
+    pieces: int
+    ffn: int
+    drop: str | None
+    seed: int
+
+    def config(self, family: Family, dense: Dense) -> Config:
+        """The config of the model; what the dense class assumed is written out.
+
+        Raises:
+            InputError: the dense model has something that the class with experts lacks.
+        """
+        given, complete = self.source.config, family.complete(self.source.config)
+        for key, values in dense.only.items():
+            if given.get(key, values[0]) not in values:
+                raise InputError(
+                    f"config.json in {self.source.where()} has {key} {given[key]!r}, which a "
+                    f"{self.target.name} model cannot have; only one with "
+                    f"{' or '.join(map(repr, values))} can be upcycled"
+                )
+        config = {key: value for key, value in given.items() if key != "auto_map"}
+        rope = given.get("rope_parameters")
+        rope = rope if isinstance(rope, Mapping) else {}
+        config |= {k: v for k, v in dense.assumed.items() if k not in config and k not in rope}
+        config |= {key: complete[key] for key in self.target.defaults if key in family.defaults}
+        config |= dict(dense.ignored) | dict(self.experts.config)
+        config |= {"model_type": self.target.model_types[0], self.experts.top_k: self.top_k}
+        sizes = family.sizes(given) | {EXPERTS: self.count}
+        sizes |= self.experts.sizes(self.ffn, self.pieces)
+        sizes[self.experts.width] = self.ffn // self.pieces
+        for key, axes in self.target.axes_of({**self.target.defaults, **config}).items():
+            config[key] = sum(sizes[axis] for axis in axes)
+        for key, other in self.target.aliases.items():
+            if key in config:
+                config.pop(other, None)
+        self.target.complete(config)
+        return config
+
+    def plan(self, config: Config, unused: tuple[dict[str, str], dict[str, str]]) -> Plan:
+        """The plan.
+
+        Raises:
+            InputError: the class with experts has no place for a tensor.
+        """
+        sizes = self.target.sizes(config)
+        made = {
+            place.name: self._transform(place, place.pattern.shape(sizes))
+            for place in self.target.members(config)
+        }
+        used = {name for transform in made.values() for name in transform.sources}
+        for name in sorted(self.source.tensors.keys() - used - unused[0].keys()):
+            raise InputError(
+                f"a {self.target.name} model has no place for tensor {name} of "
+                f"{self.source.where(name)}, so it cannot be upcycled"
+            )
+        # While all experts are the same function, only rounding depends on a router.
+        same = self.pieces == 1 and self.drop is None
+        return Plan.checked(
+            self.source,
+            self.target,
+            config,
+            made,
+            unused=unused,
+            copies={EXPERTS: self.count // self.pieces},
+            waits=[name for name, each in made.items() if same and isinstance(each, Computed)],
+            apart="experts train on the tokens that a new router gives them",
+        )
+
+    def _transform(self, place: Member, shape: tuple[int, ...]) -> Transform:
+        of = place.tensor.dense
+        if of == NEW:
+            info = TensorInfo(shape, main_dtype(self.source.tensors))
+            if place.pattern.dimensions[0].axes != {EXPERTS} or len(shape) == 1:
+                return Constant(info.dtype, 0.0, "new, zero")
+            router = partial(_router, f"{self.seed}:{place.name}", info, self.pieces)
+            return Computed((), "new, small random numbers", router)
+        names = [place.name] if of is None else [each.format(layer=place.layer) for each in of]
+        for name in names:
+            if name not in self.source.tensors:
+                raise InputError(
+                    f"a {self.target.name} model needs {place.name}, but there is no {name} in "
+                    f"{self.source.where()}; it cannot be upcycled"
+                )
+        if of is None:
+            return Kept(place.name)
+        if len(shape) == 2:
+            return self._copied(names[0], place, expert_of(place))
+        rows = shape[1] // len(names)
+        stacked = [
+            [(self._copied(name, place, expert), rows) for name in names]
+            for expert in range(self.count)
+        ]
+        return transforms.Stacked(stacked, "the dense MLP for every expert")
+
+    def _copied(self, name: str, place: Member, expert: int | None) -> Transform:
+        """The part of the dense MLP's tensor in an expert, or in shared experts (None)."""
+        dimension, times = 0, 1.0
+        if is_last(place):
+            dimension = 1
+            times = self.experts.beside if expert is None else self.experts.part * self.pieces
+        why = f"the dense MLP, times {times:g}" if times != 1 else "the dense MLP"
+        whole: Transform = Kept(name, times, why)
+        if self.drop is not None and expert is not None:
+            units = f"{self.seed}:{place.layer}:{expert}"
+            drawn = partial(_dropped, float(self.drop), units, name, dimension, times)
+            whole = Computed((name,), f"{why}, units drawn anew", drawn)
+        if expert is None or self.pieces == 1:
+            return whole
+        number = expert % self.pieces
+        begin = [0, 0]
+        begin[dimension] = number * (self.ffn // self.pieces)
+        why = f"piece {number + 1} of {self.pieces} of {whole.why}"
+        return Section(whole, tuple(begin), why)
+
+
+def _router(key: str, info: TensorInfo, pieces: int) -> Tensor:
+    """New rows, [experts, hidden]."""
+    experts, hidden = info.shape
+    numbers = noise(key, np.arange(experts // pieces), hidden).astype(np.float64) + 0.5
+    rows = torch.from_numpy(numbers * (SPREAD * 12**0.5 / 2**16))
+    return rows.repeat_interleave(pieces, 0).to(info.torch_dtype)
+
+
+def _dropped(
+    part: float, units: str, name: str, dimension: int, times: float, weight: Tensor
+) -> Tensor:
+    """A matrix of an expert, some of whose hidden units are drawn anew.
+
+    Args:
+        part: of the hidden units.
+        units: seeds their choice, which is the same for all matrices of an expert.
+        name: seeds what is drawn.
+        dimension: of the hidden units.
+        times: factor of the matrix.
+        weight: of the dense MLP.
+    """
+    count = weight.shape[dimension]
+    order = np.argsort(_numbers(units, (count,)), kind="stable")
+    chosen = torch.from_numpy(np.sort(order[: max(1, round(part * count))]))
+    gone = weight.index_select(dimension, chosen).contiguous()
+    drawn = torch.from_numpy(_numbers(f"{units}:{name}", gone.shape) % gone.numel())
+    anew = gone.flatten()[drawn.flatten()].view(gone.shape)
+    index = torch.arange(count).index_copy(0, chosen, count + torch.arange(len(chosen)))
+    made = torch.cat([weight, anew], dimension).index_select(dimension, index)
+    return made if times == 1 else (made.double() * times).to(made.dtype)
+
+
+def _numbers(key: str, shape: tuple[int, ...]) -> Index:
+    """Whole numbers from 0 to 2⁴⁸ - 1, by counter."""
+    rows = np.arange(prod(shape[:-1]))
+    parts = noise(key, rows, 3 * shape[-1]).astype(np.int64).reshape(*shape, 3) + 2**15
+    return np.asarray(parts @ np.array([2**32, 2**16, 1]), np.int64)
+
+
+OPERATION = Upcycle()
