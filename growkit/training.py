@@ -126,13 +126,14 @@ def expected_of(folder: Path) -> Fingerprint:
             )
         held = fingerprint_of(checkpoint)
     if held is None:
-        raise InputError(f"the model in {folder} computes no usable logits to be known by")
+        raise InputError(
+            f"the model in {folder} computes no usable logits, so it has no fingerprint"
+        )
     try:
         return _parsed(held, checkpoint.config["vocab_size"])
     except (TypeError, KeyError, ValueError, OverflowError, RuntimeError):
         raise InputError(
-            f"the fingerprint in {file} is not as growkit writes it; make the model again with "
-            f"'growkit run {file}'"
+            f"the fingerprint in {file} is damaged; make the model again with 'growkit run {file}'"
         ) from None
 
 
@@ -200,7 +201,7 @@ def _compute_logits(model: nn.Module, question: Question, folder: str | Path) ->
     parameters = list(model.parameters())
     device = parameters[0].device
     ids = question.call.ids[None].to(device)
-    # DDP would only prepare for gradients.
+    # DDP itself would only prepare for gradients.
     called: Any = model.module if isinstance(model, DistributedDataParallel) else model
     most = 1 + max(int(question.places.max()), int(ids.max()))
     embedding = getattr(called, "get_input_embeddings", lambda: None)()
@@ -209,17 +210,17 @@ def _compute_logits(model: nn.Module, question: Question, folder: str | Path) ->
             f"the {type(model).__name__} in memory has fewer tokens than that in {folder}; {OTHER}"
         )
     with _undisturbed(model, device):
-        # Models of other libraries take tokens and nothing else.
+        # Models of other libraries take only tokens.
         known = isinstance(getattr(called, "config", None), PreTrainedConfig)
-        answer = called(ids, **({"use_cache": False} if known else {}))
-        logits = answer if isinstance(answer, Tensor) else answer.logits
+        output = called(ids, **({"use_cache": False} if known else {}))
+        logits = output if isinstance(output, Tensor) else output.logits
         if isinstance(logits, DTensor):
             logits = logits.full_tensor()
     expect = (1, len(ids[0]), most)
     if logits.dim() != 3 or logits.shape[:2] != expect[:2] or logits.shape[2] < most:
         raise InputError(
-            f"the {type(model).__name__} in memory answers with logits of shape "
-            f"{list(logits.shape)} where that in {folder} has {list(expect)} or more; {OTHER}"
+            f"the {type(model).__name__} in memory computes logits of shape "
+            f"{list(logits.shape)}, that in {folder} {list(expect)} or more; {OTHER}"
         )
     return logits[0], _computed_in(parameters, logits)
 
@@ -231,7 +232,7 @@ def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng([] if device.type == "cpu" else [device]))
-        if "torch._dynamo" in sys.modules:  # no graph is worth compiling for one call
+        if "torch._dynamo" in sys.modules:  # compilation is not worth it for one call
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         model.eval()
         try:
@@ -239,7 +240,7 @@ def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
         finally:
             for module, training in modes:
                 module.training = training
-                if isinstance(module, FSDPModule):  # a root keeps what it gathered for backward
+                if isinstance(module, FSDPModule):  # a root keeps gathered parameters for backward
                     module.reshard()
 
 
@@ -255,11 +256,11 @@ def _computed_in(parameters: Sequence[nn.Parameter], logits: Tensor) -> str:
             seen.add(name)
             break
     if logits.is_cuda and "tf32" in torch.backends.cuda.matmul.fp32_precision:
-        seen.add("float16")  # which has the digits of TF32
+        seen.add("float16")  # TF32 has as many digits
     return max(seen or {"float32"}, key=lambda name: torch.finfo(getattr(torch, name)).eps)
 
 
-# What changes during training
+# Schedules
 
 
 class GammaRamp(TrainerCallback):
@@ -267,10 +268,10 @@ class GammaRamp(TrainerCallback):
 
     γ = g · λ (``growkit.conversions.dint``): at g = 0 the model is DIFF, at g = 1 it is the DINT of
     arXiv 2501.17486. Without a ramp the gates are trained. With a ramp they are set before each
-    step, linearly, and are trained only after the ramp.
+    step, linearly, and are trained only after the ramp. A resumed run continues its ramp.
 
     Args:
-        steps: optimizer steps from the current gates to 1, at least 1.
+        steps: optimizer steps from the first gates to 1, at least 1.
 
     Raises:
         InputError: there are too few steps, or (when training begins) the model has no gates.
@@ -278,12 +279,13 @@ class GammaRamp(TrainerCallback):
 
     def __init__(self, steps: int) -> None:
         if steps < 1:
-            raise InputError(f"a ramp of {steps} steps is none; give at least 1")
-        self.steps = steps
+            raise InputError(f"a ramp of {steps} steps is not possible; give at least 1")
+        self.steps, self._begun = steps, 0
         self._gates: list[tuple[torch.nn.Parameter, float]] = []
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Find the gates."""
+        self._begun = max(0, state.global_step - 1)  # the step that set the gates of a resumed run
         parameters = kwargs["model"].named_parameters()
         gates = [gate for name, gate in parameters if name.endswith("self_attn.gamma_gate")]
         self._gates = [(gate, float(gate.detach())) for gate in gates]
@@ -292,18 +294,18 @@ class GammaRamp(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Set the gates for this step."""
-        done = min(1.0, state.global_step / self.steps)
+        step, begun = state.global_step, self._begun
         for gate, start in self._gates:
-            gate.requires_grad_(done == 1.0)
-            if state.global_step <= self.steps:
+            gate.requires_grad_(step >= self.steps)
+            if step <= self.steps:
                 with torch.no_grad():
-                    gate.fill_(start + done * (1 - start))
+                    gate.fill_(start + (step - begun) / (self.steps - begun) * (1 - start))
 
 
 def rewarming(
     steps: int, *, start: float = 0.0, then: Callable[[int], float] | None = None
 ) -> Callable[[int], float]:
-    """Make a factor of the learning rate for ``torch.optim.lr_scheduler.LambdaLR``, to re-warm it.
+    """Make a factor for ``torch.optim.lr_scheduler.LambdaLR`` that re-warms the learning rate.
 
     If moments restart at zero while the optimizer keeps its step count, Adam does not correct their
     bias: the first update is (1 - β1) / √(1 - β2) times as long as it would be, 3.2 times with 0.9
@@ -321,7 +323,7 @@ def rewarming(
         InputError: there are too few steps, or the rate would begin below 0 or above 1.
     """
     if steps < 1:
-        raise InputError(f"re-warming for {steps} steps is none; give at least 1")
+        raise InputError(f"re-warming for {steps} steps is not possible; give at least 1")
     if not 0 <= start <= 1:
         raise InputError(f"re-warming cannot begin at {start:g} of the rate; give 0 to 1")
 

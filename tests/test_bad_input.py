@@ -127,7 +127,7 @@ def test_an_output_that_appears_meanwhile_is_not_replaced(
     monkeypatch.setattr(writing, "_write_tensor", slowly)
     result = cli("grow", source, out, *UNPROVED)
     assert result.exit_code == 2
-    assert "meanwhile" in result.stderr
+    assert "in the meantime" in result.stderr
     assert sorted(path.name for path in out.parent.iterdir()) == ["out", "source"]
     assert not any(out.iterdir())
 

@@ -234,6 +234,14 @@ def test_the_gate_is_ramped(tmp_path: Path) -> None:
                 gate.add_(0.5)
     assert seen[:5] == [(0.0, False), (0.25, False), (0.5, False), (0.75, False), (1.0, True)]
     assert [value for value, _ in seen[5:]] == [1.5, 2.0]
+    for state.global_step in (2, 4, 6):  # a resumed run: its gates are those of the step before
+        with torch.no_grad():
+            gate.fill_(seen[state.global_step - 1][0])
+        resumed = GammaRamp(steps=4)
+        resumed.on_train_begin(arguments, state, TrainerControl(), model=model)
+        resumed.on_step_begin(arguments, state, TrainerControl())
+        expected = seen[state.global_step - (state.global_step > 4)]
+        assert (round(float(gate.detach()), 6), gate.requires_grad) == expected
     plain = AutoModelForCausalLM.from_pretrained(source)
     with pytest.raises(InputError, match="no gate to ramp"):
         ramp.on_train_begin(arguments, state, TrainerControl(), model=plain)

@@ -202,7 +202,7 @@ class TestWhatGrowkitDidNotMake:
             return found
 
         monkeypatch.setattr(publishing, "contents", contents)
-        with pytest.raises(InputError, match="meanwhile"):
+        with pytest.raises(InputError, match="in the meantime"):
             grow(source, out, overwrite=True, seed=1)
         assert folder_bytes(out) == {**first, "mine.txt": b"the only copy"}
         assert names(out.parent) == ["out", "source"]

@@ -1,12 +1,12 @@
-"""A model folder, opened once: how growkit reads untrusted folders, and which files are a model.
+"""A model folder, opened once: safe reading of untrusted folders, and the files of a model.
 
-Every file of a source or a target is found and opened here (``docs/trust.md``). A name leads to a
-regular file inside the folder, or inside the blobs of the cache that the folder belongs to, or the
-folder is refused: links to anywhere else, named pipes and devices are never opened.
+Every file of a source or a target is found and opened here (``docs/trust.md``). A name must lead to
+a regular file inside the folder, or inside the blobs of the Hub's cache that the folder belongs to;
+otherwise the folder is refused. Links to other places, named pipes and devices are never opened.
 
-The weights are those that ``from_pretrained`` of transformers loads; where there are none, those of
-torch.distributed.checkpoint, which it does not look for. A folder with anything else that it would
-follow is refused: a model would be proved that no user gets.
+The weights are those that transformers' ``from_pretrained`` loads; if there are none, those of
+torch.distributed.checkpoint, which transformers does not read. A folder with other files that
+transformers would follow is refused, since the proof would not be about the model that users load.
 """
 
 import os
@@ -25,26 +25,26 @@ from growkit.base.tensors import Config
 from growkit.base.units import size
 
 MOST_BYTES = 1 << 28
-"""Size of a file, at most, that is read as a whole; weights are not."""
+"""Limit for files that are read as a whole, which weights are not, in bytes."""
 
 MOST_JSON = 1 << 26
-"""The same of JSON, which takes more memory than its file."""
+"""Limit for JSON, which takes more memory than its file, in bytes."""
 
 MOST_YAML = 1 << 17
-"""The same of YAML, which takes long to parse."""
+"""Limit for YAML, which takes long to parse, in bytes."""
 
 MOST_ENTRIES = 100_000
-"""Files and folders, at most, that a model folder holds."""
+"""Limit for files and folders in a model folder."""
 
 BLOCK = 1 << 20
-"""Bytes that are copied at a time."""
+"""Bytes to copy at a time."""
 
 State = tuple[int, int, int, int, int, int]
-"""Device, inode, kind, size and times: these tell files apart, and one from itself before."""
+"""Device, inode, kind, size and times: they identify a file, and show whether it has changed."""
 
 SINGLE = {single: f"{single}.index.json" for single in ("model.safetensors", "pytorch_model.bin")}
-"""Files with all weights, in the order in which they are preferred, and the index of shards where
-no such file has all."""
+"""Files with all weights, in order of preference, and the index of the shards that may replace
+each."""
 
 LIST = ".metadata"
 """The list of entries in a folder of torch.distributed.checkpoint."""
@@ -62,7 +62,7 @@ CARRIED = (
 """Files next to weights and config that growth copies as they are."""
 
 SMALL = ("*.json", "*.jinja", "*.model", "*.py")
-"""Other files, all small, that transformers may read."""
+"""Other small files that transformers may read."""
 
 LOADED = (
     *("*.model.*", "*.txt", "*.bpe", "*.codes", "*.tokenizer", "custom_generate"),
@@ -77,61 +77,62 @@ TOKENIZER_FILES = (
     *("*.model", "*.model.*", "*.tiktoken", "*.tokenizer", "tekken.json", "byte_maps.json"),
     *("entity_vocab.json", "emoji.json", "word_shape.json", "word_pronunciation.json"),
 )
-"""Everything that a tokenizer of transformers is made of."""
+"""All files of transformers' tokenizers."""
 
 NAMES_FILES = ("vocab", "merges")
 """Settings of tokenizers that are a vocabulary, or the path of one."""
 
 OVERRULED = ("special_tokens_map_file", "tokenizer_config_file", "added_tokens_file")
-"""Settings of tokenizers that name files, which transformers overrules."""
+"""Settings of tokenizers that name files, and that transformers overrides."""
 
 FOLLOWED = {
     "configuration_files": "other configs",
     "transformers_weights": "other files of weights",
     "fusion_config": "other modules",
 }
-"""Keys of a config by which transformers loads something that the folder's name does not tell."""
+"""Config keys that make transformers load something else than the folder's usual files."""
 
 DISTRIBUTED = re.compile(r"shard-[0-9]{5}-model-[0-9]{5}-of-[0-9]{5}\.safetensors$")
-"""Next to such a file, transformers takes every safetensors file for a part of the model."""
+"""If a folder has such a file, transformers takes all safetensors files in it for parts."""
 
 HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]*\w)?", re.ASCII)
-"""What the Hub accepts as the name of a model."""
+"""Names of models that the Hub accepts."""
 
 STORE = re.compile(r"[a-z][a-z0-9+.-]+:/+[^/].*")
-"""``s3://BUCKET/MODEL`` and the like; a path has one slash where two were written."""
+"""Addresses such as ``s3://BUCKET/MODEL``; a path keeps only one of the two slashes."""
 
-COPY_CONFIG = "the weights are there, so copy it from the model that they are of"
+COPY_CONFIG = "the weights are there, so copy it from the model that they belong to"
 GGUF = "is GGUF, for llama.cpp; give the folder of the model that it was made from"
 SAVE = "save the model with transformers' save_pretrained, and give that folder"
 
 INSTEAD_OF_WEIGHTS = {
-    ADAPTER: "is that of an adapter; merge it into its base model first",
+    ADAPTER: "belongs to an adapter; merge it into its base model first",
     "*.gguf": GGUF,
     "model-*-of-*.safetensors": "is there, but no model.safetensors.index.json; copy that as well",
     "pytorch_model-*-of-*.bin": "is there, but no pytorch_model.bin.index.json; copy that as well",
     "zero_to_fp32.py": "is DeepSpeed's; run it, and give the folder that it makes",
     "*.distcp": "is part of a distributed checkpoint, but has no .metadata; copy that as well",
     "growkit.json": (
-        "is a proof whose weights were not kept; growkit.load makes them of the source while it "
-        "loads, and growkit run writes them again"
+        "is a proof whose weights were not kept; growkit.load computes them from the source while "
+        "it loads, and growkit run writes them again"
     ),
     **dict.fromkeys(
         ("consolidated*", "*.safetensors", "*.pth", "*.pt", "*.bin", "*.ckpt", "*.h5", "*.onnx"),
-        f"is not read; call it model.safetensors if it is that, or {SAVE}",
+        f"is not read; rename it to model.safetensors if it is one, or {SAVE}",
     ),
 }
-"""Patterns of names, and why such a file is no weights; the first that matches is reported."""
+"""Patterns of file names, with the reason why such a file is not read as weights, and the remedy;
+the first match is reported."""
 
 
 class Folder:
     """A model folder.
 
     Args:
-        path: where it is; a link to a folder is followed once, here.
+        path: path of the folder; a link to a folder is followed once, here.
 
     Raises:
-        InputError: there is no folder.
+        InputError: the path is not a folder.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -139,28 +140,28 @@ class Folder:
         self.path = Path(path)
         try:
             is_folder = self.path.is_dir()
-        except OSError:  # its name is too long, say
+        except OSError:  # for example, its name is too long
             is_folder = False
         if not is_folder:
             raise InputError(no_folder(self.path))
         self._inside = [self.path.resolve()]
         snapshots = self._inside[0].parent
-        if snapshots.name == "snapshots":  # of a hub cache: the files are links into its blobs
+        if snapshots.name == "snapshots":  # in the Hub's cache, files are links into blobs
             self._inside.append(snapshots.parent / "blobs")
 
     def __str__(self) -> str:
         return str(self.path)
 
     def has(self, name: str) -> bool:
-        """Whether there is anything of this name, usable or not."""
+        """Whether the name exists, usable or not."""
         return os.path.lexists(self.path / name)
 
     def find(self, name: str) -> Path | None:
-        """The path of a regular file, by its name relative to the folder; None if there is none.
+        """Find a regular file by its name relative to the folder; None if the name does not exist.
 
         Raises:
-            InputError: what has this name is a folder, a pipe or a device, or a link that leads
-                nowhere or out of the folder.
+            InputError: the name is a folder, a pipe or a device, or a link that leads nowhere or
+                out of the folder.
         """
         check_name(name)
         path = self.path / name
@@ -180,10 +181,10 @@ class Folder:
         return path
 
     def require(self, name: str) -> Path:
-        """As ``find``.
+        """Find a regular file that must exist.
 
         Raises:
-            InputError: there is no such file either.
+            InputError: see ``find``; or the name does not exist.
         """
         if path := self.find(name):
             return path
@@ -193,15 +194,15 @@ class Folder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[BufferedReader]:
-        """A regular file, to be read; see ``require``."""
+        """Open a regular file for reading; see ``require``."""
         with open_regular(self.require(name)) as stream:
             yield stream
 
     def bytes(self, name: str, most: int = MOST_BYTES) -> bytes:
-        """The contents of a file of at most that many bytes.
+        """Read a file of at most ``most`` bytes.
 
         Raises:
-            InputError: see ``require``; or it is larger, or cannot be read.
+            InputError: see ``require``; or the file is larger, or cannot be read.
         """
         with self.open(name) as stream:
             content = read(stream, most + 1, self.path / name)
@@ -216,14 +217,14 @@ class Folder:
                 copied.write(block)
 
     def json(self, name: str, digits: int = 100) -> dict[str, Any]:
-        """A JSON object.
+        """Read a JSON object.
 
         Args:
-            name: of the file.
-            digits: of a whole number in it, at most.
+            name: name of the file.
+            digits: limit for the digits of a whole number.
 
         Raises:
-            InputError: see ``bytes``; or it is not a JSON object, see ``parse_json``.
+            InputError: see ``bytes``; or the file is not a JSON object, see ``parse_json``.
         """
         content = self.bytes(name, MOST_JSON)
         try:
@@ -239,12 +240,13 @@ class Folder:
         return parsed
 
     def names(self, *patterns: str) -> list[str]:
-        """Everything in the folder that is no folder itself, relative to it.
+        """List everything in the folder but folders, by relative path.
 
-        Links are not followed: one to a folder is listed, what is behind it is not.
+        Links are not followed: a link to a folder is listed, but not the contents of its target.
 
         Args:
-            *patterns: only files and folders at the top that match one of these, with contents.
+            *patterns: patterns for names at the top level; folders that match are listed with their
+                contents. None of them to list everything.
 
         Raises:
             InputError: there are more than ``MOST_ENTRIES``, or a folder cannot be read.
@@ -268,37 +270,37 @@ class Folder:
         return sorted(found)
 
     def carried(self) -> list[str]:
-        """The files that are copied along with the weights of a model, by their names."""
+        """The names of files that are copied with the weights of a model."""
         return self.names(*CARRIED)
 
     def carried_bytes(self) -> int:
-        """Size of these files."""
+        """Total size of the carried files."""
         return sum((self.path / name).stat().st_size for name in self.carried())
 
     def check_carried(self) -> None:
-        """Refuse files that cannot be copied, before any is.
+        """Refuse carried files that cannot be read, before any is copied.
 
         Raises:
-            InputError: one of these files cannot be read.
+            InputError: a file cannot be read.
         """
         for name in self.carried():
             with self.open(name):
                 pass
 
     def carry_over(self, target: Path) -> None:
-        """Copy the tokenizer and the like; see ``copy``."""
+        """Copy the carried files; see ``copy``."""
         for name in self.carried():
             self.copy(name, target)
 
     def code(self) -> list[str]:
-        """The files of the model's own code, to which ``auto_map`` in its config refers."""
+        """The files of the model's own code, to which ``auto_map`` in the config refers."""
         return [name for name in self.names("*.py") if "/" not in name]
 
     def check_files(self) -> None:
-        """Refuse files that a loader would follow, pipes, and links that lead nowhere or elsewhere.
+        """Refuse files that a loader would follow, pipes, and links that lead nowhere or outside.
 
         Raises:
-            InputError: names the file.
+            InputError: the message names the file.
         """
         check_names(str(self), os.listdir(self.path))
         for name in self.names(*CARRIED, *SMALL):
@@ -307,10 +309,10 @@ class Folder:
             self.find(name)
 
     def check_loaded(self) -> None:
-        """Refuse what a loader of transformers would follow, in files or a tokenizer's settings.
+        """Refuse files, and settings of a tokenizer, that lead transformers out of the folder.
 
         Raises:
-            InputError: names the file, or the key of the settings that names one elsewhere.
+            InputError: the message names the file, or the key of the settings.
         """
         self.check_files()
         name = "tokenizer_config.json"
@@ -326,22 +328,24 @@ class Folder:
                 )
 
     def weight_files(self, config: Config) -> tuple[list[str], dict[str, str]]:
-        """The names of the files with the weights, in order; of DCP, that of its list of entries.
+        """Find the files with the weights.
 
         Returns:
-            The names, and where the index (if there is one) has each tensor.
+            Their names in order (for torch.distributed.checkpoint, the list of entries), and the
+            file of each tensor according to the index, if there is one.
 
         Raises:
-            InputError: there are none, one is missing, or transformers would load something else.
+            InputError: there are no weights, a file is missing, or transformers would load
+                something else.
         """
         for key, what in FOLLOWED.items():
             if config.get(key) is not None:
                 raise InputError(
-                    f"config.json in {self} has {key}, by which transformers loads {what}; "
-                    "load the model with transformers, save it again and take that"
+                    f"config.json in {self} has {key}, with which transformers loads {what}; "
+                    "load the model with transformers, save it again and use that copy"
                 )
         for single, index in SINGLE.items():
-            if self.find(single):  # transformers as well prefers it to an index
+            if self.find(single):  # preferred to an index, as in transformers
                 return [single], {}
             if self.find(index):
                 ending = single.rpartition(".")[2]
@@ -350,7 +354,7 @@ class Folder:
                 for name in names:
                     if not self.find(name):
                         raise InputError(
-                            f"shard {self.path / name} is missing, {index} lists it; "
+                            f"shard {self.path / name}, which {index} lists, is missing; "
                             "copy it into the folder"
                         )
                 return names, listed
@@ -361,22 +365,22 @@ class Folder:
 
 
 def check_name(path: Path | str) -> None:
-    """Refuse a path that cannot be written down in a manifest.
+    """Refuse a path that a manifest cannot hold.
 
     Raises:
-        InputError: it is empty, or has what UTF-8 or the system has no place for.
+        InputError: the path is empty, or has characters that UTF-8 or the system does not allow.
     """
     text = str(path)
     if not text or "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-        raise InputError(f"{text!r} is no name of a file or folder; give one in UTF-8")
+        raise InputError(f"{text!r} is not the name of a file or folder; give a name in UTF-8")
 
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BufferedReader]:
-    """A regular file, to be read; nothing is waited for, as behind a pipe.
+    """Open a regular file for reading, without ever waiting, as for a named pipe.
 
     Raises:
-        InputError: it cannot be opened, or is something else.
+        InputError: the file cannot be opened, or is not a regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -391,7 +395,7 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object; see ``Folder.json``."""
+    """Read a JSON object; see ``Folder.json``."""
     return Folder(file.parent).json(file.name)
 
 
@@ -412,10 +416,10 @@ def _check_size(path: Path, count: int, most: int) -> None:
 
 
 def read(stream: IO[bytes], count: int, path: Path | str) -> bytes:
-    """As many bytes, at most.
+    """Read at most ``count`` bytes.
 
     Raises:
-        InputError: they cannot be read.
+        InputError: the file cannot be read.
     """
     try:
         return stream.read(count)
@@ -424,14 +428,14 @@ def read(stream: IO[bytes], count: int, path: Path | str) -> bytes:
 
 
 def read_yaml(file: Path, kind: str) -> Any:
-    """The value of a YAML file.
+    """Read a YAML file.
 
     Args:
-        file: where it is.
-        kind: its name in messages.
+        file: path of the file.
+        kind: purpose of the file, for messages.
 
     Raises:
-        InputError: it cannot be read, or is not the YAML that growkit takes.
+        InputError: the file cannot be read, or is not YAML that growkit accepts.
     """
     try:
         with open_regular(file) as stream:
@@ -439,7 +443,7 @@ def read_yaml(file: Path, kind: str) -> Any:
         if len(text) > MOST_YAML:
             raise InputError(f"{file} is larger than {size(MOST_YAML)}; give a smaller one")
         return parse_yaml(text)
-    except InputError as error:  # which names the file
+    except InputError as error:  # its message names the file
         raise InputError(f"{kind} {error}") from None
     except ValueError as error:
         raise InputError(f"{kind} {file} cannot be used: {reason(error)}") from None
@@ -448,7 +452,7 @@ def read_yaml(file: Path, kind: str) -> Any:
 def _irregular(path: Path, mode: int) -> InputError:
     if stat.S_ISDIR(mode):
         return InputError(f"{path} is a folder, and a file was expected; put it there")
-    return InputError(f"{path} is no regular file; replace it by one")
+    return InputError(f"{path} is not a regular file; replace it by one")
 
 
 def _unreadable(path: Path | str, error: OSError | ValueError) -> InputError:
@@ -458,28 +462,28 @@ def _unreadable(path: Path | str, error: OSError | ValueError) -> InputError:
     return InputError(f"{path} cannot be read ({why}); check its name, and make it readable")
 
 
-# Which files are a model
+# The files of a model
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of some patterns."""
+    """Whether a name matches any of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def is_of_tokenizer(name: str) -> bool:
-    """Whether a tokenizer of transformers may be made of a file, by its name in the folder."""
+    """Whether a file may belong to a tokenizer of transformers, by its name in the folder."""
     return ("/" not in name or name.startswith(f"{TEMPLATES}/")) and matches(name, TOKENIZER_FILES)
 
 
 def check_names(where: str, names: Iterable[str]) -> None:
-    """Refuse a model with files next to its weights that transformers takes for more of them.
+    """Refuse a model with files that transformers would load in addition to its weights.
 
     Args:
-        where: what the model is called.
-        names: of its files.
+        where: name of the model in messages.
+        names: names of its files.
 
     Raises:
-        InputError: names the file.
+        InputError: the message names the file.
     """
     for name in names:
         if name == ADAPTER:
@@ -495,7 +499,7 @@ def check_names(where: str, names: Iterable[str]) -> None:
 
 
 def small_files(where: str, names: Iterable[str]) -> list[str]:
-    """The files next to weights that growkit reads, by their names in a model.
+    """Select the files that growkit reads besides the weights.
 
     Raises:
         InputError: see ``check_names``.
@@ -510,7 +514,7 @@ def small_files(where: str, names: Iterable[str]) -> list[str]:
 
 
 def _parse_index(where: str, index: Mapping[str, Any], ending: str) -> dict[str, str]:
-    """The file of each tensor, by an index; ``ending`` is that of files of weights."""
+    """Parse an index into the file of each tensor; ``ending`` is the expected file extension."""
     weight_map: Any = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{where} has no weight_map; copy the index again")
@@ -523,21 +527,21 @@ def _parse_index(where: str, index: Mapping[str, Any], ending: str) -> dict[str,
     return weight_map
 
 
-# What users give in the place of a model folder
+# Mistaken inputs
 
 
 def address_in(path: Path | str) -> str:
-    """An address with the slashes that a path has lost."""
+    """Restore the slashes that an address loses when it is converted to a path."""
     slashes = "///" if re.match("(file|local):/", str(path)) else "//"
     return re.sub(r"^([a-z][a-z0-9+.-]+):/+", rf"\1:{slashes}", str(path))
 
 
 def no_folder(path: Path) -> str:
-    """Why something that is no folder is no model, and what to give."""
+    """Explain why a path that is not a folder is not a model, and what to give instead."""
     if os.path.isfile(path) and path.suffix == ".gguf":
         return f"{path} {GGUF}"
     if os.path.lexists(path.parent / "config.json") and os.path.lexists(path):
-        return f"{path} is not a folder; give the one that it is in, {path.parent}"
+        return f"{path} is not a folder; give the folder that contains it, {path.parent}"
     return (
         f"{address_in(path)} is not a folder; give a model folder with config.json and weights, or "
         "hf://ORG/NAME for a model on the Hub"
@@ -545,22 +549,22 @@ def no_folder(path: Path) -> str:
 
 
 def no_model(folder: Path) -> str:
-    """Why a folder without ``config.json`` is no model, and what to give."""
+    """Explain why a folder without ``config.json`` is not a model, and what to give instead."""
     missing = f"{folder / 'config.json'} does not exist"
     weights = (*SINGLE, *SINGLE.values(), LIST)
     if any(os.path.lexists(folder / name) for name in weights):
         adapter = os.path.lexists(folder / ADAPTER)
         return f"{missing}; {instead_of_weights(folder) if adapter else COPY_CONFIG}"
-    patterns = "*/config.json", "snapshots/*/config.json"  # those of a model in the Hub's cache
+    patterns = "*/config.json", "snapshots/*/config.json"  # the latter in the Hub's cache
     inside = [file.parent for pattern in patterns for file in folder.glob(pattern)]
     if inside:
         latest = max(inside, key=lambda each: (len(each.name), each.name))  # checkpoint-1000
-        return f"{missing}; give one of the folders in there, such as {latest}"
+        return f"{missing}; give one of the folders in it, such as {latest}"
     return f"{missing}; {instead_of_weights(folder) or f'is {folder} a model folder?'}"
 
 
 def instead_of_weights(folder: Path) -> str | None:
-    """A file that a folder has in the place of weights that are read, and what to do about it."""
+    """Find a file that is not read, but may hold the weights; return its name and the remedy."""
     names = sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else []
     for pattern, problem in INSTEAD_OF_WEIGHTS.items():
         if found := next((name for name in names if fnmatchcase(name, pattern)), None):

@@ -1,17 +1,16 @@
-"""Folders in the making: work in progress vanishes with its run, outputs get a name when complete.
+"""Publication of outputs: temporary folders, and names that are given only to complete outputs.
 
-A folder for work in progress has a file that is locked as long as its run lives: the system
-releases the lock when the run ends, however it ends. So a folder whose lock is free was left by a
-killed run.
+A temporary folder contains a file that is locked while its run is alive: the system releases the
+lock when the run ends, in whatever way. So a folder whose lock is free was left by a killed run.
 
 An output gets its name only when it is complete, proved and on the disk. Until then it is ``new``
-in the folder ``.OUT.xxxxxxxx`` next to it. To replace an earlier output the two exchange their
-names in one step. Where that cannot be done, the earlier one is first put next to the new one, as
-``old.OUT``, and the next run finishes what was begun (``tidy``).
+in the folder ``.OUT.xxxxxxxx`` next to the name. To replace an earlier output, the two exchange
+their names in one step. Where the system cannot do that, the earlier output first becomes
+``old.OUT`` in that folder, and the next run completes an unfinished replacement (``tidy``).
 
-Every file of an output is recorded in its manifest, with its SHA-256. Only what is as it was
-recorded is ever replaced or deleted, one recorded name after the other. Files that a run reads are
-never replaced. They have many names (links, other letter cases, mounts), so they are identified by
+The manifest records every file of an output with its SHA-256. Outputs are replaced or deleted only
+while they match this record, one recorded name after the other. Files that a run reads are never
+replaced. They may have many names (links, other letter cases, mounts), so they are identified by
 device and inode.
 """
 
@@ -40,25 +39,25 @@ from growkit.checkpoint.writing import flush, sha256
 
 MANIFEST, LOCK = "growkit.json", "growkit.lock"
 ENDING = 8
-"""Characters at the end of the name of a folder for work in progress that are random."""
+"""Number of random characters at the end of a temporary folder's name."""
 
 NAMES = rf"(\..+\.|growkit-[a-z]+-)[0-9a-f]{{{ENDING}}}"
-"""Names of such folders, next to an output or among temporary files."""
+"""Names of temporary folders, next to an output or in the system's temporary folder."""
 
 MODE = 0o700
-"""Permissions of such a folder."""
+"""Permissions of temporary folders."""
 
 NEW, OLD = "new", "old."
-LEFT = "%s is left of a run; keep what you need of it, and delete it"
+LEFT = "%s is left over from a run; keep what you need of it, and delete the rest"
 
 Contents = dict[str, State]
-"""The state of everything in a folder, by its path in it."""
+"""The state of everything in a folder, by relative path."""
 
 Identity = tuple[int, int]
 """Device and inode."""
 
 _NO_CALL = frozenset({errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP})
-"""Errors of kernels, sandboxes and file systems that do not know renameat2."""
+"""Errors of kernels, sandboxes and file systems without renameat2."""
 
 _HERE = -100  # AT_FDCWD
 _NOREPLACE, _EXCHANGE = 1, 2
@@ -66,14 +65,14 @@ _NOREPLACE, _EXCHANGE = 1, 2
 _log = getLogger("growkit")
 
 
-# Work in progress
+# Temporary folders
 
 
 class Scratch:
-    """A folder with a name of its own.
+    """A temporary folder with a unique name.
 
-    It is made by ``make``, not at once: an interrupt may come at any moment, and the cleaning up
-    needs to know the folder by then.
+    ``make`` creates the folder, and not the constructor, so that an interrupt at any moment finds
+    the object that deletes it.
 
     Args:
         stem: the path without the random end of its name.
@@ -82,27 +81,27 @@ class Scratch:
     def __init__(self, stem: Path) -> None:
         self._stem = stem
         self._lock: int | None = None
-        self.path = self._any_path()
+        self.path = self._random_path()
 
-    def _any_path(self) -> Path:
+    def _random_path(self) -> Path:
         return self._stem.with_name(self._stem.name + secrets.token_hex(ENDING // 2))
 
     def make(self) -> None:
-        """Make the folder.
+        """Create and lock the folder.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the folder cannot be created.
         """
         while self._lock is None:
             with suppress(FileExistsError):
                 self.path.mkdir(mode=MODE)
-                # Another run may take the folder for a dead one until it is locked.
+                # Before the folder is locked, another run may delete it as a dead run's.
                 with suppress(FileNotFoundError):
                     self._lock = _new_lock(self.path / LOCK)
                     if os.fstat(self._lock).st_nlink:
                         return
                     self.release()
-            self.path = self._any_path()
+            self.path = self._random_path()
 
     def close(self) -> None:
         """Delete the folder."""
@@ -110,7 +109,7 @@ class Scratch:
         self.release()
 
     def release(self) -> None:
-        """Release the lock of what is left of the folder."""
+        """Release the lock, and leave the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -118,7 +117,7 @@ class Scratch:
 
 @contextmanager
 def temporary(kind: str) -> Iterator[Path]:
-    """A folder for temporary files.
+    """Create a folder for temporary files, which the end of the context deletes.
 
     Raises:
         InputError: the disk is full.
@@ -127,7 +126,7 @@ def temporary(kind: str) -> Iterator[Path]:
     try:
         scratch.make()
         yield scratch.path
-    except Exception as error:  # safetensors has an error of its own, with the number in its words
+    except Exception as error:  # an error of safetensors has the number only in its message
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if full or f"(os error {errno.ENOSPC})" in str(error):
             raise InputError(
@@ -140,12 +139,12 @@ def temporary(kind: str) -> Iterator[Path]:
 
 
 def temporary_scratch(kind: str) -> Scratch:
-    """A folder for temporary files, to be made and closed."""
+    """A folder for temporary files, which the caller makes and closes."""
     return Scratch(Path(tempfile.gettempdir()) / f"growkit-{kind}-")
 
 
 def clear(folder: Path) -> None:
-    """Delete such a folder as far as that is possible, its lock at the end."""
+    """Delete a temporary folder as far as possible, and its lock last."""
     with suppress(OSError):
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
@@ -159,14 +158,14 @@ def clear(folder: Path) -> None:
 
 @contextmanager
 def holding(file: Path) -> Iterator[None]:
-    """A lock in a folder of another process, which shows that process that this one lives.
+    """Hold a lock in the folder of another process, to show that this process is alive.
 
     Raises:
-        OSError: it cannot be made: the folder is gone, for example.
+        OSError: the lock cannot be created, for example because the folder is gone.
     """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        with suppress(OSError):  # of file systems without locks
+        with suppress(OSError):  # the file system may lack locks
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
@@ -174,14 +173,14 @@ def holding(file: Path) -> Iterator[None]:
 
 
 def held(file: Path) -> bool:
-    """Whether a process that lives holds such a lock."""
+    """Whether a live process holds a lock."""
     with free(file) as is_free:
         return not is_free and file.exists()
 
 
 @contextmanager
 def free(file: Path) -> Iterator[bool]:
-    """Whether there is a lock whose process is dead; it is then held by this one meanwhile."""
+    """Whether the process of a lock is dead; if so, this process holds the lock in the context."""
     descriptor, taken = None, False
     try:
         with suppress(OSError):
@@ -195,7 +194,7 @@ def free(file: Path) -> Iterator[bool]:
 
 
 def _new_lock(file: Path) -> int:
-    """A new file that is locked, if the file system has locks."""
+    """Create and lock a file; without locks in the file system, only create it."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with suppress(OSError):
@@ -206,15 +205,15 @@ def _new_lock(file: Path) -> int:
     return descriptor
 
 
-# What a run reads
+# Inputs of a run
 
 
 class Inputs:
-    """Files and model folders that a run reads, as they are at its start.
+    """Files and model folders that a run reads, in their state at its start.
 
     Args:
-        paths: of each; those that do not exist are ignored.
-        states: other files, or folders from which everything may be read.
+        paths: their paths; a path that does not exist is ignored.
+        states: paths of further files, and of folders that are read as a whole.
     """
 
     def __init__(self, paths: Iterable[Path | str], states: Iterable[Path | str] = ()) -> None:
@@ -224,10 +223,10 @@ class Inputs:
         whole = {*map(Path, states)}
         for path in (*map(Path, paths), *whole):
             self._add(path, path)
-            # A source without a config is refused as no model folder.
+            # A folder without a config is refused later, since it is no model.
             if path in whole or os.path.lexists(path / "config.json"):
                 for each in islice(below(path), MOST_ENTRIES):
-                    if not (each.is_symlink() and os.path.isdir(each)):  # nothing behind it is read
+                    if not (each.is_symlink() and os.path.isdir(each)):  # its target is not read
                         self._add(each, path)
 
     def _add(self, path: Path, given: Path) -> None:
@@ -243,14 +242,14 @@ class Inputs:
                 self._named.setdefault(identity, given)
 
     def overlap(self, path: Path) -> Path | None:
-        """What is read and is a file or folder, in it, or around it; also by another name."""
+        """Find an input that is the path, is inside it or contains it, under any name."""
         found = self.around(path) or self._named.get(_identity(path))
-        # A link in there is only a name: what it leads to stays.
-        others = (self._named.get(_identity(each, follow=False)) for each in below(path))
-        return found or next(filter(None, others), None)
+        # Replacing a folder removes the links in it, but not their targets.
+        inside = (self._named.get(_identity(each, follow=False)) for each in below(path))
+        return found or next(filter(None, inside), None)
 
     def around(self, path: Path) -> Path | None:
-        """The folder that is read in which a path is, or would be."""
+        """Find the input folder that contains a path, which need not exist."""
         identities = (_identity(path), *_above(path))
         return next((self._folders[each] for each in identities if each in self._folders), None)
 
@@ -258,21 +257,21 @@ class Inputs:
         """Refuse files that were changed or replaced while they were read.
 
         Args:
-            paths: some of what is read.
+            paths: paths of inputs.
 
         Raises:
-            InputError: names the file.
+            InputError: a file was changed; the message names it.
         """
         for path in paths:
             if _state(path) is None or _state(path) != self._states.get(path):
                 raise InputError(
-                    f"{path} was changed while it was read, so nothing was kept; "
+                    f"{path} was changed while it was read, so the output was discarded; "
                     "run this again when nothing writes to it"
                 )
 
 
 def below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[Path]:
-    """Everything in a folder; links are not followed.
+    """Iterate over everything in a folder, without following links.
 
     Args:
         folder: the folder.
@@ -284,7 +283,7 @@ def below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Ite
 
 
 def _above(path: Path) -> Iterator[Identity]:
-    """The folders in which something really is, or would be."""
+    """The folders that contain a path after links are resolved; it need not exist."""
     return (_identity(parent) for parent in Path(os.path.realpath(path)).parents)
 
 
@@ -300,23 +299,23 @@ def _state(path: Path, follow: bool = True) -> State | None:
         return None
 
 
-# What growkit made
+# Outputs of growkit
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write JSON; names that are no Unicode are escaped."""
+    """Write JSON; names that are not valid Unicode are escaped."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     file.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any], known: Mapping[str, str]) -> None:
-    """Write the manifest of a folder in which everything else is written.
+    """Write the manifest of a folder, after all its other files.
 
     Args:
         folder: the folder.
-        manifest: everything in it but ``files`` (size in bytes and SHA-256 of every other file) and
-            ``sha256`` (of itself, as it would be without this key).
-        known: the SHA-256 of some of the files.
+        manifest: the manifest without ``files`` (size in bytes and SHA-256 of every other file) and
+            ``sha256`` (of the manifest without this key), which are added.
+        known: the SHA-256 of some of the files, by name.
     """
     files = {
         name: [count, known.get(name) or sha256(folder / name)]
@@ -324,13 +323,13 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any], known: Mapping[str
         if not stat.S_ISDIR(mode)
     }
     complete = {**manifest, "files": files}
-    unnamed = folder / f".{MANIFEST}"  # what has a manifest is complete
+    unnamed = folder / f".{MANIFEST}"  # a folder with a manifest is complete
     write_json(unnamed, {**complete, "sha256": _hash(complete)})
     unnamed.rename(folder / MANIFEST)
 
 
 def own_hash(manifest: Mapping[str, Any]) -> bool:
-    """Whether a manifest is as it was written."""
+    """Whether a manifest is unchanged, by its own hash."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return bool(manifest.get("sha256") == _hash(rest))
 
@@ -340,10 +339,10 @@ def _hash(manifest: Mapping[str, Any]) -> str:
 
 
 def contents(folder: Path) -> Contents:
-    """Everything in a folder; links are not followed.
+    """The state of everything in a folder, without following links.
 
     Raises:
-        OSError: some of it cannot be listed.
+        OSError: a folder cannot be listed.
     """
 
     def refuse(error: OSError) -> None:
@@ -354,9 +353,9 @@ def contents(folder: Path) -> Contents:
 
 
 def made_around(path: Path) -> Path | None:
-    """The model that growkit wrote in whose folder something is, or would be.
+    """Find the model of growkit whose folder contains a path, which need not exist.
 
-    A manifest alone makes no model: users keep one as the recipe that it is, among other files.
+    A manifest alone does not make a model: users keep manifests among other files, as recipes.
     """
     parents = Path(os.path.realpath(path)).parents
     parts = MANIFEST, "config.json"
@@ -365,11 +364,11 @@ def made_around(path: Path) -> Path | None:
 
 
 def is_untouched(folder: Path, *, partly: bool = False) -> bool:
-    """Whether a folder holds nothing but what growkit wrote, as it wrote it; or nothing at all.
+    """Whether a folder is empty, or holds exactly the files that growkit wrote, unchanged.
 
     Args:
-        folder: the folder; a link to one is none.
-        partly: whether some of it may be missing.
+        folder: the folder, which must not be a link.
+        partly: whether files may be missing.
 
     Raises:
         InputError: the manifest cannot be read.
@@ -398,18 +397,18 @@ def is_untouched(folder: Path, *, partly: bool = False) -> bool:
 
 
 def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Contents]:
-    """Refuse an output that is read, or exists (unless growkit wrote it and may overwrite it).
+    """Refuse an output that overlaps an input, or exists and may not be replaced.
 
     Args:
-        output: the name that is asked for; if the promise is broken, ``OUT.rejected`` is used.
+        output: the requested path; a broken promise is written to ``OUT.rejected`` instead.
         inputs: files that must not be overwritten.
-        overwrite: whether an earlier output may be replaced.
+        overwrite: whether an earlier, unchanged output of growkit may be replaced.
 
     Returns:
-        What holds an earlier output that may be replaced, and what is in there.
+        The folders of earlier outputs that may be replaced, with their contents.
 
     Raises:
-        InputError: with what to do about it.
+        InputError: the output cannot be written; the message has the remedy.
     """
     for folder in (output, rejected_name(output)):
         if read := inputs.overlap(folder):
@@ -423,52 +422,52 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
         )
     _check_makeable(output)
     if os.path.lexists(output) and not overwrite:
-        # Only --overwrite needs a look at every file.
-        replaced = output.is_dir() and not output.is_symlink()
-        replaced = replaced and (os.path.lexists(output / MANIFEST) or not any(output.iterdir()))
-        more = ", or overwrite it (--overwrite, in Python overwrite=True)" if replaced else ""
+        # A cheap check: only --overwrite hashes every file.
+        ours = output.is_dir() and not output.is_symlink()
+        ours = ours and (os.path.lexists(output / MANIFEST) or not any(output.iterdir()))
+        more = ", or overwrite it (--overwrite, in Python overwrite=True)" if ours else ""
         raise InputError(f"{output} already exists; choose another name{more}")
     found = {}
     for folder in filter(os.path.lexists, (output, rejected_name(output))):
-        # Before the look at its files: nothing that changes during the look is overlooked.
+        # Listed before its files are hashed, so that a change during the hashing is noticed later.
         found[folder] = contents(folder) if os.path.lexists(folder / MANIFEST) else {}
         if not is_untouched(folder):
             raise InputError(
-                f"{folder} holds what growkit did not write, or has been changed since, so it "
-                "is not overwritten; move it away or choose another name"
+                f"{folder} holds files that growkit did not write, or that were changed since, so "
+                "it is not overwritten; move it away or choose another name"
             )
         sound = any(folder.iterdir()) and read_json(folder / MANIFEST).get("kept") is not False
         if folder != output and sound:
             raise InputError(
-                f"{folder} broke no promise, and would be replaced if {output} did; "
-                "move it away or choose another name"
+                f"{folder} is not a rejected model, but would be replaced if {output} were "
+                "rejected; move it away or choose another name"
             )
     return found
 
 
 def _check_makeable(output: Path) -> None:
-    """Find out whether a folder can be made next to ``output``, without making one."""
+    """Test whether a folder can be created next to ``output``, without creating one."""
     parent = next(each for each in output.parents if os.path.lexists(each))
     with writing(output):
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(parent))
-        with suppress(FileNotFoundError):  # another error: its name is too long
+        with suppress(FileNotFoundError):  # any other error means that the name is too long
             os.lstat(Scratch(output.with_name(f".{output.name}.")).path)
 
 
 def rejected_name(output: Path) -> Path:
-    """The name of an output that broke its promise.
+    """The path for an output that breaks its promise.
 
     Raises:
-        InputError: the output has no name.
+        InputError: the output is the root folder.
     """
     if not output.name:
-        raise InputError(f"{output} is the root of all folders; name a folder to be made")
+        raise InputError(f"{output} is the root folder; name a folder to create")
     return output.with_name(f"{output.name}.rejected")
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Refuse to begin what the disk cannot hold.
+    """Refuse an output that is too large for the disk.
 
     Raises:
         PlaceError: the file system of ``folder`` has fewer than ``needed`` bytes left.
@@ -483,10 +482,10 @@ def check_space(folder: Path, needed: int) -> None:
 
 @contextmanager
 def writing(output: Path) -> Iterator[None]:
-    """Report errors in here as errors of writing the output.
+    """Turn errors in this block into errors of writing the output.
 
     Raises:
-        PlaceError: gives the cause, in the place of an ``OSError``.
+        PlaceError: instead of an ``OSError``; the message has the cause.
     """
     try:
         yield
@@ -504,15 +503,15 @@ def writing(output: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str, *, new: bool = False) -> None:
-    """Write a file.
+    """Write a file as a whole, or not at all.
 
     Args:
-        path: its name; if there is another file of this name, it is replaced.
-        text: its contents; names that are no Unicode are escaped.
-        new: whether the name must be free.
+        path: path of the file; an existing file is replaced.
+        text: contents of the file; names that are not valid Unicode are escaped.
+        new: whether the path must be free.
 
     Raises:
-        InputError: it cannot be written, or the name is not free; names it.
+        InputError: the file cannot be written, or exists; the message names it.
     """
     scratch = Scratch(path.with_name(f".{path.name}."))
     try:
@@ -528,7 +527,12 @@ def write_whole(path: Path, text: str, *, new: bool = False) -> None:
 
 
 class Staging:
-    """The folder that is being written, and the name it may get."""
+    """The folder of an output that is being written.
+
+    Args:
+        output: the requested path.
+        replaceable: earlier outputs that may be replaced; see ``check_output``.
+    """
 
     def __init__(self, output: Path, replaceable: Mapping[Path, Contents]) -> None:
         self.scratch = Scratch(output.with_name(f".{output.name}."))
@@ -536,7 +540,7 @@ class Staging:
         self._identity: Identity | None = None
 
     def make(self) -> None:
-        """Make the folder."""
+        """Create the folder."""
         self.scratch.make()
         self.folder = self.scratch.path / NEW
         self.folder.mkdir()
@@ -544,19 +548,22 @@ class Staging:
 
     @property
     def final(self) -> Path | None:
-        """The name that the folder has got; None if it has none yet."""
+        """The path under which the folder was published; None if it was not."""
         names = (self._output, rejected_name(self._output))
         return next((name for name in names if _identity(name, False) == self._identity), None)
 
     def tidy(self) -> list[Path]:
-        """End what was begun; see ``tidy``."""
+        """Delete the temporary folder; see ``tidy``."""
         return tidy(self.scratch.path, self._replaceable.values(), self._identity)
 
     def publish(self, *, rejected: bool = False) -> Path:
-        """Give the folder its final name, or ``OUT.rejected``, so that its faults can be found.
+        """Give the folder its final name.
+
+        Args:
+            rejected: whether the name is ``OUT.rejected``, since the output breaks its promise.
 
         Raises:
-            InputError: something that may not be overwritten has taken the name meanwhile.
+            InputError: in the meantime the name was taken by files that may not be replaced.
         """
         final = rejected_name(self._output) if rejected else self._output
         with writing(final):
@@ -576,13 +583,13 @@ class Staging:
             flush(final.parent)
         except OSError as error:
             raise InputError(
-                f"{final} is written, but the disk does not say whether it will stay there "
+                f"{final} is written, but the disk did not confirm that it will stay "
                 f"({error.strerror}); check the disk"
             ) from error
         return final
 
     def _replace(self, final: Path) -> None:
-        """Take the place of an earlier output, which is then in the hidden folder."""
+        """Replace an earlier output, which moves into the temporary folder."""
         expected = self._replaceable.get(final)
         if expected is None or contents(final) != expected:
             raise _appeared(final)
@@ -590,7 +597,7 @@ class Staging:
             final.rmdir()
             move(self.folder, final)
             return
-        if _renameat2(self.folder, final, _EXCHANGE):  # at once
+        if _renameat2(self.folder, final, _EXCHANGE):  # in one step
             if contents(self.folder) == expected:
                 return
             _renameat2(self.folder, final, _EXCHANGE)
@@ -607,14 +614,14 @@ class Staging:
 
 @contextmanager
 def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Staging]:
-    """A temporary folder next to ``output``, which vanishes unless it is published or set aside.
+    """Create a temporary folder next to ``output``, which is deleted unless it is published.
 
     Args:
-        output: the name that the folder may get.
-        replaceable: earlier outputs that it may replace; see ``check_output``.
+        output: the requested path.
+        replaceable: earlier outputs that may be replaced; see ``check_output``.
 
     Raises:
-        InputError: the folder cannot be made.
+        InputError: the folder cannot be created.
     """
     missing = [path for path in output.parents if not path.exists()]
     staging = Staging(output, replaceable)
@@ -629,13 +636,13 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
         raise
     finally:
         try:
-            stays = staging.tidy()
+            left = staging.tidy()
         except BaseException:  # an interrupt; the next one is ignored
-            stays = staging.tidy()
+            left = staging.tidy()
             raise
         finally:
             staging.scratch.release()
-        for path in stays:
+        for path in left:
             _log.warning(LEFT, plain(str(path)))
         for parent in missing:
             with suppress(OSError):
@@ -643,7 +650,7 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
 
 
 def _appeared(final: Path) -> InputError:
-    return InputError(f"{final} has appeared or changed meanwhile; move it away and try again")
+    return InputError(f"{final} appeared or changed in the meantime; move it away and try again")
 
 
 # After a run
@@ -652,37 +659,37 @@ def _appeared(final: Path) -> InputError:
 def tidy(
     scratch: Path, known: Collection[Contents] = (), own: Identity | None = None
 ) -> list[Path]:
-    """End what a run has begun next to its output, and delete what is left of it.
+    """Complete an unfinished replacement, and delete the temporary folder of a run.
 
     Args:
-        scratch: the folder ``.OUT.xxxxxxxx`` of this run, or of one that is dead.
-        known: contents of earlier outputs that may be deleted; any other one is looked at.
-        own: what this run has written, which is deleted if it got no name.
+        scratch: the folder ``.OUT.xxxxxxxx`` of this run, or of a dead one.
+        known: contents of earlier outputs that may be deleted; all others are hashed first.
+        own: identity of this run's output, which is deleted if it was not published.
 
     Returns:
-        Earlier outputs that stay, since they cannot be deleted or were changed.
+        Folders that are left, since they cannot be deleted or were changed.
     """
-    new, stays = scratch / NEW, []
+    new, left = scratch / NEW, []
     try:
         for old in scratch.glob(f"{OLD}*"):
             _finish(new, old, scratch.with_name(old.name.removeprefix(OLD)))
             if not new.is_dir():
                 _remove(old, known)
             if os.path.lexists(old):
-                stays.append(old)
-        if not stays and _identity(new, False) != own:
+                left.append(old)
+        if not left and _identity(new, False) != own:
             _remove(new, known)
-            if os.path.lexists(new / MANIFEST):  # else it was still being written
-                stays.append(new)
+            if os.path.lexists(new / MANIFEST):  # else it is incomplete
+                left.append(new)
     except OSError:
         return [scratch] if os.path.lexists(scratch) else []
-    if not stays:
+    if not left:
         clear(scratch)
-    return stays
+    return left
 
 
 def _finish(new: Path, old: Path, final: Path) -> None:
-    """Replace an output that lost its name already; if that cannot be, it has its name again."""
+    """Complete the replacement of an output that lost its name; if that fails, restore the name."""
     if os.path.lexists(final) or not os.path.lexists(new / MANIFEST):
         return
     try:
@@ -695,14 +702,14 @@ def _finish(new: Path, old: Path, final: Path) -> None:
 def _remove(folder: Path, known: Collection[Contents]) -> None:
     """Delete an earlier output, unless it was changed.
 
-    One recorded name is deleted after the other, and the manifest last, so that a removal that was
-    interrupted can be resumed.
+    The recorded names are deleted one by one, and the manifest last, so that an interrupted
+    deletion can be resumed.
     """
     with suppress(OSError, InputError):
         if contents(folder) in known or is_untouched(folder, partly=True):
             recorded = read_json(folder / MANIFEST)["files"]
             for name, (_, _, mode, *_) in sorted(contents(folder).items(), reverse=True):
-                if stat.S_ISDIR(mode):  # after what is in it
+                if stat.S_ISDIR(mode):  # its contents were deleted before
                     (folder / name).rmdir()
                 elif name in recorded:
                     (folder / name).unlink()
@@ -712,12 +719,12 @@ def _remove(folder: Path, known: Collection[Contents]) -> None:
 
 
 def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
-    """Report what killed runs left next to outputs and among temporary files.
+    """Delete temporary folders of killed runs, and report them.
 
-    It is deleted if growkit made it and no run uses it.
+    A folder is deleted only if growkit made it and no live run uses it.
 
     Args:
-        outputs: next to which to look.
+        outputs: paths of outputs, next to which folders may be left.
         inputs: files that must not be deleted.
     """
     outputs = [*outputs]
@@ -728,15 +735,15 @@ def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
             continue
         with suppress(OSError), free(folder / LOCK) as dead:
             if dead:
-                if stays := tidy(folder) or [*filter(os.path.lexists, [folder])]:
-                    _log.warning(LEFT, plain(str(stays[0])))
+                if left := tidy(folder) or [*filter(os.path.lexists, [folder])]:
+                    _log.warning(LEFT, plain(str(left[0])))
                 else:
-                    _log.warning("deleted %s, which a killed run had left", plain(str(folder)))
+                    _log.warning("deleted %s, the remains of a killed run", plain(str(folder)))
                 continue
             named = folder.name.startswith("growkit-") or folder.name[:-ENDING] in own
             # A run may have been killed before it could lock its folder.
             if named and stat.S_IMODE(folder.stat().st_mode) == MODE:
-                folder.rmdir()  # if it is empty
+                folder.rmdir()  # fails unless the folder is empty
 
 
 def _candidates(place: Path) -> Iterator[Path]:
@@ -751,17 +758,17 @@ def _candidates(place: Path) -> Iterator[Path]:
 
 
 def flush_tree(folder: Path) -> None:
-    """Wait until a folder with everything in it is on the disk: data before names."""
-    for name in sorted(contents(folder), reverse=True):  # a folder after what is in it
+    """Wait until a folder and its contents are on the disk: data before names."""
+    for name in sorted(contents(folder), reverse=True):  # a folder after its contents
         flush(folder / name)
     flush(folder)
 
 
 def move(source: Path, target: Path) -> None:
-    """Give a file or folder a name that is free.
+    """Rename a file or folder to a free name.
 
     Raises:
-        FileExistsError: it is not free.
+        FileExistsError: the name is taken.
     """
     if not _renameat2(source, target, _NOREPLACE):
         if os.path.lexists(target):
@@ -770,7 +777,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def _renameat2(source: Path, target: Path, flags: int) -> bool:
-    """See rename(2); False where the system or the file system does not know such a call."""
+    """Call renameat2, see rename(2); False if the system or the file system does not have it."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False
