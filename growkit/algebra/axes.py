@@ -12,6 +12,7 @@ A pattern follows the data flow, in the tensor's storage order:
 ``heads.(nope + value) <- latent``                     for each head, rows of one kind, then another
 ``heads, head_dim``                                    two dimensions
 ``experts: hidden -> ffn.two``                         one matrix for each expert: three dimensions
+``()``                                                 a single number
 =====================================================  ==========================================
 
 A dot is a product (the last axis runs fastest), a plus means "followed by", and a comma separates
@@ -153,6 +154,8 @@ class _Parser:
 
     def pattern(self) -> Iterator[Dimension]:
         tokens = [token for token, _ in self._tokens]
+        if tokens == ["(", ")"]:
+            return
         arrows = [token for token in tokens if token in ("<-", "->")]
         if len(arrows) > 1:
             raise self._error("there are two arrows")

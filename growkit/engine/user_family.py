@@ -7,7 +7,7 @@ that the class indexes by number keep their rows in place.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from growkit.base.lazy import torch
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import read_yaml
 from growkit.engine.oracle import model_without_numbers, parsed, quiet
+from growkit.families.description import value_at, with_value
 from growkit.families.family import TEMPORARY, Family, described, own_families
 from growkit.planning.operation import SizeOption, operations
 
@@ -155,7 +156,16 @@ def check_against_class(family: Family, config: Config) -> None:
 def _check_sizes(family: Family, config: Config, model: Any) -> None:
     cls, shapes, grown = type(model).__name__, _shapes(model), _grown_axes()
     names = {short: common for common, short in model.config.attribute_map.items()}
-    for key, axes in {**family.axes_of(config), **family.ratios}.items():
+    ratios = {key: (*over, under) for key, (over, under) in family.ratios.items()}
+    sized = family.axes_of(config)
+    partners = {
+        key: [ratio for ratio, of in ratios.items() if {*axes} & {*of}]
+        for key, axes in sized.items()
+    }
+    partners |= {
+        ratio: [key for key, axes in sized.items() if {*axes} & {*of}] for ratio, of in ratios.items()
+    }
+    for key, axes in {**sized, **ratios}.items():
         common = names.get(key, key)
         as_described = f"the description of {family.name} has sizes {key}: {' + '.join(axes)}, but"
         if axes != ("vocab",) if common == VOCABULARY else "vocab" in axes:
@@ -168,7 +178,9 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
                 f"{as_described} the length of the context does not grow with anything; give it "
                 "an axis of its own, positions"
             )
-        if common not in ALWAYS_SIZES and not _changes_shapes(key, config, shapes):
+        if common not in ALWAYS_SIZES and not _changes_shapes(
+            key, config, shapes, partners[key]
+        ):
             raise InputError(
                 f"the description of {family.name} has {key} among its sizes, but no tensor of "
                 f"{cls} has another shape with another {key}, so it is a setting; remove it from "
@@ -248,13 +260,23 @@ def _tensors(config: Config) -> Shapes | None:
     return None if model is None else _shapes(model)
 
 
-def _changes_shapes(key: str, config: Config, shapes: Shapes) -> bool:
-    """Whether another value of a key changes the tensors or their shapes."""
-    value = config.get(key)
+def _changes_shapes(key: str, config: Config, shapes: Shapes, partners: Iterable[str]) -> bool:
+    """Whether another value of a key changes the tensors or their shapes.
+
+    Args:
+        key: of a size, or of a ratio of sizes.
+        config: complete config of a model.
+        shapes: its tensors.
+        partners: keys that the class may want to change with it.
+    """
+    value = value_at(config, key)
     if not isinstance(value, int):
         return False
-    others = (_tensors({**config, key: other}) for other in (2 * value, value + 1, value - 1, 1))
-    return any(built not in (None, shapes) for built in others)
+    others = [with_value(config, key, other) for other in (2 * value, value + 1, value - 1, 1)]
+    for partner in partners:
+        size = value_at(config, partner) or 0
+        others += [with_value(others[0], partner, each) for each in (2 * size, size // 2)]
+    return any(_tensors(each) not in (None, shapes) for each in others)
 
 
 def _grown_axes() -> set[str]:

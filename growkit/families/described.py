@@ -161,9 +161,13 @@ class _Description:
         for each in (*self._tied.values(), *self._tied):
             _check_known(each, names, f"tied in {self._where} names {each!r}")
         served = {axis: tuple(_listed(by)) for axis, by in get("groups", {}).items()}
-        ratios = {key: tuple(of.split(" / ")) for key, of in get("ratios", {}).items()}
+        ratios = {
+            key: (tuple(over.split(".")), under)
+            for key, text in get("ratios", {}).items()
+            for over, _, under in [text.partition(" / ")]
+        }
         grouped = frozenset(served).union(*served.values())
-        of_others = [axis for axes in ratios.values() for axis in axes]
+        of_others = [axis for over, under in ratios.values() for axis in (*over, under)]
         for axis in (*grouped, *of_others, *get("kinds", {}), *get("same", {}).values()):
             self._check_axis(axis, self._where)
         try:

@@ -5,6 +5,7 @@ At the end, the vocabulary of family descriptions: every key and the kind of its
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple
 
 from growkit.algebra.axes import Order, Pattern, Role
@@ -265,7 +266,7 @@ class HasSizes:
         same: axes that always have the size of another one.
         may_be_zero: keys of sizes that may be 0.
         derived: keys of sizes that the class computes from other sizes and ignores in a config.
-        ratios: keys of whole numbers that are the size of one axis divided by that of another.
+        ratios: keys of whole numbers that are the product of some axes, divided by another one.
         aliases: for keys of sizes, the other name under which a config may have them.
         former: keys of older configs, and their names today, under which growkit writes them.
         per_layer: keys that hold one number for all layers, or a list with one for each; their
@@ -282,7 +283,7 @@ class HasSizes:
     same: Mapping[str, str] = field(default_factory=dict)
     may_be_zero: frozenset[str] = frozenset()
     derived: frozenset[str] = frozenset()
-    ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    ratios: Mapping[str, tuple[Axes, str]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     former: Mapping[str, str] = field(default_factory=dict)
     per_layer: frozenset[str] = frozenset()
@@ -329,6 +330,9 @@ class HasSizes:
         needed = [key for key, entry in self.axes.items() if not callable(entry)]
         # One that is missing is reported later.
         complete = {**dict.fromkeys(needed), **self.with_current_keys(config)}
+        for key in (*self.axes, *self.ratios):
+            if "." in key:
+                complete[key] = value_at(config, key)
         for key, other in self.aliases.items():
             if complete.get(key) is None and other in config:
                 complete[key] = config[other]
@@ -362,7 +366,9 @@ class HasSizes:
         for key in self.axes:
             many = self.axes[key] in (("layers",), ("experts",))
             most = MOST_LAYERS if many else MOST_SIZE
-            value = config.get(key, config.get(self.aliases.get(key, key)))
+            value = value_at(config, key)
+            if value is None:
+                value = config.get(self.aliases.get(key, key))
             largest = max((v for v in _listed(value) if isinstance(v, int)), default=0)
             if largest > most:
                 raise InputError(
@@ -443,25 +449,40 @@ class HasSizes:
 
     def _with_sizes(self, config: Config, sizes: Mapping[str, int]) -> Config:
         """The config with every key of a size."""
-        resized = dict(config)
+        resized = config
         complete = self.complete(config)
         for key, axes in self.axes_of(complete).items():
             # No method grows sizes that differ between layers.
             if key in self.per_layer or (key in self.derived and key not in config):
                 continue
-            value = sum(sizes[axis] for axis in axes)
+            value, said = sum(sizes[axis] for axis in axes), value_at(config, key)
             # A default may depend on other sizes (head_dim on hidden_size): it is written out.
-            if (
-                config.get(key) is not None
-                or value != complete[key]
-                or callable(self.defaults.get(key))
-            ):
+            if said is not None or value != complete[key] or callable(self.defaults.get(key)):
                 other = self.aliases.get(key, key)
-                resized[other if config.get(key) is None and other in config else key] = value
-        for key, (axis, of) in self.ratios.items():
-            if sizes[axis] % sizes[of] == 0:
-                resized[key] = sizes[axis] // sizes[of]
+                resized = with_value(
+                    resized, other if said is None and other in config else key, value
+                )
+        for key, (axes, of) in self.ratios.items():
+            quotient, rest = divmod(prod(sizes[axis] for axis in axes), sizes[of])
+            if not rest:
+                resized = with_value(resized, key, quotient)
         return resized
+
+
+def value_at(config: Config, key: str) -> Any:
+    """The value of a key, in which dots lead into parts of the config; None if it has none."""
+    found: Any = config
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def with_value(config: Config, key: str, value: Any) -> Config:
+    """The config with another value of a key; see ``value_at``."""
+    first, _, rest = key.partition(".")
+    if rest:
+        value = with_value(config.get(first) or {}, rest, value)
+    return {**config, first: value}
 
 
 def _listed(value: Any) -> list[Any]:

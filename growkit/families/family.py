@@ -27,6 +27,9 @@ from growkit.families.description import DiffForm, Experts, Member, Norm, Tensor
 MOST_ROWS = 1 << 22
 """Limit for the rows or columns of a tensor, except for those of the vocabulary."""
 
+PER_LAYER = "per_layer_config"
+"""The key under which transformers keeps the settings of single layers, by their numbers."""
+
 SIZES_TRIED = 100
 """Search distance for valid sizes near a size that the class cannot have."""
 
@@ -289,6 +292,11 @@ class Family(description.HasSizes):
                     f"not know in a {self.name} model; remove it, if it says nothing of the layers"
                 )
         deeper = {**config, key_of_count: len(layers)}
+        single = config.get(PER_LAYER) or {}
+        if single:
+            deeper[PER_LAYER] = {
+                str(at): single[str(of)] for at, of in enumerate(layers) if str(of) in single
+            }
         complete = before | deeper | lists
         for key, values in lists.items():
             default = self.defaults.get(key)

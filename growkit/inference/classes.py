@@ -1,7 +1,11 @@
 """A class of transformers, examined with small configs: its tensor shapes and their causes."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from copy import deepcopy
+from itertools import combinations
 from math import prod
 from typing import Any
 
@@ -10,7 +14,7 @@ from torch import nn
 
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
-from growkit.engine.oracle import parsed, quiet
+from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.engine.user_family import ALSO, NAMED, Shapes
 from growkit.families.description import MOST_LAYERS
 
@@ -18,7 +22,6 @@ SMALL = {
     "vocab": 61,
     "hidden": 40,
     "ffn": 22,
-    "layers": 2,
     "heads": 4,
     "kv_heads": 2,
     "head_dim": 8,
@@ -26,13 +29,22 @@ SMALL = {
 }
 """Sizes of the small models; all their products differ."""
 
-MOST_PARAMETERS = 1 << 24
-"""Limit for the elements of a tensor in a small model; a larger one depends on other keys."""
+MOST_PARAMETERS = 1 << 23
+"""Limit for the parameters of a small model."""
+
+MOST_BUILT = 1 << 12
+"""Limit for the tensors of a model that is built to see its shapes."""
+
+NARROWEST = 4
+"""Size below which a large model's sizes are not divided any further."""
 
 DESCRIBE = "describe its family as docs/adding-a-family.md says"
 
-OTHERS = (6, 10, 14, 18, 26, 34)
-"""Values for other counts in a config."""
+WIDTH = re.compile(r"(?i)intermediate|ffn|d_ff|dff|inner|mlp_dim|mlp_size")
+"""Names of keys that are widths of an MLP."""
+
+EXPERTS = re.compile(r"(?i)^(moe_)?(num|n)_(routed_|local_)?experts$")
+"""Names of keys that count the experts of a layer."""
 
 
 def not_inferred(problem: str) -> InputError:
@@ -45,11 +57,14 @@ class ModelClass:
 
     Attributes:
         name: of the class.
-        sizes: config keys by axis, except for sizes that the class computes.
-        followers: keys that must equal the hidden size.
-        derived: whether the class computes the size of a head from hidden and heads.
-        square: whether hidden must be as wide as all heads together.
+        prefix: of the layers' names, such as ``model.layers.``.
+        layers: number of layers of the model.
+        sizes: keys of the config by axis; several keys of one axis must be equal.
+        ratio: a key that is the product of some keys divided by another; None if there is none.
+        derived: whether the class computes the size of a head from hidden and heads; hidden is then
+            as wide as all heads together.
         small: size of every axis in the small models.
+        kinds: for each tensor name with ``{layer}``, the layers of the model that have it.
 
     Raises:
         InputError: transformers has no such class, or it is made of several models.
@@ -67,7 +82,7 @@ class ModelClass:
                 f"transformers has no language model of model_type {kind!r} in {where}, so there "
                 "is no class to be asked; nothing can be proved of it either"
             )
-        if read.sub_configs:
+        if type(read.get_text_config(decoder=True)) is not type(read):
             raise not_inferred(
                 f"the model of {where} holds others ({', '.join(read.sub_configs)}), and only "
                 "models of a single config can be inferred"
@@ -76,239 +91,491 @@ class ModelClass:
         self.name = str(getattr(known[type(read)], "__name__", kind))
         self._keys = {axis: read.attribute_map.get(key, key) for key, axis in NAMED.items()}
         self._resolved = {key: value for key, value in read.to_dict().items() if key != "auto_map"}
-        self._plain = dict(config)
-        self.sizes: dict[str, str] = {}
-        self.small: dict[str, int] = {}
-        self.derived = self.square = False
-        self.followers: set[str] = set()
+        self._plain: dict[str, Any] = {
+            key: value for key, value in _decoded(config).items() if key != "auto_map"
+        }
         self._built: dict[str, Shapes | None] = {}
+        self.derived = False
+        self.ratio: tuple[str, tuple[str, ...], str] | None = None
+        self.sizes: dict[str, tuple[str, ...]] = {}
+        self.small: dict[str, int] = {}
+        self._find_layers()
+        self._make_small()
         self._find_sizes()
 
-    @property
-    def layers(self) -> int:
-        """Number of layers of the model.
-
-        Raises:
-            InputError: more than any model has, or no number at all.
-        """
-        count = self.value(self._keys["layers"])
-        if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
-            raise InputError(
-                f"{self._where} has {self._keys['layers']} {count!r}; a whole number up to "
-                f"{MOST_LAYERS:,} was expected, correct it"
-            )
-        return count
-
-    @property
-    def lists(self) -> list[str]:
-        """Keys with one entry per layer, both in the config and in the class's defaults."""
-        listed = {
-            key
-            for key, value in self._plain.items()
-            if isinstance(value, list) and len(value) == self.layers
-        }
-        bare = {key: value for key, value in self._plain.items() if key not in listed}
-        with quiet(), foreign(f"{self._where} is not understood", "correct it"):
-            few, more = (
-                type(self._read).from_dict(bare | {self._keys["layers"]: count}) for count in (2, 3)
-            )
-        return sorted(
-            key for key in listed if [_length(each, key) for each in (few, more)] == [2, 3]
-        )
+    # Values of the config.
 
     def value(self, key: str) -> Any:
         """The class's value of a key, also if the config leaves it out."""
-        return self._resolved.get(key, getattr(self._read, key, None))
+        if key in self._resolved:
+            return self._resolved[key]
+        return getattr(self._read, key, None)
 
     def said(self, key: str) -> Any:
         """The config's value of a key; None if it has none."""
         return self._plain.get(key)
 
     @property
-    def splits_hidden(self) -> bool:
-        """Whether ``head_dim`` defaults to the hidden size divided by the number of heads."""
-        if self.derived or self.said("head_dim") is not None:
-            return self.derived
-        if self.square:
-            return True
-        sizes = {axis: size for axis, size in self.small.items() if axis != "head_dim"}
-        whole = self.small["hidden"] // self.small["heads"]
-        return self.shapes(sizes) == self.shapes(sizes | {"head_dim": whole})
+    def lists(self) -> dict[str, list[Any]]:
+        """Keys with one entry per layer, and the class's values of them."""
+        return {
+            key: value
+            for key, value in self._resolved.items()
+            if isinstance(value, list | tuple)
+            and len(value) == self.layers
+            and ("layer" in key or all(isinstance(each, str) for each in value))
+        }
 
-    def config(self, sizes: Mapping[str, int], **more: Any) -> Any:
-        """Make the config of a model with these sizes, and some other keys.
+    @property
+    def listed(self) -> dict[str, set[int]]:
+        """Keys that list the numbers of some layers."""
+        return {
+            key: {*value}
+            for key, value in self._resolved.items()
+            if isinstance(value, list | tuple)
+            and value
+            and all(type(each) is int and 0 <= each < self.layers for each in value)
+            and len({*value}) == len(value)
+        }
+
+    def keys_of(self, number: int) -> list[str]:
+        """Keys that hold a number and determine the kinds of layers."""
+        return [
+            key
+            for key, value in self._resolved.items()
+            if value == number
+            and not isinstance(value, bool)
+            and isinstance(value, int)
+            and re.search("(?i)layer|dense|replace|sparse|moe", key)
+            and key != self.layers_key
+        ]
+
+    # Small models.
+
+    def config(self, changes: Mapping[str, Any], layers: int | None = None) -> Any:
+        """Make the config of a model with other values of some keys.
+
+        Args:
+            changes: values of keys; a dot leads into a part of the config.
+            layers: number of layers; None for that of the small models.
 
         Raises:
             Exception: any exception of the class.
         """
-        keys = {self.sizes[axis]: size for axis, size in sizes.items() if axis in self.sizes}
-        if self.square:
-            keys[self.sizes["hidden"]] = sizes["heads"] * sizes["head_dim"]
-        keys |= dict.fromkeys(self.followers, keys[self.sizes["hidden"]])
-        count = keys[self.sizes["layers"]]
-        plain: dict[str, Any] = {}
-        for key, value in self._plain.items():
-            if isinstance(value, list) and len(value) == self.layers:
-                value = (value * count)[:count]
-            elif isinstance(value, dict) and any(isinstance(v, list) for v in value.values()):
-                continue  # of as many numbers as a head has coordinates
-            plain[key] = value
-        ends = {
-            key: 1  # of the few tokens that there are
-            for key, value in self._resolved.items()
-            if key.endswith("_token_id") and value is not None
-        }
-        return type(self._read).from_dict(plain | ends | keys | more)
+        plain = deepcopy(self._base)
+        count = layers or self.small_layers
+        plain[self.layers_key] = count
+        for key in self.lists.keys() & self._plain.keys():
+            plain[key] = (self._plain[key] * count)[:count]
+        for key, value in changes.items():
+            *path, last = key.split(".")
+            place = plain
+            for part in path:
+                place = place.setdefault(part, {})
+            place[last] = value
+        return type(self._read).from_dict(plain)
 
-    def shapes(self, sizes: Mapping[str, int], **more: Any) -> Shapes | None:
-        """Name and shape of every tensor of a small model; None if there is no such model."""
-        asked = json.dumps([dict(sizes), more], sort_keys=True, default=str)
+    def changes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The values of all keys of the axes with these sizes."""
+        if self.derived and "head_dim" in sizes:
+            sizes = {**sizes, "hidden": sizes["heads"] * sizes["head_dim"]}
+        found = {key: sizes[axis] for axis, keys in self.sizes.items() for key in keys}
+        if self.ratio:
+            key, over, under = self.ratio
+            found[key], rest = divmod(prod(found[each] for each in over), found[under])
+            if rest:
+                found[key] = -1  # there is no such model
+        return found
+
+    def shapes(self, changes: Mapping[str, Any], layers: int | None = None) -> Shapes | None:
+        """Name and shape of every tensor in the files of a model; None if there is no such model.
+
+        Args:
+            changes: see ``config``.
+            layers: see ``config``.
+        """
+        asked = json.dumps([dict(changes), layers], sort_keys=True, default=str)
         if asked not in self._built:
             try:
-                with quiet():
-                    config = self.config(sizes, **more)
-                model = self.model(config, "meta")
-                self._built[asked] = {n: tuple(t.shape) for n, t in model.state_dict().items()}
+                self._built[asked] = self._shapes(changes, layers)
             except Exception:  # of a class that cannot have these sizes
                 self._built[asked] = None
         return self._built[asked]
+
+    def _shapes(self, changes: Mapping[str, Any], layers: int | None) -> Shapes:
+        with quiet():
+            model = self.model(self.config(changes, layers), "meta")
+            stored = as_in_files(model, model.state_dict())
+        return {
+            name: tuple(tensor.shape)
+            for name, tensor in stored.items()
+            if name not in self._repeated
+        }
+
+    def shapes_of(self, sizes: Mapping[str, int]) -> Shapes | None:
+        """See ``shapes``, for the sizes of axes."""
+        return self.shapes(self.changes(sizes))
 
     def model(self, config: Any, device: str) -> nn.Module:
         """A model of the class, without weights of its own."""
         from transformers import AutoModelForCausalLM
 
-        with quiet(), torch.device(device):
-            model = AutoModelForCausalLM.from_config(
-                config, attn_implementation="eager", trust_remote_code=False
+        with quiet(), torch.device(device), uninitialised():
+            model: Any = AutoModelForCausalLM.from_config(
+                config,
+                attn_implementation="eager",
+                experts_implementation="eager",
+                trust_remote_code=False,
             )
+            model.tie_weights()
         assert isinstance(model, nn.Module)
         return model.eval()
 
     def small_model(self) -> nn.Module:
         """A small model on the CPU, each parameter random and of a size that shows."""
         with quiet():
-            config = self.config(self.small)
-        model = self.model(config, "cpu")
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                noise = torch.randn(parameter.shape, generator=generator)
-                if "norm" in name.lower():
-                    parameter.copy_(1 + 0.3 * noise)
-                elif parameter.dim() < 2:
-                    parameter.copy_(0.3 * noise)
-                else:
-                    parameter.copy_(noise / parameter.shape[-1] ** 0.5)
-        return model
+            config = self.config({})
+        return random_weights(self.model(config, "cpu"))
 
-    def _find_sizes(self) -> None:
-        """Find the keys that change a shape, one after the other.
+    # What the class depends on.
 
-        Raises:
-            InputError: the class is unusual, or has experts.
-        """
-        self._find_named()
-        self.sizes.setdefault("head_dim", "head_dim")  # many classes look for one
-        self.small = dict(SMALL)
-        if not self._matters("head_dim"):
-            del self.sizes["head_dim"]
-            self.derived = True
-            self._make_square()
-        self._find_followers()
-        here = self.shapes(self.small)
-        if here is None:
-            self._explain()
-        experts = [name for name in here or {} if ".experts." in name]
-        if experts:
-            raise not_inferred(
-                f"{self.name} has experts ({experts[0]}), and families with experts cannot be "
-                "inferred"
+    def _find_layers(self) -> None:
+        """Find the layers, and the smallest number of layers that shows all kinds of them."""
+        self._base = dict(self._plain)
+        self._repeated: frozenset[str] = frozenset()
+        self.layers_key = self._keys["layers"]
+        count = self.value(self.layers_key)
+        if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
+            raise InputError(
+                f"{self._where} has {self.layers_key} {count!r}; a whole number up to "
+                f"{MOST_LAYERS:,} was expected, correct it"
             )
-        for axis in ("ffn", "kv_heads"):
-            if axis in self.sizes and not self._matters(axis):
-                del self.sizes[axis]
-        if "positions" in self.sizes and not self._matters("positions"):
-            # Positions are not a size then; a small model has few of them nevertheless.
-            self._plain[self.sizes.pop("positions")] = SMALL["positions"]
-        self.small = {a: n for a, n in self.small.items() if a in self.sizes or a == "head_dim"}
-        self._find_others()
-        if not self.square and not self._runs():
-            self._make_square()
-        for name, shape in (self.shapes(self.small) or {}).items():
-            if prod(shape) > MOST_PARAMETERS:
-                raise not_inferred(
-                    f"tensor {name} of a {self.name} model is large whatever its sizes are "
-                    f"({list(shape)}), so nothing can be tried with a small one"
-                )
+        self.layers = self.small_layers = count
+        with quiet(), foreign(f"{self.name} takes no config like {self._where}", DESCRIBE):
+            model: Any = self.model(self.config({}), "meta")
+        lists = {n: len(m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)}
+        outer = [name for name in lists if not any(name.startswith(f"{o}.") for o in lists)]
+        if not any(lists[name] >= count for name in outer):
+            others = [
+                (key, value)
+                for key, value in self._resolved.items()
+                if "layer" in key and type(value) is int and value in map(lists.get, outer)
+            ]
+            if not others:
+                raise not_inferred(f"{self.name} has no list of {count} layers")
+            self.layers_key, self.layers = others[0]
+            self.small_layers = count = self.layers
+        outer = [name for name in outer if lists[name] >= count]
+        head: Any = model.get_output_embeddings()
+        names = {module: name for name, module in model.named_modules()}
+        tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+        self._repeated = frozenset(tied) - {f"{names.get(head)}.weight"}
+        stored = as_in_files(model, model.state_dict())
+        own = max(
+            outer, key=lambda name: sum(p.numel() for p in model.get_submodule(name).parameters())
+        )
+        self.class_prefix = f"{own}."
+        self.prefix = _stored_prefix(model, stored, self.class_prefix)
+        shapes = {n: tuple(t.shape) for n, t in stored.items() if n not in self._repeated}
+        self.kinds = self._layers_of(shapes)
+        whole = self._signature(shapes)
+        last = max((min(layers) for layers in self.kinds.values()), default=0) + 1
+        for few in range(max(2, last), count):
+            found = self.shapes({}, few)
+            if found is not None and self._signature(found) == whole:
+                self.small_layers = few
+                return
 
-    def _make_square(self) -> None:
-        self.square = True
-        self.small["hidden"] = SMALL["heads"] * SMALL["head_dim"]
+    def template(self, name: str) -> str:
+        """The name of a tensor with ``{layer}`` and ``{expert}`` in place of numbers."""
+        if name.startswith(self.prefix):
+            rest = re.sub(r"^\d+\.", "{layer}.", name.removeprefix(self.prefix))
+            name = self.prefix + rest
+        return re.sub(r"(experts\.)\d+\.", r"\1{expert}.", name)
 
-    def _runs(self) -> bool:
-        """Whether a small model runs; a class may accept sizes and still fail."""
+    def _layers_of(self, shapes: Iterable[str]) -> dict[str, frozenset[int]]:
+        found: dict[str, set[int]] = {}
+        for name in shapes:
+            template = self.template(name)
+            if "{layer}" in template:
+                layer = int(name.removeprefix(self.prefix).partition(".")[0])
+                found.setdefault(template, set()).add(layer)
+        return {template: frozenset(layers) for template, layers in found.items()}
+
+    def _signature(self, shapes: Shapes) -> set[tuple[str, tuple[int, ...]]]:
+        return {(self.template(name), shape) for name, shape in shapes.items()}
+
+    def _make_small(self) -> None:
+        """Divide the sizes of a large model, until a random model of the class runs quickly."""
+        if self._fits({}):
+            return
+        named = {axis: key for axis, key in self._keys.items() if self._counts(key)}
+        named |= {
+            axis: key for key, axis in ALSO.items() if axis not in named and self._counts(key)
+        }
+        small = {key: SMALL[axis] for axis, key in named.items() if axis in SMALL}
+        ends = {key: 1 for key, _ in _leaves(self._resolved) if key.endswith("_token_id")}
+        counts = [(k, v) for k, v in self._numbers() if v > NARROWEST and k != self.layers_key]
+        for power in range(8):
+            divided = {
+                key: max(NARROWEST, value >> power) for key, value in counts if key not in small
+            }
+            everything = {key: max(NARROWEST, value >> power) for key, value in counts}
+            for changes in (ends | divided | small, ends | everything):
+                if self._fits(changes):
+                    for key, value in changes.items():
+                        self._set(key, value)
+                    self._built = {}
+                    return
+        raise not_inferred(
+            f"no small {self.name} model like that of {self._where} could be made to run"
+        )
+
+    def _set(self, key: str, value: int) -> None:
+        *path, last = key.split(".")
+        place = self._base
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+
+    def _fits(self, changes: Mapping[str, Any]) -> bool:
+        """Whether there is a small model with these changes, and it runs."""
         try:
-            with torch.no_grad():
-                self.small_model()(torch.arange(4)[None], use_cache=False)
+            with quiet():
+                model = self.model(self.config(changes), "meta")
+            if sum(each.numel() for each in model.parameters()) > MOST_PARAMETERS:
+                return False
+            with quiet():
+                model = random_weights(self.model(self.config(changes), "cpu"))
+            run(model)
         except Exception:  # a class may raise anything for sizes that it cannot have
             return False
         return True
 
-    def _find_named(self) -> None:
-        """Find the keys with common names."""
-        present = {axis: key for axis, key in self._keys.items() if self.value(key) is not None}
-        for key, axis in ALSO.items():
-            if axis not in present and isinstance(self.value(key), int):
-                present[axis] = key
-        missing = {"vocab", "hidden", "layers", "heads"} - present.keys()
-        if missing:
-            names = sorted(key for key, axis in NAMED.items() if axis in missing)
-            raise not_inferred(
-                f"the config of a {self.name} model has no key that transformers calls "
-                f"{' or '.join(names)}"
+    def _counts(self, key: str) -> bool:
+        value = self.value(key)
+        return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+    def _numbers(self) -> Iterator[tuple[str, int]]:
+        """Every whole number of the config that may be a size; common sizes come first."""
+        with quiet():
+            leaves = dict(_leaves(self.config({}).to_dict()))
+        first = [key for key in (*self._keys.values(), *ALSO) if key in leaves]
+        for key in dict.fromkeys([*first, *leaves]):
+            value = leaves[key]
+            if key.endswith("_token_id") or key == self.layers_key or value < 1:
+                continue
+            yield key, value
+
+    def _find_sizes(self) -> None:
+        """Find the keys that change a shape, alone or together with others."""
+        names = {key: axis for axis, key in self._keys.items()} | {
+            key: axis for key, axis in ALSO.items() if axis not in self._named_axes()
+        }
+        numbers = dict(self._numbers())
+        if "heads" in self._named_axes() and self._keys["head_dim"] not in numbers:
+            # Many classes look for a size of heads that their config does not mention.
+            hidden, heads = (numbers.get(self._keys[axis], 0) for axis in ("hidden", "heads"))
+            whole = hidden // max(heads, 1)
+            here = self.shapes({})
+            if whole and self.shapes({"head_dim": whole}) == here != self.shapes(
+                {"head_dim": 2 * whole}
+            ):
+                self._set("head_dim", whole)
+                numbers["head_dim"] = whole
+                self._built = {}
+        here = self.shapes({})
+        assert here is not None
+        templates = {self.template(name) for name in here}
+
+        def doubled(keys: tuple[str, ...]) -> Shapes | None:
+            """The shapes with these keys doubled; None if there are none, or other tensors."""
+            found = self.shapes({key: 2 * numbers[key] for key in keys})
+            if found is None or {self.template(name) for name in found} != templates:
+                return None
+            return found
+
+        stuck = []
+        for key in numbers:
+            found = doubled((key,))
+            if found is None:
+                stuck.append(key)
+            elif found != here:
+                self._add(names.get(key), (key,), numbers[key])
+        heads = self._keys["heads"]
+        if heads in numbers and "head_dim" not in self.small:
+            self._find_derived(numbers, here)
+        for key in stuck:
+            if any(key in keys for keys in self.sizes.values()):
+                continue
+            others = sorted(
+                (each for each in stuck if each != key),
+                key=lambda each: numbers[each] != numbers[key],
             )
-        self.sizes = {axis: key for axis, key in present.items() if axis in SMALL}
+            groups = [(each,) for each in others]
+            groups += [*combinations(others[:6], 2)] if key in names else []
+            for group in groups:
+                found = doubled((key, *group))
+                if found is not None and found != here:
+                    self._join(names, (key, *group), numbers)
+                    break
+        self._find_ratio(names, numbers, stuck, here)
+        kv_heads = self._keys["kv_heads"]
+        if "heads" in self.small and "kv_heads" not in self.small and kv_heads in numbers:
+            if numbers[kv_heads] == self.small["heads"]:  # latents, from which every head has its own
+                self.sizes["heads"] += (kv_heads,)
+        for axis in ("vocab", "hidden"):
+            if axis not in self.small:
+                raise not_inferred(
+                    f"the config of a {self.name} model has no key that changes {axis} alone"
+                )
 
-    def _find_others(self) -> None:
-        """Find other counts in the config that a shape depends on."""
-        named = {*self._keys.values(), *self.sizes.values(), *self.followers}
-        others = iter(OTHERS)
-        for key, value in self._resolved.items():
-            counts = isinstance(value, int) and not isinstance(value, bool) and value > 1
-            if not counts or key in named or key.endswith("_token_id"):
-                continue
-            if self.shapes(self.small, **{key: 2 * value}) in (None, self.shapes(self.small)):
-                continue
-            self.sizes[key] = key
-            self.small[key] = next(others, value)
-            if self.shapes(self.small) is None:
-                self.small[key] = value
+    def _named_axes(self) -> set[str]:
+        return {axis for axis, key in self._keys.items() if self._counts(key)}
 
-    def _find_followers(self) -> None:
-        """Find keys that must equal hidden, since the class has other tensors otherwise."""
-        width = self._resolved.get(self.sizes["hidden"])
-        for key, value in self._resolved.items():
-            if value != width or isinstance(value, bool) or key == self.sizes["hidden"]:
-                continue
-            alike, apart = (
-                self.shapes(self.small, **{key: n * self.small["hidden"]}) or {} for n in (1, 2)
+    def _add(self, axis: str | None, keys: tuple[str, ...], size: int) -> None:
+        if axis is None or axis in self.small:
+            usual = {"experts": EXPERTS, "ffn": WIDTH}
+            fitting = (each for each, name in usual.items() if name.search(keys[0].split(".")[-1]))
+            axis = next(
+                (each for each in fitting if each not in self.small), re.sub(r"\W", "_", keys[0])
             )
-            if alike.keys() != apart.keys():
-                self.followers.add(key)
+        self.sizes[axis], self.small[axis] = keys, size
 
-    def _matters(self, axis: str) -> bool:
-        """Whether any shape changes with a size."""
-        here = self.shapes(self.small)
-        there = self.shapes(self.small | {axis: 2 * self.small[axis]})
-        return here is not None and there is not None and here != there
+    def _join(
+        self, names: Mapping[str, str], keys: tuple[str, ...], numbers: Mapping[str, int]
+    ) -> None:
+        """Make several keys that only change together one axis, if they are equal."""
+        known = [axis for axis, of in self.sizes.items() if {*of} & {*keys}]
+        same = [key for key in keys if numbers[key] == numbers[keys[0]]]
+        if known or len(same) != len(keys):
+            for axis in known:
+                if all(numbers[key] == self.small[axis] for key in keys):
+                    self.sizes[axis] = tuple(dict.fromkeys([*self.sizes[axis], *keys]))
+            return
+        named = next((names[key] for key in keys if key in names), None)
+        first = sorted(keys, key=lambda key: names.get(key) != named)
+        self._add(named, tuple(first), numbers[keys[0]])
 
-    def _explain(self) -> None:
-        """Raise the reason why a small model of the class cannot be built."""
-        with foreign(f"{self.name} takes no small config like that in {self._where}", DESCRIBE):
-            self.model(self.config(self.small), "meta")
-        raise AssertionError("there is a small model after all")
+    def _find_ratio(
+        self, names: Mapping[str, str], numbers: Mapping[str, int], stuck: list[str], here: Shapes
+    ) -> None:
+        """Find a whole number that the class wants to be a quotient of sizes, as ``expand`` is."""
+        rest = [key for key in stuck if not any(key in keys for keys in self.sizes.values())]
+        for ratio in (key for key in rest if "expand" in key):
+            value = numbers[ratio]
+            over = [
+                key
+                for key in rest
+                if key != ratio and self.shapes({key: 2 * numbers[key], ratio: 2 * value}) is not None
+            ]
+            under = [
+                key
+                for key in rest
+                if value % 2 == 0
+                and key not in over
+                and self.shapes({key: 2 * numbers[key], ratio: value // 2}) is not None
+            ]
+            if over and len(under) == 1:
+                self.ratio = ratio, tuple(over), under[0]
+                for key in (*under, *over):
+                    self._add(names.get(key), (key,), numbers[key])
+                return
+
+    def _find_derived(self, numbers: Mapping[str, int], here: Shapes) -> None:
+        """Find out whether the class computes the size of a head from hidden and heads."""
+        hidden, heads = (self._keys[axis] for axis in ("hidden", "heads"))
+        found = self.shapes({heads: 2 * numbers[heads]}) or here
+        narrower = any(
+            a < b for name in here.keys() & found.keys() for a, b in zip(found[name], here[name], strict=True)
+        )
+        if "heads" in self.small and not narrower:
+            return
+        if hidden not in numbers or numbers[hidden] % numbers[heads]:
+            return
+        self.derived = True
+        same = [key for key in numbers if "head" in key and numbers[key] == numbers[heads]]
+        if len(same) > 1:  # no shape says which of them counts
+            with quiet():
+                as_it_is = run(self.small_model())
+            used = [key for key in same if not self._computes_alike(key, numbers[key], as_it_is)]
+            heads = heads if heads in used or not used else used[0]
+        self.sizes["heads"] = (heads,)
+        self.small |= {"heads": numbers[heads], "head_dim": numbers[hidden] // numbers[heads]}
 
 
-def _length(config: Any, key: str) -> int:
-    value = getattr(config, key, None)
-    return len(value) if isinstance(value, list) else 0
+    def _computes_alike(self, key: str, value: int, expected: torch.Tensor) -> bool:
+        with suppress(Exception), quiet():
+            model = random_weights(self.model(self.config({key: 2 * value}), "cpu"))
+            return torch.equal(run(model), expected)
+        return False
+
+
+def random_weights(model: nn.Module) -> nn.Module:
+    """Fill a model with random weights, each of a size that shows."""
+    generator = torch.Generator().manual_seed(0)
+    stored = model.state_dict(keep_vars=True)
+    buffers = (each for each in dict(model.named_buffers()) if each in stored)
+    tensors = dict(model.named_parameters()) | {name: stored[name] for name in buffers}
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point():
+                continue
+            noise = torch.randn(tensor.shape, generator=generator)
+            if "norm" in name.lower() and tensor.dim() < 2:
+                tensor.copy_(1 + 0.3 * noise)
+            elif tensor.dim() < 2:
+                tensor.copy_(0.3 * noise)
+            else:
+                tensor.copy_(noise / tensor.shape[-1] ** 0.5)
+    return model
+
+
+def run(model: Any) -> torch.Tensor:
+    """Run some tokens through a model."""
+    vocab = model.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(12)[None] * 5 % vocab
+    with torch.no_grad(), quiet():
+        logits = model(input_ids=ids, use_cache=False).logits
+    assert isinstance(logits, torch.Tensor)
+    return logits
+
+
+def as_in_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a model under the names, and in the form, in which its class saves them."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    stored: dict[str, torch.Tensor] = revert_weight_conversion(model, dict(tensors))
+    return stored
+
+
+def _stored_prefix(model: Any, stored: Mapping[str, torch.Tensor], prefix: str) -> str:
+    """The prefix of the layers' names in files."""
+    if any(name.startswith(prefix) for name in stored):
+        return prefix
+    own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)}
+    names = [*as_in_files(model, own)]
+    found = re.match(r"(.*?\.)\d+\.", names[0]) if names else None
+    return found[1] if found else prefix
+
+
+def _decoded(value: Any) -> Any:
+    """Decode numbers that JSON has no notation for, as transformers writes them."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _decoded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    return value
+
+
+def _leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, int]]:
+    """Every whole number in a config, with its key; a dot leads into a part."""
+    for key, each in value.items():
+        if str(key).isdigit():  # a layer of its own
+            continue
+        if isinstance(each, dict) and not key.startswith("rope"):
+            yield from _leaves(each, f"{path}{key}.")
+        elif isinstance(each, int) and not isinstance(each, bool):
+            yield f"{path}{key}", each

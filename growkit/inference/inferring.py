@@ -7,6 +7,7 @@ is true, is tried: the small model is grown as described and must compute the sa
 float64. Sizes for which it does not are described as fixed.
 """
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 import yaml
 
 from growkit.algebra.axes import Pattern
-from growkit.base.errors import InputError, reason
+from growkit.base.errors import InputError, foreign, reason
 from growkit.checkpoint.publishing import temporary
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.metrics import error_of
@@ -24,7 +25,7 @@ from growkit.engine.oracle import load_model, quiet
 from growkit.engine.strict import CPU, strict_float64
 from growkit.families.family import described, refuse_quantised
 from growkit.inference.classes import ModelClass
-from growkit.inference.proposing import Proposal, descriptions
+from growkit.inference.proposing import Proposal, choices
 from growkit.inference.running import see
 from growkit.pipeline.running import grow
 from growkit.planning.plan import unused_tensors
@@ -33,16 +34,21 @@ from growkit.results.operation import Evidence, Inference, Trial
 from growkit.sources import find
 
 GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "hidden": ({"hidden": "x2"}, {"hidden": "x4"}),
+    "hidden": (
+        {"hidden": "x2", "ffn": "x1", "heads": "x1", "kv_heads": "x1"},
+        {"hidden": "x2"},
+        {"hidden": "x4"},
+    ),
     "ffn": ({"ffn": "x2"},),
     "heads": ({"heads": "x2"},),
     "kv_heads": ({"heads": "x2", "kv_heads": "x2"},),
+    "experts": ({"method": "experts", "experts": "x2"},),
     "layers": ({"method": "depth", "layers": "x2"},),
 }
 """Growths to try for each axis, until one is possible."""
 
 MOST_TRIED = 12
-"""Limit for the descriptions to try."""
+"""Limit for the descriptions to try for an axis."""
 
 
 def infer(folder: str | Path) -> Inference:
@@ -63,34 +69,79 @@ def infer(folder: str | Path) -> Inference:
             f"{where} promises {asked.layers:,} layers, but there are only "
             f"{len(checkpoint.tensors)} tensors; correct it, or add what is missing"
         )
-    proposal = Proposal(asked, see(asked), frozenset(checkpoint.tensors))
+    proposal = Proposal(asked, see(asked))
     ways = proposal.ways()
-    tried = []
-    for description in islice(descriptions(proposal, ways), MOST_TRIED):
-        trials = try_description(asked, description)
-        tried.append((sum(trial.wrong for trial in trials), description, trials))
-        if not tried[-1][0]:
-            break
-    _, description, trials = min(tried, key=lambda each: each[0])
+    chosen = {name: found[0] for name, found in ways.items()}
+    more: dict[str, Any] = {}
+    reading = tried = 0
+    trials = []
+    with temporary("inference") as scratch:
+        source, ids, expected = _small_source(asked, scratch)
+        for axis in GROWTHS:
+            best: Any = None
+            options = _descriptions(proposal, ways, chosen, axis, more)
+            for each, also, which in islice(options, MOST_TRIED):
+                description = proposal.description(each, also, reading=which or reading)
+                if axis not in _axes(description):
+                    break
+                trial = _trial(source, scratch / axis, axis, description, ids, expected)
+                tried += 1
+                if best is None or _badness(trial) < _badness(best[0]):
+                    best = trial, each, also, which
+                if trial.exact:
+                    break
+            if best is not None:
+                trials.append(best[0])
+                if best[0].exact:
+                    _, chosen, more, which = best
+                    reading = which or reading
+    description = proposal.description(chosen, more, reading=reading)
     fixed = {
-        trial["axis"]: f"cannot grow: when it was tried, logits differed by {trial['error']:.1g}"
+        axis: f"cannot grow: when it was tried, logits differed by {trial['error']:.1g}"
         for trial in trials
+        for axis in _grown(description, trial["axis"])
         if trial.wrong
     }
     if fixed:
         description["fixed"] = fixed
-    evidence = _evidence(checkpoint, description, {proposal.stored(t): w for t, w in ways.items()})
     found = Inference(
         model_class=asked.name,
         family=description,
-        tensors=evidence,
+        tensors=_evidence(checkpoint, description, ways),
         trials=trials,
-        tried=len(tried),
+        tried=tried,
         sure=any(trial.exact for trial in trials) and not fixed,
         yaml="",
     )
     found["yaml"] = as_yaml(found)
     return found
+
+
+def _descriptions(
+    proposal: Proposal,
+    ways: Mapping[str, list[str]],
+    chosen: Mapping[str, str],
+    axis: str,
+    more: Mapping[str, Any],
+) -> Iterator[tuple[dict[str, str], dict[str, Any], int]]:
+    """What is chosen so far, and then what else may hold for an axis."""
+    if axis == "experts":
+        for experts in proposal.experts(chosen):
+            yield dict(chosen), {**more, "experts": experts}, 0
+        return
+    yield dict(chosen), dict(more), 0
+    if axis == "layers":
+        yield from ((dict(chosen), dict(more), reading) for reading in (1, 2, 3))
+        return
+    if axis == "hidden":
+        yield dict(chosen), {**more, "rooted": True}, 0
+        yield dict(chosen), {**more, "places": {"heads": "slopes"}}, 0
+    for changed in choices(ways, {axis, "head_dim"} if "heads" in axis else {axis}):
+        yield {**chosen, **changed}, dict(more), 0
+
+
+def _badness(trial: Trial) -> float:
+    return float("inf") if trial["error"] is None else float(trial["error"])
 
 
 def _evidence(
@@ -107,20 +158,54 @@ def _evidence(
     every = (each for p in family.patterns(checkpoint.config).values() for each in p.dimensions)
     forms = {str(dimension): dimension.size(sizes) for dimension in every}
     found = []
-    for name, patterns in ways.items():
-        entry = description["tensors"][name]
-        said = entry if isinstance(entry, str) else str(entry["pattern"])
-        dimensions = Pattern.parse(said).dimensions
-        numbers = [each.size(sizes) for each in dimensions]
-        found.append(
-            Evidence(
-                tensor=name,
-                pattern=said,
-                by_number=[[f for f, size in forms.items() if size == n] for n in numbers],
-                others=[each for each in patterns if each != said],
+    for name, entries in description["tensors"].items():
+        for at, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+            said = entry if isinstance(entry, str) else str(entry["pattern"])
+            numbers = [each.size(sizes) for each in Pattern.parse(said).dimensions]
+            found.append(
+                Evidence(
+                    tensor=name,
+                    pattern=said,
+                    by_number=[[f for f, size in forms.items() if size == n] for n in numbers],
+                    others=[each for each in ways[f"{name}#{at}"] if each != said],
+                )
             )
-        )
     return found
+
+
+def _small_source(asked: ModelClass, scratch: Path) -> tuple[Path, torch.Tensor, torch.Tensor]:
+    """A small random model in a folder, some tokens, and its logits."""
+    model: Any = asked.small_model()
+    with quiet():
+        model.save_pretrained(scratch / "source")
+    ids = torch.arange(12)[None] * 5 % asked.small["vocab"]
+    return scratch / "source", ids, _logits(scratch / "source", ids)
+
+
+def _trial(
+    source: Path,
+    out: Path,
+    axis: str,
+    description: Mapping[str, Any],
+    ids: torch.Tensor,
+    expected: torch.Tensor,
+) -> Trial:
+    """Grow a small model along an axis in the first way that is possible."""
+    impossible = []
+    axes = {*_axes(description), "method"}
+    for growth in GROWTHS[axis]:
+        options = {name: value for name, value in growth.items() if name in axes}
+        shown = {name: value for name, value in options.items() if name != "method"}
+        shutil.rmtree(out, ignore_errors=True)
+        try:
+            grow(source, out, family=description, verify=False, **options)
+            with foreign("the grown model does not run", "choose other sizes"):
+                error = error_of(_logits(out, ids), expected)
+        except InputError as why:
+            impossible.append(Trial(axis=axis, options=shown, error=None, why=reason(why)))
+        else:
+            return Trial(axis=axis, options=shown, error=error, why=None)
+    return impossible[0]
 
 
 def try_description(asked: ModelClass, description: Mapping[str, Any]) -> list[Trial]:
@@ -130,39 +215,30 @@ def try_description(asked: ModelClass, description: Mapping[str, Any]) -> list[T
         asked: the class.
         description: description of its family.
     """
-    ids = torch.arange(12)[None] * 5 % asked.small["vocab"]
-    with temporary("inference") as folder:
-        model: Any = asked.small_model()
-        with quiet():
-            model.save_pretrained(folder / "source")
-        expected = _logits(folder / "source", ids)
+    with temporary("inference") as scratch:
+        source, ids, expected = _small_source(asked, scratch)
+        return [
+            _trial(source, scratch / axis, axis, description, ids, expected)
+            for axis in GROWTHS
+            if axis in _axes(description)
+        ]
 
-        def trial_of(axis: str) -> Trial:
-            impossible = []
-            for options in GROWTHS[axis]:
-                shown = {name: value for name, value in options.items() if name != "method"}
-                try:
-                    grow(
-                        *(folder / "source", folder / axis),
-                        family=description,
-                        verify=False,
-                        **options,
-                    )
-                    error = error_of(_logits(folder / axis, ids), expected)
-                except InputError as why:
-                    impossible.append(Trial(axis=axis, options=shown, error=None, why=reason(why)))
-                else:
-                    return Trial(axis=axis, options=shown, error=error, why=None)
-            return impossible[0]
 
-        axes = {*description["sizes"].values()}
-        return [trial_of(axis) for axis in GROWTHS if axis in axes]
+def _grown(description: Mapping[str, Any], axis: str) -> set[str]:
+    """The axes of a description that grow with an option."""
+    kinds = description.get("kinds", {})
+    return {of for of in description["sizes"].values() if kinds.get(of, of) == axis}
+
+
+def _axes(description: Mapping[str, Any]) -> set[str]:
+    """The axes of a description, and those with which they grow."""
+    return {*description["sizes"].values(), *description.get("kinds", {}).values()}
 
 
 def _logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     with strict_float64(), quiet(), torch.no_grad():
         model: Any = load_model(folder, torch.float64, CPU, "eager")
-        logits = model(ids, use_cache=False).logits
+        logits = model(input_ids=ids, use_cache=False).logits
     assert isinstance(logits, torch.Tensor)
     return logits
 

@@ -11,26 +11,24 @@ from itertools import combinations, product
 from math import prod
 from typing import Any
 
-from safetensors.torch import load_file
-
 from growkit.algebra.axes import Pattern
-from growkit.base.errors import InputError
-from growkit.checkpoint.publishing import temporary
-from growkit.engine.oracle import quiet
 from growkit.families.described import TIED
-from growkit.inference.classes import ModelClass, not_inferred
+from growkit.inference.classes import WIDTH, ModelClass
 from growkit.inference.running import Observation
 
-Terms = dict[tuple[str, ...], int]
-"""Coefficient of each product of sizes in a dimension; the empty product is a constant."""
+Terms = tuple[tuple[tuple[str, ...], int], ...]
+"""Products of sizes in a dimension, each with its coefficient; the empty one is a constant."""
 
-MOST = 5
+MOST = 6
 """Limit for the sizes that a dimension can depend on."""
 
-ORDER = ("kv_heads", "heads", "head_dim")
+LAST = ("hidden", "head_dim", "ffn")
 """The factors that come last when a product of axes is stored."""
 
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
+
+SCALAR = "()"
+"""The pattern of a single number."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,10 @@ class Composed:
     """A dimension as a sum of products of sizes.
 
     Attributes:
-        terms: see ``Terms``.
+        terms: the products.
     """
 
-    terms: tuple[tuple[tuple[str, ...], int], ...]
+    terms: Terms
 
     def ways(self, width: bool) -> list[str]:
         """Possible patterns of the dimension, most likely first.
@@ -54,19 +52,27 @@ class Composed:
         if len(written) == 1:
             (factors, count), *_ = written
             return _counted(factors, count)
-        parts = [
-            [".".join(factors)] * count if factors else [number(count)]
-            for factors, count in written
-        ]
-        forward = [each for part in parts for each in part]
-        backward = [each for part in reversed(parts) for each in part]
-        return list(dict.fromkeys(" + ".join(each) for each in (forward, backward)))
+        found = []
+        common = [axis for axis in written[0][0] if all(axis in factors for factors, _ in written)]
+        for shared in (common[:1], []):
+            parts = []
+            for factors, count in written:
+                rest = [axis for axis in factors if axis not in shared]
+                parts.append([".".join(rest)] * count if rest else [number(count)])
+            for order in (parts, parts[::-1]):
+                text = " + ".join(each for part in order for each in part)
+                found.append(f"{shared[0]}.({text})" if shared else text)
+        return list(dict.fromkeys(found))
+
+
+COUNTS = re.compile(r"heads|num|^n_|mult|groups|experts")
+"""Names of axes that count, which stand in front of those that measure."""
 
 
 def _product(axes: tuple[str, ...], width: bool) -> list[str]:
     if width and {"heads", "head_dim"} <= {*axes}:
         axes = (*(axis for axis in axes if axis not in ("heads", "head_dim")), "hidden")
-    return sorted(axes, key=lambda axis: ORDER.index(axis) if axis in ORDER else -1)
+    return sorted(axes, key=lambda axis: 0 if COUNTS.search(axis) else 2 if axis in LAST else 1)
 
 
 def number(count: int) -> str:
@@ -74,10 +80,18 @@ def number(count: int) -> str:
     return NUMBERS.get(count, f"times_{count}")
 
 
+def count_of(axis: str) -> int | None:
+    """The number that an axis is named after; None for another axis."""
+    words = {word: count for count, word in NUMBERS.items()}
+    found = re.fullmatch(r"times_(\d+)", axis)
+    return int(found[1]) if found else words.get(axis)
+
+
 def _counted(factors: list[str], count: int) -> list[str]:
     """Patterns of a product with a number, which comes first, last or next to a factor."""
     if count == 1:
-        return [".".join(factors) or number(1)]
+        both = [factors, factors[::-1]] if len(factors) > 1 else [factors]
+        return [".".join(each) or number(1) for each in both]
     if not factors:
         return [number(count)]
     places = [1, 0, len(factors)] if len(factors) > 1 else [0, 1]
@@ -86,65 +100,54 @@ def _counted(factors: list[str], count: int) -> list[str]:
 
 
 def composed(asked: ModelClass) -> dict[str, list[Composed]]:
-    """Decompose every dimension of every tensor of a small model.
-
-    Raises:
-        InputError: a dimension is not a sum of products of sizes.
-    """
-    here = asked.shapes(asked.small)
+    """Decompose every dimension of every tensor of a small model."""
+    here = asked.shapes({})
     assert here is not None
-    axes = [axis for axis in asked.small if axis != "layers"]
-    if asked.square:
-        axes.remove("hidden")
-    moved = {axis: _shapes(asked, (axis,)) for axis in axes}
+    axes = [axis for axis in asked.small if not (asked.derived and axis == "hidden")]
+    moved = {axis: asked.shapes_of(_doubled(asked, (axis,))) for axis in axes}
     found = {}
     for name, shape in here.items():
         dimensions = []
         for at, size in enumerate(shape):
-            relevant = [
-                a for a in axes if moved[a] is None or moved[a].get(name, shape)[at] != size
-            ]
-            dimensions.append(_composed(asked, name, at, relevant))
+            relevant = [a for a in axes if (moved[a] or {}).get(name, shape)[at] != size]
+            dimensions.append(Composed(_terms(asked, name, at, size, relevant)))
         found[name] = dimensions
     return found
 
 
-def _shapes(asked: ModelClass, doubled: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    found = asked.shapes(asked.small | {axis: 2 * asked.small[axis] for axis in doubled})
-    if found is None:
-        raise not_inferred(
-            f"{asked.name} has no model in which {' and '.join(doubled)} alone are twice as much"
+def _doubled(asked: ModelClass, axes: tuple[str, ...]) -> dict[str, int]:
+    return asked.small | {axis: 2 * asked.small[axis] for axis in axes}
+
+
+def _terms(asked: ModelClass, name: str, at: int, size: int, axes: list[str]) -> Terms:
+    """The terms of a dimension; a constant if it is no sum of products."""
+    constant: Terms = (((), size),)
+    if len(axes) > MOST:
+        return constant
+    values = {}
+    for some in _subsets(axes):
+        shapes = asked.shapes_of(_doubled(asked, some))
+        if shapes is None or name not in shapes:
+            return constant
+        values[some] = shapes[name][at]
+    changes = {
+        some: sum((-1) ** (len(some) - len(few)) * values[few] for few in _subsets(some))
+        for some in values
+    }
+    terms = []
+    for some in values:
+        part = sum(
+            (-1) ** (len(more) - len(some)) * changes[more]
+            for more in values
+            if {*some} <= {*more}
         )
-    return dict(found)
-
-
-def _composed(asked: ModelClass, name: str, at: int, axes: list[str]) -> Composed:
-    if len(axes) <= MOST:
-        values = {some: _shapes(asked, some)[name][at] for some in _subsets(axes)}
-        changes = {
-            some: sum((-1) ** (len(some) - len(few)) * values[few] for few in _subsets(some))
-            for some in values
-        }
-        parts = {
-            some: sum(
-                (-1) ** (len(more) - len(some)) * changes[more]
-                for more in values
-                if {*some} <= {*more}
-            )
-            for some in values
-        }
-        terms = []
-        for some, part in parts.items():
-            count, rest = divmod(part, prod(asked.small[axis] for axis in some))
-            if rest or count < 0:
-                break
-            terms += [(some, count)] if count else []
-        else:
-            return Composed(tuple(sorted(terms, key=lambda term: "kv_heads" in term[0])))
-    raise not_inferred(
-        f"dimension {at + 1} of tensor {name} of a {asked.name} model is no sum of products of "
-        f"sizes ({', '.join(axes)})"
-    )
+        count, rest = divmod(part, prod(asked.small[axis] for axis in some))
+        if rest or count < 0:
+            return constant
+        terms += [(some, count)] if count else []
+    if ("vocab",) in dict(terms) and len(terms) > 1:
+        return constant
+    return tuple(sorted(terms, key=lambda term: "kv_heads" in term[0]))
 
 
 def _subsets(axes: list[str] | tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -159,150 +162,187 @@ class Proposal:
     Attributes:
         asked: the class.
         seen: observations while it ran.
-        files: names of the tensors of the checkpoint.
     """
 
     asked: ModelClass
     seen: Observation
-    files: frozenset[str]
 
     def __post_init__(self) -> None:
         self._dimensions = composed(self.asked)
-        self._names = self._templates()
-        self._stored = _stored_names(self.asked)
         self._tied = self._ties()
-
-    def _templates(self) -> dict[str, str]:
-        """Templates of tensor names with ``{layer}``, each with one of its tensors.
-
-        Raises:
-            InputError: layers have tensors of different kinds, or files have other names.
-        """
-        here = self.asked.shapes(self.asked.small) or {}
-        shapes = self.asked.shapes(self.asked.small | {"layers": self.asked.layers}) or here
-        begin = re.escape(self.seen.layers)
-        found: dict[str, list[str]] = {}
-        for name in shapes:
-            template = re.sub(f"^{begin}\\d+\\.", f"{self.seen.layers}{{layer}}.", name)
-            found.setdefault(template, []).append(name)
-        layers = max(len(names) for names in found.values())
-        for template, names in found.items():
-            alike = len({shapes[name] for name in names}) == 1
-            if "{layer}" in template and (len(names) != layers or not alike):
-                raise not_inferred(
-                    f"not all layers of a {self.asked.name} model like this have the same tensors "
-                    f"(first {names[0]}), which cannot be inferred"
-                )
-        first = {template: template.replace("{layer}", "0") for template in found}
-        return {template: name for template, name in first.items() if name in here}
-
-    def stored(self, template: str) -> str:
-        """Template of the tensors' names in files, in the form of the checkpoint."""
-        own = self._names[template]
-        name = self._stored.get(own, own)
-        if name == own or own in self.files:
-            return template
-        place = re.search(r"(?<=\.)0(?=\.)", name)
-        if place is None or "{layer}" not in template:
-            return name
-        return name[: place.start()] + "{layer}" + name[place.end() :]
+        self._names: dict[str, dict[str, list[str]]] = {}
+        """For each template, its tensors in the small model, by their possible patterns."""
+        for name in self._dimensions:
+            template = self.asked.template(name)
+            ways = " | ".join(self._ways(name))
+            self._names.setdefault(template, {}).setdefault(ways, []).append(name)
 
     def _ties(self) -> dict[str, str]:
         """Map the head's weight to the embedding that it is tied to in tied models."""
-        model: Any = self.asked.model(self.asked.config(self.asked.small), "meta")
+        model: Any = self.asked.model(self.asked.config({}), "meta")
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         names = {module: name for name, module in model.named_modules()}
         if head is None or embedding is None or head not in names:
             return {}
-        return {f"{names[head]}.weight": f"{names[embedding]}.weight"}
+        pair = {f"{names[head]}.weight": f"{names[embedding]}.weight"}
+        return {a: b for a, b in pair.items() if {a, b} <= {*self._dimensions}}
 
     def ways(self) -> dict[str, list[str]]:
-        """Possible patterns of every tensor, most likely first."""
-        found = {}
-        for template, name in self._names.items():
-            module, _, parameter = name.rpartition(".")
-            if not self._dimensions[name]:
-                raise InputError(
-                    f"tensor {template} of a {self.asked.name} model is a single number, which no "
-                    "pattern describes, so its family cannot be inferred"
-                )
-            patterns = list(dict.fromkeys(self._patterns(module, parameter, name)))
-            if not patterns:
-                raise not_inferred(
-                    f"what {self.asked.name} does with tensor {template} cannot be seen"
-                )
-            found[template] = patterns
-        return found
+        """Possible patterns of every tensor, most likely first, by template and kind of layer."""
+        return {
+            f"{template}#{at}": ways.split(" | ")
+            for template, kinds in self._names.items()
+            for at, ways in enumerate(kinds)
+        }
 
-    def _patterns(self, module: str, parameter: str, name: str) -> Iterator[str]:
+    def _ways(self, name: str) -> list[str]:
         dimensions = self._dimensions[name]
-        kind = self.seen.kinds.get(module)
-        inside = self.seen.in_attention(module)
-        if kind in ("linear", "transposed") and parameter in ("weight", "bias"):
-            reads = not inside or module in self.seen.reads_hidden
-            writes = not inside or not reads
-            if parameter == "bias":
-                yield from dimensions[0].ways(writes)
-                return
-            out, into = dimensions if kind == "linear" else reversed(dimensions)
-            for written, read in product(out.ways(writes), into.ways(reads)):
-                yield f"{written} <- {read}" if kind == "linear" else f"{read} -> {written}"
-        elif kind == "embedding":
-            for read, written in product(*(each.ways(True) for each in dimensions)):
-                yield f"{read} -> {written}"
-        elif len(dimensions) == 1 or kind == "norm":
-            for each in product(*(each.ways(not inside) for each in dimensions)):
-                yield ", ".join(each)
-        elif not dimensions or all(not axes for each in dimensions for axes, _ in each.terms):
-            yield ", ".join(each.ways(False)[0] for each in dimensions)
+        if not dimensions:
+            return [SCALAR]
+        reads = {at for at in range(len(dimensions)) if (name, at) in self.seen.reads}
+        if name in self._tied.values():
+            reads = {0}
+        elif name in self._tied:
+            reads = {1}
+        inner = name in self.seen.inner
+        ways = [
+            each.ways(not inner or (name, at) in self.seen.outer)
+            for at, each in enumerate(dimensions)
+        ]
+        found = []
+        for chosen in product(*ways):
+            before = chosen
+            if len(chosen) > 2 and reads:
+                stacked = [at for at in range(len(chosen)) if (name, at) in self.seen.stacks]
+                before = chosen[len(stacked) :] if stacked == [*range(len(stacked))] else chosen
+            each = ", ".join(f"{c}" for c in chosen[: len(chosen) - len(before)])
+            first = len(chosen) - len(before)
+            mine = {at - first for at in reads if at >= first}
+            pattern = _with_roles(before, mine)
+            found.append(f"{each}: {pattern}" if each else pattern)
+        return [*dict.fromkeys(found)]
 
-    def description(self, patterns: Mapping[str, str], *, rooted: bool = False) -> dict[str, Any]:
+    def description(
+        self, chosen: Mapping[str, str], more: Mapping[str, Any], *, reading: int = 0
+    ) -> dict[str, Any]:
         """Describe the family with these patterns.
 
         Args:
-            patterns: the pattern of every tensor.
-            rooted: whether the class multiplies embeddings by the square root of hidden.
+            chosen: the pattern of every tensor, as ``ways`` names them.
+            more: other entries; ``rooted`` says that the class multiplies embeddings by the square
+                root of hidden.
+            reading: which of the possible conditions on layers to take.
         """
-        asked = self.asked
-        tensors: dict[str, Any] = {
-            self.stored(template): self._tensor(self._names[template], pattern)
-            for template, pattern in patterns.items()
-        }
-        if rooted:
-            tensors |= {
-                self.stored(template): {"pattern": pattern, "root": "hidden"}
-                for template, pattern in patterns.items()
-                if pattern == "vocab -> hidden"
-            }
-        dimensions = [each for p in patterns.values() for each in Pattern.parse(p).dimensions]
+        asked, rooted = self.asked, bool(more.get("rooted"))
+        arranged: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
+        for template, kinds in self._names.items():
+            entries = []
+            for at, names in enumerate(kinds.values()):
+                entry = self._tensor(names[0], chosen[f"{template}#{at}"], rooted)
+                possible = self._when(template, names, len(kinds) > 1)
+                if possible or len(kinds) > 1:
+                    entry = {"pattern": entry} if isinstance(entry, str) else entry
+                if possible:
+                    entry["when"], settings = possible[min(reading, len(possible) - 1)]
+                    arranged |= settings
+                entries.append(entry)
+            tensors[template] = entries[0] if len(entries) == 1 else entries
+        patterns = [each for each in chosen.values() if each != SCALAR]
+        dimensions = [each for p in patterns for each in Pattern.parse(p).dimensions]
         axes = {axis for dimension in dimensions for axis in dimension.axes}
+        if any("{expert}" in template for template in tensors):
+            axes.add("experts")
         sizes = {
             key: axis
-            for axis, key in asked.sizes.items()
-            if axis in axes or axis in ("layers", "hidden", "heads")
+            for axis, keys in asked.sizes.items()
+            if axis in axes or axis in ("hidden", "heads")
+            for key in keys
         }
-        sizes |= dict.fromkeys(sorted(asked.followers), "hidden")
-        constants = {each: _count(each) for each in sorted(axes - {*sizes.values()} - {"head_dim"})}
+        sizes[asked.layers_key] = "layers"
+        constants = {axis: count for axis in sorted(axes) if (count := count_of(axis))}
         multiples = {}
         if {"heads", "kv_heads"} <= axes:
-            multiples[asked.sizes["heads"]] = asked.sizes["kv_heads"]
-        if self._wants_whole_heads():
-            multiples[asked.sizes["hidden"]] = asked.sizes["heads"]
+            multiples[asked.sizes["heads"][0]] = asked.sizes["kv_heads"][0]
+        if asked.derived:
+            multiples[asked.sizes["hidden"][0]] = asked.sizes["heads"][0]
         computed = ["head_dim"] if "head_dim" in axes and asked.derived else []
         content: dict[str, Any] = {
             "family": asked.name,
             "model_type": asked.value("model_type"),
             "sizes": sizes | dict.fromkeys(computed, "head_dim"),
+            "kinds": {axis: "ffn" for axis in sorted(axes) if axis != "ffn" and self._wide(axis)},
             "assumed": self._assumed(sizes, axes, tensors),
             "computed": computed,
             "constants": constants,
             "groups": {"heads": "kv_heads"} if {"heads", "kv_heads"} <= axes else {},
             "multiples": multiples,
-            "lists": asked.lists,
-            "tied": {self.stored(a): self.stored(of) for a, of in self._tied.items()},
+            "ratios": self._ratios(),
+            "arranged": arranged,
+            "lists": sorted(key for key in asked.lists if asked.said(key) is not None),
+            "tied": self._tied,
             "tensors": tensors,
         }
+        content |= {key: value for key, value in more.items() if key != "rooted"}
         return {key: value for key, value in content.items() if value}
+
+    def _ratios(self) -> dict[str, str]:
+        if self.asked.ratio is None:
+            return {}
+        axis_of = {key: axis for axis, keys in self.asked.sizes.items() for key in keys}
+        key, over, under = self.asked.ratio
+        return {key: f"{'.'.join(axis_of[each] for each in over)} / {axis_of[under]}"}
+
+    def experts(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Possible ways in which the class uses its experts."""
+        top_k = [key for key in ("num_experts_per_tok",) if self.asked.value(key)]
+        widths = [
+            axis
+            for name, pattern in chosen.items()
+            if "expert" in name and "hidden <- " in pattern and "shared" not in name
+            if (axis := pattern.rpartition("<- ")[2]) in self.asked.small
+        ]
+        if not widths or not top_k:
+            return
+        found: dict[str, Any] = {"width": widths[0], "top_k": top_k[0]}
+        if self.asked.value("n_group") and self.asked.value("topk_group"):
+            found["groups"] = ["n_group", "topk_group"]
+        yield found
+        for key in ("routed_scaling_factor", "router_scaling_factor"):
+            if self.asked.value(key):
+                yield found | {"scaling": key, "alone": True}
+
+    def _wide(self, axis: str) -> bool:
+        return any(WIDTH.search(key) for key in self.asked.sizes.get(axis, ()))
+
+    def _when(
+        self, template: str, names: list[str], several: bool
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """The possible conditions of the layers that have a tensor; none if all have it."""
+        if "{layer}" not in template:
+            return []
+        asked = self.asked
+        layers = asked.kinds.get(template, frozenset())
+        if several:  # the same tensor has other sizes in other layers
+            small = {int(n.removeprefix(asked.prefix).partition(".")[0]) for n in names}
+            layers = frozenset(
+                layer for layer in layers if self._like(layer) in small or layer in small
+            )
+        if layers == frozenset(range(asked.layers)):
+            return []
+        return conditions(asked, layers)
+
+    def _like(self, layer: int) -> int | None:
+        """The first layer with the same tensors."""
+        mine = {t for t, layers in self.asked.kinds.items() if layer in layers}
+        return next(
+            (
+                each
+                for each in range(self.asked.small_layers)
+                if {t for t, layers in self.asked.kinds.items() if each in layers} == mine
+            ),
+            None,
+        )
 
     def _assumed(
         self, sizes: Mapping[str, str], axes: set[str], tensors: Mapping[str, Any]
@@ -310,16 +350,28 @@ class Proposal:
         """Defaults of the class for keys that the config leaves out."""
         asked = self.asked
         found = {key: asked.value(key) for key in sizes if asked.said(key) is None}
-        if "head_dim" in axes and asked.splits_hidden:
-            found["head_dim"] = f"{asked.sizes['hidden']} / {asked.sizes['heads']}"
-        eps = [each["eps"] for each in tensors.values() if isinstance(each, dict) and "eps" in each]
+        stated = "head_dim" in asked.sizes and asked.said(asked.sizes["head_dim"][0]) is not None
+        if {"head_dim", "heads"} <= axes and (asked.derived or not stated):
+            hidden, heads = asked.sizes["hidden"][0], asked.sizes["heads"][0]
+            whole = asked.small["hidden"] // asked.small["heads"]
+            if asked.derived or whole == asked.small["head_dim"]:
+                found["head_dim"] = f"{hidden} / {heads}"
+        entries = [e for each in tensors.values() for e in (each if isinstance(each, list) else [each])]
+        eps = [each["eps"] for each in entries if isinstance(each, dict) and "eps" in each]
         found |= {key: asked.value(key) for key in eps}
+        said = [each["when"] for each in entries if isinstance(each, dict) and "when" in each]
+        for key in {word for text in said for word in re.findall(r"[A-Za-z_]\w*", text)}:
+            if asked.value(key) is not None and key != "layer":
+                value = asked.value(key)
+                found[key] = [*value] if isinstance(value, list | tuple) else value
         if self._tied:
             found[TIED] = bool(asked.value(TIED))
         return {key: value for key, value in found.items() if value is not None}
 
-    def _tensor(self, name: str, pattern: str) -> str | dict[str, Any]:
-        norm = self.seen.norms.get(name.rpartition(".")[0])
+    def _tensor(self, name: str, pattern: str, rooted: bool) -> str | dict[str, Any]:
+        if rooted and pattern == "vocab -> hidden":
+            return {"pattern": pattern, "root": "hidden"}
+        norm = self.seen.norms.get(name)
         if norm is None:
             return pattern
         said: dict[str, Any] = {"pattern": pattern}
@@ -334,64 +386,68 @@ class Proposal:
                 said["offset"] = norm.offset
         return said if len(said) > 1 else pattern
 
-    def _wants_whole_heads(self) -> bool:
-        """Whether the class accepts only hidden sizes that are multiples of its heads."""
-        small = self.asked.small
-        if self.asked.square:
-            return True
-        return self.asked.shapes(small | {"hidden": small["hidden"] + 2}) is None
+
+def _with_roles(dimensions: tuple[str, ...], reads: set[int]) -> str:
+    """The pattern of dimensions, some of which are read."""
+    if len(dimensions) == 2 and len(reads) == 1:
+        return " <- ".join(dimensions) if reads == {1} else " -> ".join(dimensions)
+    return ", ".join(dimensions)
 
 
-def descriptions(proposal: Proposal, ways: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
-    """Possible descriptions, most likely first.
+def conditions(asked: ModelClass, layers: frozenset[int]) -> list[tuple[str, dict[str, Any]]]:
+    """Conditions on a layer to be one of these, most likely first.
 
-    Each comes without and with a factor on embeddings, the square root of their width.
+    Each comes with what determines it when layers are rearranged (``arranged`` of a description).
     """
-    for chosen in _choices(ways):
-        yield proposal.description(chosen)
-        yield proposal.description(chosen, rooted=True)
+    found: list[tuple[str, dict[str, Any]]] = []
+    every = frozenset(range(asked.layers))
+    for key, values in asked.lists.items():
+        mine = {values[layer] for layer in layers if isinstance(values[layer], str | int)}
+        if layers == {at for at, value in enumerate(values) if value in mine}:
+            text = " or ".join(f"{key}[layer] == {value!r}" for value in sorted(mine, key=str))
+            found.append((text, {}))
+    for key, numbers in asked.listed.items():
+        for text, some in ((f"layer in {key}", numbers), (f"layer not in {key}", every - numbers)):
+            if layers == some:
+                found.append((text, {key: {"layers": f"layer in {key}"}}))
+    for few, sign in ((every - layers, ">="), (layers, "<")):
+        if few == frozenset(range(len(few))):
+            for key in asked.keys_of(len(few)):
+                found.append((f"layer {sign} {key}", {key: {"count": f"layer < {key}"}}))
+            found.append((f"layer {sign} {len(few)}", {}))
+    first = min(layers)
+    for period in range(2, asked.layers):
+        if layers == frozenset(range(first % period, asked.layers, period)):
+            found.append((f"layer % {period} == {first % period}", {}))
+    return found or [(" or ".join(f"layer == {layer}" for layer in sorted(layers)), {})]
 
 
-def _count(axis: str) -> int:
-    words = {word: count for count, word in NUMBERS.items()}
-    return words[axis] if axis in words else int(axis.rpartition("_")[2])
-
-
-def _choices(ways: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:
-    """Combinations of patterns; tensors with the same alternatives, as weight and bias, agree."""
-    groups = {_group(found): len(found) for found in ways.values() if len(found) > 1}
-    for chosen in product(*(range(count) for count in groups.values())):
-        at = dict(zip(groups, chosen, strict=True))
-        yield {name: found[at.get(_group(found), 0)] for name, found in ways.items()}
-
-
-def _group(found: list[str]) -> tuple[str, ...]:
+def group_of(ways: list[str]) -> tuple[str, ...]:
     """The side on which the possible patterns of a tensor differ: reading or writing."""
-    sides = [re.split(r" (?:<-|->) ", each) for each in found]
+    sides = [re.split(r" (?:<-|->) ", each) for each in ways]
+    if len({len(each) for each in sides}) > 1:
+        return tuple(ways)
     parts = [{each[at] for each in sides} for at in range(len(sides[0]))]
     at = next((at for at, part in enumerate(parts) if len(part) > 1), 0)
     return tuple(each[at] for each in sides)
 
 
-def _stored_names(asked: ModelClass) -> dict[str, str]:
-    """Map the class's tensor names to names in files, matched by equal values.
+def choices(ways: Mapping[str, list[str]], axes: set[str]) -> Iterator[dict[str, str]]:
+    """Other patterns for tensors in which these axes stand, fewest changes first.
 
-    Raises:
-        InputError: files have a tensor that the class does not have.
+    Tensors with the same alternatives, as weight and bias, agree.
     """
-    with temporary("inference") as folder:
-        model: Any = asked.small_model()
-        with quiet():
-            model.save_pretrained(folder)
-        stored = load_file(folder / "model.safetensors")
-    here = model.state_dict()
-    found = {}
-    for name, tensor in stored.items():
-        same = (each for each, of in here.items() if each not in stored and tensor.equal(of))
-        own = name if name in here else next(same, None)
-        if own is None:
-            raise not_inferred(
-                f"files of a {asked.name} model have tensor {name}, which its class makes others of"
-            )
-        found[own] = name
-    return found
+    groups = {}
+    for found in ways.values():
+        concerned = any(re.search(rf"\b{axis}\b", each) for each in found for axis in axes)
+        if len(found) > 1 and concerned:
+            groups[group_of(found)] = len(found)
+    for count in (1, 2, 3):
+        for some in combinations(groups, count):
+            for numbers in product(*(range(1, groups[group]) for group in some)):
+                at = dict(zip(some, numbers, strict=True))
+                yield {
+                    name: found[at[group_of(found)]]
+                    for name, found in ways.items()
+                    if len(found) > 1 and group_of(found) in at
+                }
