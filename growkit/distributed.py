@@ -39,6 +39,7 @@ from growkit.engine.loader import check_class
 from growkit.engine.oracle import lacks_class, parsed, readable
 from growkit.engine.user_family import temporary_family, unlisted_family
 from growkit.families.family import family_of
+from growkit.inference import family_for
 from growkit.planning.updates import law_of
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
@@ -157,9 +158,11 @@ class Grown:
             recipe = load_recipe(Path(recipe), chosen)
         manifest = file is not None and file.suffix == ".json"
         family = unlisted_family(recipe.family) if manifest else recipe.family
+        found = find(chosen or recipe.source)
+        family, _ = family_for(found, family)
         self.recipe = replace(recipe, source=chosen or recipe.source, family=family)
         with temporary_family(self.recipe.family):
-            self.source = find(self.recipe.source).open()
+            self.source = found.open()
             self.source.opened.check_carried()
             if file is not None and manifest:
                 check_recorded(file, self.source, together=together)

@@ -45,12 +45,12 @@ REFUSED = {
 
 
 def load_model(
-    stored: Path | Checkpoint, dtype: torch.dtype, device: torch.device, attention: str | None
+    stored: Path | Weights, dtype: torch.dtype, device: torch.device, attention: str | None
 ) -> torch.nn.Module:
-    """Load the model in a folder, ready to run.
+    """Load a model, ready to run.
 
     Args:
-        stored: a model folder, or the checkpoint in one.
+        stored: a model folder, the checkpoint in one, or one that is planned.
         dtype: dtype of the weights after casting.
         device: device that the model runs on.
         attention: transformers' attention implementation; None for the class's own choice.
@@ -62,9 +62,11 @@ def load_model(
 
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
-    checkpoint = stored if isinstance(stored, Checkpoint) else Checkpoint(stored)
-    folder, weights = checkpoint.folder, readable(checkpoint)
-    as_stored = weights is checkpoint and checkpoint.stands_alone
+    checkpoint = stored if isinstance(stored, Weights) else Checkpoint(stored)
+    folder, weights = checkpoint.where(), readable(checkpoint)
+    as_stored = (
+        weights is checkpoint and isinstance(checkpoint, Checkpoint) and checkpoint.stands_alone
+    )
     with (
         quiet(),
         foreign(f"transformers cannot load {folder}", "correct its config.json or its weights"),
@@ -94,7 +96,7 @@ def load_model(
     mismatched = {str(name) for name, *_ in loading["mismatched_keys"]}
     for problem, keys in (("missing keys", missing), ("mismatched keys", mismatched)):
         if keys:
-            raise random_weights(model, problem, str(folder), min(keys))
+            raise random_weights(model, problem, folder, min(keys))
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise InputError(
@@ -104,7 +106,7 @@ def load_model(
     fit_experts(model)
     model.eval().to(device)
     assert isinstance(model, torch.nn.Module)
-    return checkpoint.as_read(model)
+    return checkpoint.as_read(model) if isinstance(checkpoint, Checkpoint) else model
 
 
 def random_weights(model: Any, problem: str, where: str, name: str) -> InputError:

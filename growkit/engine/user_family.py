@@ -163,7 +163,8 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
         for key, axes in sized.items()
     }
     partners |= {
-        ratio: [key for key, axes in sized.items() if {*axes} & {*of}] for ratio, of in ratios.items()
+        ratio: [key for key, axes in sized.items() if {*axes} & {*of}]
+        for ratio, of in ratios.items()
     }
     for key, axes in {**sized, **ratios}.items():
         common = names.get(key, key)
@@ -178,8 +179,11 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
                 f"{as_described} the length of the context does not grow with anything; give it "
                 "an axis of its own, positions"
             )
-        if common not in ALWAYS_SIZES and not _changes_shapes(
-            key, config, shapes, partners[key]
+        computed = "head" in key and axes == ("heads",) and "head_dim" in family.derived
+        if (
+            common not in ALWAYS_SIZES
+            and not computed
+            and not _changes_shapes(key, config, shapes, partners[key])
         ):
             raise InputError(
                 f"the description of {family.name} has {key} among its sizes, but no tensor of "
@@ -273,9 +277,10 @@ def _changes_shapes(key: str, config: Config, shapes: Shapes, partners: Iterable
     if not isinstance(value, int):
         return False
     others = [with_value(config, key, other) for other in (2 * value, value + 1, value - 1, 1)]
-    for partner in partners:
-        size = value_at(config, partner) or 0
-        others += [with_value(others[0], partner, each) for each in (2 * size, size // 2)]
+    if _tensors(others[0]) is None:  # the class compares it with others
+        for partner in partners:
+            size = value_at(config, partner) or 0
+            others += [with_value(others[0], partner, each) for each in (2 * size, size // 2)]
     return any(_tensors(each) not in (None, shapes) for each in others)
 
 

@@ -1,1 +1,45 @@
-"""Families of classes of transformers that growkit does not know, inferred from the class."""
+"""Families that growkit has no description of, inferred from their classes in transformers."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.reading import MOST_DIGITS
+from growkit.families.family import families
+from growkit.sources import Source
+
+
+def family_for(
+    source: Source, family: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Any] | None, str | None]:
+    """The description of a source's family, which is inferred if growkit has none of its type.
+
+    Args:
+        source: the source.
+        family: a description by a user; None for none.
+
+    Returns:
+        The description, None if growkit's own is used; and how it was inferred, in a sentence.
+
+    Raises:
+        InputError: parts of its class cannot be described.
+    """
+    config = Folder(source.folder).json("config.json", MOST_DIGITS)
+    kind = config.get("model_type")
+    known = {each for of in families().values() for each in of.model_types}
+    if family is not None or kind in known or "text_config" in config:
+        return family, None
+    from transformers import CONFIG_MAPPING
+
+    if kind not in CONFIG_MAPPING:
+        return None, None
+    from growkit.inference.inferring import InferredFamily
+
+    started = time.perf_counter()
+    found = InferredFamily(config, str(source.folder / "config.json"))
+    seconds = time.perf_counter() - started
+    tried = "every axis tried"
+    if fixed := found.description.get("fixed"):
+        tried += f"; {' and '.join(fixed)} cannot grow"
+    return found.description, f"family inferred from {found.asked.name} in {seconds:.1f} s, {tried}"

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from itertools import combinations
@@ -111,12 +111,16 @@ class ModelClass:
             return self._resolved[key]
         return getattr(self._read, key, None)
 
+    def resolves(self, key: str) -> bool:
+        """Whether the class's config has a key under this name, with a value."""
+        return self._resolved.get(key) is not None
+
     def said(self, key: str) -> Any:
         """The config's value of a key; None if it has none."""
         return self._plain.get(key)
 
     @property
-    def lists(self) -> dict[str, list[Any]]:
+    def lists(self) -> dict[str, Sequence[Any]]:
         """Keys with one entry per layer, and the class's values of them."""
         return {
             key: value
@@ -369,66 +373,82 @@ class ModelClass:
 
     def _find_sizes(self) -> None:
         """Find the keys that change a shape, alone or together with others."""
+        self._state_head_dim()
         names = {key: axis for axis, key in self._keys.items()} | {
             key: axis for key, axis in ALSO.items() if axis not in self._named_axes()
         }
         numbers = dict(self._numbers())
-        if "heads" in self._named_axes() and self._keys["head_dim"] not in numbers:
-            # Many classes look for a size of heads that their config does not mention.
-            hidden, heads = (numbers.get(self._keys[axis], 0) for axis in ("hidden", "heads"))
-            whole = hidden // max(heads, 1)
-            here = self.shapes({})
-            if whole and self.shapes({"head_dim": whole}) == here != self.shapes(
-                {"head_dim": 2 * whole}
-            ):
-                self._set("head_dim", whole)
-                numbers["head_dim"] = whole
-                self._built = {}
         here = self.shapes({})
         assert here is not None
-        templates = {self.template(name) for name in here}
-
-        def doubled(keys: tuple[str, ...]) -> Shapes | None:
-            """The shapes with these keys doubled; None if there are none, or other tensors."""
-            found = self.shapes({key: 2 * numbers[key] for key in keys})
-            if found is None or {self.template(name) for name in found} != templates:
-                return None
-            return found
-
         stuck = []
         for key in numbers:
-            found = doubled((key,))
+            found = self._doubled((key,), numbers, here)
             if found is None:
                 stuck.append(key)
             elif found != here:
                 self._add(names.get(key), (key,), numbers[key])
-        heads = self._keys["heads"]
-        if heads in numbers and "head_dim" not in self.small:
+        if self._keys["heads"] in numbers and not self._has_heads_apart():
             self._find_derived(numbers, here)
         for key in stuck:
-            if any(key in keys for keys in self.sizes.values()):
-                continue
-            others = sorted(
-                (each for each in stuck if each != key),
-                key=lambda each: numbers[each] != numbers[key],
-            )
-            groups = [(each,) for each in others]
-            groups += [*combinations(others[:6], 2)] if key in names else []
-            for group in groups:
-                found = doubled((key, *group))
-                if found is not None and found != here:
-                    self._join(names, (key, *group), numbers)
-                    break
-        self._find_ratio(names, numbers, stuck, here)
+            if not any(key in keys for keys in self.sizes.values()):
+                self._find_partners(key, stuck, names, numbers, here)
+        self._find_ratio(names, numbers, stuck)
         kv_heads = self._keys["kv_heads"]
-        if "heads" in self.small and "kv_heads" not in self.small and kv_heads in numbers:
-            if numbers[kv_heads] == self.small["heads"]:  # latents, from which every head has its own
-                self.sizes["heads"] += (kv_heads,)
+        if "kv_heads" not in self.small and numbers.get(kv_heads) == self.small.get("heads", 0):
+            self.sizes["heads"] += (kv_heads,)  # every head has its own, from a latent
         for axis in ("vocab", "hidden"):
             if axis not in self.small:
                 raise not_inferred(
                     f"the config of a {self.name} model has no key that changes {axis} alone"
                 )
+
+    def _state_head_dim(self) -> None:
+        """State the size of a head, for which many classes look, though configs leave it out."""
+        numbers = dict(self._numbers())
+        hidden, heads = (numbers.get(self._keys[axis], 0) for axis in ("hidden", "heads"))
+        if self._keys["head_dim"] in numbers or not heads or not hidden // heads:
+            return
+        whole = hidden // heads
+        here, twice = self.shapes({"head_dim": whole}), self.shapes({"head_dim": 2 * whole})
+        if here == self.shapes({}) != twice:
+            self._set("head_dim", whole)
+            self._built = {}
+
+    def _doubled(
+        self, keys: tuple[str, ...], numbers: Mapping[str, int], here: Shapes
+    ) -> Shapes | None:
+        """The shapes with these keys doubled; None if there are none, or other tensors."""
+        found = self.shapes({key: 2 * numbers[key] for key in keys})
+        if found is None or {*map(self.template, found)} != {*map(self.template, here)}:
+            return None
+        return found
+
+    def _find_partners(
+        self,
+        key: str,
+        stuck: Sequence[str],
+        names: Mapping[str, str],
+        numbers: Mapping[str, int],
+        here: Shapes,
+    ) -> None:
+        """Find the keys with which one must change."""
+        others = sorted(
+            (each for each in stuck if each != key), key=lambda each: numbers[each] != numbers[key]
+        )
+        groups: list[tuple[str, ...]] = [(each,) for each in others]
+        groups += [*combinations(others[:6], 2)] if key in names else []
+        for group in groups:
+            found = self._doubled((key, *group), numbers, here)
+            if found is not None and found != here:
+                self._join(names, (key, *group), numbers)
+                return
+
+    def _has_heads_apart(self) -> bool:
+        """Whether heads have a size of their own, so that hidden can grow without them."""
+        if "head_dim" not in self.small:
+            return False
+        wide = dict.fromkeys(self.sizes.get("hidden", ()), 2 * self.small.get("hidden", 0))
+        return not wide or self._fits(wide)
 
     def _named_axes(self) -> set[str]:
         return {axis for axis, key in self._keys.items() if self._counts(key)}
@@ -458,7 +478,7 @@ class ModelClass:
         self._add(named, tuple(first), numbers[keys[0]])
 
     def _find_ratio(
-        self, names: Mapping[str, str], numbers: Mapping[str, int], stuck: list[str], here: Shapes
+        self, names: Mapping[str, str], numbers: Mapping[str, int], stuck: list[str]
     ) -> None:
         """Find a whole number that the class wants to be a quotient of sizes, as ``expand`` is."""
         rest = [key for key in stuck if not any(key in keys for keys in self.sizes.values())]
@@ -467,7 +487,8 @@ class ModelClass:
             over = [
                 key
                 for key in rest
-                if key != ratio and self.shapes({key: 2 * numbers[key], ratio: 2 * value}) is not None
+                if key != ratio
+                and self.shapes({key: 2 * numbers[key], ratio: 2 * value}) is not None
             ]
             under = [
                 key
@@ -487,9 +508,11 @@ class ModelClass:
         hidden, heads = (self._keys[axis] for axis in ("hidden", "heads"))
         found = self.shapes({heads: 2 * numbers[heads]}) or here
         narrower = any(
-            a < b for name in here.keys() & found.keys() for a, b in zip(found[name], here[name], strict=True)
+            a < b
+            for name in here.keys() & found.keys()
+            for a, b in zip(found[name], here[name], strict=True)
         )
-        if "heads" in self.small and not narrower:
+        if "heads" in self.small and "head_dim" not in self.small and not narrower:
             return
         if hidden not in numbers or numbers[hidden] % numbers[heads]:
             return
@@ -502,7 +525,6 @@ class ModelClass:
             heads = heads if heads in used or not used else used[0]
         self.sizes["heads"] = (heads,)
         self.small |= {"heads": numbers[heads], "head_dim": numbers[hidden] // numbers[heads]}
-
 
     def _computes_alike(self, key: str, value: int, expected: torch.Tensor) -> bool:
         with suppress(Exception), quiet():

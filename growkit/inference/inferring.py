@@ -7,7 +7,6 @@ is true, is tried: the small model is grown as described and must compute the sa
 float64. Sizes for which it does not are described as fixed.
 """
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,17 +17,21 @@ import yaml
 
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError, foreign, reason
+from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.publishing import temporary
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.metrics import error_of
 from growkit.engine.oracle import load_model, quiet
 from growkit.engine.strict import CPU, strict_float64
+from growkit.engine.user_family import temporary_family
+from growkit.families.description import MOST_LAYERS
 from growkit.families.family import described, refuse_quantised
 from growkit.inference.classes import ModelClass
 from growkit.inference.proposing import Proposal, choices
 from growkit.inference.running import see
-from growkit.pipeline.running import grow
-from growkit.planning.plan import unused_tensors
+from growkit.planning.plan import Planned, unused_tensors
+from growkit.recipe.planner import change
+from growkit.recipe.recipe import DEFAULT_METHOD, GrowStep
 from growkit.results import versions
 from growkit.results.operation import Evidence, Inference, Trial
 from growkit.sources import find
@@ -47,7 +50,7 @@ GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 }
 """Growths to try for each axis, until one is possible."""
 
-MOST_TRIED = 12
+MOST_TRIED = 20
 """Limit for the descriptions to try for an axis."""
 
 
@@ -62,59 +65,83 @@ def infer(folder: str | Path) -> Inference:
     """
     checkpoint = find(folder).whole()
     refuse_quantised(checkpoint.config, checkpoint.where())
-    where = str(checkpoint.folder / "config.json")
-    asked = ModelClass(checkpoint.config, where)
-    if asked.layers > len(checkpoint.tensors):
+    layers = checkpoint.config.get("num_hidden_layers")
+    if isinstance(layers, int) and len(checkpoint.tensors) < layers <= MOST_LAYERS:
         raise InputError(
-            f"{where} promises {asked.layers:,} layers, but there are only "
+            f"config.json in {checkpoint.where()} promises {layers:,} layers, but there are only "
             f"{len(checkpoint.tensors)} tensors; correct it, or add what is missing"
         )
-    proposal = Proposal(asked, see(asked))
-    ways = proposal.ways()
-    chosen = {name: found[0] for name, found in ways.items()}
-    more: dict[str, Any] = {}
-    reading = tried = 0
-    trials = []
-    with temporary("inference") as scratch:
-        source, ids, expected = _small_source(asked, scratch)
-        for axis in GROWTHS:
-            best: Any = None
-            options = _descriptions(proposal, ways, chosen, axis, more)
-            for each, also, which in islice(options, MOST_TRIED):
-                description = proposal.description(each, also, reading=which or reading)
-                if axis not in _axes(description):
-                    break
-                trial = _trial(source, scratch / axis, axis, description, ids, expected)
-                tried += 1
-                if best is None or _badness(trial) < _badness(best[0]):
-                    best = trial, each, also, which
-                if trial.exact:
-                    break
-            if best is not None:
-                trials.append(best[0])
-                if best[0].exact:
-                    _, chosen, more, which = best
-                    reading = which or reading
-    description = proposal.description(chosen, more, reading=reading)
-    fixed = {
-        axis: f"cannot grow: when it was tried, logits differed by {trial['error']:.1g}"
-        for trial in trials
-        for axis in _grown(description, trial["axis"])
-        if trial.wrong
-    }
-    if fixed:
-        description["fixed"] = fixed
-    found = Inference(
-        model_class=asked.name,
-        family=description,
-        tensors=_evidence(checkpoint, description, ways),
-        trials=trials,
-        tried=tried,
-        sure=any(trial.exact for trial in trials) and not fixed,
+    found = InferredFamily(checkpoint.config, str(checkpoint.folder / "config.json"))
+    result = Inference(
+        model_class=found.asked.name,
+        family=found.description,
+        tensors=_evidence(checkpoint, found.description, found.ways),
+        trials=found.trials,
+        tried=found.tried,
+        sure=any(trial.exact for trial in found.trials) and "fixed" not in found.description,
         yaml="",
     )
-    found["yaml"] = as_yaml(found)
-    return found
+    result["yaml"] = as_yaml(result)
+    return result
+
+
+class InferredFamily:
+    """A description of a class, in which every axis was tried.
+
+    Attributes:
+        asked: the class.
+        ways: the patterns that were possible, by tensor.
+        description: the description.
+        trials: the trial of every axis, and the number of descriptions that were tried.
+    """
+
+    def __init__(self, config: Config, where: str) -> None:
+        self.asked = ModelClass(config, where)
+        self.proposal = Proposal(self.asked, see(self.asked))
+        self.ways = self.proposal.ways()
+        self._chosen = {name: found[0] for name, found in self.ways.items()}
+        self._more: dict[str, Any] = {}
+        self._reading = self.tried = 0
+        self.trials: list[Trial] = []
+        with temporary("inference") as scratch:
+            small = _small_source(self.asked, scratch)
+            for axis in GROWTHS:
+                self._try(axis, *small)
+        self.description = self._described(self._chosen, self._more, self._reading)
+        fixed = {
+            axis: f"cannot grow: when it was tried, logits differed by {trial['error']:.1g}"
+            for trial in self.trials
+            for axis in _grown_with(self.description, trial["axis"])
+            if trial.wrong
+        }
+        if fixed:
+            self.description["fixed"] = fixed
+
+    def _described(
+        self, chosen: Mapping[str, str], more: Mapping[str, Any], reading: int
+    ) -> dict[str, Any]:
+        return self.proposal.description(chosen, more, reading=reading)
+
+    def _try(
+        self, axis: str, source: Checkpoint, ids: torch.Tensor, expected: torch.Tensor
+    ) -> None:
+        """Try descriptions until one is right for an axis, and keep it."""
+        best: Any = None
+        options = _descriptions(self.proposal, self.ways, self._chosen, axis, self._more)
+        for chosen, more, reading in islice(options, MOST_TRIED):
+            description = self._described(chosen, more, reading or self._reading)
+            if axis not in _axes(description):
+                return
+            trial = _trial(source, axis, description, ids, expected)
+            self.tried += 1
+            if best is None or _badness(trial) < _badness(best):
+                best = trial
+            if trial.exact:
+                self._chosen, self._more = chosen, more
+                self._reading = reading or self._reading
+                break
+        if best is not None:
+            self.trials.append(best)
 
 
 def _descriptions(
@@ -133,11 +160,13 @@ def _descriptions(
     if axis == "layers":
         yield from ((dict(chosen), dict(more), reading) for reading in (1, 2, 3))
         return
+    others: list[dict[str, Any]] = [{}]
     if axis == "hidden":
-        yield dict(chosen), {**more, "rooted": True}, 0
-        yield dict(chosen), {**more, "places": {"heads": "slopes"}}, 0
-    for changed in choices(ways, {axis, "head_dim"} if "heads" in axis else {axis}):
-        yield {**chosen, **changed}, dict(more), 0
+        others += [{"rooted": True}, {"places": {"heads": "slopes"}, "groups": {"heads": []}}]
+        yield from ((dict(chosen), {**more, **other}, 0) for other in others[1:])
+    near = {"hidden", "heads"} if axis == "hidden" else {axis}
+    for changed in choices(ways, near | {"head_dim"} if "heads" in near else near):
+        yield from (({**chosen, **changed}, {**more, **other}, 0) for other in others)
 
 
 def _badness(trial: Trial) -> float:
@@ -173,18 +202,20 @@ def _evidence(
     return found
 
 
-def _small_source(asked: ModelClass, scratch: Path) -> tuple[Path, torch.Tensor, torch.Tensor]:
+def _small_source(
+    asked: ModelClass, scratch: Path
+) -> tuple[Checkpoint, torch.Tensor, torch.Tensor]:
     """A small random model in a folder, some tokens, and its logits."""
     model: Any = asked.small_model()
     with quiet():
-        model.save_pretrained(scratch / "source")
+        model.save_pretrained(scratch)
+    source = Checkpoint(scratch)
     ids = torch.arange(12)[None] * 5 % asked.small["vocab"]
-    return scratch / "source", ids, _logits(scratch / "source", ids)
+    return source, ids, _logits(source, ids)
 
 
 def _trial(
-    source: Path,
-    out: Path,
+    source: Checkpoint,
     axis: str,
     description: Mapping[str, Any],
     ids: torch.Tensor,
@@ -196,16 +227,27 @@ def _trial(
     for growth in GROWTHS[axis]:
         options = {name: value for name, value in growth.items() if name in axes}
         shown = {name: value for name, value in options.items() if name != "method"}
-        shutil.rmtree(out, ignore_errors=True)
         try:
-            grow(source, out, family=description, verify=False, **options)
-            with foreign("the grown model does not run", "choose other sizes"):
-                error = error_of(_logits(out, ids), expected)
+            with (
+                temporary_family(description),
+                foreign("the grown model does not run", "choose other sizes"),
+            ):
+                error = error_of(_logits(_grown(source, options), ids), expected)
         except InputError as why:
             impossible.append(Trial(axis=axis, options=shown, error=None, why=reason(why)))
         else:
             return Trial(axis=axis, options=shown, error=error, why=None)
     return impossible[0]
+
+
+def _grown(source: Weights, options: Mapping[str, Any]) -> Weights:
+    """Plan a growth; its options, and its method if that is not the default one."""
+    sizes = {name: value for name, value in options.items() if name != "method"}
+    step = GrowStep(options.get("method", DEFAULT_METHOD), sizes)
+    grown = source
+    for plan in change(step, source, 0).plans:
+        grown = Planned(grown, plan)
+    return grown
 
 
 def try_description(asked: ModelClass, description: Mapping[str, Any]) -> list[Trial]:
@@ -218,13 +260,13 @@ def try_description(asked: ModelClass, description: Mapping[str, Any]) -> list[T
     with temporary("inference") as scratch:
         source, ids, expected = _small_source(asked, scratch)
         return [
-            _trial(source, scratch / axis, axis, description, ids, expected)
+            _trial(source, axis, description, ids, expected)
             for axis in GROWTHS
             if axis in _axes(description)
         ]
 
 
-def _grown(description: Mapping[str, Any], axis: str) -> set[str]:
+def _grown_with(description: Mapping[str, Any], axis: str) -> set[str]:
     """The axes of a description that grow with an option."""
     kinds = description.get("kinds", {})
     return {of for of in description["sizes"].values() if kinds.get(of, of) == axis}
@@ -235,9 +277,9 @@ def _axes(description: Mapping[str, Any]) -> set[str]:
     return {*description["sizes"].values(), *description.get("kinds", {}).values()}
 
 
-def _logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+def _logits(weights: Weights, ids: torch.Tensor) -> torch.Tensor:
     with strict_float64(), quiet(), torch.no_grad():
-        model: Any = load_model(folder, torch.float64, CPU, "eager")
+        model: Any = load_model(weights, torch.float64, CPU, "eager")
         logits = model(input_ids=ids, use_cache=False).logits
     assert isinstance(logits, torch.Tensor)
     return logits

@@ -137,9 +137,7 @@ def _terms(asked: ModelClass, name: str, at: int, size: int, axes: list[str]) ->
     terms = []
     for some in values:
         part = sum(
-            (-1) ** (len(more) - len(some)) * changes[more]
-            for more in values
-            if {*some} <= {*more}
+            (-1) ** (len(more) - len(some)) * changes[more] for more in values if {*some} <= {*more}
         )
         count, rest = divmod(part, prod(asked.small[axis] for axis in some))
         if rest or count < 0:
@@ -241,13 +239,13 @@ class Proposal:
             for at, names in enumerate(kinds.values()):
                 entry = self._tensor(names[0], chosen[f"{template}#{at}"], rooted)
                 possible = self._when(template, names, len(kinds) > 1)
-                if possible or len(kinds) > 1:
-                    entry = {"pattern": entry} if isinstance(entry, str) else entry
                 if possible:
                     entry["when"], settings = possible[min(reading, len(possible) - 1)]
                     arranged |= settings
                 entries.append(entry)
-            tensors[template] = entries[0] if len(entries) == 1 else entries
+            (first, *others) = entries
+            plain = first["pattern"] if first.keys() == {"pattern"} else first
+            tensors[template] = entries if others else plain
         patterns = [each for each in chosen.values() if each != SCALAR]
         dimensions = [each for p in patterns for each in Pattern.parse(p).dimensions]
         axes = {axis for dimension in dimensions for axis in dimension.axes}
@@ -280,6 +278,7 @@ class Proposal:
             "ratios": self._ratios(),
             "arranged": arranged,
             "lists": sorted(key for key in asked.lists if asked.said(key) is not None),
+            "normed_sums": self.seen.normed_sums,
             "tied": self._tied,
             "tensors": tensors,
         }
@@ -295,7 +294,7 @@ class Proposal:
 
     def experts(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Possible ways in which the class uses its experts."""
-        top_k = [key for key in ("num_experts_per_tok",) if self.asked.value(key)]
+        top_k = [key for key in ("num_experts_per_tok",) if self.asked.resolves(key)]
         widths = [
             axis
             for name, pattern in chosen.items()
@@ -356,7 +355,9 @@ class Proposal:
             whole = asked.small["hidden"] // asked.small["heads"]
             if asked.derived or whole == asked.small["head_dim"]:
                 found["head_dim"] = f"{hidden} / {heads}"
-        entries = [e for each in tensors.values() for e in (each if isinstance(each, list) else [each])]
+        entries = [
+            e for each in tensors.values() for e in (each if isinstance(each, list) else [each])
+        ]
         eps = [each["eps"] for each in entries if isinstance(each, dict) and "eps" in each]
         found |= {key: asked.value(key) for key in eps}
         said = [each["when"] for each in entries if isinstance(each, dict) and "when" in each]
@@ -368,13 +369,13 @@ class Proposal:
             found[TIED] = bool(asked.value(TIED))
         return {key: value for key, value in found.items() if value is not None}
 
-    def _tensor(self, name: str, pattern: str, rooted: bool) -> str | dict[str, Any]:
+    def _tensor(self, name: str, pattern: str, rooted: bool) -> dict[str, Any]:
+        said: dict[str, Any] = {"pattern": pattern}
         if rooted and pattern == "vocab -> hidden":
-            return {"pattern": pattern, "root": "hidden"}
+            return said | {"root": "hidden"}
         norm = self.seen.norms.get(name)
         if norm is None:
-            return pattern
-        said: dict[str, Any] = {"pattern": pattern}
+            return said
         if norm.last and self._tied and pattern == "hidden":
             said["tied"] = "<- hidden"
         if name.endswith(".weight"):
@@ -384,7 +385,7 @@ class Proposal:
             said |= {key: True for key in ("centred", "behind") if getattr(norm, key)}
             if norm.offset:
                 said["offset"] = norm.offset
-        return said if len(said) > 1 else pattern
+        return said
 
 
 def _with_roles(dimensions: tuple[str, ...], reads: set[int]) -> str:
@@ -399,27 +400,38 @@ def conditions(asked: ModelClass, layers: frozenset[int]) -> list[tuple[str, dic
 
     Each comes with what determines it when layers are rearranged (``arranged`` of a description).
     """
-    found: list[tuple[str, dict[str, Any]]] = []
     every = frozenset(range(asked.layers))
-    for key, values in asked.lists.items():
-        mine = {values[layer] for layer in layers if isinstance(values[layer], str | int)}
-        if layers == {at for at, value in enumerate(values) if value in mine}:
-            text = " or ".join(f"{key}[layer] == {value!r}" for value in sorted(mine, key=str))
-            found.append((text, {}))
-    for key, numbers in asked.listed.items():
-        for text, some in ((f"layer in {key}", numbers), (f"layer not in {key}", every - numbers)):
-            if layers == some:
-                found.append((text, {key: {"layers": f"layer in {key}"}}))
-    for few, sign in ((every - layers, ">="), (layers, "<")):
-        if few == frozenset(range(len(few))):
-            for key in asked.keys_of(len(few)):
-                found.append((f"layer {sign} {key}", {key: {"count": f"layer < {key}"}}))
-            found.append((f"layer {sign} {len(few)}", {}))
+    found = [*_listed(asked, layers, every), *_bounded(asked, layers, every)]
     first = min(layers)
     for period in range(2, asked.layers):
         if layers == frozenset(range(first % period, asked.layers, period)):
             found.append((f"layer % {period} == {first % period}", {}))
     return found or [(" or ".join(f"layer == {layer}" for layer in sorted(layers)), {})]
+
+
+def _listed(
+    asked: ModelClass, layers: frozenset[int], every: frozenset[int]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Conditions by keys that list kinds of layers, or their numbers."""
+    for key, values in asked.lists.items():
+        mine = {values[layer] for layer in layers if isinstance(values[layer], str | int)}
+        if layers == {at for at, value in enumerate(values) if value in mine}:
+            yield " or ".join(f"{key}[layer] == {value!r}" for value in sorted(mine, key=str)), {}
+    for key, numbers in asked.listed.items():
+        for text, some in ((f"layer in {key}", numbers), (f"layer not in {key}", every - numbers)):
+            if layers == some:
+                yield text, {key: {"layers": f"layer in {key}"}}
+
+
+def _bounded(
+    asked: ModelClass, layers: frozenset[int], every: frozenset[int]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Conditions by the number of layers that come first."""
+    for few, sign in ((every - layers, ">="), (layers, "<")):
+        if few == frozenset(range(len(few))):
+            for key in asked.keys_of(len(few)):
+                yield f"layer {sign} {key}", {key: {"count": f"layer < {key}"}}
+            yield f"layer {sign} {len(few)}", {}
 
 
 def group_of(ways: list[str]) -> tuple[str, ...]:

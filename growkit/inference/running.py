@@ -49,7 +49,7 @@ class Observation:
         inner: tensors of attention, except for the dimensions in ``outer``.
         outer: dimensions of tensors of attention that read or write hidden states.
         norms: the behaviour of every norm.
-        last: the tensors of the norm that follows all layers.
+        normed_sums: whether what layers return comes from a norm.
     """
 
     reads: set[tuple[str, int]] = field(default_factory=set)
@@ -57,6 +57,7 @@ class Observation:
     inner: set[str] = field(default_factory=set)
     outer: set[tuple[str, int]] = field(default_factory=set)
     norms: dict[str, NormSeen] = field(default_factory=dict)
+    normed_sums: bool = False
 
 
 def see(asked: ModelClass) -> Observation:
@@ -72,7 +73,7 @@ def see(asked: ModelClass) -> Observation:
         with watched, products:
             run(model)
     places = _places(model)
-    seen = Observation()
+    seen = Observation(normed_sums=watched.normed_sums)
     norms = _norms(asked, model, watched)
     for name, (parameter, dimensions) in places.items():
         module = parameter.rpartition(".")[0]
@@ -107,7 +108,7 @@ def _places(model: nn.Module) -> dict[str, tuple[str, list[int | None]]]:
     found = {}
     for name, tensor in as_in_files(model, numbered).items():
         first = int(tensor.flatten()[0]) if tensor.numel() else -1
-        begin, own, shape = next((b for b in reversed(begins) if b[0] <= first), (0, name, ()))
+        _, own, shape = next((b for b in reversed(begins) if b[0] <= first), (0, name, ()))
         strides = torch.empty(shape, device="meta").stride()
         dimensions: list[int | None] = []
         for at, size in enumerate(tensor.shape):
@@ -121,6 +122,13 @@ def _places(model: nn.Module) -> dict[str, tuple[str, list[int | None]]]:
     return found
 
 
+SUMMED = {"mm": ((0, 1), (1, 0)), "addmm": ((1, 1), (2, 0)), "mv": ((0, 1), (1, 0))}
+"""Arguments and dimensions over which torch's products of matrices sum."""
+
+BATCHED = {"bmm": (0, 1), "baddbmm": (1, 2)}
+"""Arguments that are matrices in products of many."""
+
+
 class _Products(TorchDispatchMode):
     """Records which dimensions of parameters products sum over, and which count matrices.
 
@@ -129,11 +137,8 @@ class _Products(TorchDispatchMode):
         stacks: likewise.
     """
 
-    SUMMED = {"mm": ((0, 1), (1, 0)), "addmm": ((1, 1), (2, 0)), "mv": ((0, 1), (1, 0))}
-    BATCHED = {"bmm": (0, 1), "baddbmm": (1, 2)}
-
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.reads: set[tuple[str, int]] = set()
         self.stacks: set[tuple[str, int]] = set()
         self._kept: list[Any] = []
@@ -159,10 +164,10 @@ class _Products(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         operation = func.overloadpacket.__name__
         found: list[tuple[str, int] | None] = []
-        if operation in self.SUMMED:
-            found = [self._whose(args[which], at) for which, at in self.SUMMED[operation]]
-        elif operation in self.BATCHED:
-            one, other = (args[which] for which in self.BATCHED[operation])
+        if operation in SUMMED:
+            found = [self._whose(args[which], at) for which, at in SUMMED[operation]]
+        elif operation in BATCHED:
+            one, other = (args[which] for which in BATCHED[operation])
             found = [self._whose(one, 2), self._whose(other, 1)]
             self.stacks |= {w for each in (one, other) if (w := self._whose(each, 0))}
         elif operation == "embedding":
@@ -179,8 +184,11 @@ class _Products(TorchDispatchMode):
             known = self._known.get(one.untyped_storage().data_ptr())
             alone = not any(isinstance(each, torch.Tensor) for each in args[1:])
             if known and alone and made.shape == one.shape:
-                mine = [(made.stride(d), made.shape[d], w) for d in range(made.dim())
-                        if (w := self._whose(one, d))]
+                mine = [
+                    (made.stride(d), made.shape[d], w)
+                    for d in range(made.dim())
+                    if (w := self._whose(one, d))
+                ]
                 if made.untyped_storage().data_ptr() not in self._known:
                     self._remember(made, mine)
         self.reads |= {each for each in found if each}
@@ -194,6 +202,7 @@ class _Watch:
         reads_hidden: linear modules of attention that read the same input as the attention.
         writes_hidden: linear modules of attention whose output is that of the attention.
         widths: width of the input of every norm.
+        normed_sums: whether what the last layer returns comes from a norm.
         behind: norms that read the output of attention or MLP, before the residual addition.
         last: the norm that follows all layers, the last one if several do.
     """
@@ -219,6 +228,8 @@ class _Watch:
         self._made: dict[str, list[Any]] = {}
         self._linear: dict[str, list[tuple[str, Any]]] = {}
         self._layers_done = 0
+        self._normed: Any = None
+        self.normed_sums = False
         self._hooks: list[Any] = []
 
     def __enter__(self) -> None:
@@ -273,8 +284,11 @@ class _Watch:
                 for each, its in self._linear.get(attention, []):
                     if _same(its, outcome):
                         self.writes_hidden.add(each)
+            if name in self.norms:
+                self._normed = outcome
             if whole:
                 self._layers_done += 1
+                self.normed_sums = outcome is self._normed
             elif layer and name not in self.norms:
                 given = args[0] if args else None
                 if outcome is not given:  # unlike dropout, which returns its input here

@@ -28,6 +28,7 @@ from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
 from growkit.engine.user_family import load_description, temporary_family
 from growkit.families import diff_transformer as diff
 from growkit.families.family import Family, Headers, example, families, family_of, stored_family
+from growkit.inference import family_for
 from growkit.planning import layouts
 from growkit.planning.operation import PROMISES, Operation, SizeOption, Value, operations
 from growkit.planning.plan import SMALL as SMALL_TENSOR
@@ -70,8 +71,10 @@ def inspect(
         InputError: the folder has no checkpoint of a known family, or its tensors do not fit its
             config.
     """
-    with temporary_family(load_description(family) if isinstance(family, str | Path) else family):
-        found = find(folder)
+    found = find(folder)
+    said = load_description(family) if isinstance(family, str | Path) else family
+    described, inferred = family_for(found, said)
+    with temporary_family(described):
         checkpoint = found.open()
         stored = stored_family(checkpoint)
         dropped, _ = unused_tensors(checkpoint, stored)
@@ -99,6 +102,7 @@ def inspect(
             files=[file.name for file in checkpoint.files],
             dropped=dropped | rest,
             possible=[*_possibilities(checkpoint)],
+            inferred=inferred,
         )
 
 
@@ -377,12 +381,14 @@ def plan(recipe: recipes.Recipe | str | Path, *, bandwidth: str | None = None) -
     limit = None if bandwidth is None else parse_bytes(bandwidth, "bandwidth")
     if isinstance(recipe, str | Path):
         recipe = recipes.load_recipe(recipes.recipe_file(Path(recipe)))
-    with temporary_family(recipe.family):
-        found = find(recipe.source, weights=False)
+    found = find(recipe.source, weights=False)
+    family, inferred = family_for(found, recipe.family)
+    with temporary_family(family):
         source, extra = found.headers(), Folder(found.folder).carried_bytes()
         recipe = replace(recipe, source=found.name)
         prepared = planner.plan_recipe(recipe, source)
         described = planner.describe(recipe, source, prepared)
+        described["inferred"] = inferred
     target, exact = prepared.lineage.target, described.promise == "exact"
     stored = source.stored if isinstance(source, Dequantised) else source
     shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))

@@ -24,6 +24,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.prompts import read_text
 from growkit.engine.user_family import load_description, temporary_family, unlisted_family
 from growkit.families.family import family_of
+from growkit.inference import family_for
 from growkit.pipeline.inspection import disk_needed, estimate
 from growkit.planning.operation import Value
 from growkit.planning.updates import law_of, summary
@@ -73,8 +74,8 @@ def grow(
             rounded source.
         shard_size: upper limit of one output file, e.g. ``5GB``.
         base_model: name of the source in the model card, ``ORG/NAME`` on the Hub; None for none.
-        family: description of the source's family, if growkit does not know it: a YAML file, or its
-            contents (``growkit.infer`` proposes one).
+        family: description of the source's family: a YAML file, or its contents. None for that of
+            growkit, which is inferred from the model's class if growkit has none.
         optimizer: the state of the source's optimizer, which is grown and written next to the
             weights in the same format: an ``optimizer.pt`` or a checkpoint folder of Trainer with
             it, or a folder of torch.distributed.checkpoint.
@@ -186,8 +187,10 @@ def run(
             "nothing but the proof is to be kept, and it is switched off; leave out --proof-only, "
             "or --no-verify (in Python verify=False, in a recipe verify: false)"
         )
-    with temporary_family(recipe.family):
-        return _Run(recipe, reads, progress, dry_run).carry_out(overwrite, proof_only)
+    family, inferred = family_for(find(recipe.source), recipe.family)
+    with temporary_family(family):
+        started = _Run(replace(recipe, family=family), reads, progress, dry_run, inferred)
+        return started.carry_out(overwrite, proof_only)
 
 
 class _Run:
@@ -198,13 +201,19 @@ class _Run:
         reads: see ``run``.
         progress: see ``run``.
         dry_run: see ``run``.
+        inferred: how the family was inferred; None if it was not.
     """
 
     def __init__(
-        self, recipe: Recipe, reads: Sequence[str | Path], progress: Progress, dry_run: bool
+        self,
+        recipe: Recipe,
+        reads: Sequence[str | Path],
+        progress: Progress,
+        dry_run: bool,
+        inferred: str | None,
     ) -> None:
         given_date()  # like all checks below, reports an error before anything that takes time
-        self.progress, self.dry_run = progress, dry_run
+        self.progress, self.dry_run, self.inferred = progress, dry_run, inferred
         self.output, self.found = recipe.output_path, find(recipe.source)
         self.inputs = replace(recipe, source=str(self.found.folder)).inputs(reads)
         if not dry_run:
@@ -249,6 +258,7 @@ class _Run:
         self.target = self.lineage.target
         self.recipe = replace(recipe, steps=self.prepared.steps)
         self.result = result = describe(self.recipe, source, self.prepared)
+        result["inferred"] = self.inferred
         if isinstance(source, Inside):
             result["dropped"] |= source.dropped
             result["warnings"].insert(0, source.note)

@@ -47,7 +47,7 @@ def growth_parts(result: Found) -> Iterator[Part]:
     if result["ranks"]:
         yield _ranks(result["ranks"])
     loads_with = f"loads with {result['loads_with']}" if result["loads_with"] else None
-    sentences = [class_sentence(result["config"]), loads_with]
+    sentences = [result["inferred"], class_sentence(result["config"]), loads_with]
     if not result["verification"]:  # whose reason begins with it
         sentences.append(_lost(result))
     yield from _summary(result, f"{size(result['bytes'])} in {result['dtype']}", sentences)
@@ -163,6 +163,8 @@ def inspection_parts(result: Found) -> Iterator[Part]:
         "embeddings": "tied" if result["tied"] else "untied",
     }
     attention = recorded(result["attention"] or {})
+    if result["inferred"]:
+        yield Paragraph(result["inferred"])
     yield facts | result["config_sizes"] | attention | recorded(result, ("sizes", "files"))
     for name, why in result["dropped"].items():
         yield Paragraph(f"left out: {name}: {why}")

@@ -103,6 +103,7 @@ class Described(Result):
         parameters: number of parameters of the output, likewise.
         dtype: torch name of the dtype of most of the output's parameters.
         warnings: warnings to read before using the output.
+        inferred: how the family of the source was inferred; null if growkit knows it.
     """
 
     source: str
@@ -113,6 +114,7 @@ class Described(Result):
     parameters: int
     dtype: str
     warnings: list[str]
+    inferred: str | None = None
 
 
 class LargePlan(Described, Costs):
@@ -340,6 +342,7 @@ class Inspection(Result):
         files: the weight files.
         dropped: tensors that growkit would leave out, with the reason.
         possible: the growths and conversions that the model allows, each on its own.
+        inferred: how the family was inferred; null if growkit knows it.
     """
 
     folder: str
@@ -357,6 +360,7 @@ class Inspection(Result):
     files: list[str]
     dropped: dict[str, str]
     possible: list[Possible]
+    inferred: str | None = None
 
 
 class Answer(Result):
