@@ -74,8 +74,8 @@ class Parts:
         """
         if suffix not in self.names:
             raise InputError(
-                f"tensor {self.name} in {self.stored.where()} is quantised, but what ends in "
-                f"{suffix} is missing; copy the checkpoint again"
+                f"tensor {self.name} in {self.stored.where(self.first)} is quantised, but what "
+                f"ends in {suffix} is missing; copy the checkpoint again"
             )
         info = self.stored.tensors[self.names[suffix]]
         if info.shape != shape or info.dtype not in dtypes:
@@ -83,6 +83,22 @@ class Parts:
                 f"tensor {self.names[suffix]} in {self.stored.where(self.names[suffix])} has shape "
                 f"{list(info.shape)} and dtype {info.dtype}, but {list(shape)} and "
                 f"{' or '.join(dtypes)} were expected; {REMEDY}"
+            )
+
+    def require(self, fits: bool, what: str) -> None:
+        """Check what the stored tensors must have in common.
+
+        Args:
+            fits: whether it holds.
+            what: the shapes or settings that do not fit, for the message.
+
+        Raises:
+            InputError: it does not hold.
+        """
+        if not fits:
+            raise InputError(
+                f"tensor {self.name} in {self.stored.where(self.first)} is quantised, but {what} "
+                f"do not fit each other; {REMEDY}"
             )
 
 
@@ -325,6 +341,26 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
     shifts = torch.arange(0, 8 * words.element_size(), bits, dtype=words.dtype)
     numbers: Tensor = (words[..., None] >> shifts) & (2**bits - 1)
     return numbers.flatten(-2)
+
+
+def scaled(
+    numbers: Tensor, scales: Tensor, zeros: Tensor | None, by_row: Tensor, by_column: Tensor
+) -> Tensor:
+    """Numbers less their zeros, times their scales, in the dtype of the scales.
+
+    Args:
+        numbers: [rows, columns].
+        scales: [row groups, column groups].
+        zeros: of the same shape, or None.
+        by_row: index of the row group of every row.
+        by_column: index of the column group of every column.
+    """
+
+    def spread(values: Tensor) -> Tensor:
+        return values.to(scales.dtype)[by_row][:, by_column]
+
+    made = numbers.to(scales.dtype)
+    return (made if zeros is None else made - spread(zeros)) * spread(scales)
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from growkit.base.errors import foreign
 from growkit.base.tensors import SAFETENSORS_NAMES, Config, TensorInfo, Weights, cut
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.engine import oracle
-from growkit.engine.loader import Conversion, check_class, loading, the_tensor
+from growkit.engine.loader import Conversion, check_class, dequantises, loading, the_tensor
 from growkit.planning.layouts import read_layout
 
 OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
@@ -227,18 +227,13 @@ def stacks(conversion: Conversion) -> bool:
     """Whether every row of the result has source tensors of its own, as with separate experts."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
-    operations = [each for each in conversion.transform.operations if not _dequantises(each)]
+    operations = [each for each in conversion.transform.operations if not dequantises(each)]
     counts = {len(names) for names in conversion.tensors.values()}
     return (
         any(type(each) is MergeModulelist and each.dim == 0 for each in operations[:1])
         and all(type(each) is Concatenate and each.dim > 0 for each in operations[1:])
         and counts == {shape[0] for shape in conversion.shapes.values() if shape}
     )
-
-
-def _dequantises(operation: Any) -> bool:
-    """Whether an operation of transformers dequantises each tensor on its own."""
-    return hasattr(operation, "hf_quantizer")
 
 
 def one_row(conversion: Conversion, place: int) -> Conversion:

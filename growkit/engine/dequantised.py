@@ -54,6 +54,7 @@ def compare(source: Checkpoint) -> Comparison:
         dense = {made[name] for name in conversion.sources if name in made}
         if dense and conversion.transform is not None:
             with _explained(found):
+                conversion.shapes = {conversion.name: ours.tensors[conversion.name].shape}
                 same = all(_same(*each) for each in _pairs(source.stored, ours, conversion))
                 (found.same if same else found.different).update(dense)
     found.alone = source.parts.keys() - found.same - found.different
@@ -76,7 +77,7 @@ def _pairs(
     """The parameters of a conversion as transformers makes them, and as growkit does."""
     shapes = [stored.tensors[name].shape for name in conversion.sources]
     apart = stacks(conversion)
-    experts = next(iter(conversion.shapes.values()))[0]
+    experts = conversion.shapes[conversion.name][0]
     if not apart and not all(len(shape) > 2 and shape[0] == experts for shape in shapes):
         rows: list[slice] = [slice(None)]
     else:
@@ -89,7 +90,10 @@ def _pairs(
                 pattern: [stored.read(name, *where) for name in names]
                 for pattern, names in part.tensors.items()
             }
-            for name, found in converted(part, read).items():
+            made = converted(part, read)
+            if conversion.name not in made:
+                raise ValueError(f"it does not make {conversion.name}")
+            for name, found in made.items():
                 yield found, ours.read(name, each)
 
 

@@ -178,6 +178,8 @@ def _check_config(checkpoint: Checkpoint, resolved: Config, model: Any) -> None:
 def dequantisations(checkpoint: Dequantised, settings: Config) -> tuple[Conversion, ...]:
     """Determine how transformers itself would dequantise a checkpoint while it loads.
 
+    The shapes of what it dequantises are left out.
+
     Args:
         checkpoint: the checkpoint.
         settings: the ``quantization_config`` with which it does.
@@ -279,6 +281,8 @@ def _recording_conversions(
         return add(transform, name, tensor, pattern, value)
 
     def record_shapes(transform: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(map(dequantises, transform.operations)):  # they need numbers
+            return {}
         made = convert(transform, *args, **kwargs)
         shapes = found[id(transform)].shapes
         shapes |= {name: tuple(the_tensor(value).shape) for name, value in made.items()}
@@ -293,6 +297,11 @@ def _recording_conversions(
         if isinstance(each.transform, WeightRenaming):
             each.transform = None
             each.shapes = {each.name: checkpoint.tensors[each.sources[0]].shape}
+
+
+def dequantises(operation: Any) -> bool:
+    """Whether an operation of transformers dequantises each tensor on its own."""
+    return hasattr(operation, "hf_quantizer")
 
 
 def the_tensor(made: Any) -> torch.Tensor:

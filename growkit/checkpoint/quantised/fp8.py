@@ -4,10 +4,9 @@ DeepSeek-V3 Technical Report, arXiv 2412.19437, section 3.3: a weight is a numbe
 scale of its block, of 128 by 128 weights.
 """
 
-from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import REMEDY, Format, Parts, powers_of_two
+from growkit.checkpoint.dequantising import Format, Parts, powers_of_two, scaled
 
 EXPONENTS = ("U8", "F8_E8M0")
 """Dtypes of scales that are powers of two, of which the exponent is stored."""
@@ -27,27 +26,23 @@ class Fp8(Format):
         parts.check(".weight", shape, "F8_E4M3", "F8_E5M2")
         scales = parts.shape(".weight_scale_inv")
         parts.check(".weight_scale_inv", scales, "F32", "BF16", "F16", *EXPONENTS)
-        if len(shape) != 2 or None in _block(shape, scales, settings):
-            raise InputError(
-                f"tensor {parts.first} in {parts.stored.where(parts.first)} has shape "
-                f"{list(scales)}, which are no scales of blocks of {list(shape)} weights; {REMEDY}"
-            )
+        fits = len(shape) == 2 and _block(shape, scales, settings) is not None
+        parts.require(fits, f"weights of shape {list(shape)} and scales of shape {list(scales)}")
         return TensorInfo(shape, dtype)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
         """See ``Format``; float32, the product of both."""
-        stored = parts.shape(".weight_scale_inv")
-        tall, wide = _block(info.shape, stored, settings)
-        assert tall
-        assert wide
+        shape = parts.shape(".weight_scale_inv")
+        block = _block(info.shape, shape, settings)
+        assert block
+        tall, wide = block
         begin, end = rows.start // tall, -(-rows.stop // tall)
-        where = (slice(begin, end),) if len(stored) == 2 else ()
-        scales = parts.read(".weight_scale_inv", *where)
-        if scales.dtype == torch.uint8:
-            scales = powers_of_two(scales)
+        scales = parts.read(".weight_scale_inv", *[slice(begin, end)][: len(shape) - 1])
+        scales = powers_of_two(scales) if scales.dtype == torch.uint8 else scales.float()
         by_row = torch.arange(rows.start, rows.stop) // tall - begin
-        scales = scales.float().reshape(end - begin, -1)[by_row].repeat_interleave(wide, 1)
-        return parts.read(".weight", rows).float() * scales[:, : info.shape[1]]
+        by_column = torch.arange(info.shape[1]) // wide
+        scales = scales.reshape(end - begin, -1)
+        return scaled(parts.read(".weight", rows), scales, None, by_row, by_column)
 
     def transformers(self, settings: Config) -> Config:
         """See ``Format``."""
@@ -57,20 +52,19 @@ class Fp8(Format):
 
 def _block(
     shape: tuple[int, ...], scales: tuple[int, ...], settings: Config
-) -> tuple[int | None, ...]:
+) -> tuple[int, int] | None:
     """Number of rows and of columns that share a scale; None if the scales do not fit."""
-    given = settings.get("weight_block_size")
-    given = given if isinstance(given, list | tuple) and len(given) == 2 else [None, None]
-    counts = scales if len(scales) == 2 else (1, 1)
-    if len(scales) != 2 and scales not in ((), (1,)):
-        return None, None
-
-    def one(size: int, count: int, block: object) -> int | None:
-        if isinstance(block, int) and block > 0 and -(-size // block) == count:
-            return block
-        return size // count if count and size % count == 0 and size else None
-
-    return tuple(map(one, shape, counts, given))
+    rows, columns = (max(size, 1) for size in shape)
+    if scales in ((), (1,), (1, 1)):
+        return rows, columns
+    if len(scales) != 2 or 0 in scales:
+        return None
+    match settings.get("weight_block_size"):
+        case [int(tall), int(wide)] if tall > 0 and wide > 0:
+            if (-(-rows // tall), -(-columns // wide)) == scales:
+                return tall, wide
+    fits = rows % scales[0] == 0 and columns % scales[1] == 0
+    return (rows // scales[0], columns // scales[1]) if fits else None
 
 
 FORMAT = Fp8()

@@ -3,7 +3,6 @@
 Open Compute Project, Microscaling Formats (MX) Specification v1.0.
 """
 
-from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
 from growkit.checkpoint.dequantising import Format, Parts, powers_of_two, unpacked
@@ -29,11 +28,7 @@ class Mxfp4(Format):
         shape = parts.shape("_blocks")
         parts.check("_blocks", (*shape[:3], BYTES), "U8")
         parts.check("_scales", shape[:3], "U8")
-        if len(shape) != 4:
-            raise InputError(
-                f"tensor {parts.first} in {parts.stored.where(parts.first)} has shape "
-                f"{list(shape)}; blocks of stacked experts have four dimensions"
-            )
+        parts.require(len(shape) == 4, f"blocks of shape {list(shape)} and stacked experts")
         experts, outputs, blocks, _ = shape
         # float16 does not have these exponents.
         return TensorInfo(

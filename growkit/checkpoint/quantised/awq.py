@@ -1,0 +1,59 @@
+"""AWQ: integers of four bits in groups of inputs, each with a scale and a zero.
+
+arXiv 2306.00978; the layout "gemm" of AutoAWQ (https://github.com/casper-hansen/AutoAWQ).
+"""
+
+from growkit.base.lazy import Tensor, torch
+from growkit.base.tensors import Config, TensorInfo
+from growkit.checkpoint.dequantising import Format, Parts, scaled, unpacked
+
+ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""The place in a word of each of eight outputs that follow one another."""
+
+BITS = 4
+
+
+class Awq(Format):
+    """See the module."""
+
+    method = "awq"
+    title = "AWQ"
+    suffixes = (".qweight", ".qzeros", ".scales")
+
+    def unread(self, settings: Config) -> str:
+        """See ``Format``."""
+        bits = settings.get("bits", settings.get("w_bit"))
+        if bits != BITS:
+            return f"bits {bits!r}"
+        version = str(settings.get("version") or settings.get("format") or "gemm")
+        return "" if version.lower() == "gemm" else f"version {version!r}"
+
+    def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
+        """See ``Format``; in the dtype of the scales."""
+        inputs, words = (*parts.shape(".qweight"), 0, 0)[:2]
+        parts.check(".qweight", (inputs, words), "I32")
+        groups = parts.shape(".scales")[0] if ".scales" in parts and parts.shape(".scales") else 0
+        parts.check(".scales", (groups, words * len(ORDER)), "F16", "BF16", "F32")
+        parts.check(".qzeros", (groups, words), "I32")
+        parts.require(bool(groups) and inputs % groups == 0, f"{inputs} inputs and {groups} groups")
+        scales = parts.stored.tensors[parts.names[".scales"]]
+        return TensorInfo((words * len(ORDER), inputs), scales.dtype)
+
+    def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
+        """See ``Format``; rows are stored as columns."""
+        words = slice(rows.start // len(ORDER), -(-rows.stop // len(ORDER)))
+        first = rows.start - words.start * len(ORDER)
+        wanted = slice(first, first + rows.stop - rows.start)
+
+        def numbers(suffix: str) -> Tensor:
+            found: Tensor = unpacked(parts.read(suffix, None, words), BITS)
+            places = torch.arange(found.shape[1]).view(-1, len(ORDER))[:, ORDER].flatten()
+            return found[:, places[wanted]].T
+
+        scales = parts.read(".scales", None, rows).T
+        groups = torch.arange(info.shape[1]) // (info.shape[1] // scales.shape[1])
+        every = torch.arange(rows.stop - rows.start)
+        return scaled(numbers(".qweight"), scales, numbers(".qzeros"), every, groups)
+
+
+FORMAT = Awq()

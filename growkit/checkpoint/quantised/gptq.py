@@ -1,0 +1,62 @@
+"""GPTQ: integers of some bits in groups of inputs, each with a scale and a zero.
+
+arXiv 2210.17323; the layout of AutoGPTQ and GPTQModel (https://github.com/ModelCloud/GPTQModel).
+"""
+
+from growkit.base.lazy import Tensor, torch
+from growkit.base.tensors import Config, TensorInfo
+from growkit.checkpoint.dequantising import Format, Parts, scaled, unpacked
+
+WORD = 32
+"""Bits of the words into which numbers are packed."""
+
+FORMATS = ("gptq", "gptq_v2")
+"""Values of ``checkpoint_format`` that are read; in the first, zeros are stored less one."""
+
+
+class Gptq(Format):
+    """See the module."""
+
+    method = "gptq"
+    title = "GPTQ"
+    suffixes = (".qweight", ".qzeros", ".scales", ".g_idx")
+
+    def unread(self, settings: Config) -> str:
+        """See ``Format``."""
+        if settings.get("bits") not in (2, 4, 8):
+            return f"bits {settings.get('bits')!r}"
+        form = settings.get("checkpoint_format") or FORMATS[0]
+        return "" if form in FORMATS else f"checkpoint_format {form!r}"
+
+    def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
+        """See ``Format``; in the dtype of the scales."""
+        each = WORD // settings["bits"]
+        words, outputs = (*parts.shape(".qweight"), 0, 0)[:2]
+        parts.check(".qweight", (words, outputs), "I32")
+        groups = parts.shape(".scales")[0] if ".scales" in parts and parts.shape(".scales") else 0
+        parts.check(".scales", (groups, outputs), "F16", "BF16", "F32")
+        parts.check(".qzeros", (groups, -(-outputs // each)), "I32")
+        parts.check(".g_idx", (words * each,), "I32", "I64")
+        scales = parts.stored.tensors[parts.names[".scales"]]
+        return TensorInfo((outputs, words * each), scales.dtype)
+
+    def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
+        """See ``Format``; rows are stored as columns."""
+        bits = settings["bits"]
+        each = WORD // bits
+        numbers = unpacked(parts.read(".qweight", None, rows).T.contiguous(), bits)
+        words = slice(rows.start // each, -(-rows.stop // each))
+        zeros = parts.read(".qzeros", None, words)
+        if (settings.get("checkpoint_format") or FORMATS[0]) == FORMATS[0]:
+            # One more in every place of a word, with a carry, as in GPTQModel.
+            zeros = zeros + sum(1 << place for place in range(0, WORD, bits))
+        first = rows.start - words.start * each
+        zeros = unpacked(zeros, bits)[:, first : first + rows.stop - rows.start]
+        groups = parts.read(".g_idx").long()
+        inside = bool(((groups >= 0) & (groups < len(zeros))).all())
+        parts.require(inside, f"g_idx and {len(zeros)} groups")
+        every = torch.arange(rows.stop - rows.start)
+        return scaled(numbers, parts.read(".scales", None, rows).T, zeros.T, every, groups)
+
+
+FORMAT = Gptq()
