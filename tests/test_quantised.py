@@ -1,33 +1,42 @@
 """Quantised folders, made by the libraries that define the formats, read as dense models.
 
-What transformers dequantises on a CPU judges every bit.
+What transformers dequantises on a CPU judges every bit; of formats that it needs other libraries
+for, what these have dequantised (``tests/quantised.py``).
 """
 
+import json
+import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     FineGrainedFP8Config,
     GptOssConfig,
+    LlamaConfig,
     Mxfp4Config,
     PreTrainedConfig,
     Qwen3Config,
 )
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.dequantising import Dequantised, Format
 from growkit.engine.class_weights import class_weights
+from growkit.recipe.recipe import parse_recipe
 from growkit.sources import find
 from tests.conftest import cli, edit_json, edit_weights, relative_error, save_random, seeded
+from tests.quantised import NAME, cases
 
+WEIGHTS = "model.safetensors"
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 64,
@@ -206,6 +215,156 @@ def test_convert_only_dequantises(qwen3: Path, tmp_path: Path) -> None:
     refused = cli("verify", out, qwen3)
     assert refused.exit_code == 2
     assert "dequantise it first" in refused.output
+
+
+@pytest.mark.parametrize("case", cases())
+def test_every_bit_is_as_the_library_has_it(case: str, tmp_path: Path) -> None:
+    settings, stored, expected = cases()[case]
+    folder = with_tensors(tmp_path / case, {f"m{key}": each for key, each in stored.items()})
+    with edit_json(folder / "config.json") as config:
+        config["quantization_config"] = settings
+    checkpoint = find(folder).open()
+    found = checkpoint.read(NAME)
+    assert found.dtype == expected.dtype
+    assert found.equal(expected)
+    assert set(checkpoint.tensors) == {NAME, "plain"}
+    for rows in (slice(3, 8), slice(15, 32)):  # no bounds of blocks or words
+        assert checkpoint.read(NAME, rows, slice(5, 9)).equal(expected[rows, 5:9])
+
+
+def with_tensors(folder: Path, tensors: dict[str, Tensor]) -> Path:
+    folder.mkdir()
+    plain = {"plain": torch.ones(2, dtype=torch.bfloat16)}
+    save_file({k: v.contiguous() for k, v in (tensors | plain).items()}, folder / WEIGHTS)
+    (folder / "config.json").write_text('{"model_type": "llama", "dtype": "bfloat16"}')
+    return folder
+
+
+def random_words(quantised: Any) -> Quantise:
+    """Any bits are numbers: from the shape of a matrix to what would be stored of one."""
+    random = torch.Generator().manual_seed(0)
+
+    def words(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        return torch.randint(least, most, shape, generator=random).to(dtype)
+
+    def scales(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=random).add(0.5).mul(0.02)
+
+    def quantise(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        if tensor.dim() < 2 or "embed" in name or "lm_head" in name:
+            return {name: tensor}
+        stem, shape = name.removesuffix(".weight"), tuple(tensor.shape)
+        return {stem + suffix: each for suffix, each in quantised(words, scales, *shape).items()}
+
+    return quantise
+
+
+def gptq(words: Any, scales: Any, rows: int, columns: int) -> dict[str, Tensor]:
+    return {
+        ".qweight": words(columns // 8, rows),
+        ".qzeros": words(columns // 16, rows // 8),
+        ".scales": scales(columns // 16, rows).half(),
+        ".g_idx": torch.arange(columns).int() // 16,
+    }
+
+
+def awq(words: Any, scales: Any, rows: int, columns: int) -> dict[str, Tensor]:
+    each = gptq(words, scales, rows, columns)
+    return {
+        ".qweight": words(columns, rows // 8),
+        ".qzeros": each[".qzeros"],
+        ".scales": each[".scales"],
+    }
+
+
+def int4(words: Any, scales: Any, rows: int, columns: int) -> dict[str, Tensor]:
+    return {
+        ".weight_packed": words(rows, columns // 8),
+        ".weight_shape": torch.tensor([rows, columns]),
+        ".weight_scale": scales(rows, columns // 16).bfloat16(),
+    }
+
+
+def nf4(words: Any, scales: Any, rows: int, columns: int) -> dict[str, Tensor]:
+    state = {"shape": [rows, columns], "blocksize": 64, "dtype": "bfloat16", "quant_type": "nf4"}
+    return {
+        ".weight": words(rows * columns // 2, 1, dtype=torch.uint8),
+        ".weight.absmax": scales(rows * columns // 64) * 8,
+        ".weight.quant_map": torch.linspace(-1, 1, 16),
+        ".weight.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(state).encode()]).byte(),
+    }
+
+
+SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gptq": (gptq, {"quant_method": "gptq", "bits": 4}),
+    "awq": (awq, {"quant_method": "awq", "bits": 4}),
+    "compressed-tensors": (int4, cases()["int4"][0]),
+    "bitsandbytes": (nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("method", SETTINGS)
+def test_what_growkit_alone_reads_is_said(method: str, tmp_path: Path) -> None:
+    quantised, settings = SETTINGS[method]
+    source = save(tmp_path / "source", LlamaConfig(**SIZES), random_words(quantised), **settings)
+    result = growkit.grow(source, tmp_path / "out", hidden="x2", heads="x2")
+    assert result["kept"], result["verification"]["reason"]
+    if method != "compressed-tensors" or not find_spec("compressed_tensors"):
+        assert "as growkit alone dequantises it, since" in result["verification"]["reason"]
+    checkpoint = find(source).open()
+    dense = shutil.copytree(source, tmp_path / "dense")
+    save_file({name: checkpoint.read(name) for name in checkpoint.tensors}, dense / WEIGHTS)
+    (dense / "config.json").write_text(json.dumps(checkpoint.config))
+    assert relative_error(dense, tmp_path / "out") < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "stored", "says"),
+    [
+        ("gptq-4", {"bits": 3}, {}, "GPTQ in a variant that is not read, bits 3"),
+        ("gptq-4", {"checkpoint_format": "marlin"}, {}, "checkpoint_format 'marlin'"),
+        ("gptq-4", {"quant_method": "hqq"}, {}, "with 'hqq', but growkit reads awq, .* dequantise"),
+        ("gptq-4", {}, {".qzeros": None}, "what ends in .qzeros is missing"),
+        ("gptq-4", {}, {".g_idx": torch.full((64,), 2).int()}, "g_idx and 2 groups do not fit"),
+        ("gptq-4", {}, {".scales": torch.ones(2, 31).half()}, r"shape \[2, 31\] and dtype F16"),
+        ("awq", {"version": "gemv"}, {}, "version 'gemv'"),
+        ("int4", {"format": "nvfp4-pack-quantized"}, {}, "format 'nvfp4-pack-quantized'"),
+        ("int4", {"transform_config": {"config_groups": {}}}, {}, "with transform_config"),
+        ("int4", {"config_groups": {}}, {}, "8 words for 64 columns"),
+        ("int4", {}, {".weight_shape": torch.tensor([32, 640])}, "words for 640 columns"),
+        ("fp8", {}, {".weight_scale": torch.ones(3, 5)}, "no|do not fit each other"),
+        ("fp8", {}, {".weight_scale": torch.tensor([torch.inf])}, "NaN or infinity"),
+        ("fp8", {}, {"2.weight": torch.ones(2, 2).to(torch.float8_e4m3fn)}, "m2.weight .* missing"),
+        ("nf4", {}, {".weight.quant_state.bitsandbytes__nf4": torch.zeros(9).byte()}, "its state"),
+        ("nf4", {}, {".weight": torch.zeros(9, 1).byte()}, r"\[1024, 1\] and U8 were expected"),
+        ("llm-int8", {}, {".weight_format": torch.tensor(1).byte()}, "weight_format and rows"),
+    ],
+)
+def test_what_is_not_read_is_one_sentence(
+    case: str, settings: Any, stored: dict[str, Tensor | None], says: str, tmp_path: Path
+) -> None:
+    known, tensors, _ = cases()[case]
+    kept = {f"m{k}": v for k, v in (tensors | stored).items() if v is not None}
+    folder = with_tensors(tmp_path / "source", kept)
+    with edit_json(folder / "config.json") as config:
+        config["quantization_config"] = known | settings
+    with pytest.raises(InputError, match=says):
+        find(folder).open().read(NAME)
+
+
+def test_a_plan_needs_no_weights(qwen3: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    shutil.copy(qwen3 / "config.json", tmp_path / "source")
+    steps = [{"grow": "hypercloning", "hidden": "x2"}]
+    sizes = []
+    for source in (tmp_path / "source", qwen3):
+        recipe = {"source": str(source), "output": str(tmp_path / "out"), "steps": steps}
+        found = growkit.plan(parse_recipe(recipe, "it"))
+        assert "quantised with FP8" in found["warnings"][0]
+        sizes.append((found["parameters"], found["dtype"], found["largest_file"]))
+    assert sizes[0] == sizes[1]
 
 
 def test_blocks_at_the_edge_are_cut_off(tmp_path: Path) -> None:

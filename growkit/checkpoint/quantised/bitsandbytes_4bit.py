@@ -1,0 +1,100 @@
+"""NF4 and FP4 of bitsandbytes: numbers of a table of 16, in blocks with a scale each.
+
+QLoRA, arXiv 2305.14314, section 3. Scales may be quantised in turn (double quantisation): then they
+are numbers of a table of 256 in larger blocks, with an offset.
+https://github.com/bitsandbytes-foundation/bitsandbytes
+"""
+
+from growkit.base.lazy import Tensor, torch
+from growkit.base.parsing import parse_json
+from growkit.base.tensors import SAFETENSORS_NAMES, Config, TensorInfo
+from growkit.checkpoint.dequantising import Format, Parts, unpacked
+
+STATE = ".weight.quant_state.bitsandbytes__"
+"""Beginning of the suffixes of the tensors that hold blocks and shape, as JSON."""
+
+MOST_STATE = 1 << 12
+"""Bytes of this JSON, at most."""
+
+
+class Bitsandbytes4bit(Format):
+    """See the module."""
+
+    method = "bitsandbytes"
+    title = "bitsandbytes in 4 bits"
+    suffixes = (
+        *(".weight.absmax", ".weight", ".weight.quant_map", ".weight.nested_absmax"),
+        *(".weight.nested_quant_map", f"{STATE}nf4", f"{STATE}fp4"),
+    )
+
+    def applies(self, settings: Config) -> bool:
+        """See ``Format``."""
+        return super().applies(settings) and bool(settings.get("load_in_4bit"))
+
+    def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
+        """See ``Format``."""
+        state = _state(parts)
+        rows, columns = state["shape"]
+        blocks = -(-rows * columns // state["blocksize"])
+        parts.check(".weight", (-(-rows * columns // 2), 1), "U8")
+        parts.check(".weight.quant_map", (16,), "F32")
+        if "nested_blocksize" in state:
+            parts.check(".weight.absmax", (blocks,), "U8")
+            parts.check(".weight.nested_absmax", (-(-blocks // state["nested_blocksize"]),), "F32")
+            parts.check(".weight.nested_quant_map", (256,), "F32")
+        else:
+            parts.check(".weight.absmax", (blocks,), "F32")
+        return TensorInfo((rows, columns), dtype)
+
+    def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
+        """See ``Format``; in the dtype that was quantised, as bitsandbytes computes it."""
+        state, columns = _state(parts), info.shape[1]
+        begin, end = rows.start * columns, rows.stop * columns
+        pairs = parts.read(".weight", slice(begin // 2, -(-end // 2)))
+        # The first of two numbers is in the higher bits.
+        places = unpacked(pairs, 4).unflatten(-1, (-1, 2)).flip(-1).flatten()
+        places = places[begin % 2 :][: end - begin]
+        first = begin // state["blocksize"]
+        scales = _scales(parts, state, slice(first, -(-end // state["blocksize"])))
+        numbers = parts.read(".weight.quant_map")[places.int()]
+        numbers *= scales[torch.arange(begin, end) // state["blocksize"] - first]
+        return numbers.to(state["dtype"]).view(-1, columns)
+
+
+def _scales(parts: Parts, state: Config, blocks: slice) -> Tensor:
+    """The scales of some blocks, float32."""
+    scales = parts.read(".weight.absmax", blocks)
+    if scales.dtype != torch.uint8:
+        return scales
+    size = state["nested_blocksize"]
+    outer = torch.arange(blocks.start, blocks.stop) // size
+    scales = parts.read(".weight.nested_quant_map")[scales.int()]
+    scales *= parts.read(".weight.nested_absmax")[outer]
+    return scales.add(state["nested_offset"])
+
+
+def _state(parts: Parts) -> Config:
+    """Shape, dtype and sizes of blocks of a tensor."""
+    (name, *_), what = [each for each in parts.names if each.startswith(STATE)] or [""], "its state"
+    parts.require(bool(name) and sum(parts.shape(name)) <= MOST_STATE, what)
+    parts.check(name, parts.shape(name), "U8")
+    try:
+        state = parse_json(bytes(parts.read(name).tolist()))
+    except ValueError:
+        state = None
+    match state:
+        case {"shape": [int(rows), int(columns)], "blocksize": int(size), "dtype": str(dtype)}:
+            fits = min(rows, columns) >= 0 and size > 0 and dtype in SAFETENSORS_NAMES
+            found: Config = {"shape": (rows, columns), "blocksize": size}
+        case _:
+            fits, found = False, {}
+    parts.require(fits, what)
+    found["dtype"] = getattr(torch, state["dtype"])
+    match state:
+        case {"nested_blocksize": int(size), "nested_offset": float(offset)}:
+            parts.require(size > 0, what)
+            found |= {"nested_blocksize": size, "nested_offset": offset}
+    return found
+
+
+FORMAT = Bitsandbytes4bit()
