@@ -47,7 +47,7 @@ class Call:
 
 
 class NoStackError(InputError):
-    """The modules between the embedding and the head are not a stack of layers."""
+    """The modules between embedding and head are not a stack of layers."""
 
 
 class CallError(InputError):
@@ -55,7 +55,7 @@ class CallError(InputError):
 
     Attributes:
         call: index of the call.
-        why: the reason alone, for when the other calls are enough.
+        why: the reason without its context, for a note if the other calls suffice.
     """
 
     def __init__(self, sentence: str, call: int, why: str) -> None:
@@ -86,7 +86,7 @@ class Form:
         for axis in (1, len(shape) - 2):
             if len(shape) > 2 and shape[axis] == tokens and 1 in shape[:axis]:
                 return cls(shape, axis)
-        raise NoStackError(f"layers hand on {list(shape)}")
+        raise NoStackError(f"layers pass on {list(shape)}")
 
     def flat(self, tensor: Tensor) -> Tensor:
         """Rearrange a tensor of this form to [tokens, hidden]."""
@@ -94,18 +94,18 @@ class Form:
 
     def formed(self, flat: Tensor) -> Tensor:
         """Rearrange [tokens, hidden] to this form, for any number of tokens."""
-        before, behind = self.shape[: self.axis], self.shape[self.axis + 1 :]
+        before, after = self.shape[: self.axis], self.shape[self.axis + 1 :]
         if all(size == 1 for size in before):
             # A view, since torch copies the matrix in a product with an operand of other strides.
-            return flat.view(*before, -1, *behind)
-        return flat.view(-1, *before, *behind).movedim(0, self.axis)
+            return flat.view(*before, -1, *after)
+        return flat.view(-1, *before, *after).movedim(0, self.axis)
 
 
 Extras = tuple[Any, ...]
 """Values that a layer returns in a tuple after its hidden states."""
 
 
-def parted(output: Any) -> tuple[Tensor, Extras | None]:
+def split_output(output: Any) -> tuple[Tensor, Extras | None]:
     """Split the output of a layer into hidden states and extras; None if it is not a tuple.
 
     Raises:
@@ -115,7 +115,7 @@ def parted(output: Any) -> tuple[Tensor, Extras | None]:
         return output, None
     if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
         return output[0], tuple(output[1:])
-    raise NoStackError(f"layers hand on a {type(output).__name__}")
+    raise NoStackError(f"layers pass on a {type(output).__name__}")
 
 
 def nan_like(value: Any) -> Any:
@@ -166,8 +166,8 @@ class Arguments:
         return self.changed(lambda value: value.copy() if isinstance(value, dict | list) else value)
 
     def call(self, layer: nn.Module, state: Tensor) -> tuple[Tensor, Extras | None]:
-        """Run a layer; see ``parted``."""
-        return parted(layer(state, *self.positional, **self.named))
+        """Run a layer; see ``split_output``."""
+        return split_output(layer(state, *self.positional, **self.named))
 
 
 class RecordedCall(NamedTuple):

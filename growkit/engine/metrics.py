@@ -51,7 +51,7 @@ class Distance:
     def _add(self, source: Tensor, target: Tensor, following: Tensor, position: int) -> None:
         source, target = source.double(), target.double()
         following = following.to(source.device)
-        # torch's maximum keeps a NaN, Python's may drop it; and a NaN must never pass.
+        # A NaN must never pass: torch's maximum keeps it, Python's may drop it.
         difference = (source - target).abs_()
         self.largest = float(torch.maximum(difference.max(), difference.new_tensor(self.largest)))
         self.absolute += float(difference.sum())

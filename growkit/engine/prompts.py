@@ -36,7 +36,7 @@ MOST_TOKENS = 1 << 22
 """Limit for the tokens of all prompts: thirty megabytes of ids, and far more of other data."""
 
 FEWEST = 8
-"""Least number of tokens to predict in a text; fewer would show nothing."""
+"""Least number of tokens to predict in a text; fewer would prove nothing."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         if prompts * length > MOST_TOKENS:
             raise InputError(
                 f"{prompts:,} prompts of {length:,} tokens are too many to compare; "
-                f"give fewer or shorter ones, of at most {MOST_TOKENS:,} tokens in all"
+                f"give fewer or shorter ones, with at most {MOST_TOKENS:,} tokens in all"
             )
         generator = torch.Generator().manual_seed(settings.seed)
         shape = (prompts, length)
@@ -132,8 +132,8 @@ def read_text(path: str, most: int = MOST_TEXT) -> bytes:
         ) from None
     if not documents(content):
         raise InputError(
-            f"text {file} {'holds blanks alone' if content else 'is empty'}, so it has fewer than "
-            "2 tokens in a row; give a longer one"
+            f"text {file} {'holds only white space' if content else 'is empty'}, so it has fewer "
+            "than 2 tokens in a row; give a longer one"
         )
     return content
 
@@ -177,7 +177,7 @@ PROBES = (
     "<s> </s> <|endoftext|> <pad> <unk> [CLS] [MASK] <|im_start|>user",
     "",
 )
-"""Texts that tell tokenizers apart: words, numbers, white space, scripts, marks, special tokens."""
+"""Texts that distinguish tokenizers: words, numbers, spaces, scripts, marks, special tokens."""
 
 SETTINGS = (
     *("chat_template", "model_max_length", "padding_side", "truncation_side"),
@@ -210,7 +210,7 @@ def _silent() -> Iterator[None]:
     """Silence file descriptor 1, where the tokenizers library prints about settings it ignores."""
     try:
         kept = os.dup(1)
-    except OSError:  # there is none
+    except OSError:  # there is no such descriptor
         yield
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)

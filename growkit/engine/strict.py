@@ -63,7 +63,7 @@ _load = torch.load
 
 
 def _load_as_stored(*args: Any, **kwargs: Any) -> Any:
-    # Unpickling requests the dtype of the bytes in the file, which must not be widened.
+    # Unpickling requests the dtype of the stored bytes, which must not be widened.
     with torch._C.DisableTorchFunction():
         return _load(*args, **kwargs)
 
@@ -92,7 +92,7 @@ def reproducible(device: torch.device) -> Iterator[None]:
             if device.type == "cuda":
                 # cuBLAS reads this on first use; without it, the order of sums may vary.
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-                # Some kernels have no deterministic form; proving with them beats not proving.
+                # Some kernels have no deterministic form; a proof with them is better than none.
                 warnings.filterwarnings("ignore", message=".*deterministic")
                 torch.use_deterministic_algorithms(True, warn_only=True)
             yield
@@ -117,10 +117,10 @@ def choose_kernels() -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of this name; ``auto`` is a GPU where there is one.
+    """Convert a name to a device; ``auto`` is the GPU if there is one.
 
     Raises:
-        InputError: there is no GPU.
+        InputError: ``cuda`` without a GPU.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError(NO_GPU)
