@@ -204,7 +204,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def quick_proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole models are saved and generate in the tests marked ``usage`` only: it takes a while."""
     if "usage" not in request.keywords:
-        monkeypatch.setattr(verdict, "used", lambda *args: iter(()))
+        monkeypatch.setattr(verdict, "run_whole_models", lambda *args: iter(()))
 
 
 @contextmanager

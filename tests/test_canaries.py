@@ -218,4 +218,4 @@ def test_the_code_of_a_source_is_named(source: Path, tmp_path: Path) -> None:
     assert result["verification"] is not None
     first = result["verification"]["reason"]
     assert "modeling_canary.py" in first
-    assert "proved is LlamaForCausalLM of transformers" in first
+    assert "the proof is about LlamaForCausalLM of transformers" in first

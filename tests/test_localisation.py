@@ -157,7 +157,7 @@ def test_gradients_that_cannot_be_had_are_told(
 
     monkeypatch.setattr(class_weights, "converted", doubled)
     result = growkit.verify(source, out, **QUICK, trainability=True)
-    told = "gradients of 12 tensors were not looked at"
+    told = "gradients of 12 tensors were not checked"
     assert any(told in note for note in result["notes"])
     assert told in result["reason"]
 

@@ -271,7 +271,7 @@ def test_a_bound_that_is_not_kept_is_rejected(make: Make, tmp_path: Path) -> Non
     source = save_random(tmp_path / "source", config)
     result = growkit.grow(source, tmp_path / "out", hidden=24, promise="bounded", verify=QUICK)
     assert result["kept"] is False
-    assert "rounding to float32 does to the source itself" in proof_of(result)["reason"]
+    assert "rounding to float32 explains" in proof_of(result)["reason"]
     assert not (tmp_path / "out").exists()
 
 
@@ -393,7 +393,7 @@ def test_what_grows_is_the_rounded_source(
     assert result["rounded"] == result["dtype"] == name
     proof = result["verification"]
     assert proof["weights_recovered"]
-    assert f"rounded to {name}, once" in proof["reason"]
+    assert f"the source after rounding to {name}" in proof["reason"]
     assert any(f"rounded to {name}" in each for each in result["warnings"])
     manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
     assert manifest["rounded"] == manifest["recipe"]["dtype"] == name

@@ -619,7 +619,7 @@ def test_states_that_are_not_tried(trained: tuple[Path, Path, Path], tmp_path: P
     elsewhere = replace(recipe, optimizer=f"../{tmp_path.name}")
     assert state_paths(before, after, elsewhere, None).source is None
     places = state_paths(before, after, elsewhere, None)
-    assert "was not tried, as that of the source is not in its folder" in places.untried
+    assert "was not tried, since the source's state is not in its folder" in places.untried
     bare = tmp_path / "bare"
     growkit.grow(source, bare, hidden="x2", symmetry="keep", verify=False)
     assert not state_paths(before, Checkpoint(bare), read_record(Checkpoint(bare)), None).untried

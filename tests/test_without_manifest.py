@@ -126,7 +126,7 @@ def test_conversions_are_no_false_alarms(to: str, make: Make, tmp_path: Path) ->
     (tmp_path / "target" / "growkit.json").unlink()
     result = growkit.verify(source, tmp_path / "target", **QUICK)
     assert result["kept"], result["reason"]
-    assert "only what means the same in both classes" in result["reason"]
+    assert "only keys with the same meaning in both classes" in result["reason"]
 
 
 def test_what_only_others_do_with_a_tokenizer_is_named(source: Path, target: Path) -> None:
@@ -136,7 +136,7 @@ def test_what_only_others_do_with_a_tokenizer_is_named(source: Path, target: Pat
     (target / "tekken.json").write_text("{}")
     result = growkit.verify(source, target, **QUICK)
     assert result["kept"]
-    assert "tokenizer.json was compared, not every byte" in result["reason"]
+    assert "not byte by byte: tokenizer.json" in result["reason"]
     assert result["unknown_files"] == ["tekken.json"]
 
 
@@ -383,7 +383,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_exchanged_arguments(how: str, llama: Path, tmp_path: Path) -> None:
     target = made(llama, tmp_path / "target", how)
     assert growkit.verify(llama, target, **QUICK)["kept"]
-    with pytest.raises(InputError, match=f"^{SAID}: growkit.json in .*target records"):
+    with pytest.raises(InputError, match=f"^{SAID}: according to its growkit.json, .*target"):
         growkit.verify(target, llama, **QUICK)
     done = cli("verify", target, llama)
     assert done.exit_code == 2

@@ -1,7 +1,7 @@
-"""What the configs of two folders make of their class: everything that it resolves, key by key.
+"""Comparison of two configs as their classes resolve them, key by key.
 
-For a pair without a manifest, all settings must be the same, except for sizes, which the shapes of
-the weights contain, and for numbers that every logit depends on, which the logits judge.
+For a pair without a manifest, all settings must be equal, except for sizes, which the shapes of the
+weights show, and for numbers that every logit depends on, which the logits show.
 """
 
 import re
@@ -20,7 +20,7 @@ SHARED = frozenset(
     {"vocab_size", "max_position_embeddings", "rope_parameters"}
     | {"bos_token_id", "eos_token_id", "pad_token_id", "dtype"}
 )
-"""Keys that mean the same in every class that has them."""
+"""Keys with the same meaning in every class that has them."""
 
 SIZES = frozenset(
     {
@@ -32,32 +32,33 @@ SIZES = frozenset(
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim"),
         *("v_head_dim", "num_experts", "num_local_experts", "n_routed_experts"),
         *("num_kv_heads", "n_head_kv", "block_ff_dim", "mlp_hidden_size"),
-        *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"),  # names say the same
+        # Names of tensors show these.
+        *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"),
     }
 ).union(*(each.size_keys - each.unseen_sizes - SHARED for each in own_families().values()))
-"""Keys that a larger model of the same function may have other numbers for."""
+"""Keys whose values may differ in a larger model of the same function."""
 
 WINDOWS = frozenset({"sliding_window", "use_sliding_window", "layer_types", "max_window_layers"})
-"""Keys that say how far every layer looks back, which is compared (``_windows``)."""
+"""Keys for the attention windows, which are compared layer by layer (``_windows``)."""
 
 OF_LONG_TEXTS = re.compile(r".*(window|chunk|position|seq_?len|context|n_ctx|_length).*")
-"""Keys with an effect on long texts alone: a default is compared like a written value."""
+"""Keys that affect only long texts: their defaults are compared like written values."""
 
 OF_TRAINING = re.compile(
     r"initializer_.*|.*dropout.*|.*_pdrop|pretraining_tp|.*aux_loss.*|router_jitter_noise|"
     r"output_router_logits|output_attentions|output_hidden_states|use_cache|return_dict|"
     r"problem_type|num_labels|id2label|label2id|lambda_std_dev|.*init_std|gradient_checkpointing"
 )
-"""Keys that change nothing of what a trained model computes."""
+"""Keys that do not change the function of a trained model."""
 
 JUDGED = re.compile(
     r".*(eps|epsilon)|.*multiplier.*|logits?_scal.*|scale_.*|.*_scale|query_pre_attn_scalar|"
     r"dim_model_base|mup_.*|tie_word_embeddings|final_logit_softcapping|attn_logit_softcapping"
 )
-"""Keys that every logit of every prompt depends on, so that logits judge whether they fit."""
+"""Keys that every logit of every prompt depends on, so that the logits show a wrong value."""
 
 SWITCHES = frozenset(DIFF.choices) | {"lambda_init", "shared_rank", "num_noise_heads"}
-"""The variants of differential attention, likewise."""
+"""Keys of the variants of differential attention, on which every logit depends, too."""
 
 
 Copied = Sequence[frozenset[int]]
@@ -67,18 +68,18 @@ Copied = Sequence[frozenset[int]]
 def different_settings(
     first: Config, second: Config, copied: Copied | None = None
 ) -> tuple[list[str], list[str]]:
-    """The keys that two configs resolve to other values.
+    """Find the keys with different values in two complete configs.
 
-    Of two classes, only those keys are compared that both have, and how far every layer looks back.
+    Between two classes, only the keys that both have, and the windows of all layers, are compared.
 
     Args:
-        first: the source's, complete.
-        second: the target's.
-        copied: which layers of the source those of the target copy, if there are more, or fewer,
-            and that is known.
+        first: config of the source.
+        second: config of the target.
+        copied: the source layers that each target layer copies, if the number of layers differs and
+            this is known.
 
     Returns:
-        Those that make another model, and those that are only to be named.
+        The keys that make another model, and the keys that are only reported.
     """
     changed: list[str] = []
     named: list[str] = []
@@ -108,28 +109,28 @@ def different_settings(
         elif by_layer and _deeper(was, now, layers) and follows(was, now, copied):
             named += [key] if copied is None else []
         elif all(each is missing or each is None or each is False for each in (was, now)):
-            named.append(key)  # what the class does not know, and is not on
+            named.append(key)  # unknown to one class, and off in the other
         else:
             changed.append(own.get(key, key))
     return changed, named
 
 
 def _deeper(was: Any, now: Any, layers: tuple[int, int]) -> bool:
-    """Whether both are lists with an entry for each layer, of another number of layers."""
+    """Whether both values are lists with one entry per layer, for different numbers of layers."""
     lists = isinstance(was, list) and isinstance(now, list)
     return lists and layers[0] != layers[1] and layers == (len(was), len(now))
 
 
 def not_compared(first: Config, second: Config) -> list[str]:
-    """The keys of a config whose values cannot be compared with those of another class.
+    """Find the keys of a config that cannot be compared with the config of another class.
 
     Args:
         first: a complete config.
-        second: that of a model of another class.
+        second: the complete config of a model of another class.
 
     Returns:
-        Those that differ from the other config, and from the default of the class where a short
-        text would show it.
+        The keys of ``second`` whose values differ from ``first``; a key whose effect a short text
+        would show is left out if it has the default of its class.
     """
     assumed = resolved({"model_type": second.get("model_type")}) or {}
     experts, _ = _experts_of(second)
@@ -148,7 +149,7 @@ def not_compared(first: Config, second: Config) -> list[str]:
 
 
 def _in_shared_names(config: Config) -> Config:
-    """A config with the keys in ``SHARED`` under these names, and a window for every layer."""
+    """Rename the keys of a config to those in ``SHARED``, and list the window of every layer."""
     own = _own_names(config)
     apart = WINDOWS.union(own.values())
     found = {key: value for key, value in config.items() if key not in apart}
@@ -157,7 +158,7 @@ def _in_shared_names(config: Config) -> Config:
 
 
 def _own_names(config: Config) -> dict[str, str]:
-    """What the class of a config calls keys of ``SHARED``, where it has a name of its own."""
+    """The class's own names for keys in ``SHARED``, where they differ."""
     from transformers import CONFIG_MAPPING
 
     model_type = str(config.get("model_type"))
@@ -166,7 +167,7 @@ def _own_names(config: Config) -> dict[str, str]:
 
 
 def _windows(config: Config) -> list[Any]:
-    """How far every layer looks back; None for all the way."""
+    """The attention window of every layer; None for no window."""
     window = config.get("sliding_window")
     types = _entries(config, "layer_types", None)
     if not isinstance(types, list):
@@ -177,7 +178,7 @@ def _windows(config: Config) -> list[Any]:
 
 
 def _follow_experts(first: Config, second: Config) -> dict[str, Any]:
-    """What becomes of the choice of experts where each has so many copies, or there were none."""
+    """The expected settings of routers if experts were copied, or made from a dense MLP."""
     experts, keys = _experts_of(first)
     if experts is None:
         return {}
@@ -198,7 +199,7 @@ def _follow_experts(first: Config, second: Config) -> dict[str, Any]:
 
 
 def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
-    """How a model uses experts, if it has any, and what the key of their number is called."""
+    """The experts of a model's family, if any, and the names of the key for their number."""
     model_type = config.get("model_type")
     family = next((each for each in families().values() if model_type in each.model_types), None)
     if family is None or family.experts is None:
@@ -208,19 +209,19 @@ def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
 
 
 def listed_family(config: Config) -> Family | None:
-    """The family of the package that knows a model's type, if there is one."""
+    """The package's own family for a model's type; None if there is none."""
     known = {kind: each for each in own_families().values() for kind in each.model_types}
     return known.get(str(config.get("model_type")))
 
 
 def _sizes(config: Config) -> frozenset[str]:
-    """See ``SIZES``; of what its family describes."""
+    """``SIZES``, and the size keys of the config's family."""
     family = listed_family(config)
     return (SIZES | family.size_keys) - family.unseen_sizes - SHARED if family else SIZES
 
 
 def _entries(config: Config, key: str, missing: Any) -> Any:
-    """The value of a key; of a list for the layers, as much as there are layers."""
+    """The value of a key; lists with entries per layer are cut to the number of layers."""
     value = config.get(key, missing)
     family = listed_family(config)
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
@@ -230,9 +231,9 @@ def _entries(config: Config, key: str, missing: Any) -> Any:
 def _harmless(key: str, was: Any, now: Any) -> bool:
     if key == "dtype":
         return _holds(was, now)
-    if key == "vocab_size":  # of more tokens, the logits of the old ones are compared
+    if key == "vocab_size":  # with more tokens, the logits of the old ones are compared
         return isinstance(was, int) and isinstance(now, int) and was < now
-    if key == "max_window_layers":  # every class makes layer_types of it
+    if key == "max_window_layers":  # every class derives layer_types from it
         return True
     return bool(OF_TRAINING.fullmatch(key) or JUDGED.fullmatch(key) or key in SWITCHES)
 
@@ -243,7 +244,7 @@ def layers_of(config: Config) -> int:
 
 
 def _holds(was: Any, now: Any) -> bool:
-    """Whether a dtype holds every number of another."""
+    """Whether the second dtype holds every number of the first."""
     names: Mapping[str, str] = {name: short for short, name in TORCH_NAMES.items()}
     if was is None or now is None:
         return True
@@ -255,14 +256,15 @@ IN_LAYER = re.compile(r"(?P<stack>[^\d]+\.)(?P<layer>\d+)(?P<rest>\..+)")
 
 
 def copied_layers(source: Checkpoint, target: Checkpoint) -> Copied | None:
-    """The layers of the source that each layer of the target copies; none for a new layer.
+    """Find the source layers that each target layer copies; an empty set for a new layer.
 
     Args:
-        source: a folder.
-        target: a folder with another number of layers.
+        source: the source.
+        target: the target, with another number of layers.
 
     Returns:
-        None where some layers of the target are of another shape, or no layer is a copy.
+        The source layers of every target layer; None if some target layers have another shape, or
+        no layer is a copy.
     """
     before, after = (_smallest_matrices(each) for each in (source, target))
     shapes = {source.tensors[name].shape for name in before.values()}
@@ -275,12 +277,12 @@ def copied_layers(source: Checkpoint, target: Checkpoint) -> Copied | None:
 
 
 def follows(was: Sequence[object], now: Sequence[object], copied: Copied | None) -> bool:
-    """Whether a list with an entry for each layer is right for a model with other layers.
+    """Whether a list with one entry per layer fits a target with another number of layers.
 
     Args:
-        was: the source's entries.
-        now: the target's.
-        copied: see ``copied_layers``; without, the source's entries must be there in their order.
+        was: entries of the source.
+        now: entries of the target.
+        copied: see ``copied_layers``; if None, the target must have the source's entries in order.
     """
     if copied is not None and len(copied) == len(now):
         pairs = zip(now, copied, strict=True)
@@ -290,7 +292,7 @@ def follows(was: Sequence[object], now: Sequence[object], copied: Copied | None)
 
 
 def _smallest_matrices(checkpoint: Checkpoint) -> dict[int, str]:
-    """The matrix with the fewest elements of each layer; of equal ones the first by name."""
+    """The smallest matrix of each layer; of equally small ones, the first by name."""
     found: dict[int, tuple[int, str]] = {}
     for name, info in checkpoint.tensors.items():
         inside = IN_LAYER.fullmatch(name)

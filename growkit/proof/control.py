@@ -1,4 +1,4 @@
-"""What a comparison is judged by: a deliberate fault in the target, and rounding in the source."""
+"""Controls of a comparison: a deliberate fault in the target, and rounding in the source."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ from growkit.engine.lending import scaled
 from growkit.engine.metrics import Distance, Head, distance_of, error_of
 
 PROBE = 128
-"""Tokens, at most, of the prompt that is run with a fault, and backward."""
+"""Limit for the tokens of the prompt with a fault, which the backward pass uses, too."""
 
 FAULT = 1e-3
 """Relative size of the fault that the negative control must notice."""
 
 VISIBLE = 1e-6
-"""Share of a fault that must arrive, or another is tried: less may drown in rounding."""
+"""Share of a fault that must reach the output, or another is tried: less may drown in rounding."""
 
 
 @dataclass
@@ -30,12 +30,13 @@ class Probe:
         call: the beginning of the first prompt, at most ``PROBE`` tokens, for the fault.
         noise: relative size of one rounded sum, added to the source's states after every layer on
             the whole first prompt.
-        against_itself: hold the fault against the target without it, not against the source.
-        wanted: whether the inputs of the target's layers are kept, for the gradients.
-        given: the inputs of every layer and of the head of the target, each [tokens, hidden].
-        fault: what was changed; empty until a layer was found in which it has any effect.
-        control: between the logits with and without the fault.
-        rounding: between the logits with and without the noise.
+        against_itself: whether the target with the fault is compared with the target itself, not
+            with the source.
+        wanted: whether to keep the inputs of the target's layers, for the gradients.
+        given: inputs of every layer, and of the head, of the target, each [tokens, hidden].
+        fault: the changed parameter; empty until a layer is found in which a fault has an effect.
+        control: distance between the logits with and without the fault.
+        rounding: distance between the logits with and without the noise.
     """
 
     call: Call
@@ -60,12 +61,12 @@ class Probe:
             yield stage
 
     def spoil(self, stages: Iterator[Stage], first: int, call: int) -> Iterator[Stage]:
-        """Spoil the largest matrix of the first layer from ``first`` on in which that shows.
+        """Insert the fault into the largest matrix of the first layer where it has an effect.
 
         Args:
-            stages: of the target.
-            first: index of a layer.
-            call: index of ``call`` among the calls.
+            stages: stages of the target.
+            first: index of the first layer to try.
+            call: index of ``self.call`` among the calls.
         """
         before: Tensor | None = None
         for stage in stages:
@@ -84,7 +85,7 @@ class Probe:
         for key in sorted(elements, key=lambda name: -elements[name]):
             with scaled(stage.module, key, 1 + FAULT):
                 spoiled = stage.again(call, before)
-            # An identity block, say, multiplies by zero what is spoiled here.
+            # For example, an identity block multiplies the fault by zero.
             if (error := error_of(spoiled, clean)) > most:
                 most, self._spoiled = error, spoiled
                 self.fault = f"{stage.name}.{key} × {1 + FAULT}"
@@ -94,11 +95,11 @@ class Probe:
     def measure(
         self, heads: tuple[Head, Head], ends: tuple[Tensor, Tensor], first: tuple[Call, Tensor]
     ) -> None:
-        """Compare the logits; if no layer's fault shows there, with those of a spoiled head.
+        """Compare the logits; if no fault in a layer reaches them, use a fault in the head.
 
         Args:
-            heads: of source and target.
-            ends: the outputs of both last layers for the call.
+            heads: heads of source and target.
+            ends: output of the last layer of source and target for ``self.call``.
             first: the first prompt, and the output of the source's last layer for it.
         """
         assert self._disturbed is not None

@@ -1,8 +1,8 @@
 """A few logits that identify a model in memory, even if its shards are on many ranks.
 
-The proof asks the source for them in strict float64, on the same tokens for every model with so
-many of them. What rounding to the storage dtype does to the source is measured on the way, and
-limits for other dtypes follow from their spacing.
+The proof computes them with the source in strict float64, on tokens that depend only on the size of
+the vocabulary. It also measures how rounding to the storage dtype changes them; the limits for
+other dtypes follow from their spacing.
 """
 
 import math
@@ -22,38 +22,38 @@ from growkit.engine.strict import CPU, reproducible, strict_float64
 from growkit.results.proof import Fingerprint
 
 TOKENS = 32
-"""Of the sequence, spread over the vocabulary: rows of an embedding may lie in as many shards."""
+"""Number of tokens, spread over the vocabulary: an embedding may be in as many shards."""
 
 LOGITS = 8
-"""Of each token, so that rows of a head may lie in 256 shards."""
+"""Number of logits of each token, so that a head may be in 256 shards."""
 
 STRIDE = 13
-"""In which order tokens are asked: one after the other would be like no text."""
+"""Step between consecutive tokens of the sequence; ascending ids would not resemble a text."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a model is asked.
+    """A sequence, and the logits of it that identify a model.
 
     Attributes:
         call: the sequence.
-        places: the tokens whose logits are wanted, [tokens, ``LOGITS``].
+        places: token ids of the requested logits, [tokens, ``LOGITS``].
     """
 
     call: Call
     places: Tensor
 
     def of(self, logits: Tensor) -> Tensor:
-        """These logits out of all, [tokens, vocabulary or more]; in float64 on the CPU."""
+        """Select the requested ones of all logits, [tokens, vocabulary], in float64 on the CPU."""
         return logits.gather(-1, self.places.to(logits.device)).cpu().double()
 
 
 def question(checkpoint: Checkpoint, longest: int = TOKENS) -> Question:
-    """What is asked of the models that answer with all tokens of one.
+    """Make the question for models with the vocabulary of a checkpoint.
 
     Args:
-        checkpoint: the one.
-        longest: tokens that it takes for sure, where its config does not say how many it takes.
+        checkpoint: the checkpoint.
+        longest: length of the sequence if the config has no longest context.
     """
     vocabulary = checkpoint.config["vocab_size"]
     tokens = min(TOKENS, longest_context(checkpoint.config) or longest)
@@ -65,15 +65,15 @@ def question(checkpoint: Checkpoint, longest: int = TOKENS) -> Question:
 def fingerprint(
     of: str, asked: Question, exact: Tensor, rounded: Tensor, dtype: str, widest: int
 ) -> Fingerprint | None:
-    """What is written down of a model; None if it computes nothing usable.
+    """The fingerprint of a model; None if it computes no usable logits.
 
     Args:
-        of: whose logits these are.
-        asked: what it was asked.
+        of: the model, ``source`` or ``target``.
+        asked: the question.
         exact: the answer in strict float64.
-        rounded: the answer in another dtype.
-        dtype: that dtype.
-        widest: the most numbers that are summed up in it.
+        rounded: the answer in the storage dtype.
+        dtype: torch name of the storage dtype.
+        widest: largest number of terms in a sum.
     """
     scale = float(exact.square().mean().sqrt())
     rounding = apart(exact, rounded, scale)
@@ -92,21 +92,21 @@ def fingerprint(
 
 
 def apart(expected: Tensor, found: Tensor, scale: float) -> float:
-    """How far answers are apart, as a root mean square, relative to the scale of the logits."""
+    """Root mean square difference of answers, relative to the scale of the logits."""
     return float((expected - found).square().mean().sqrt()) / scale if scale else math.nan
 
 
 def computed_in(tensors: Mapping[str, TensorInfo]) -> str:
-    """The torch name of the dtype in which a stored model is computed."""
+    """The torch name of the dtype in which a stored model computes."""
     name = TORCH_NAMES[main_dtype(tensors)]
     return "bfloat16" if name.startswith("float8") else name
 
 
 def fingerprint_of(checkpoint: Checkpoint) -> Fingerprint | None:
-    """The fingerprint of the model in a folder, which is run one layer at a time.
+    """Compute the fingerprint of the model in a folder, one layer at a time.
 
     Raises:
-        InputError: it cannot be run.
+        InputError: the model cannot run.
     """
     asked, dtype = question(checkpoint), computed_in(checkpoint.tensors)
     with reproducible(CPU):
@@ -117,7 +117,7 @@ def fingerprint_of(checkpoint: Checkpoint) -> Fingerprint | None:
 
 
 def widest(checkpoint: Checkpoint) -> int:
-    """The largest dimension of a tensor."""
+    """The largest dimension of any tensor."""
     return max(max(info.shape, default=1) for info in checkpoint.tensors.values())
 
 

@@ -1,9 +1,9 @@
-"""Everything in a model folder except weights: its config, its tokenizer and its code.
+"""Comparison of everything in a model folder except weights: config, tokenizer and code.
 
-Logits do not cover them: prompts are shorter than the longest window, their tokens are the
-source's, and the proof runs growkit's own class instead of the code in a folder. So they are
-compared with what growkit writes if a manifest records how the folder was made, or else with the
-source.
+Logits do not cover these: prompts are shorter than the longest window, their tokens are the
+source's, and the proof runs growkit's own class instead of the code in a folder. If a manifest
+records how the folder was made, they are compared with the files that growkit writes, otherwise
+with the source.
 """
 
 import json
@@ -32,20 +32,20 @@ from growkit.results.proof import ChangedValue, Finding, value_sentence
 from growkit.version import __version__
 
 SPEED = "use_cache"
-"""A key that changes nothing of what a model computes."""
+"""A config key that does not change the model's function."""
 
 FREE = frozenset({SPEED, "transformers_version", "_name_or_path"})
-"""Keys that may differ from what growkit wrote."""
+"""Config keys whose values may differ from those that growkit wrote."""
 
 RENAMED = frozenset({"torch_dtype"}).union(*(each.former for each in families().values()))
-"""Keys of earlier versions of transformers, or of a family, which are still read."""
+"""Former names of config keys in transformers or a family, which are still read."""
 
 
 WRITTEN = frozenset({"config.json", "README.md", MANIFEST})
 """Files that growkit writes in addition to weights and code."""
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "*.gguf", "consolidated*")
-"""Weights that some engine or other would read."""
+"""Files that some engine would read as weights."""
 
 
 INERT = ("LICENSE*", "NOTICE*", "USE_POLICY*", ".gitattributes")
@@ -54,23 +54,22 @@ INERT = ("LICENSE*", "NOTICE*", "USE_POLICY*", ".gitattributes")
 UNUSED = "the family in the manifest was not used, since growkit has one of its own for this type"
 
 LISTED = 6
-"""Names in a sentence, at most."""
+"""Limit for the names in a sentence."""
 
 MOST_LETTERS = 60
-"""Length of a value in a sentence."""
+"""Limit for the length of a value in a sentence."""
 
 
 @dataclass
 class FolderDifferences:
-    """Differences next to the weights.
+    """Differences in the files next to the weights.
 
     Attributes:
-        changed: files and keys that are not what they should be.
-        named: what is not the same, or was not compared, and does not decide; in words.
-        unknown: files of the target that nothing is known of.
-        values: of keys in ``changed``, what they should be and what they are.
-        of_source: those in ``changed`` that should be what they are in the source, not what growkit
-            writes.
+        changed: files and config keys with wrong contents.
+        named: notes on differences that do not decide, and on what was not compared.
+        unknown: files of the target with which nothing can be compared.
+        values: expected and actual values of keys in ``changed``.
+        of_source: names in ``changed`` whose expected contents are the source's, not growkit's.
     """
 
     changed: list[str] = field(default_factory=list)
@@ -81,7 +80,7 @@ class FolderDifferences:
 
     @property
     def finding(self) -> Finding:
-        """The first change."""
+        """The finding on the first change."""
         if not self.changed:
             fine = "the files next to the weights are as they should be"
             return Finding(name="files", kept=True, sentence=fine)
@@ -95,11 +94,11 @@ class FolderDifferences:
 
 
 def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> FolderDifferences:
-    """Compare everything but weights; what the verdict does not cover is in ``named``.
+    """Compare everything but weights; ``named`` reports what the verdict does not cover.
 
     Args:
-        source: a folder.
-        target: the other one.
+        source: the source.
+        target: the target.
         origin: how the target was made.
     """
     loads = loading(source), loading(target)
@@ -109,13 +108,13 @@ def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> F
         found = compare_with_plan(source, target, origin.lineage.plans[-1].config, origin.recipe)
     notes = []
     if isinstance(source, RoundedCheckpoint):
-        notes.append(f"the source is held against after it was rounded to {source.dtype}, once")
+        notes.append(f"the target was compared with the source after rounding to {source.dtype}")
     for checkpoint, each in zip((source, target), loads, strict=True):
         if code := foreign_code(checkpoint.opened):
             growkits = not each.own_class or growkits_code(each.config)
             notes.append(
-                f"the code in {checkpoint.folder} ({listed(code)}), which runs only where it is "
-                f"trusted, was not looked at: proved is {each.model} of "
+                f"the code in {checkpoint.folder} ({listed(code)}), which runs only if it is "
+                f"trusted, was not checked: the proof is about {each.model} of "
                 f"{'growkit' if growkits else 'transformers'}"
             )
         if each.passed_over:
@@ -132,13 +131,13 @@ def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> F
 def compare_with_plan(
     source: Checkpoint, target: Checkpoint, planned: Config, recipe: Recipe | None = None
 ) -> FolderDifferences:
-    """Compare everything in a folder with what growkit writes.
+    """Compare everything in a folder with the files that growkit writes.
 
     Args:
-        source: the folder that the other files come from.
-        target: the folder that was written.
-        planned: the config that its recipe plans.
-        recipe: how it was made; None where that makes weights alone.
+        source: the source, from which the sidecars were copied.
+        target: the written folder.
+        planned: the config that the recipe plans.
+        recipe: the recipe; None if it makes only weights.
     """
     family = family_of(planned, str(target.folder))
     wanted = family.named(planned)
@@ -147,7 +146,7 @@ def compare_with_plan(
     if not family.write_code and carries:
         code = own_code(source.opened)
     elif code and _has_earlier_code(target, wanted):
-        # A note of ``compare_folders`` says that this code was not looked at.
+        # ``compare_folders`` adds a note that this code was not checked.
         code = own_code(target.opened)
         wanted["auto_map"] = target.config["auto_map"]
     by_plan = _changed_by_plan(source, planned)
@@ -174,7 +173,7 @@ def compare_with_plan(
 
 
 def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDifferences:
-    """Compare a folder with its source, where it is not known how it was made.
+    """Compare a folder of unknown origin with its source.
 
     Raises:
         InputError: the two have different vocabularies.
@@ -182,7 +181,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     loads, loaded = loading(source), loading(target)
     ids, unseen = sidecars.same_ids(source.opened, target.opened)
     was, now = (
-        # Without a dtype in its config, a folder is loaded in that of its weights.
+        # A folder without a dtype in its config is loaded in the dtype of its weights.
         loading(each).config
         | {"dtype": str(loading(each).config.get("dtype") or TORCH_NAMES[main_dtype(each.tensors)])}
         for each in (source, target)
@@ -195,9 +194,9 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     named = [f"{key} in config.json differs" for key in other_keys]
     if was.get("model_type") != now.get("model_type"):
         keys = configs.not_compared(was, now)
-        said = "of config.json only what means the same in both classes was compared"
-        named.append(said + (f", not {', '.join(keys)}" if keys else ""))
-    # Other engines look for the class that a config names; the source may name it otherwise.
+        note = "of config.json only keys with the same meaning in both classes were compared"
+        named.append(note + (f", not {', '.join(keys)}" if keys else ""))
+    # Other engines look for the class that a config names; the source may use another name.
     classes, family = target.config.get("architectures"), configs.listed_family(target.config)
     allowed: list[Any] = [[loaded.model], *([[family.architecture]] if family else [])]
     if source.config.get("model_type") == target.config.get("model_type"):
@@ -223,21 +222,21 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
 
 
 def _is_of_source(name: str, source: Checkpoint, target: Checkpoint) -> bool:
-    """Whether no engine reads a file, or the source has it as well."""
+    """Whether no engine reads a file, or the source has the same file."""
     if matches(name, INERT) or (source.opened.has(name) and is_of_tokenizer(name)):
         return True
-    with suppress(InputError):  # of a large file, nothing is known
+    with suppress(InputError):  # large files are not compared
         return source.opened.has(name) and sidecars.same_bytes(source.opened, target.opened, name)
     return False
 
 
 def _without_effect(wanted: Config, target: Checkpoint, model: str) -> list[str]:
-    """Notes on keys in ``config.json`` for which the class uses another value, or none.
+    """Notes on config keys whose values the class replaces or ignores.
 
     Args:
         wanted: the expected value of every key.
-        target: its folder.
-        model: the class.
+        target: the target.
+        model: name of the class.
     """
     complete = json.loads(json.dumps(resolved(target.config) or target.config, default=str))
     complete["torch_dtype"] = complete.get("dtype")
@@ -250,14 +249,14 @@ def _without_effect(wanted: Config, target: Checkpoint, model: str) -> list[str]
 
 
 def _rewritten(source: Checkpoint, target: Checkpoint) -> list[str]:
-    """A note on a tokenizer's files that are not the same bytes."""
+    """A note on files of a tokenizer whose bytes differ."""
     names = sidecars.rewritten(source.opened, target.opened)
-    note = f"what transformers does with {listed(names)} was compared, not every byte"
+    note = f"compared as transformers reads them, not byte by byte: {listed(names)}"
     return [note] if names else []
 
 
 def _changed_buffers(source: Checkpoint, target: Checkpoint) -> list[str]:
-    """Buffers in the files of only one, or of the same shape in both, but with other values."""
+    """Buffers that only one folder stores, and stored buffers whose values differ."""
     loads, loaded = loading(source), loading(target)
     changed = sorted(loads.made_buffers ^ loaded.made_buffers)
     for name in sorted(loads.buffers.keys() & loaded.buffers.keys()):
@@ -269,20 +268,20 @@ def _changed_buffers(source: Checkpoint, target: Checkpoint) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for a sentence: the first few, and how many more there are."""
+    """Format names for a sentence: the first few, and the number of the others."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more
 
 
 def _weights_of(checkpoint: Checkpoint) -> set[str]:
-    """The names of the files with the weights, and of their index if there are several."""
+    """The names of the files with the weights, and of their possible indices."""
     names = {file.name for file in checkpoint.files}
     indices = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
     return names | ({*indices} if not names & {"model.safetensors", "pytorch_model.bin"} else set())
 
 
 def _is_read(name: str, runs: bool) -> bool:
-    """Whether what was added would be read as weights, or run as code."""
+    """Whether an additional file would be read as weights, or run as code."""
     if "/" in name:
         return name.startswith(GENERATE.split("/")[0] + "/")
     return matches(name, WEIGHTS) or (runs and name.endswith(".py"))
@@ -299,7 +298,7 @@ def _changed_value(key: str, wanted: Config, found: Config) -> ChangedValue:
 
 
 def _shown(key: str, config: Config) -> str | None:
-    """The value of a key as JSON; None where it is not set, or too long for a sentence."""
+    """The value of a key as JSON; None if it is missing, or too long for a sentence."""
     value: Any = config
     for name in key.split("."):
         if not isinstance(value, dict) or name not in value:
@@ -310,18 +309,18 @@ def _shown(key: str, config: Config) -> str | None:
 
 
 def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
-    """The first key that has another value, once both configs say what they leave out.
+    """Find the first key with another value, after both configs are completed with defaults.
 
-    A key that the class derives from other keys is in neither file, and is not reported.
+    Keys that the class derives from other keys are in neither file, and come last.
     """
     written = (wanted.keys() | found.keys()) - FREE
     first, second = resolved(wanted), resolved(found)
     if first is None or second is None:
         first, second = wanted, found
     # The class ignores the code that a config names, and keys such as a second rope_theta.
-    passed_over = (found.keys() | wanted.keys()) - first.keys() - second.keys() - RENAMED
-    first |= {key: wanted[key] for key in passed_over if wanted.get(key) is not None}
-    second |= {key: found[key] for key in passed_over if found.get(key) is not None}
+    ignored = (found.keys() | wanted.keys()) - first.keys() - second.keys() - RENAMED
+    first |= {key: wanted[key] for key in ignored if wanted.get(key) is not None}
+    second |= {key: found[key] for key in ignored if found.get(key) is not None}
     missing: Any = object()
     keys = sorted((first.keys() | second.keys()) - FREE, key=lambda key: (key not in written, key))
     changed = (k for k in keys if first.get(k, missing) != second.get(k, missing))
@@ -329,7 +328,7 @@ def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
 
 
 def _changed_by_plan(source: Checkpoint, planned: Config) -> list[ChangedValue]:
-    """Keys that the plan itself resolves to other values than the source, sizes aside."""
+    """Keys, except sizes, whose values in the plan itself differ from those in the source."""
     was, now = (resolved_as_loaded(each, str(source.folder)) for each in (source.config, planned))
     if was is None or now is None:
         return []
@@ -341,7 +340,7 @@ GENERATE = "custom_generate/generate.py"
 
 
 def named_code(folder: Folder) -> dict[str, Any]:
-    """What names code that transformers would run: ``{file: its auto_map}``, and own generation."""
+    """Files that make transformers run code: ``{file: its auto_map}``, and ``GENERATE``."""
     found: dict[str, Any] = {GENERATE: True} if folder.has(GENERATE) else {}
     for name in folder.names("*config.json"):
         with suppress(InputError):  # its reader reports the error
@@ -351,7 +350,7 @@ def named_code(folder: Folder) -> dict[str, Any]:
 
 
 def foreign_code(folder: Folder) -> list[str]:
-    """Names of the files that name code which is not growkit's own, and of that code."""
+    """Names of files that refer to code other than growkit's, and of the files with that code."""
     named, config = named_code(folder), folder.json("config.json")
     family, own = configs.listed_family(config), growkits_code(config)
     growkits = {"config.json": dict(family.auto_map)} if family and family.auto_map else {}
@@ -360,12 +359,12 @@ def foreign_code(folder: Folder) -> list[str]:
         return []
     text = json.dumps(named)
     named_first = sorted(code, key=lambda name: name.removesuffix(".py") not in text)
-    # Code that growkit does not write comes first, and of that what is named.
+    # Code that growkit does not write comes first, and within it the code that is referred to.
     return [*named, *sorted(named_first, key=lambda name: code[name] == own.get(name))]
 
 
 def same_code(first: Folder, second: Folder) -> bool:
-    """Whether two folders name the same code, and hold it byte for byte."""
+    """Whether two folders refer to the same code, and hold the same bytes of it."""
     return named_code(first) == named_code(second) and own_code(first) == own_code(second)
 
 
@@ -375,7 +374,7 @@ def own_code(folder: Folder) -> dict[str, bytes]:
 
 
 def growkits_code(config: Config) -> dict[str, bytes]:
-    """The code that growkit writes with such a model, by file name; empty for most."""
+    """The code that growkit writes with a model, by file name; empty for most families."""
     family = configs.listed_family(config)
     if family is None or family.write_code is None:
         return {}
@@ -385,7 +384,7 @@ def growkits_code(config: Config) -> dict[str, bytes]:
 
 
 def _has_earlier_code(target: Checkpoint, wanted: Config) -> bool:
-    """Whether a folder has the code of another version of growkit, as its manifest records it."""
+    """Whether a folder has the code of another version of growkit, unchanged by its manifest."""
     if not target.opened.has(MANIFEST):
         return False
     names, classes = target.opened.code(), target.config.get("auto_map")

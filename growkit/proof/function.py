@@ -1,7 +1,7 @@
-"""The function half of the proof: logits of source and target, measured, limited and judged.
+"""The function half of the proof: logits of source and target, measured and compared with limits.
 
-Both models run side by side, one layer at a time, once in strict float64 and once as they are
-stored.
+Both models run side by side, one layer at a time, once in strict float64 and once in the storage
+dtype.
 """
 
 import math
@@ -34,43 +34,43 @@ from growkit.proof.weights import Origin
 from growkit.results.proof import Fault, Finding, Fingerprint, ModeResult, counted, too_much
 
 NUMBERS = frozenset({"layer_idx", "layer_id", "layer_number", "training"})
-"""Attributes that number a layer, or record how it is used."""
+"""Attributes for the number of a layer, or for its use."""
 
 FEW = 100
-"""Predictions below which the verdict reports how few they are."""
+"""With fewer predictions, the verdict reports their number."""
 
 NO_NUMBERS = "the source computes NaN or infinite logits"
 
 SPREAD = 128
-"""Tokens of every prompt, at most, on which rounding in the storage dtype is measured."""
+"""Limit for the tokens of a prompt on which rounding in the storage dtype is measured."""
 
 SAMPLE = 500
-"""Pairs of logits that are kept to be drawn."""
+"""Number of pairs of logits that are kept for the chart."""
 
 
 Models = tuple[Layerwise, Layerwise]
 """Source and target."""
 
 Pair = tuple[Stage | None, Stage | None, bool]
-"""A stage of the source and one of the target, and whether they should return the same."""
+"""A stage of the source and one of the target, and whether their outputs should correspond."""
 
 Ends = tuple[list[Tensor], list[Tensor]]
-"""What the last layers of source and target return for every call, each [tokens, hidden]."""
+"""Outputs of the last layers of source and target for every call, each [tokens, hidden]."""
 
 
 @dataclass
 class Comparison:
-    """Source and target, run on everything that is asked.
+    """Results of running source and target on all modes.
 
     Attributes:
         dtype: torch name of the dtype.
-        distances: between the logits, by mode.
-        by_layer: name of the embedding and of every layer, and the largest error of its output,
-            relative to its scale; up to the last that can be compared.
-        end: what the last layer of the target returns for the first prompt, [tokens, hidden].
-        spread: what that of the source returns for some tokens of every prompt.
+        distances: distance of the logits, by mode.
+        by_layer: name of the embedding and of every layer, with the largest error of its output
+            relative to its scale; up to the last layer that can be compared.
+        end: output of the target's last layer for the first prompt, [tokens, hidden].
+        spread: outputs of the source's last layer for some tokens of every prompt.
         sample: pairs of logits, source and target.
-        answers: of source and target to the question of the fingerprint.
+        answers: answers of source and target to the question of the fingerprint.
     """
 
     dtype: str
@@ -83,14 +83,14 @@ class Comparison:
 
     @property
     def prefill(self) -> Distance:
-        """Between the logits of all prompts."""
+        """Distance of the logits of all prompts."""
         return self.distances[PREFILL]
 
     @property
     def largest(self) -> tuple[str, float]:
-        """The mode with the largest relative difference, and that; what is not finite is largest.
+        """The mode with the largest relative difference, and the difference; NaN is the largest.
 
-        Of all modes in which the source answers with numbers.
+        Modes in which the source computes no finite logits are left out.
         """
         found = [(name, each.relative) for name, each in self.distances.items() if each.usable]
         first = (PREFILL, math.nan)
@@ -103,21 +103,22 @@ class FunctionProof:
     Args:
         before: the source.
         after: the target.
-        device: where both run.
+        device: device of both models.
         origin: how the target was made.
-        advance: called with the bytes of every layer of both.
-        trainability: whether gradients are wanted also where nothing is copied.
+        advance: called with the bytes of every layer of both models.
+        longest: length of the fingerprint's sequence if the config has no longest context.
+        trainability: whether to compute gradients even if nothing is copied.
 
     Attributes:
-        exact: whether nothing more than rounding is promised.
-        modes: the ways to ask, as far as the source can be asked.
+        exact: whether the promise is exact.
+        modes: the modes in which the source can run; the others have a note.
         strict: the comparison in strict float64.
-        native: that in the storage dtype.
-        probe: rounding in float64 and its effect on the source's logits; the deliberate fault.
-        rounding: the source in the storage dtype against itself in strict float64.
-        trainability: of the copies, if there are any, or if it was asked for.
-        symmetry: how far the gradients of copies are apart.
-        notes: what was not compared, in words.
+        native: the comparison in the storage dtype.
+        probe: the controls: rounding in the source, and the deliberate fault.
+        rounding: distance of the source in the storage dtype from itself in strict float64.
+        trainability: the findings on gradients; None if they were not computed.
+        symmetry: distances between the gradients of copies.
+        notes: notes on what was not compared.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class FunctionProof:
         with strict_float64():
             self._models = self._both(torch.float64)
         source, target = (model.layers for model in self._models)
-        # A layer of both at a time; and the embeddings.
+        # The bar advances with every pair of layers, and with the embeddings.
         total = total_bytes(before.tensors) + total_bytes(after.tensors)
         self._advance = partial(advance, total // (max(len(source), len(target)) + 1))
         self._layers: Sequence[int | None] | None = self.lineage.layers
@@ -153,9 +154,9 @@ class FunctionProof:
         return source, Layerwise(self.after, dtype, self.device, None, tokens)
 
     def changed_layer_settings(self) -> list[str]:
-        """The first setting of a layer that differs from those of layers that were like it.
+        """Find the first setting of a layer that changed differently than in other layers.
 
-        A size may change if it changes in the same way in all layers.
+        A setting, such as a size, may change if it changes in the same way in all layers.
         """
         if not self.exact or self._layers is None:
             return []
@@ -169,7 +170,10 @@ class FunctionProof:
         return []
 
     def run(self, ways: list[Mode]) -> None:
-        """Compare in strict float64, in all ways in which the source can be asked, and as stored.
+        """Compare both models in strict float64 and in the storage dtype.
+
+        Args:
+            ways: modes to run; those that the source does not support are left out.
 
         Raises:
             InputError: the source computes NaN or infinity, or a class cannot run.
@@ -191,7 +195,7 @@ class FunctionProof:
             raise vocabulary_error(self.before, self.after, self._sentence(kept=False))
 
     def _run_strict(self, ways: Sequence[Mode]) -> None:
-        """With the negative control and the gradients."""
+        """Compare in strict float64, with the negative control and the gradients."""
         stored = StoredGradients(self.after)
         plans = self.lineage.plans
         made = plans[-1].rules if plans else ()
@@ -212,8 +216,8 @@ class FunctionProof:
                 raise InputError(f"{where} computes NaN or infinite logits")
             if not strict.prefill.squared_source:
                 raise InputError(
-                    f"{where} answers everything with logits of zero; nothing can be proved of it, "
-                    "correct its weights"
+                    f"{where} computes only logits of zero, so nothing can be proved; correct its "
+                    "weights"
                 )
             if self.more_tokens and strict.end is not None:
                 old, new = (each.config["vocab_size"] for each in (self.before, self.after))
@@ -229,13 +233,13 @@ class FunctionProof:
         self.symmetry = gradients.symmetry
         if stored.lost:
             notes.append(
-                f"gradients of {len(stored.lost)} tensors were not looked at, because what "
-                f"transformers makes of them cannot be undone (first {min(stored.lost)})"
+                f"gradients of {len(stored.lost)} tensors were not checked, because transformers "
+                f"converts them in a way that cannot be inverted (first {min(stored.lost)})"
             )
         self.notes = notes
 
     def _run_native(self) -> None:
-        """Against the source's own rounding."""
+        """Compare in the storage dtype, and measure the source's own rounding in it."""
         name = computed_in(self.after.tensors)
         models = self._both(getattr(torch, name))
         self.native = self._compare(models, self.modes, name, None)
@@ -248,10 +252,10 @@ class FunctionProof:
     def _compare(
         self, models: Models, ways: Sequence[Mode], dtype: str, probe: Probe | None
     ) -> Comparison:
-        """Run both models on everything that is asked, the prefill first.
+        """Run both models in all modes, the prefill first.
 
         Raises:
-            NotAskedError: a model cannot be asked in one of the ways but the prefill.
+            NotAskedError: a model does not support a mode other than the prefill.
             InputError: a class cannot run with its config.
         """
         calls: list[Call] = []
@@ -288,7 +292,7 @@ class FunctionProof:
         return found
 
     def _walk(self, stages: Iterator[Pair], padding: Sequence[int], found: Comparison) -> Ends:
-        """Compare what the layers of both return, and return what the last ones do."""
+        """Compare the outputs of all layers, and return those of the last ones."""
         ends: Ends = ([], [])
         held: Tensor | None = None
         for one, other, comparable in stages:
@@ -311,28 +315,28 @@ class FunctionProof:
 
     @cached_property
     def _hidden(self) -> Tensor | None:
-        """How the target's hidden states copy the source's, if that is known."""
+        """The source coordinate of each of the target's hidden coordinates; None if unknown."""
         names = [f"{model.embedding[0]}.weight" for model in self._models]
         return hidden_copies(self.lineage, self.before, self.after, names)
 
     @property
     def strict_limit(self) -> Limit:
-        """Of logits in strict float64, where the source's function is promised."""
+        """Limit in strict float64 for an exact promise."""
         return strict_limit(self.probe.rounding.relative)
 
     @property
     def native_limit(self) -> Limit | None:
-        """Of logits in the storage dtype; None if the source computes nothing usable in it."""
+        """Limit in the storage dtype; None if the source computes no usable logits in it."""
         if not self.native.prefill.usable:
             return None
         return native_limit(self.rounding.relative, self.native.dtype, self.strict_limit)
 
     @property
     def limit(self) -> Limit | None:
-        """Of logits in strict float64; None for any finite difference."""
+        """Limit in strict float64 for this promise; None for any finite difference."""
         if self.exact:
             return self.strict_limit
-        # Rounding to a narrower dtype may make the target another function.
+        # After rounding to a narrower dtype, the target may be another function.
         return self.native_limit if self.lineage.by_rounding else None
 
     @property
@@ -342,7 +346,7 @@ class FunctionProof:
 
     @property
     def first_difference(self) -> tuple[int | None, str | None]:
-        """Index of the first layer that differs, and name of the first module; None for none."""
+        """Index of the first layer that differs, and name of the first module; None if none."""
         limit, by_layer = self.strict_limit.largest, self.strict.by_layer
         if not self.exact or within(self.strict.largest[1], limit):
             return None, None
@@ -356,8 +360,8 @@ class FunctionProof:
         """The findings on logits, in the order in which they decide.
 
         Args:
-            modes: of inference, in which both models were tried.
-            max_kl: allowed nats per token of KL; None for any number.
+            modes: results of the inference modes.
+            max_kl: largest accepted KL, in nats per token; None for no limit.
         """
         limit, native_limit = self.limit, self.native_limit
         error, native_error = self.strict.largest[1], self.native.largest[1]
@@ -396,18 +400,18 @@ class FunctionProof:
             kl = self.strict.prefill.kl_per_token
             low = within(kl, max_kl)
             amount = f"{kl:.3g} of at most {max_kl:g} nats per token of KL"
-            said = amount if low else too_much(kl, max_kl)
+            text = amount if low else too_much(kl, max_kl)
             found += [
-                Finding(name="max_kl", kept=low, sentence=said, measured=finite(kl), limit=max_kl)
+                Finding(name="max_kl", kept=low, sentence=text, measured=finite(kl), limit=max_kl)
             ]
         found += [finding_of(each) for each in modes]
         if (count := self.strict.prefill.predictions) < FEW:
-            said = f"on {counted(count, 'prediction')} alone"
-            found += [Finding(name="amount", kept=None, sentence=said, measured=count, limit=FEW)]
+            text = f"on only {counted(count, 'prediction')}"
+            found += [Finding(name="amount", kept=None, sentence=text, measured=count, limit=FEW)]
         return found
 
     def _sentence(self, *, kept: bool) -> str:
-        """How far logits are apart; of another function, how much it loses."""
+        """Describe the distance of the logits, or for another function its loss."""
         distance, (mode, error) = self.strict.prefill, self.strict.largest
         way = "" if mode == PREFILL or not kept else f" ({mode})"
         differ = f"{error:.1e} of the logit scale in strict float64{way}"
@@ -423,8 +427,8 @@ class FunctionProof:
             return "the new model computes NaN or infinite logits"
         if not kept:
             assert self.limit
-            does = f"what rounding to {self.native.dtype} does to the source itself"
-            return f"the logits differ by {differ}; {does} explains {self.limit.largest:.1e}"
+            rounding = f"rounding to {self.native.dtype}"
+            return f"the logits differ by {differ}; {rounding} explains {self.limit.largest:.1e}"
         count = distance.predictions
         return (
             f"the loss goes from {distance.loss_source / count:.4f} to "
@@ -434,7 +438,7 @@ class FunctionProof:
         )
 
     def mode_results(self) -> list[ModeResult]:
-        """The modes in which both models were asked, or could not be."""
+        """The results of all modes, including those that were not tried."""
         results = []
         for mode in self.modes:
             tried = bool(mode.calls) or mode.failed
@@ -458,14 +462,14 @@ class FunctionProof:
         return results
 
     def fingerprint(self) -> Fingerprint | None:
-        """Logits that identify the model: of the source, if the target's are to be the same."""
+        """Logits that identify the model: the source's for an exact promise, else the target's."""
         side, of = (0, "source") if self.exact else (1, "target")
         exact, rounded = (each.answers[side] for each in (self.strict, self.native))
         width = widest((self.before, self.after)[side])
         return fingerprint(of, self._question, exact, rounded, self.native.dtype, width)
 
     def fault(self, weights: Finding, files: Finding, logits: Finding) -> Fault | None:
-        """Where and why the two differ; None if they do not, or were not to be the same."""
+        """Where and why the two models differ; None if they do not, or if the promise allows it."""
         lost = weights.place
         failed = [each for each in (weights, files, logits) if each.kept is False]
         if not self.exact or not failed:
@@ -486,13 +490,13 @@ class FunctionProof:
 def _pairs(
     before: Iterator[Stage], after: Iterator[Stage], layers: Sequence[int | None] | None
 ) -> Iterator[Pair]:
-    """All stages of both.
+    """Pair the stages of both models.
 
     Args:
-        before: of the source.
-        after: of the target.
-        layers: the source's layer that each layer of the target computes, None for one that returns
-            what it is given; None if that is not known.
+        before: stages of the source.
+        after: stages of the target.
+        layers: for each layer of the target, the source layer that it computes, or None if it
+            returns its input; None if this is not known.
     """
     one: Stage | None = next(before)
     yield one, next(after), True
@@ -507,7 +511,7 @@ def _pairs(
 
 
 def stages_of(stages: Iterator[Stage], ways: Sequence[Mode], *, by_target: bool) -> Iterator[Stage]:
-    """The stages of a model; an error names the way in which it cannot be asked."""
+    """Run the stages of a model; an error names the mode that it does not support."""
     mode_of = [mode.name for mode in ways for _ in mode.calls]
     try:
         for stage in stages:
@@ -524,15 +528,15 @@ def stages_of(stages: Iterator[Stage], ways: Sequence[Mode], *, by_target: bool)
 def _compare_logits(
     ways: Sequence[Mode], heads: tuple[Head, Head], ends: Ends, found: Comparison
 ) -> None:
-    """Take the logits of all calls into account, mode by mode."""
+    """Add the logits of all calls to the distances of their modes."""
     calls = [(mode, call) for mode in ways for call in mode.calls]
     found.distances |= {mode.name: Distance() for mode, _ in calls}
-    meant = [
+    unpadded = [
         [state[mode.padding :] for state, (mode, _) in zip(states, calls, strict=False)]
         for states in ends
     ]
     ids = [call.ids[mode.padding :] for mode, call in calls]
-    pieces = metrics.logits_in_pieces((heads[0], meant[0]), (heads[1], meant[1]), ids)
+    pieces = metrics.logits_in_pieces((heads[0], unpadded[0]), (heads[1], unpadded[1]), ids)
     for index, logits, others, following, position in pieces:
         mode = calls[index][0]
         found.distances[mode.name].add(logits, others, following, position)
@@ -541,7 +545,7 @@ def _compare_logits(
 
 
 def _spread(state: Tensor) -> Tensor:
-    """Places of ``SPREAD`` tokens, from the first to the last; or of all."""
+    """Indices of ``SPREAD`` evenly spread tokens, or of all tokens if there are fewer."""
     places = torch.linspace(0, len(state) - 1, min(len(state), SPREAD), dtype=torch.float64)
     return places.round().long().to(state.device)
 
@@ -550,13 +554,15 @@ def _sample(logits: Tensor, others: Tensor, count: int) -> list[list[float]]:
     generator = torch.Generator().manual_seed(0)
     picked = torch.randint(logits.numel(), (max(count, 1),), generator=generator)
     pairs = torch.stack([logits.flatten().cpu()[picked], others.flatten().cpu()[picked]], -1)
-    digits = 17 if pairs.dtype == torch.float64 else 9  # all there are: differences are drawn
+    digits = (
+        17 if pairs.dtype == torch.float64 else 9
+    )  # all digits, since the chart has differences
     rounded = [[float(f"{value:.{digits}g}") for value in pair] for pair in pairs.tolist()]
     return [pair for pair in rounded if all(map(math.isfinite, pair))]
 
 
 def _layer_settings(model: Layerwise) -> list[tuple[str, dict[str, Any]]]:
-    """Name of every layer, and every plain attribute of its modules by its path."""
+    """Name of every layer, with every plain attribute of its modules by path."""
     found = []
     for name, layer in model.layers:
         settings = {

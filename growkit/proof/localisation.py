@@ -1,4 +1,4 @@
-"""Where and why two models differ: what their states correspond to, and the cause of a fault."""
+"""Where and why two models differ: corresponding states, and the cause of a fault."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -24,23 +24,24 @@ from growkit.results.proof import Fault
 
 
 def copies_of(given: Tensor, source: Tensor) -> Tensor:
-    """What the target should have of the source's [..., coordinates].
+    """The states that the target should have.
 
     Args:
-        given: states of the source.
-        source: the coordinate that each one of the target copies, ``NOTHING`` for zeros.
+        given: states of the source, [..., coordinates].
+        source: source coordinate of each target coordinate; ``NOTHING`` for zeros.
     """
-    zero = given.new_zeros(*given.shape[:-1], 1)  # where ``NOTHING`` points to
+    zero = given.new_zeros(*given.shape[:-1], 1)  # ``NOTHING`` is -1 and selects this coordinate
     return torch.cat([given, zero], -1)[..., source.to(given.device)]
 
 
 def copied_states(expected: Tensor, found: Tensor, copied: Tensor | None) -> Tensor | None:
-    """How the target's hidden states hold the source's; None if they cannot.
+    """The source coordinate of each of the target's hidden coordinates; None if there is none.
 
     Args:
         expected: states of the source, [tokens, hidden].
-        found: those of the target.
-        copied: what is known of it; without, whole spaces or single coordinates may be repeated.
+        found: states of the target.
+        copied: the coordinates if they are known; None to try copies of the whole space, and of
+            single coordinates.
     """
     size, grown = expected.shape[-1], found.shape[-1]
     if copied is not None and len(copied) == grown:
@@ -54,13 +55,13 @@ def copied_states(expected: Tensor, found: Tensor, copied: Tensor | None) -> Ten
 def hidden_copies(
     lineage: Lineage, before: Checkpoint, after: Checkpoint, embeddings: Sequence[str]
 ) -> Tensor | None:
-    """Which coordinate each hidden one copies, read off the embeddings; None if not known.
+    """The source coordinate of each hidden coordinate, from the embeddings; None if unknown.
 
     Args:
         lineage: how the target was made.
         before: the source.
         after: the target.
-        embeddings: names of both embeddings in their classes, [vocabulary, hidden].
+        embeddings: names of both embeddings, [vocabulary, hidden], in their classes.
     """
     if not lineage.plans:
         return None
@@ -76,7 +77,7 @@ def hidden_copies(
 
 
 def _stored(checkpoint: Checkpoint, name: str) -> Places | None:
-    """The stored tensor that a parameter of the class is, and the places of its columns."""
+    """The stored tensor of a class's parameter, with the places of its columns."""
     if lacks_class(checkpoint.config):
         return traced((read_layout(checkpoint),), name, 1)
     stored = ClassWeights(checkpoint, loading(checkpoint).conversions).stored_as(name)
@@ -84,13 +85,13 @@ def _stored(checkpoint: Checkpoint, name: str) -> Places | None:
 
 
 def tensor_fault(lineage: Lineage, target: Weights, name: str, layer: int | None) -> Fault:
-    """Compare a tensor that does not give its source back with what the recipe makes.
+    """Compare a wrong tensor with the tensor that the recipe makes.
 
     Args:
         lineage: how the target was made.
         target: the written weights.
-        name: of the tensor; of the source where the target lacks it.
-        layer: the first that differs.
+        name: name of the tensor; of the source's tensor if the target lacks it.
+        layer: index of the first layer that differs.
     """
     members = {each.name: each.tensor for each in stored_family(target).members(target.config)}
     component = component_of(members[name]) if name in members else None
@@ -108,11 +109,11 @@ def tensor_fault(lineage: Lineage, target: Weights, name: str, layer: int | None
 def cause_of(
     blocks: Iterable[tuple[Tensor, Tensor]], spacing: float
 ) -> tuple[float | None, str | None]:
-    """The most likely cause of a difference, and the factor if it is one.
+    """The most likely cause of a difference, with the factor if values were multiplied.
 
     Args:
-        blocks: consecutive rows, expected and found, each [rows, ...]; or a single vector.
-        spacing: relative spacing of the numbers, to which products were rounded.
+        blocks: expected and actual values of consecutive rows, each [rows, ...]; or of a vector.
+        spacing: relative spacing of numbers in the dtype, to which products were rounded.
     """
     ratios, close, wrong = [], [], []
     for pair in blocks:
@@ -141,6 +142,6 @@ def cause_of(
 
 
 def factor_sentence(factor: float, spacing: float) -> str:
-    """A factor with as many digits as weights with such a relative spacing have."""
+    """Format a factor, with the digits that weights of this relative spacing have."""
     digits = min(6, math.ceil(-math.log10(spacing)))
     return f"{'about ' if digits < 6 else ''}{factor:.{digits}g}"

@@ -1,4 +1,4 @@
-"""Inference modes: everything that breaks in practice."""
+"""Inference modes: the ways to run a model that break in practice."""
 
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from growkit.engine.strict import strict_float64
 from growkit.results.proof import Finding, ModeResult
 
 SHORT = 16
-"""Tokens of the prompt that all but the prefill are tried on."""
+"""Length of the prompt for all modes but the prefill."""
 
 PADDING = 5
-"""Tokens of padding on the left."""
+"""Number of padding tokens on the left."""
 
 STEPS = (1, 2)
-"""Tokens that are decoded at a time, after the rest of the prompt."""
+"""Numbers of tokens in the cached calls after the first."""
 
 SHIFT = 7
-"""Position of the first token where positions are given."""
+"""First of the explicit positions."""
 
 PREFILL = "prefill"
 DECODING = "cached decoding"
@@ -39,14 +39,14 @@ GENERATE = "generate"
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to ask.
+    """One inference mode.
 
     Attributes:
-        name: shown to users.
+        name: name for users.
         calls: the forward passes; a call that continues another refers to it by its index here.
-        padding: tokens at the beginning of each call whose logits mean nothing.
-        note: what exactly is tried; or why it cannot be, if there are no calls.
-        failed: whether it can be with the source, but not with the target.
+        padding: number of padding tokens at the beginning of each call.
+        note: details of the mode; the reason why it is not tried, if there are no calls.
+        failed: whether the source supports the mode, but the target does not.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Mode:
 
 
 def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[Mode]:
-    """All inference modes; the prefill of every window is the first.
+    """Make all inference modes; the prefill of every window is the first.
 
     Args:
         windows: token ids, each [tokens].
         source: config of the source, for the longest context.
-        target: that of the target, for the longest context and the cache.
+        target: config of the target, for the longest context and the cache.
     """
     prompt = windows[0][:SHORT]
     count = len(prompt)
@@ -78,11 +78,11 @@ def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[M
     inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
     note = f"{PADDING} tokens of padding before {count}"
     found.append(Mode("left padding", (Call(padded, inputs),), PADDING, note))
-    # As many tokens as that, so that all of these calls are one batch.
+    # As many tokens as with padding, so that all these calls form one batch.
     prompt = windows[0][: SHORT + PADDING]
     count = len(prompt)
     limits = [limit for each in (source, target) if isinstance(limit := longest_context(each), int)]
-    longest = max(limits, default=None)  # positions behind the smaller limit are to agree as well
+    longest = max(limits, default=None)  # positions beyond the smaller limit must agree, too
     if longest is not None and longest > count:
         begin = min(SHIFT, longest - count)
         shifted = torch.arange(begin, begin + count)[None]
@@ -100,11 +100,11 @@ def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[M
 
 
 class NotAskedError(InputError):
-    """The source, or the target alone, cannot be asked in one of the ways.
+    """The source, or only the target, does not support a mode.
 
     Attributes:
-        mode: name of that.
-        by_target: whether it is the target alone.
+        mode: name of the mode.
+        by_target: whether only the target does not support it.
     """
 
     def __init__(self, sentence: str, mode: str, *, by_target: bool = False) -> None:
@@ -113,7 +113,7 @@ class NotAskedError(InputError):
         self.by_target = by_target
 
     def without(self, asked: list[Mode]) -> list[Mode]:
-        """The same modes, with the reason why this one is not tried."""
+        """Replace the mode by a note with the reason why it is not tried."""
         why = f"the source can, but {self}" if self.by_target else str(self)
         instead = Mode(self.mode, note=why, failed=self.by_target)
         return [instead if mode.name == self.mode else mode for mode in asked]
@@ -146,23 +146,23 @@ def _decoding(prompt: Tensor) -> Mode:
 
 
 MOST_BYTES = 1 << 29
-"""Memory that whole models may take here: all else that is proved needs no more than a layer."""
+"""Limit for the memory of whole models; the rest of the proof needs only a layer at a time."""
 
 NEW_TOKENS = 16
-"""Tokens that are generated."""
+"""Number of tokens to generate."""
 
 
-def used(
+def run_whole_models(
     before: Checkpoint, after: Checkpoint, prompt: Tensor, device: torch.device, exact: bool
 ) -> list[ModeResult]:
-    """Save the target and load it again; let both models generate. All in strict float64.
+    """Save the target and load it again, and let both models generate, in strict float64.
 
     Args:
         before: the source.
         after: the target.
         prompt: token ids, [tokens].
-        device: where to run.
-        exact: whether both must generate the same.
+        device: device of the models.
+        exact: whether both must generate the same tokens.
     """
     whole = 8 * sum(total_parameters(each.tensors) for each in (before, after))
     too_large = f"whole models of more than {size(MOST_BYTES)} in float64"
@@ -177,7 +177,7 @@ def used(
                 result.update(run(before, after, prompt), tried=True)
             except InputError as error:
                 result.note = str(error)
-                with suppress(InputError):  # else it is no fault of the target
+                with suppress(InputError):  # if the source fails, too, the target is not at fault
                     run(before, before, prompt)
                     result.tried, result.kept = True, False if exact else None
         if name == GENERATE and not exact:
@@ -186,14 +186,14 @@ def used(
 
 
 def _save_and_reload(before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
-    """Whether weights are the same once saved and loaded, and how far logits are then apart."""
+    """Compare the weights after saving and loading, and measure the distance of the logits."""
     loaded: Any = load_model(after, torch.float64, prompt.device, "eager")
     with temporary("reload") as scratch, _using(after, "save and reload"):
         expected = _logits(loaded, prompt)
         loaded.save_pretrained(scratch)
         again = load_model(scratch, torch.float64, prompt.device, "eager")
         found = _logits(again, prompt)
-    # torch compares bits; the weights' addresses may change the order of sums.
+    # Weights are compared exactly; for logits, new addresses may change the order of sums.
     read, written = again.state_dict(), loaded.state_dict()
     same = read.keys() == written.keys() and all(read[name].equal(written[name]) for name in read)
     note = "every weight comes back" if same else "weights change when transformers saves them"
@@ -201,9 +201,9 @@ def _save_and_reload(before: Checkpoint, after: Checkpoint, prompt: Tensor) -> d
 
 
 def _generate(before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
-    """Whether both continue the prompt greedily with the same tokens."""
+    """Compare the greedy continuations of the prompt."""
     tokens = before.config["vocab_size"]
-    one, other = (_continued(each, prompt, tokens) for each in (after, before))
+    one, other = (_continue(each, prompt, tokens) for each in (after, before))
     if one == other:
         return {"note": f"the same {len(one)} tokens, greedily", "kept": True}
     same = [*(a == b for a, b in zip(one, other, strict=False)), False].index(False)
@@ -211,19 +211,19 @@ def _generate(before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str
     return {"note": f"{first} of {len(other)} tokens are the same, greedily", "kept": False}
 
 
-def _continued(model: Checkpoint, prompt: Tensor, tokens: int) -> list[int]:
-    """Greedy continuation; settings of generation in the folder are ignored.
+def _continue(model: Checkpoint, prompt: Tensor, tokens: int) -> list[int]:
+    """Continue a prompt greedily, regardless of generation settings in the folder.
 
     Args:
         model: the checkpoint.
-        prompt: token ids, [tokens], on the device where it runs.
-        tokens: number of tokens, the first of the vocabulary, that it may choose among.
+        prompt: token ids, [tokens], on the device of the model.
+        tokens: number of tokens to choose from, at the start of the vocabulary.
     """
     from transformers import GenerationConfig
 
     loaded: Any = load_model(model, torch.float64, prompt.device, "eager")
     longest, count = longest_context(model.config), NEW_TOKENS
-    if isinstance(longest, int):  # what comes behind it may have no embedding
+    if isinstance(longest, int):  # positions beyond it may have no embedding
         prompt = prompt[: max(1, longest - NEW_TOKENS)]
         count = max(1, min(NEW_TOKENS, longest - len(prompt)))
     others = list(range(tokens, model.config["vocab_size"])) or None
@@ -238,7 +238,7 @@ def _continued(model: Checkpoint, prompt: Tensor, tokens: int) -> list[int]:
 
 
 def _using(model: Checkpoint, what: str) -> AbstractContextManager[None]:
-    return foreign(f"transformers cannot {what}", f"that is the class of {model.folder}")
+    return foreign(f"transformers cannot {what}", f"the cause is the class of {model.folder}")
 
 
 @torch.no_grad()

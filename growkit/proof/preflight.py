@@ -1,4 +1,4 @@
-"""What would end a proof, found out before the seconds that torch and transformers take."""
+"""Checks before a proof begins, some of them before torch and transformers are imported."""
 
 from importlib.metadata import version
 
@@ -11,10 +11,10 @@ from growkit.engine.prompts import check_tokenizer, make_prompts, read_text
 
 
 def check_settings(settings: Settings, source: Checkpoint) -> None:
-    """Refuse what cannot be compared on, as far as that is seen without torch.
+    """Refuse settings that cannot be used, as far as this shows without importing torch.
 
     Raises:
-        InputError: the text cannot be read or has no tokenizer, or torch is built for CPUs alone.
+        InputError: the text cannot be read or has no tokenizer, or torch is built without CUDA.
     """
     if settings.device == "cuda" and version("torch").endswith("+cpu"):
         raise InputError(NO_GPU)
@@ -24,12 +24,12 @@ def check_settings(settings: Settings, source: Checkpoint) -> None:
 
 
 def preflight(settings: Settings, source: Checkpoint, grown: Weights) -> None:
-    """Find out what a proof would refuse, before anything is written.
+    """Refuse everything that the proof would refuse, before anything is written.
 
     Args:
-        settings: of the proof.
+        settings: settings of the proof.
         source: the source.
-        grown: the target, planned.
+        grown: the planned target.
 
     Raises:
         InputError: the device, the text, the tokenizer or one of the configs cannot be used, or
@@ -48,23 +48,23 @@ def preflight(settings: Settings, source: Checkpoint, grown: Weights) -> None:
 
 
 def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
-    """Refuse a target that cannot answer with all tokens of the source.
+    """Refuse a target with a smaller vocabulary than the source.
 
     Raises:
-        InputError: it cannot, or a config does not say how many there are.
+        InputError: its vocabulary is smaller, or a config has no usable ``vocab_size``.
     """
     for checkpoint in (before, after):
         check_vocabulary(checkpoint)
     if after.config["vocab_size"] < before.config["vocab_size"]:
-        order = f"the source comes first; if that is {after.folder}, exchange the two"
+        order = f"the source comes first; if it is {after.folder}, exchange the two"
         raise vocabulary_error(before, after, f"only a target may have more tokens ({order})")
 
 
 def check_vocabulary(checkpoint: Checkpoint) -> None:
-    """Refuse a config that does not say how many tokens there are.
+    """Refuse a config without a usable ``vocab_size``.
 
     Raises:
-        InputError: it does not.
+        InputError: ``vocab_size`` is not a whole number above 0.
     """
     size = checkpoint.config.get("vocab_size")
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:

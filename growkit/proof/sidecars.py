@@ -1,7 +1,7 @@
 """Sidecars: the tokenizer and other files next to the weights, which are copied unchanged.
 
 Loading a folder with transformers and saving it rewrites them: spaces change, defaults are filled
-in, files are merged or split. So where bytes differ, what transformers reads from them counts.
+in, files are merged or split. So files whose bytes differ are compared as transformers reads them.
 """
 
 from collections.abc import Mapping
@@ -21,20 +21,20 @@ SETTINGS = "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
 ADDED = "added_tokens.json"
 SAVED = (TOKENIZER, SETTINGS, "chat_template.jinja", f"{TEMPLATES}/*")
-"""What transformers writes when it saves a tokenizer."""
+"""Files that transformers writes when it saves a tokenizer."""
 
 VOCABULARIES = ("vocab.*", "merges.txt", "*.model", "*.tiktoken")
 LEFT_OUT = (*VOCABULARIES, SPECIAL, ADDED, "chat_template.json")
-"""Files that it then leaves out, because the files above contain them."""
+"""Files that it does not write, since those in ``SAVED`` contain them."""
 
 PROCESSORS = ("*processor_config.json", "audio_tokenizer_config.json", "chat_template.json")
-"""Files that transformers reads for models of more than text."""
+"""Files that transformers reads for multimodal models."""
 
 READ = (TOKENIZER, SETTINGS, GENERATION)
 """Files that are compared as transformers loads them."""
 
 OF_TOKENIZERS = ("model_type", "tokenizer_class", "transformers_version")
-"""Keys of ``config.json`` on which it depends what transformers makes of a tokenizer's files."""
+"""Keys of ``config.json`` that affect how transformers reads a tokenizer's files."""
 
 OF_THE_SAVING = frozenset(
     {"transformers_version", "_from_model_config", "tokenizer_class", "processor_class"}
@@ -46,16 +46,16 @@ OF_THE_SAVING = frozenset(
 OF_CALLS = frozenset(
     {"max_length", "stride", "truncation_strategy", "pad_token_type_id", "pad_to_multiple_of"}
 )
-"""What transformers keeps of the truncation and padding in a file, and sets anew at every call."""
+"""Settings of truncation and padding that transformers stores, but sets in every call."""
 
 
 def changed_sidecars(source: Folder, target: Folder) -> list[str]:
     """Names of sidecars whose content differs from the source's.
 
-    Files that transformers saved again are the same if the tokenizers that it loads do the same
-    with every text, and the settings of generation are the same once defaults are filled in. Where
-    no tokenizer loads, only bytes count. A file that the source lacks is a change if transformers
-    reads it, unless it only repeats other files.
+    Files of a tokenizer are equal if both tokenizers load and are equivalent; generation settings
+    are equal if they are after defaults are filled in. If no tokenizer loads, bytes are compared. A
+    file that the source lacks is a change if transformers reads it and it does not only repeat
+    other files.
     """
     names, had = source.carried(), {*source.names()}
     differ = [name for name in names if not same_bytes(source, target, name)]
@@ -81,7 +81,14 @@ def is_compared(name: str) -> bool:
 def _changed_in_tokenizer(
     source: Folder, target: Folder, differ: list[str], lost: list[str]
 ) -> list[str]:
-    """Which of its files make another tokenizer; ``lost`` are those that growkit does not copy."""
+    """Find the files that make another tokenizer.
+
+    Args:
+        source: the source.
+        target: the target.
+        differ: files of the tokenizer whose bytes differ.
+        lost: files of the source's tokenizer that growkit does not copy.
+    """
     first, second = _loaded(source), _loaded(target)
     if first is None and second is None and not (differ or lost):
         return []
@@ -92,20 +99,23 @@ def _changed_in_tokenizer(
 
 
 def rewritten(source: Folder, target: Folder) -> list[str]:
-    """Files of a tokenizer that both folders have, but not byte for byte."""
+    """Files of a tokenizer that both folders have, with different bytes."""
     names = [name for name in source.names(*FILES) if is_of_tokenizer(name) and target.has(name)]
     return [name for name in names if not same_bytes(source, target, name)]
 
 
 def _settings(folder: Folder) -> dict[str, Any]:
-    """Those of a tokenizer, as far as they have a value; empty if they cannot be read."""
+    """The settings of a tokenizer that have a value; empty if they cannot be read."""
     with suppress(InputError):
         return _given(folder.json(SETTINGS)) if folder.has(SETTINGS) else {}
     return {}
 
 
 def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
-    """In what the tokenizers of two folders differ, and why that was not compared; or None.
+    """Compare the tokenizers of two folders.
+
+    Returns:
+        The first difference, or None; and a note on what was not compared, and why, or None.
 
     Raises:
         InputError: their vocabularies differ, or only one of them loads.
@@ -132,7 +142,7 @@ def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
 
 
 def _other_rules(before: Folder, after: Folder, first: Any, second: Any) -> str | None:
-    """A file with other rules for tokenizers written in Python, which cannot be asked for them."""
+    """Find a changed file with rules of a tokenizer in Python, whose rules cannot be inspected."""
     if any(getattr(each, "backend_tokenizer", None) is not None for each in (first, second)):
         return None
     names = rewritten(before, after)
@@ -141,7 +151,7 @@ def _other_rules(before: Folder, after: Folder, first: Any, second: Any) -> str 
 
 
 def changed_generation(before: Folder, after: Folder) -> list[str]:
-    """Settings of generation that transformers resolves to something else for another folder."""
+    """Generation settings that transformers resolves to different values in two folders."""
     first, second = generation(before), generation(after)
     if first is None or second is None:
         same = (first, second) == (None, None) and same_bytes(before, after, GENERATION)
@@ -152,12 +162,12 @@ def changed_generation(before: Folder, after: Folder) -> list[str]:
 
 
 def has_tokenizer(folder: Folder) -> bool:
-    """Whether there is a vocabulary, not only settings of a tokenizer."""
+    """Whether a folder has a vocabulary, and not only settings of a tokenizer."""
     return bool(folder.names(TOKENIZER, *VOCABULARIES))
 
 
 def _explained(name: str, source: Folder, target: Folder, tokenizer: Any) -> bool:
-    """Whether saving the source's tokenizer explains that a file is another, new or missing."""
+    """Whether saving the source's tokenizer explains that a file is changed, new or missing."""
     if source.has(name):
         saved = not target.has(name) if matches(name, LEFT_OUT) else matches(name, SAVED)
         return saved or _same_json(source, target, name)
@@ -180,7 +190,7 @@ def same_bytes(source: Folder, target: Folder, name: str) -> bool:
 
 
 def _same_json(source: Folder, target: Folder, name: str) -> bool:
-    """Whether two JSON files are equal; keys without a value are like absent ones."""
+    """Whether two JSON files are equal; a null value equals a missing key."""
     if name == GENERATION and target.has(name):
         return not changed_generation(source, target)
     if name.endswith(".json") and source.has(name) and target.has(name):
@@ -190,17 +200,17 @@ def _same_json(source: Folder, target: Folder, name: str) -> bool:
 
 
 def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool:
-    """Whether settings contradict the source's; each may leave keys out.
+    """Whether settings of the target contradict the source's; each folder may leave keys out.
 
-    transformers lets one file overrule another, so that what it loads does not show everything.
-    A key that it drops from both when it saves them does nothing; of structured values, which have
-    more than one form, what it saves counts.
+    In transformers one file overrides another, so the loaded tokenizers do not show every setting.
+    A key that transformers drops from both tokenizers when it saves them has no effect. Structured
+    values, which have several forms, are compared as transformers saves them.
 
     Args:
-        source: a folder.
-        target: another.
-        first: the tokenizer of the source.
-        second: that of the target.
+        source: the source.
+        target: the target.
+        first: tokenizer of the source.
+        second: tokenizer of the target.
     """
     was, now = _settings(source), _settings(target)
     both = now.keys() & was.keys()
@@ -227,7 +237,7 @@ def _saved_settings(tokenizer: Any) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A setting, or the text of a token that is stored with its properties."""
+    """A setting; for a token with properties, only its text."""
     return value.get("content", value) if isinstance(value, dict) else value
 
 

@@ -1,7 +1,7 @@
-"""Can the new capacity train? Copies that receive equal gradients stay equal for ever.
+"""Can the new capacity train? Copies that receive equal gradients stay equal forever.
 
-Only gradients above rounding are compared. A number that is added to all keys changes no softmax:
-without rotation, the gradient of a key bias is nothing but rounding.
+Only gradients above rounding are compared. For example, a constant that is added to all keys
+changes no softmax, so that without rotation the gradient of a key bias is only rounding.
 """
 
 from __future__ import annotations
@@ -22,36 +22,37 @@ from growkit.planning.transforms import Kept, Mapped, Section, Transform
 from growkit.results.proof import CopyDistance, Finding, Trainability, trainability_sentence
 
 EQUAL = 1e-9
-"""Relative difference below which two gradients in float64 are the same but for rounding."""
+"""Relative difference of two float64 gradients up to which they are equal except for rounding."""
 
 ROUNDING = 1e-13
-"""Share of the largest gradient of the model below which one in float64 is what sums that cancel
-each other leave over."""
+"""Share of the model's largest float64 gradient up to which a gradient may be the rounding error of
+sums that cancel."""
 
 TINY = 1e-300
-"""Keeps zeros from being divided by."""
+"""Prevents divisions by zero."""
 
 MOST_RANK = 256
-"""Rank up to which singular values are computed."""
+"""Limit for the rank of matrices whose singular values are computed."""
 
 MOST_SIBLINGS = 4
-"""Of several tensors that are copies of one, those that are compared: each with each other."""
+"""Limit for the copies of a tensor that are compared, each with each other."""
 
 MOST_NAMES = 8
-"""Parameters without gradient that are named."""
+"""Limit for the parameters without gradient that are listed."""
 
 IN_CACHE = 1 << 17
-"""Elements of a gradient that are compared at a time."""
+"""Number of elements of a gradient that are compared at a time."""
 
 Named = tuple[str, Tensor]
 
 
 class Gradients:
-    """Looks at gradients, one tensor at a time.
+    """Evaluates gradients, one tensor at a time.
 
     Args:
-        plans: all plans; the copies are those of the last growth.
-        as_stored: from the name of a parameter and its gradient to those of tensors in the files.
+        plans: all plans; only copies of the last growth are evaluated.
+        as_stored: maps the name of a parameter and its gradient to names and gradients of tensors
+            in the files.
     """
 
     def __init__(
@@ -70,8 +71,8 @@ class Gradients:
         self._siblings = _Siblings(self._rules.values())
 
     def look(self, name: str, gradient: Tensor) -> None:
-        """Take the gradient of a parameter into account."""
-        if not gradient.numel():  # an MLP of width 0 has nothing to learn
+        """Evaluate the gradient of a parameter."""
+        if not gradient.numel():  # for example, of an MLP of width 0
             self._waiting.add(name)
             return
         least, most = gradient.aminmax()
@@ -88,15 +89,15 @@ class Gradients:
 
     @property
     def symmetry(self) -> list[CopyDistance]:
-        """How far the gradients of copies are apart, by tensor."""
+        """Distances between the gradients of copies, by tensor."""
         return [each.apart(self._rounding) for each in self._copied]
 
     def found(self, names: Iterable[str], idle: int) -> Trainability:
-        """What the gradients say.
+        """Summarise the gradients.
 
         Args:
-            names: of all parameters.
-            idle: number of layers that hand on what they are given.
+            names: names of all parameters.
+            idle: number of layers that return their input.
         """
         counts = [each.count(self._rounding) for each in self._copied]
         stuck = [each.name for each, count in zip(self._copied, counts, strict=True) if count[0]]
@@ -113,7 +114,7 @@ class Gradients:
         )
 
     def _look_at_zeros(self, rule: Rule, gradient: Tensor) -> None:
-        """Zeros that no tensor of their space has a gradient for would stay zero for ever."""
+        """Evaluate gradients of zeros, which would stay zero without one in any tensor."""
         if isinstance(rule.transform, Mapped):
             for space, zeros in zeros_in(gradient, rule.transform.maps):
                 name, so_far = self._zeros.get(space, (rule.target, zeros.new_zeros(len(zeros))))
@@ -124,10 +125,10 @@ class Gradients:
         return ROUNDING * max(self._largest.values(), default=0.0)
 
     def _silent(self, name: str) -> bool:
-        """Whether nothing depends on a parameter.
+        """Whether a parameter has no gradient.
 
-        A bias whose matrix has a gradient is reached: what adds up to nothing there does so by the
-        nature of what is computed.
+        A bias without a gradient is not silent if its matrix has one: then its gradient cancels
+        because of the function itself.
         """
         if name in self._waiting:
             return False
@@ -147,7 +148,7 @@ class Gradients:
         return False
 
     def _as_grown(self, name: str, gradient: Tensor) -> Named | None:
-        """As the growth left it: what came after it is undone; None for what is no tensor of it."""
+        """Undo all plans after the growth; None if the tensor holds no tensor of the growth."""
         for plan in reversed(self._later):
             rule = plan.by_target.get(name)
             if rule is None or not rule.transform.holds:
@@ -161,13 +162,13 @@ class Gradients:
 
 
 def trainability_finding(found: Trainability, *, asked: bool) -> Finding:
-    """Whether the new capacity can train; it decides where that was asked for."""
+    """The finding on trainability, which decides only if the user asked for it."""
     kept, sentence = found.trainable if asked else None, trainability_sentence(found)
     return Finding(name="trainability", kept=kept, sentence=f"new capacity: {sentence}")
 
 
 class _Siblings:
-    """Tensors that are copies of one tensor, as experts may be."""
+    """Groups of tensors that are copies of one tensor, such as experts."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._of = {rule.target: _copied_part(rule.transform) for rule in rules}
@@ -176,9 +177,9 @@ class _Siblings:
         self._found: dict[object, list[Tensor]] = {}
 
     def of(self, name: str, gradient: Tensor) -> Iterator[list[Tensor]]:
-        """The gradients of some that have one, with the last of all these tensors.
+        """Yield the gradients of some tensors of a group, when the last of them has arrived.
 
-        A tensor that has none is not asked for: it is of an expert that nothing was sent to.
+        Tensors without a gradient are left out: they belong to experts that received no token.
         """
         part = self._of[name]
         if part is None or part in self._alone:
@@ -194,7 +195,7 @@ class _Siblings:
 
 
 def _copied_part(transform: Transform) -> object:
-    """What a tensor is a copy of; None if it is none."""
+    """The original of a tensor that is a copy, as a key; None if it is not a copy."""
     if isinstance(transform, Section):
         whole = _copied_part(transform.whole)
         return whole and (whole, transform.begin)
@@ -206,10 +207,11 @@ class _Copied:
     """Gradients of copies in a tensor.
 
     Attributes:
-        name: of the tensor.
+        name: name of the tensor.
         copies: number of copies of every row.
-        scale: size of every row's gradient, [rows].
-        distance: how far its two closest copies are apart, relative to that, [rows].
+        scale: largest absolute gradient of every row, [rows].
+        distance: distance between the two closest copies of every row, relative to its scale,
+            [rows].
         gain: see ``CopyDistance.effective_rank_gain``.
     """
 
@@ -221,19 +223,19 @@ class _Copied:
 
     @classmethod
     def of(cls, name: str, copies: list[Tensor]) -> _Copied:
-        """Look at copies, each [rows, columns]: views of the whole gradient."""
+        """Evaluate copies, each [rows, columns], which are views of the whole gradient."""
         at_once = max(1, IN_CACHE // copies[0].shape[1])
         parts = zip(*(copy.split(at_once) for copy in copies), strict=True)
         scales, distances = zip(*(_distances(part) for part in parts), strict=True)
         return cls(name, len(copies), torch.cat(scales), torch.cat(distances), _rank_gain(copies))
 
     def count(self, rounding: float) -> tuple[int, int]:
-        """Rows with copies that get the same gradient, and rows that get none but rounding."""
+        """Count rows with copies that have equal gradients, and rows without a gradient."""
         some = self.scale > rounding
         return int((within_each(self.distance, EQUAL) & some).sum()), int((~some).sum())
 
     def apart(self, rounding: float) -> CopyDistance:
-        """The median of rows; of those that get a gradient, if there are any."""
+        """The median distance of the rows that have a gradient; 0 if there are none."""
         some = self.scale > rounding
         distance = self.distance[some] if bool(some.any()) else torch.zeros(1)
         return CopyDistance(
@@ -245,7 +247,7 @@ class _Copied:
 
 
 def _distances(copies: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The size of every row's gradient, and how far its two closest copies are apart."""
+    """The scale of every row's gradient, and the relative distance of its two closest copies."""
     scale = torch.stack([copy.abs().amax(1) for copy in copies]).amax(0)
     distance = torch.full_like(scale, torch.inf)
     for first, second in combinations(copies, 2):
@@ -254,7 +256,7 @@ def _distances(copies: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _rank_gain(copies: list[Tensor]) -> float | None:
-    """Effective rank of the gradient less that of equal copies; None for large matrices.
+    """Effective rank of the gradient, minus that of equal copies; None for large matrices.
 
     Roy and Vetterli, "The effective rank", EUSIPCO 2007: exp of the entropy of singular values.
     """

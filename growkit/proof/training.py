@@ -1,12 +1,12 @@
 """Does the target learn what its source would have learned?
 
-Both take the same steps of AdamW on the same batches, in strict float64: the source with plain
-settings, the target with the factors of its plan. They begin with the states of their
-optimizers, where the target was grown with one; else with the moments that the source has after a
-first batch, which are grown for the target. What they may differ by is what rounding does to the
-source's own training: it is trained once more, with its weights disturbed before every step.
+Both models take the same AdamW steps on the same batches, in strict float64: the source with plain
+settings, the target with the factors of its plan. They begin with the states of their optimizers if
+the target was grown with one, otherwise with the source's moments after a first batch, which are
+grown for the target. The limit is the effect of rounding on the source's own training: the source
+is trained once more, with noise on its weights before every step.
 
-Training needs room for a model's weights, gradients and two moments, 32 bytes for each parameter.
+Training needs memory for weights, gradients and two moments, 32 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ from growkit.recipe.recipe import Recipe
 from growkit.results.proof import TrainingProof
 
 RATE, DECAY, BETAS = 1e-3, 0.1, (0.9, 0.95)
-"""Of AdamW. Everything decays, so that every factor has something to do."""
+"""Settings of AdamW. All parameters decay, so that every factor has an effect."""
 
 EPS = 1e-6
-"""Large enough that gradients which are nothing but rounding move nothing."""
+"""Eps of AdamW, so large that gradients of mere rounding have no effect."""
 
 BYTES = 32
-"""Of memory for each parameter: weight, gradient and two moments."""
+"""Memory per parameter: weight, gradient and two moments."""
 
 WINDOWS, LENGTH = 2, 64
-"""Windows of text in every batch, and tokens in each by default."""
+"""Windows per batch, and default number of tokens per window."""
 
 FAULT = 2.0
-"""What a rate is multiplied by in the negative control."""
+"""Factor of a learning rate in the negative control."""
 
 Updates = Mapping[str, Update]
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a training begins with.
+    """The initial state of the optimizer.
 
     Attributes:
-        moments: of every parameter.
-        steps: that each has taken.
-        options: of AdamW for each, where they are not as usual.
+        moments: moments of every parameter.
+        steps: number of steps of every parameter.
+        options: AdamW's options of every parameter that differ from the defaults here.
     """
 
     moments: Mapping[str, Mapping[str, Tensor]]
@@ -77,16 +77,16 @@ class Beginning:
 
 
 class StrictTraining:
-    """A model that AdamW trains.
+    """A model in training with AdamW.
 
-    Adam does not depend on the scale of gradients but for its eps. Where the law multiplies eps by
-    a factor that differs within a parameter, gradients are divided by it instead.
+    Apart from its eps, Adam does not depend on the scale of gradients. If the law multiplies eps by
+    a factor that varies within a parameter, gradients are divided by the factor instead.
 
     Args:
-        model: in float64.
-        updates: factors of the settings of each parameter, by its name; new parameters do not
-            train. None for the settings as they are.
-        beginning: the moments of earlier steps; None to begin without.
+        model: the model, in float64.
+        updates: factors for the settings of each parameter, by name; new parameters do not train.
+            None for plain settings.
+        beginning: the initial state of the optimizer; None for an empty state.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class StrictTraining:
                 state[key] = found.to(parameter) / (factor if key == "exp_avg" else factor.square())
 
     def step(self, windows: Sequence[Tensor]) -> float:
-        """Take a step on some windows of tokens, each [tokens]; their mean loss before it."""
+        """Take a step on windows of tokens, each [tokens]; return their mean loss before it."""
         total = 0.0
         with strict_float64():
             for loss in self._losses(windows):
@@ -127,7 +127,7 @@ class StrictTraining:
         return total
 
     def gather(self, windows: Sequence[Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Take the first step, without a law of updates; the moments that it leaves."""
+        """Take the first step, without a law of updates, and return the moments after it."""
         self.step(windows)
         return {
             name: {key: self._optimizer.state[parameter][key].clone() for key in MOMENTS}
@@ -135,12 +135,12 @@ class StrictTraining:
         }
 
     def loss(self, windows: Sequence[Tensor]) -> float:
-        """Of some windows, without a step."""
+        """Compute the mean loss of some windows."""
         with strict_float64(), torch.no_grad():
             return sum(map(float, self._losses(windows)))
 
     def _losses(self, windows: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Of each window its part of the mean loss of all predictions, in nats."""
+        """Yield the part of each window in the mean loss of all predictions, in nats."""
         predictions = sum(len(ids) - 1 for ids in windows)
         for ids in windows:
             logits = self._logits(ids)
@@ -148,7 +148,7 @@ class StrictTraining:
             yield nn.functional.cross_entropy(logits[:-1], labels, reduction="sum") / predictions
 
     def logits(self, ids: Tensor) -> Tensor:
-        """Of a window, [tokens, vocabulary]."""
+        """Compute the logits of a window, [tokens, vocabulary]."""
         with strict_float64(), torch.no_grad():
             return self._logits(ids)
 
@@ -158,7 +158,7 @@ class StrictTraining:
         return found
 
     def disturb(self, amount: float, seed: int) -> None:
-        """Change every weight by up to so much of it, at random."""
+        """Change every weight at random by at most ``amount`` times its value."""
         generator = torch.Generator().manual_seed(seed)
         for parameter, _ in self._trained.values():
             noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
@@ -167,18 +167,18 @@ class StrictTraining:
 
 @dataclass(frozen=True)
 class _Run:
-    """What became of a model.
+    """The results of a training.
 
     Attributes:
-        losses: on every batch before its step, and on one more.
-        logits: of the first window of that one.
+        losses: losses on every batch before its step, and on one more batch after the last step.
+        logits: logits of the first window of that last batch.
     """
 
     losses: list[float]
     logits: Tensor
 
     def apart(self, other: _Run) -> float:
-        """How far another run of as many steps is from this one; see ``TrainingProof.relative``."""
+        """Distance from another run of the same length; see ``TrainingProof.relative``."""
         losses = [abs(a - b) for a, b in zip(self.losses, other.losses, strict=True)]
         scale = self.logits.square().mean().sqrt()
         known = other.logits[..., : self.logits.shape[-1]]  # new tokens come last
@@ -188,9 +188,9 @@ class _Run:
 
 
 def _batches(settings: Settings, source: Checkpoint) -> list[list[Tensor]]:
-    """Batches for the first moments, for every step and for the last loss.
+    """Make batches for the first moments, for every step and for the last loss.
 
-    Windows of a short text are used again.
+    Windows of a short text are repeated.
     """
     assert settings.steps is not None
     count = settings.steps + 2
@@ -200,22 +200,22 @@ def _batches(settings: Settings, source: Checkpoint) -> list[list[Tensor]]:
 
 
 def check_room(settings: Settings, tensors: Mapping[str, TensorInfo], device: torch.device) -> None:
-    """Refuse to train what does not fit into memory.
+    """Refuse a training that does not fit into memory.
 
     Raises:
-        InputError: it does not fit; reports how much memory it would take.
+        InputError: it does not fit; the message has the memory that it needs.
     """
     if settings.steps is None:
         return
     needed = BYTES * total_parameters(tensors)
     if device.type == "cuda":
-        there = torch.cuda.mem_get_info(device)[1]
+        memory = torch.cuda.mem_get_info(device)[1]
     else:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
         raise InputError(
-            f"training in float64 would take {size(needed)} of memory, and there are {size(there)};"
-            " leave out --steps, or prove a smaller model that was grown in the same way"
+            f"training in float64 would take {size(needed)} of {size(memory)} of memory; "
+            "leave out --steps, or prove a smaller model that was grown in the same way"
         )
 
 
@@ -233,9 +233,9 @@ def prove_training(
         before: the source.
         after: the target, with the tensors that the lineage makes.
         lineage: how the target was made.
-        settings: of the proof, with a number of steps.
-        device: where both run, one after the other.
-        places: the paths of their optimizers' states.
+        settings: settings of the proof, with a number of steps.
+        device: device of both trainings.
+        places: the paths of the optimizers' states.
 
     Raises:
         InputError: there is no text to train on, or a state cannot be read.
@@ -300,7 +300,7 @@ def first_moments(
     windows: Sequence[Tensor],
     device: torch.device,
 ) -> tuple[Beginning, Beginning]:
-    """The moments that the source has after some windows, and those grown for the target."""
+    """The source's state after one step on some windows, and that state grown for the target."""
     moments = _loaded(before, device).gather(windows)
     grown = grown_moments(moments, before, after, lineage.plans)
     one, other = (Beginning(each, dict.fromkeys(each, 1.0)) for each in (moments, grown))
@@ -315,7 +315,7 @@ def _trained(
     updates: Updates | None = None,
     disturbed: float = 0.0,
 ) -> _Run:
-    """Train a model on all batches but the first; the last gives a loss and logits alone."""
+    """Train a model on all batches but the first and the last, and evaluate it on the last."""
     training = _loaded(stored, device, updates, beginning)
     losses = []
     for step, windows in enumerate(batches[1:-1], 1):
@@ -327,7 +327,7 @@ def _trained(
 
 
 def _spoiled(updates: Updates) -> tuple[str, Updates]:
-    """A fault in the factors of the largest parameter, and all factors with it."""
+    """Insert a fault into the factors of one parameter; return its description and all factors."""
     trained = [name for name, each in updates.items() if not each.new]
     matrices = [name for name in trained if "norm" not in name] or trained
     name = max(matrices, key=lambda each: updates[each].n_in)
@@ -335,7 +335,7 @@ def _spoiled(updates: Updates) -> tuple[str, Updates]:
 
 
 def _path(law: Law) -> str:
-    """Why the target does not train as its source does, and how to make it."""
+    """Explain why the target does not train like its source, with the remedy if there is one."""
     only = all(why.endswith(AT_RANDOM) for why in law.why)
     keeps = ", while --symmetry keep preserves the source's training" if only else ""
     return f"the target is trained differently ({'; '.join(law.why)}){keeps}"
@@ -344,10 +344,10 @@ def _path(law: Law) -> str:
 def _judge(
     law: Law, source: _Run, target: _Run, tolerance: float | None, still: int, caught: bool | None
 ) -> tuple[bool | None, str]:
-    """Whether both learned the same, None where that is not promised; and that in a sentence."""
+    """Whether both learned the same (None if this is not promised), with a sentence on it."""
     relative, steps = source.apart(target), len(source.losses) - 1
     times = f"{steps} step{'s' * (steps != 1)}"
-    besides = f", while {still} new parameters stood still" if still else ""
+    besides = f", while {still} new parameters were not trained" if still else ""
     if tolerance is None:
         apart = [abs(a - b) for a, b in zip(source.losses, target.losses, strict=True)]
         return None, (
@@ -360,7 +360,7 @@ def _judge(
             f"differ by {relative:.1e} of their scale, and rounding allows {tolerance:.1e}{besides}"
         )
     if not caught:
-        return False, "a deliberate fault in the factors was not noticed, so that nothing is shown"
+        return False, "a deliberate fault in the factors was not noticed, so nothing is proved"
     close = f"losses and logits differ by at most {relative:.1e} of their scale{besides}"
     return True, f"the target learns what its source does: after {times} {close}"
 
@@ -370,8 +370,8 @@ class StatePaths:
     """Paths of two optimizers' states.
 
     Attributes:
-        source: that of the source; None if it is not known.
-        target: that of the target; None if it has none.
+        source: the source's state; None if its path is not known.
+        target: the target's state; None if there is none.
     """
 
     source: Path | None
@@ -379,10 +379,10 @@ class StatePaths:
 
     @property
     def untried(self) -> str:
-        """Why the target's state is not tried, as a sentence ends; empty if there is none."""
+        """The end of a sentence on a target's state that is not tried; empty if there is none."""
         if self.target is None or self.source:
             return ""
-        why = "as that of the source is not in its folder: name it with --optimizer"
+        why = "since the source's state is not in its folder: name it with --optimizer"
         return f"; the optimizer's state in {self.target} was not tried, {why}"
 
 
@@ -394,12 +394,12 @@ def state_paths(
     Args:
         before: the source.
         after: the target.
-        recipe: how the target was made, from its manifest, which is not trusted: a state is
-            searched for in the source's folder and nowhere else.
-        given: the path of the source's, from the user.
+        recipe: the recipe in the target's manifest, which is not trusted: a state is looked up only
+            in the source's folder.
+        given: the path of the source's state, from the user; None if the user gave none.
 
     Raises:
-        InputError: a path is given, and the target has no state.
+        InputError: a path is given, but the target has no state.
     """
     target = written_in(after.folder)
     if given is not None and target is None:
@@ -418,17 +418,20 @@ def state_paths(
 def compare_states(
     places: StatePaths, before: Checkpoint, after: Checkpoint, lineage: Lineage, law: Law
 ) -> tuple[State, State, str]:
-    """The states of both optimizers, and what in the target's does not grow from the source's.
+    """Read the states of both optimizers, and compare the target's with the grown source's.
 
     Args:
-        places: the paths of both.
+        places: the paths of both states.
         before: the source.
         after: the target.
-        lineage: from one to the other.
-        law: how the target is to be updated.
+        lineage: how the target was made.
+        law: the law of updates of the target.
+
+    Returns:
+        Both states, and the first difference; empty if there is none.
 
     Raises:
-        InputError: one of them cannot be read, or belongs to another model.
+        InputError: a state cannot be read, or belongs to another model.
     """
     assert places.source
     assert places.target
@@ -443,11 +446,11 @@ def _differences(grown: GrownState, target: State) -> Iterator[str]:
         yield f"{name} is in {'no' if name in expected else 'a'} group of {where}"
     for name, options in expected.items():
         for key, value in options.items():
-            if (is_now := found[name].get(key)) != value:
-                yield f"{key} of {name} in {where} is {is_now}, where {value} was expected"
+            if (actual := found[name].get(key)) != value:
+                yield f"{key} of {name} in {where} is {actual}; {value} was expected"
     for name, step in target.steps.items():
         if step != (wanted := grown.steps.get(name, step)):
-            yield f"the step of {name} in {where} is {step:g}, where {wanted:g} was expected"
+            yield f"the step of {name} in {where} is {step:g}; {wanted:g} was expected"
     for name, info in grown.tensors.items():
         parameter, _, kind = name.rpartition(".")
         if kind != STEP and not _same(grown, target.numbers, name):
@@ -472,7 +475,7 @@ def _settings(groups: Sequence[ParamGroup]) -> dict[str, dict[str, Any]]:
 
 
 def _beginning(state: State) -> Beginning:
-    """A state in memory."""
+    """Read a state into memory."""
     moments: dict[str, dict[str, Any]] = {}
     for key in state.numbers.tensors:
         name, _, kind = key.rpartition(".")

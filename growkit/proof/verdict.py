@@ -1,6 +1,6 @@
 """The verdict: does the target compute what the source computes?
 
-Every part of the proof returns findings: what was compared, how it was measured, and whether it is
+Every part of the proof returns findings: what was compared, what was measured, and whether it is
 within its limit. The first finding that failed decides.
 """
 
@@ -25,7 +25,7 @@ from growkit.engine.user_family import temporary_family
 from growkit.planning.plan import Lineage
 from growkit.proof.folder import compare_folders
 from growkit.proof.function import FunctionProof
-from growkit.proof.modes import modes, used
+from growkit.proof.modes import modes, run_whole_models
 from growkit.proof.preflight import check_vocabularies
 from growkit.proof.trainability import trainability_finding
 from growkit.proof.training import check_room, prove_training, state_paths
@@ -40,10 +40,10 @@ VERDICTS = {
     "training": "preserved, but it does not learn as its source does",
     "trainability": "preserved, but it cannot train as asked",
 }
-"""Verdicts on exact promises by the finding that failed, where that is not the promise itself."""
+"""Verdicts on exact promises, by the failed finding, if that is not about the promise itself."""
 
 AFTERWARDS = ("max_kl", "training", "trainability")
-"""Findings on a target that has kept its promise, which the sentence reports as well."""
+"""Findings that fail only on targets that keep their promise; the sentence reports both."""
 
 
 def verify(
@@ -64,28 +64,29 @@ def verify(
 ) -> proof.VerifyResult:
     """Compare two model folders: weights, and logits in strict float64 and the storage dtype.
 
-    Logits come from transformers' own classes, loaded from the files as they are. An exact promise
-    is kept when no logit differs by more than some times what rounding does to the source itself,
-    in strict float64 and in the storage dtype (``docs/numerics.md``). Where the target's manifest
-    records how it was made, its weights must also give the source's back, bit for bit.
+    Logits come from transformers' own classes, loaded from the files. An exact promise holds if no
+    logit differs by more than a multiple of the source's own rounding error, in strict float64 and
+    in the storage dtype (``docs/numerics.md``). If the target's manifest records how it was made,
+    the source's weights must also be recovered from the target's, bit for bit.
 
     Args:
         source: folder of the model that was grown, or its name on the Hub; see ``growkit.grow``.
-        target: folder of the model that it became.
-        settings: what is compared. The following arguments override it.
-        text: file with real text, tokenized by the source's tokenizer; random tokens without.
+        target: folder of the grown model.
+        settings: settings of the proof. The following arguments override them.
+        text: file with real text, for the source's tokenizer; None for random tokens.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
-        prompts: number of windows of text, or of random prompts; 8 without, or 4 where every weight
-            has given the source's back.
-        length: tokens in each, at most the model's longest context; 512 without, or 48 there.
-        seed: of the random prompts.
+        prompts: number of windows of text, or of random prompts; None for 8, or for 4 if every
+            weight was recovered.
+        length: tokens in each prompt, at most the model's longest context; None for 512, or for 48
+            if every weight was recovered.
+        seed: seed of the random prompts.
         trainability: whether every parameter of the target must be able to train.
-        max_kl: nats per token of KL above which the target is not kept; no limit without.
-        steps: of AdamW that both take in strict float64, to see whether they learn the same; no
-            training without.
-        optimizer: the state of the source's optimizer that the target was grown with, for these
-            steps; without, the state in the source's folder, if the target was grown with it.
-        progress: where progress is shown, such as ``growkit.Bars()``.
+        max_kl: largest accepted KL, in nats per token; None for no limit.
+        steps: AdamW steps that both models take in strict float64, to compare what they learn;
+            None for no training.
+        optimizer: the source's optimizer state that was grown with the target, for these steps;
+            None for the state in the source's folder, if the target was grown with one.
+        progress: receives the progress, such as ``growkit.Bars()``.
 
     Returns:
         The verdict and all figures.
@@ -103,11 +104,11 @@ def verify(
 def verify_found(
     source: Source, target: Source, settings: Settings, optimizer: Path | None, progress: Progress
 ) -> proof.VerifyResult:
-    """See ``verify``; the two models are found already."""
+    """Compare two models that are located already; see ``verify``."""
     if optimizer is not None and settings.steps is None:
         raise InputError(
-            f"{optimizer} is for the training of both models, and no steps of it were asked for; "
-            "add --steps"
+            f"the optimizer's state {optimizer} is only for the training of both models; add "
+            "--steps"
         )
     before, after = pair(source, target)
     recipe = read_record(after)
@@ -124,17 +125,17 @@ def prove(
     progress: Progress,
     optimizer: Path | None = None,
 ) -> proof.VerifyResult:
-    """See ``verify``.
+    """Compare two open checkpoints; see ``verify``.
 
     Args:
         before: the source.
         after: the target.
-        settings: what is compared.
-        recipe: how the target was made, if that is known.
-        progress: see ``verify``.
-        optimizer: the state of the source's optimizer, where that is known.
+        settings: settings of the proof.
+        recipe: the recipe of the target; None if it is not known.
+        progress: receives the progress.
+        optimizer: path of the source's optimizer state; None if it is not known.
     """
-    given_date()  # before anything that takes time
+    given_date()  # before any work that takes time
     check_vocabularies(before, after)
     place = choose_device(settings.device)
     started = time.perf_counter()
@@ -142,14 +143,14 @@ def prove(
     bar = progress.bytes("proving", total)
     with reproducible(place), bar as advance, ExitStack() as described:
         origin = origin_of(before, after, recipe)
-        # A recipe that does not fit must not decide what is compared.
+        # The family of a recipe that does not fit must not decide what is compared.
         described.enter_context(temporary_family(origin.family))
         lineage, exact = origin.lineage, origin.lineage.promise == "exact"
         prompts = make_prompts(settings, before.folder, before.config)
         trains = settings.steps is not None
         if trains and origin.unknown:
             raise InputError(
-                f"training {after.folder} alongside its source needs to know how it was made, but "
+                f"to train {after.folder} alongside its source, its origin must be known, but "
                 f"{origin.unknown}; leave out --steps"
             )
         check_room(settings, after.tensors, place)
@@ -165,7 +166,10 @@ def prove(
         if exact and weights.settled and not files.changed:
             prompts = prompts.cut(*settings.settled.amount)
         logits.run(modes(prompts.windows, before.config, after.config))
-        tried = [*logits.mode_results(), *used(before, after, prompts.windows[0], place, exact)]
+        tried = [
+            *logits.mode_results(),
+            *run_whole_models(before, after, prompts.windows[0], place, exact),
+        ]
         findings = [weights.finding(lineage.promise), files.finding]
         findings += logits.findings(tried, settings.max_kl)
         fault = logits.fault(*findings[:3])
@@ -262,7 +266,7 @@ def dequantised_finding(source: Checkpoint) -> proof.Finding:
 
 
 def _explain(findings: Sequence[proof.Finding], fault: proof.Fault | None, *, exact: bool) -> None:
-    """Let findings on weights, files and logits explain one another."""
+    """Add to findings on weights and files what those on logits show, and the reverse."""
     weights, files, logits = findings[:3]
     for each in (weights, files):
         if each.kept is False and exact and logits.kept:
@@ -273,7 +277,7 @@ def _explain(findings: Sequence[proof.Finding], fault: proof.Fault | None, *, ex
 
 
 def verdict_of(promise: str, findings: Sequence[proof.Finding], max_kl: float | None) -> str:
-    """The verdict in a few words, which follow from the first finding that failed."""
+    """The verdict in a few words, from the first finding that failed."""
     first = proof.failed(findings)
     if first is None and promise == "exact":
         return "preserved"
@@ -290,17 +294,17 @@ def reason_of(
     """The verdict in a sentence.
 
     Args:
-        verdict: in a few words.
+        verdict: the verdict in a few words.
         lineage: how the target was made, with its promise.
-        findings: in the order in which they decide.
-        notes: what the verdict does not cover.
+        findings: the findings, in the order in which they decide.
+        notes: notes on what the verdict does not cover.
     """
     by_name = {each.name: each for each in findings}
     weights, strict, native = (by_name[name] for name in ("weights", "strict_float64", "native"))
     first, exact = proof.failed(findings), lineage.promise == "exact"
     parts = []
     if first:
-        # Weights, files and logits explain one another; one of all other failures is enough.
+        # Failures of weights, files and logits belong together; of others, the first is enough.
         together = [each for each in (weights, by_name["files"], strict) if each.kept is False]
         parts = [each.sentence for each in together or [first]]
     if first is None or first.name in AFTERWARDS:

@@ -1,11 +1,11 @@
-"""The algebra half of the proof: the target's weights give the source's weights back.
+"""The algebra half of the proof: the source's weights are recovered from the target's weights.
 
-Prompts never touch most rows of an embedding, and a change in a row that no prompt touches changes
-no logit. Collapsing the written tensors (W = L W' E) looks at every element of every tensor.
+Prompts do not use most rows of an embedding, and a change in such a row changes no logit.
+Collapsing the written tensors (W = L W' E) checks every element of every tensor.
 
-How the target was made is known from its manifest, as far as that can be believed. Its recipe is
-planned again, but it may not have growkit read any file outside the two folders, nor start a
-search: manifests that growkit writes contain the results of searches.
+The manifest records how the target was made, and is not trusted. Its recipe is planned again, but
+may not make growkit read files outside the two folders, nor start a search: manifests that growkit
+writes contain the results of searches.
 """
 
 import os
@@ -34,23 +34,23 @@ from growkit.recipe.recipe import Recipe, Step
 from growkit.results.proof import Finding, Spectrum, recovered_sentence
 
 NO_FILE = os.path.join(os.devnull, "not read")
-"""A path without a file, used in place of a text that a manifest names."""
+"""A path without a file, in place of a text in a manifest."""
 
 AT_A_TIME = 2
-"""Tensors: files are read by one thread while another one computes."""
+"""Number of tensors in progress: one thread reads while another computes."""
 
 WORD = 8
-"""Bytes that are compared at a time, where nothing is left over."""
+"""Bytes to compare at a time in tensors whose size is a multiple of it."""
 
 
 class Origin(NamedTuple):
     """How the target was made.
 
     Attributes:
-        lineage: of the target; without plans if that is unknown, so that it must be exact.
-        unknown: the reason, if it is unknown.
-        recipe: that its manifest records.
-        family: the description of its family, where that is not one of growkit's.
+        lineage: lineage of the target; without plans, and so exact, if the origin is unknown.
+        unknown: the reason why the origin is unknown; None if it is known.
+        recipe: the recipe in the target's manifest.
+        family: description of the target's family; None for one of growkit's families.
     """
 
     lineage: Lineage
@@ -60,12 +60,12 @@ class Origin(NamedTuple):
 
 
 def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> Origin:
-    """How the target was made, according to the recipe in its manifest.
+    """Find out how the target was made, from the recipe in its manifest.
 
     Args:
         before: the source.
         after: the target.
-        recipe: from the target's manifest.
+        recipe: the recipe in the target's manifest.
     """
     nothing = Lineage(before, ())
     if recipe is None:
@@ -74,7 +74,7 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
     family = unlisted_family(recipe.family)
     try:
         with temporary_family(family):
-            steps = tuple(_settled(step) for step in recipe.steps)
+            steps = tuple(_without_search(step) for step in recipe.steps)
             _check_sizes(steps, after)
             lineage = plan_recipe(replace(recipe, steps=steps), before).lineage
     except InputError as error:
@@ -87,17 +87,17 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
 def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> None:
     """Refuse a source that was made from the target, according to its manifest.
 
-    The target of an exact growth computes the same function whichever way round, but nothing of how
-    it was made can be checked against its own result.
+    Exchanged models of an exact growth still compute the same function, but their weights could not
+    be compared.
 
     Args:
-        before: what was given as the source.
-        after: what was given as the target.
-        recipe: from the target's manifest.
+        before: the model that was given as the source.
+        after: the model that was given as the target.
+        recipe: the recipe in the target's manifest.
 
     Raises:
-        InputError: the source's recipe makes all of its tensors of the target's, and the target's
-            recipe, if there is one, does not do so the other way round.
+        InputError: the source's recipe makes the source from the target, and the target's recipe
+            does not make the target from the source.
     """
     made = None
     with suppress(InputError):  # a source's manifest may be anything
@@ -105,15 +105,15 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
     if made is None or _explains(before, after, recipe) or not _explains(after, before, made):
         return
     raise InputError(
-        f"the arguments appear to be exchanged: {MANIFEST} in {before.folder} records that this "
-        f"model was made from another, and {after.folder} fits as that; the source comes first: "
+        f"the arguments appear to be exchanged: according to its {MANIFEST}, {before.folder} was "
+        f"made from a model like {after.folder}; the source comes first: "
         f"growkit verify {quote(str(after.folder))} {quote(str(before.folder))} (or remove that "
         "file to compare the two as models of unknown origin)"
     )
 
 
 def _explains(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> bool:
-    """Whether a recipe makes tensors of the names and shapes of one model of those of another."""
+    """Whether a recipe makes tensors with the second model's names and shapes from the first."""
     plans = origin_of(before, after, recipe).lineage.plans
     if not plans:
         return False
@@ -122,32 +122,32 @@ def _explains(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> b
 
 
 def as_planned(before: Checkpoint, origin: Origin) -> Checkpoint:
-    """The source that the target is held against: rounded, where its recipe asks for that."""
+    """The source to compare with the target: rounded if the recipe rounds it."""
     planned = origin.lineage.source
     narrower = planned.rounded if isinstance(planned, Widened) else None
     return RoundedCheckpoint(before, narrower) if narrower else before
 
 
-def _settled(step: Step) -> Step:
-    """A step that asks for nothing to be searched or read.
+def _without_search(step: Step) -> Step:
+    """Make a step that reads no file.
 
     Raises:
-        InputError: it does ask for that.
+        InputError: the step lacks the result of its search.
     """
     options = dict(step.options)
     if options.get("rank") == "auto" or ("calibration" in options and "shrinkage" not in options):
-        raise InputError("it does not say what was found for it")
+        raise InputError("it lacks the result of a search")
     if "calibration" in options:
         options["calibration"] = NO_FILE
     if options.get("symmetry") == "keep" and GROUPS in step.operation.options:
-        options.setdefault(GROUPS.name, "part")  # as it was when manifests did not say it
+        options.setdefault(GROUPS.name, "part")  # the default when manifests did not record it
     return type(step)(step.name, options)
 
 
 def _check_sizes(steps: tuple[Step, ...], after: Checkpoint) -> None:
-    """Refuse sizes that no tensor of the target has, before anything of that size is made.
+    """Refuse sizes that no tensor of the target has, before anything of such a size is made.
 
-    Layers are as many as there are tensors, at most.
+    The number of layers is at most the number of tensors.
     """
     widest = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
     most = max(widest, len(after.tensors))
@@ -161,18 +161,18 @@ def _check_sizes(steps: tuple[Step, ...], after: Checkpoint) -> None:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What the algebra half found.
+    """Results of the algebra half.
 
     Attributes:
-        unknown: the reason why weights were not compared.
-        lost: a tensor of the target that does not give its source back, bit for bit, that a check
-            refuses, or that should not be there; or a tensor of the source that none gives back.
+        unknown: the reason why weights were not compared; None if they were.
+        lost: a tensor of the target from which its source is not recovered bit for bit, that a
+            check refuses, or that should not exist; or a source tensor that is not recovered.
         recomputed_sources: number of source tensors that survive only in computed targets.
-        spectra: of projections that share bases, up to the first that a check refuses.
-        unchecked: tensors that no check could look at, because what is left of them was computed
-            once more, or they were made from tensors whose bits depend on the machine.
-        recovered: number of the source's tensors that come back, and number of all; None where one
-            is lost, or that is not known. Dropped tensors, which models compute, are not included.
+        spectra: spectra of projections that share bases, up to the first that a check refuses.
+        unchecked: tensors that could not be checked, because later steps computed new tensors from
+            them, or because they were made from tensors whose bits depend on the machine.
+        recovered: number of recovered source tensors, and number of all; None if a tensor is lost
+            or the origin is unknown. Dropped tensors, which models compute, are not included.
     """
 
     unknown: str | None = None
@@ -184,12 +184,12 @@ class Recovered:
 
     @property
     def settled(self) -> bool:
-        """Whether every weight gives the source's back, and no other one could be at fault."""
+        """Whether every weight was recovered, so that no weight can be at fault."""
         known = not (self.unknown or self.unchecked or self.recomputed_sources or self.spectra)
         return known and self.lost is None
 
     def finding(self, promise: str) -> Finding:
-        """What follows for a promise."""
+        """The finding on the weights, for a promise."""
         kept: bool | None = True
         sentence = "every weight is recovered"
         if self.unknown:
@@ -206,11 +206,11 @@ class Recovered:
 
 
 def compare_weights(origin: Origin, target: Weights) -> Recovered:
-    """Hold every tensor that was written against what it should be.
+    """Compare every written tensor with its rule.
 
     Args:
-        origin: how it was made.
-        target: what was written.
+        origin: how the target was made.
+        target: the written weights.
     """
     if origin.unknown:
         return Recovered(unknown=origin.unknown)
@@ -235,14 +235,14 @@ def compare_weights(origin: Origin, target: Weights) -> Recovered:
 def _first_refused(
     lineage: Lineage, index: int, target: Weights, spectra: list[Spectrum], unchecked: list[str]
 ) -> str | None:
-    """The first tensor that a check of a plan refuses.
+    """Find the first tensor that a check of a plan refuses.
 
     Args:
         lineage: how the target was made.
-        index: of the plan.
-        target: what was written.
-        spectra: of all checks; takes those of the plan.
-        unchecked: takes the tensors that no check could look at.
+        index: index of the plan.
+        target: the written weights.
+        spectra: receives the spectra of the plan's checks.
+        unchecked: receives the tensors that could not be checked.
     """
     plan = lineage.plans[index]
     earlier = Lineage(lineage.source, lineage.plans[:index])
@@ -266,7 +266,7 @@ def _first_refused(
 
 
 def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:
-    """For targets of a plan, the tensors from which later plans give them back."""
+    """For the targets of a plan, the written tensors from which they can be recovered."""
     names = {rule.target: [rule.target] for rule in plan.rules}
     for step in later:
         became: dict[str, list[str]] = {}
@@ -283,7 +283,7 @@ def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:
 def _recovered(
     target: Weights, names: Sequence[str], info: TensorInfo, later: Lineage
 ) -> Tensor | None:
-    """The tensor that all of these give back; None if they do not."""
+    """Recover a tensor from all these written tensors; None if they do not agree."""
     found: Tensor | None = None
     for name in names:
         try:
@@ -297,7 +297,7 @@ def _recovered(
 
 
 def _first_lost(lineage: Lineage, target: Weights) -> str | None:
-    """The first tensor that does not follow its rule, is one too many, or is not given back."""
+    """Find the first tensor that does not follow its rule, is unexpected, or is not recovered."""
     last = lineage.plans[-1]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
@@ -320,7 +320,7 @@ def _sound(lineage: Lineage, target: Weights, rule: Rule) -> bool:
         return False
     origin = lineage.origin(name)
     if origin is None:
-        # Computed, not arranged: nothing comes back, but computing it again must give it.
+        # Computed, not arranged: nothing can be recovered, but it can be computed again.
         return not lineage.repeatable(name) or _same(lineage.target.read(name), target.read(name))
     recovered = lineage.recovered(target, name)
     pieces = parts(source, origin, rule.info.elements)  # large tensors part by part
@@ -332,7 +332,7 @@ def _sound(lineage: Lineage, target: Weights, rule: Rule) -> bool:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     if one.dtype == other.dtype and one.nbytes == other.nbytes and not one.nbytes % WORD:
-        # Many times as fast; numbers that are not NaN are the same if their bits are.
+        # Many times as fast. Equal bits are equal numbers, since checkpoints refuse NaN.
         words = (each.contiguous().flatten().view(torch.int64) for each in (one, other))
         if one.shape == other.shape and torch.equal(*words):
             return True
@@ -342,7 +342,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _recomputed_sources(plans: Sequence[Plan]) -> set[str]:
-    """The source's tensors that no tensor gives back, because they are recomputed or dropped."""
+    """Source tensors that cannot be recovered, because they are recomputed or dropped."""
     names: set[str] = set()
     for plan in reversed(plans):
         made = {rule.target: rule.sources for rule in plan.rules}
