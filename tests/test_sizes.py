@@ -410,7 +410,7 @@ def test_what_grows_is_the_rounded_source(
     assert folder_bytes(source) == before
     again = growkit.verify(source, tmp_path / "out", QUICK)
     assert again["kept"]
-    assert f"rounded to {name}, once" in again["reason"]
+    assert f"the source after rounding to {name}" in again["reason"]
 
 
 def test_another_rounding_is_found(make: Make, tmp_path: Path) -> None:
