@@ -161,9 +161,9 @@ def build(kind: str, seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
-def save(kind: str, folder: Path) -> Path:
+def save(kind: str, folder: Path, seed: int = 0) -> Path:
     """A random model of a type in a folder."""
-    build(kind).save_pretrained(folder)
+    build(kind, seed).save_pretrained(folder)
     return folder
 
 

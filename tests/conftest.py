@@ -148,9 +148,8 @@ def load_strict(folder: Path) -> PreTrainedModel:
 def strict_logits(folder: Path, seed: int = 0) -> torch.Tensor:
     """Logits of seeded random tokens, in strict float64."""
     model = load_strict(folder)
-    ids = torch.randint(
-        model.config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(seed)
-    )
+    count = model.config.get_text_config(decoder=True).vocab_size
+    ids = torch.randint(count, (1, TOKENS), generator=torch.Generator().manual_seed(seed))
     with strict_float64(), torch.no_grad():
         return model(ids).logits[0]
 
