@@ -183,7 +183,9 @@ class ModelClass:
         """The values of all keys of the axes with these sizes."""
         if self.derived and "head_dim" in sizes:
             sizes = {**sizes, "hidden": sizes["heads"] * sizes["head_dim"]}
-        found = {key: sizes[axis] for axis, keys in self.sizes.items() for key in keys}
+        found = {
+            key: sizes[axis] for axis, keys in self.sizes.items() if axis in sizes for key in keys
+        }
         if self.ratio:
             key, over, under = self.ratio
             found[key], rest = divmod(prod(found[each] for each in over), found[under])
@@ -393,14 +395,21 @@ class ModelClass:
             if not any(key in keys for keys in self.sizes.values()):
                 self._find_partners(key, stuck, names, numbers, here)
         self._find_ratio(names, numbers, stuck)
-        kv_heads = self._keys["kv_heads"]
-        if "kv_heads" not in self.small and numbers.get(kv_heads) == self.small.get("heads", 0):
-            self.sizes["heads"] += (kv_heads,)  # every head has its own, from a latent
+        self._add_named(numbers)
         for axis in ("vocab", "hidden"):
             if axis not in self.small:
                 raise not_inferred(
                     f"the config of a {self.name} model has no key that changes {axis} alone"
                 )
+
+    def _add_named(self, numbers: Mapping[str, int]) -> None:
+        """Add sizes that no shape shows."""
+        kv_heads = self._keys["kv_heads"]
+        if "kv_heads" not in self.small and numbers.get(kv_heads) == self.small.get("heads", 0):
+            self.sizes["heads"] += (kv_heads,)  # every head has its own, from a latent
+        width = self._keys["ffn"]
+        if width in numbers and not any(width in keys for keys in self.sizes.values()):
+            self.sizes[width] = (width,)  # of layers that there are not
 
     def _state_head_dim(self) -> None:
         """State the size of a head, for which many classes look, though configs leave it out."""

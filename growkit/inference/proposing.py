@@ -167,6 +167,7 @@ class Proposal:
 
     def __post_init__(self) -> None:
         self._dimensions = composed(self.asked)
+        self._multiple = self._name_multiple()
         self._tied = self._ties()
         self._names: dict[str, dict[str, list[str]]] = {}
         """For each template, its tensors in the small model, by their possible patterns."""
@@ -174,6 +175,28 @@ class Proposal:
             template = self.asked.template(name)
             ways = " | ".join(self._ways(name))
             self._names.setdefault(template, {}).setdefault(ways, []).append(name)
+
+    def _name_multiple(self) -> int | None:
+        """Name the width of an MLP that is a multiple of hidden ``ffn``; return the factor."""
+        if any(self._wide(axis) for axis in self.asked.small):
+            return None
+        whole = ("heads", "head_dim") if self.asked.derived else ("hidden",)
+        read = (
+            each.terms[0][1]
+            for name, dimensions in self._dimensions.items()
+            for at, each in enumerate(dimensions)
+            if (name, at) in self.seen.reads and [axes for axes, _ in each.terms] == [whole]
+        )
+        factor = max(read, default=1)
+        if factor == 1:
+            return None
+        ffn = Composed(((("ffn",), 1),))
+        for name, dimensions in self._dimensions.items():
+            if name not in self.seen.inner:
+                self._dimensions[name] = [
+                    ffn if each.terms == ((whole, factor),) else each for each in dimensions
+                ]
+        return factor
 
     def _ties(self) -> dict[str, str]:
         """Map the head's weight to the embedding that it is tied to in tied models."""
@@ -254,7 +277,7 @@ class Proposal:
         sizes = {
             key: axis
             for axis, keys in asked.sizes.items()
-            if axis in axes or axis in ("hidden", "heads")
+            if axis in axes or axis in ("hidden", "heads", "intermediate_size")
             for key in keys
         }
         sizes[asked.layers_key] = "layers"
@@ -264,26 +287,50 @@ class Proposal:
             multiples[asked.sizes["heads"][0]] = asked.sizes["kv_heads"][0]
         if asked.derived:
             multiples[asked.sizes["hidden"][0]] = asked.sizes["heads"][0]
-        computed = ["head_dim"] if "head_dim" in axes and asked.derived else []
+        computed = {"head_dim": "head_dim"} if "head_dim" in axes and asked.derived else {}
+        if self._multiple:
+            computed["intermediate_size"] = "ffn"
         content: dict[str, Any] = {
             "family": asked.name,
             "model_type": asked.value("model_type"),
-            "sizes": sizes | dict.fromkeys(computed, "head_dim"),
-            "kinds": {axis: "ffn" for axis in sorted(axes) if axis != "ffn" and self._wide(axis)},
+            "sizes": sizes | computed,
+            "kinds": {
+                axis: "ffn" for axis in sorted(sizes.values()) if axis != "ffn" and self._wide(axis)
+            },
             "assumed": self._assumed(sizes, axes, tensors),
-            "computed": computed,
+            "computed": [*computed],
             "constants": constants,
-            "groups": {"heads": "kv_heads"} if {"heads", "kv_heads"} <= axes else {},
+            "groups": self._groups(axes),
             "multiples": multiples,
             "ratios": self._ratios(),
             "arranged": arranged,
             "lists": sorted(key for key in asked.lists if asked.said(key) is not None),
+            "norms": self._bare_norms(axes),
             "normed_sums": self.seen.normed_sums,
             "tied": self._tied,
             "tensors": tensors,
         }
         content |= {key: value for key, value in more.items() if key != "rooted"}
         return {key: value for key, value in content.items() if value}
+
+    def _groups(self, axes: set[str]) -> dict[str, Any]:
+        """Heads form groups by position, each with its key-value head, or alone."""
+        if {"heads", "kv_heads"} <= axes:
+            return {"heads": "kv_heads"}
+        return {"heads": []} if self.asked.derived else {}
+
+    def _bare_norms(self, axes: set[str]) -> list[dict[str, Any]]:
+        """Norms without a weight, over an axis of the width of their input."""
+        found = []
+        for norm, width in self.seen.bare:
+            over = next(
+                (axis for axis in ("hidden", *sorted(axes)) if self.asked.small.get(axis) == width),
+                None,
+            )
+            if over is not None:
+                said = {"norm": over, "eps": norm.eps, "centred": norm.centred}
+                found.append({key: value for key, value in said.items() if value})
+        return found
 
     def _ratios(self) -> dict[str, str]:
         if self.asked.ratio is None:
@@ -298,8 +345,9 @@ class Proposal:
         widths = [
             axis
             for name, pattern in chosen.items()
-            if "expert" in name and "hidden <- " in pattern and "shared" not in name
-            if (axis := pattern.rpartition("<- ")[2]) in self.asked.small
+            if "{expert}" in name or pattern.startswith("experts: ")
+            for found in [re.search(r"hidden <- (\w+)$|(\w+) -> hidden$", pattern)]
+            if found and (axis := found[1] or found[2]) in self.asked.small
         ]
         if not widths or not top_k:
             return
@@ -355,6 +403,8 @@ class Proposal:
             whole = asked.small["hidden"] // asked.small["heads"]
             if asked.derived or whole == asked.small["head_dim"]:
                 found["head_dim"] = f"{hidden} / {heads}"
+        if self._multiple:
+            found["intermediate_size"] = f"{self._multiple} * {asked.sizes['hidden'][0]}"
         entries = [
             e for each in tensors.values() for e in (each if isinstance(each, list) else [each])
         ]

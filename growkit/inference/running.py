@@ -5,7 +5,7 @@ that dimension. What a module of attention is given shows whether it reads hidde
 of a norm is measured on the norm itself.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -48,7 +48,8 @@ class Observation:
         stacks: dimensions that count matrices, each of which is used alone.
         inner: tensors of attention, except for the dimensions in ``outer``.
         outer: dimensions of tensors of attention that read or write hidden states.
-        norms: the behaviour of every norm.
+        norms: the behaviour of every norm, by the names of its tensors.
+        bare: the behaviour of norms without a weight, each with the width of its input.
         normed_sums: whether what layers return comes from a norm.
     """
 
@@ -57,6 +58,7 @@ class Observation:
     inner: set[str] = field(default_factory=set)
     outer: set[tuple[str, int]] = field(default_factory=set)
     norms: dict[str, NormSeen] = field(default_factory=dict)
+    bare: set[tuple[NormSeen, int]] = field(default_factory=set)
     normed_sums: bool = False
 
 
@@ -75,6 +77,11 @@ def see(asked: ModelClass) -> Observation:
     places = _places(model)
     seen = Observation(normed_sums=watched.normed_sums)
     norms = _norms(asked, model, watched)
+    seen.bare = {
+        (replace(norm, behind=False, last=False), watched.widths[name])
+        for name, norm in norms.items()
+        if not [*model.get_submodule(name).parameters()]
+    }
     for name, (parameter, dimensions) in places.items():
         module = parameter.rpartition(".")[0]
         for at, dimension in enumerate(dimensions):
@@ -229,12 +236,13 @@ class _Watch:
         self._linear: dict[str, list[tuple[str, Any]]] = {}
         self._layers_done = 0
         self._normed: Any = None
+        self._residual: Any = None
         self.normed_sums = False
         self._hooks: list[Any] = []
 
     def __enter__(self) -> None:
         for name, module in self.model.named_modules():
-            before, after = self._before(name), self._after(name, bool([*module.children()]))
+            before, after = self._before(name), self._after(name)
             self._hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
             self._hooks.append(module.register_forward_hook(after))
 
@@ -257,6 +265,8 @@ class _Watch:
             given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
             if f"{name}." == attention:
                 self._given[attention] = given
+            if layer is not None and name == self.prefix + layer:
+                self._residual = given[0] if given else None
             if not given:
                 return
             around = self._given.get(attention or "", [])
@@ -272,18 +282,20 @@ class _Watch:
 
         return hook
 
-    def _after(self, name: str, has_children: bool) -> Any:
+    def _after(self, name: str) -> Any:
         layer, attention = self._layer(name), self.attention_of(name)
         whole = layer is not None and name == self.prefix + layer
 
         def hook(module: nn.Module, args: Any, made: Any) -> None:
             outcome = made[0] if isinstance(made, tuple | list) else made
-            if attention and not has_children and isinstance(outcome, torch.Tensor):
+            matrix = getattr(getattr(module, "weight", None), "dim", int)() == 2
+            if attention and matrix and isinstance(outcome, torch.Tensor):
                 self._linear.setdefault(attention, []).append((name, outcome))
             if f"{name}." == attention and isinstance(outcome, torch.Tensor):
-                for each, its in self._linear.get(attention, []):
-                    if _same(its, outcome):
-                        self.writes_hidden.add(each)
+                inside = self._linear.get(attention, [])
+                last = [each for each, its in inside if _same(its, outcome)]
+                # An attention that adds hidden states itself returns what no module has made.
+                self.writes_hidden.update(last or [each for each, _ in inside][-1:])
             if name in self.norms:
                 self._normed = outcome
             if whole:
@@ -291,7 +303,8 @@ class _Watch:
                 self.normed_sums = outcome is self._normed
             elif layer and name not in self.norms:
                 given = args[0] if args else None
-                if outcome is not given:  # unlike dropout, which returns its input here
+                adds = any(each is self._residual for each in args[1:])
+                if outcome is not given and not adds:  # unlike dropout, which returns its input
                     self._made.setdefault(layer, []).append(outcome)
 
         return hook
