@@ -298,7 +298,7 @@ def without_settings(config: Config) -> Config:
 
 def _phrase(format: Format, dtypes: Collection[str]) -> str:  # noqa: A002
     names = " and ".join(sorted(TORCH_NAMES[dtype] for dtype in dtypes))
-    holds = "which holds every number" if format.exact else "to which every number is rounded once"
+    holds = "which holds every number" if format.exact else "to which every number is rounded"
     return f"{format.title}; it is read as a dense model in {names}, {holds}"
 
 

@@ -257,11 +257,11 @@ def dequantised_finding(source: Checkpoint) -> proof.Finding:
         sentence = f"transformers dequantises {first} of the source to other numbers than growkit"
         return proof.Finding(name="dequantised", kept=False, sentence=sentence, place=first)
     sentence = "transformers dequantises the source to the same bits"
-    if found.alone and found.same:
-        first = f"{len(found.alone)} tensors (first {min(found.alone)})"
-        sentence += f", but {first} only growkit dequantises, since {found.why}"
-    elif found.alone:
+    if not found.same:
         sentence = f"the source is as growkit alone dequantises it, since {found.why}"
+    elif found.alone:
+        rest = f"{len(found.alone)} tensors (first {min(found.alone)})"
+        sentence += f", but {rest} only growkit dequantises, since {found.why}"
     return proof.Finding(name="dequantised", kept=bool(found.same) or None, sentence=sentence)
 
 

@@ -7,7 +7,7 @@ https://github.com/bitsandbytes-foundation/bitsandbytes
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.parsing import parse_json
-from growkit.base.tensors import SAFETENSORS_NAMES, Config, TensorInfo
+from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo
 from growkit.checkpoint.dequantising import Format, Parts, unpacked
 
 STATE = ".weight.quant_state.bitsandbytes__"
@@ -84,7 +84,7 @@ def _state(parts: Parts) -> Config:
         state = None
     match state:
         case {"shape": [int(rows), int(columns)], "blocksize": int(size), "dtype": str(dtype)}:
-            fits = min(rows, columns) >= 0 and size > 0 and dtype in SAFETENSORS_NAMES
+            fits = min(rows, columns) >= 0 and size > 0 and dtype in TORCH_NAMES.values()
             found: Config = {"shape": (rows, columns), "blocksize": size}
         case _:
             fits, found = False, {}
