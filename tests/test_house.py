@@ -1,15 +1,17 @@
 """The rules of the house: a new family or method is one new file; small things have one place."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 import growkit
 from growkit import conversions, families, growth
+from growkit.checkpoint import quantised
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
 from growkit.planning.operation import operations
-from tests.conftest import cli, relative_error, save_model
+from tests.conftest import cli, edit_json, edit_weights, relative_error, save_model
 
 METHOD = """
 from growkit.growth.copying import CopyMethod
@@ -37,6 +39,22 @@ class Unscaled(OnDiffTransformer):
 
 
 OPERATION = Unscaled()
+"""
+FORMAT = """
+from growkit.checkpoint.dequantising import Format
+
+
+class Mirrored(Format):
+    method, title, suffixes, exact = "mirrored", "mirrors", (".mirrored",), True
+
+    def header(self, parts, settings, dtype):
+        return parts.stored.tensors[parts.first]
+
+    def rows(self, parts, settings, info, rows):
+        return -parts.read(".mirrored", rows)
+
+
+FORMAT = Mirrored()
 """
 FAMILY = """
 family: Other
@@ -72,6 +90,22 @@ def test_a_family_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "other_for_this_test.yaml").write_text(FAMILY)
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     assert family_of({"model_type": "other"}, "here").name == "Other"
+
+
+def test_a_format_of_weights_is_one_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mirrored_for_this_test.py").write_text(FORMAT)
+    monkeypatch.setattr(quantised, "__path__", [*quantised.__path__, str(tmp_path)])
+    source = save_model(tmp_path / "source", "llama")
+    stored = shutil.copytree(source, tmp_path / "stored")
+    with edit_weights(stored) as tensors:
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            tensors[name.replace(".weight", ".mirrored")] = -tensors.pop(name)
+    with edit_json(stored / "config.json") as config:
+        config["quantization_config"] = {"quant_method": "mirrored"}
+    assert growkit.grow(stored, tmp_path / "out", hidden="x2")["kept"]
+    assert relative_error(source, tmp_path / "out") < 1e-12
 
 
 def test_options_of_methods_are_options_of_the_command() -> None:

@@ -372,6 +372,24 @@ def test_a_language_model_inside_another(tmp_path: Path) -> None:
     assert "as growkit alone dequantises it" in result["verification"]["reason"]
 
 
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """DeepSeek-V3 has one behind its last layer, which its class in transformers passes over."""
+    source = fp8(tmp_path / "source", DEEPSEEK)
+    with edit_weights(source) as tensors:
+        for name in [name for name in tensors if ".layers.1." in name]:
+            tensors[name.replace(".layers.1.", ".layers.2.")] = tensors[name].clone()
+    with edit_json(source / "config.json") as config:
+        config["num_nextn_predict_layers"] = 1
+    result = growkit.grow(source, tmp_path / "out", hidden="x2")
+    assert result["kept"], result["verification"]["reason"]
+    assert "to the same bits" in result["verification"]["reason"]
+    assert {name.split(".")[2] for name in result["dropped"]} == {"2"}
+    with edit_json(source / "config.json") as config:
+        config["num_nextn_predict_layers"] = 0
+    with pytest.raises(InputError, match=r"layers\.2.* is not part of"):
+        growkit.grow(source, tmp_path / "out", hidden="x2", overwrite=True)
+
+
 def test_a_plan_needs_no_weights(qwen3: Path, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     shutil.copy(qwen3 / "config.json", tmp_path / "source")

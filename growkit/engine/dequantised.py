@@ -16,7 +16,7 @@ from growkit.base.tensors import Weights
 from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import class_weights, converted, one_row, stacks
-from growkit.engine.loader import Conversion, dequantisations
+from growkit.engine.loader import Conversion, dequantisations, loading
 
 
 @dataclass
@@ -57,7 +57,8 @@ def compare(source: Checkpoint) -> Comparison:
                 conversion.shapes = {conversion.name: ours.tensors[conversion.name].shape}
                 same = all(_same(*each) for each in _pairs(source.stored, ours, conversion))
                 (found.same if same else found.different).update(dense)
-    found.alone = source.parts.keys() - found.same - found.different
+    read = {name for each in loading(source).conversions for name in each.sources}
+    found.alone = (source.parts.keys() & read) - found.same - found.different
     return found
 
 

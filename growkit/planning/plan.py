@@ -287,6 +287,8 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
     for name in sorted(source.tensors.keys() - patterns.keys()):
         if name.endswith(family.recomputed) and family.recomputed:
             dropped[name] = RECOMPUTED
+        elif _predicts(name, source.config, sizes["layers"]):
+            dropped[name] = "it predicts further tokens, and the model class does not read it"
         elif name in family.duplicates:
             dropped[name] = f"tied to {family.duplicates[name]}"
             duplicates[name] = family.duplicates[name]
@@ -330,6 +332,14 @@ def _unless_quantised(source: Weights, remedy: str) -> str:
         return "the model has an adapter, merge that into it first"
     quantised = any(map(QUANTISED.search, source.tensors))
     return "the model is quantised, dequantise it first" if quantised else remedy
+
+
+def _predicts(name: str, config: Config, layers: int) -> bool:
+    """Whether a tensor is of a layer behind the last one, which predicts further tokens."""
+    found, more = re.search(r"\blayers\.(\d{1,9})\.", name), config.get("num_nextn_predict_layers")
+    if found is None or not isinstance(more, int):
+        return False
+    return layers <= int(found[1]) < layers + more
 
 
 class LostError(Exception):
