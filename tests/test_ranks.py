@@ -407,7 +407,7 @@ def test_a_rank_that_only_takes_room_is_told(scope: str, searched: Path, tmp_pat
         assert bool(result["warnings"]) == larger[rank]
         if larger[rank]:
             (warning,) = result["warnings"]
-            assert f"{held(out):,} parameters in the place of {before:,}" in warning
+            assert f"{held(out):,} parameters replace {before:,}" in warning
             most = int(re.search(r"ranks up to (\d+) hold fewer", warning)[1])  # type: ignore[index]
             assert held(tmp_path / str(most)) < before <= held(tmp_path / str(most + 1))
             assert f"warning: {warning}" in shown_by(searched, rank=rank, scope=scope)

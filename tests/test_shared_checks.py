@@ -63,7 +63,7 @@ def most_useful(folder: Path, source: Path, *steps: Step) -> int:
         )
     except InputError as error:
         refusal = str(error)
-    named = re.fullmatch(r"rank 8 is of no use: .*; choose at most ([1-7])", refusal)
+    named = re.fullmatch(r"rank 8 is useless: .*; choose at most ([1-7])", refusal)
     assert bool(named) == bool(refusal), refusal
     return int(named[1]) if named else 8
 

@@ -146,7 +146,7 @@ def test_models_that_answer_with_zeros_are_refused(kind: str, make: Make) -> Non
 
 def test_a_rank_that_only_takes_room_is_refused(make: Make, tmp_path: Path) -> None:
     source = make("diffllama", head_dim=16, hidden_size=64)
-    with pytest.raises(InputError, match=r"rank 100 is of no use: .*; choose at most 8"):
+    with pytest.raises(InputError, match=r"rank 100 is useless: .*; choose at most 8"):
         growkit.convert(source, tmp_path / "out", to="shared-diff", rank=100, verify=None)
     growkit.convert(source, tmp_path / "out", to="shared-diff", rank=8, verify=None)
     assert not (tmp_path / "out.rejected").exists()

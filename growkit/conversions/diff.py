@@ -1,13 +1,13 @@
-"""To plain DIFF (arXiv 2410.05258), from any model that contains one.
+"""Conversion to plain DIFF (arXiv 2410.05258), from any variant and from softmax attention.
 
 - Grouped DIFF: every noise head is copied for each signal head of its group.
 - Shared DIFF: bases and updates are multiplied out.
-- DINT: the integral is left out; nothing is lost where it has a gate that is still 0.
+- DINT: the integral is dropped; nothing is lost if it has a gate that is still 0.
 - Softmax attention: noise heads are copies of signal heads, with λ = ½ from vectors whose two
-  exponentials cancel; ``o_proj`` × 2 makes up for it. There is no head norm, which could not be
-  undone. If one is asked for, heads lose their sizes, which differ from token to token: every head
-  gets the size that values of the layer have, the nearest that one number per layer can be.
-  A norm takes λ away as long as noise equals signal: λ learns as soon as noise heads differ.
+  exponentials cancel, and ``o_proj`` × 2 compensates. By default there is no head norm, which
+  weights cannot undo. With one, heads lose their sizes, which differ from token to token; every
+  head gets the typical size of the layer's values instead, the best that one number per layer can
+  do. A norm also hides λ while noise equals signal: λ learns as soon as noise heads differ.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from growkit.planning.plan import Plan, Planned
 from growkit.planning.transforms import Computed, Transform
 
 LAMBDA_INIT = 0.5
-"""λ_init of every layer; λ is the same, and what is left of a head is ½."""
+"""λ_init, and λ itself, of every layer; half of each head remains."""
 
 
 class Diff(OnDiffTransformer):
@@ -77,7 +77,7 @@ class Diff(OnDiffTransformer):
 
 
 def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
-    """A softmax model with noise heads."""
+    """Plan noise heads for a softmax model."""
     switches = {
         "lambda_type": "vectors",
         "lambda_init": [LAMBDA_INIT] * diff["num_hidden_layers"],
@@ -87,7 +87,7 @@ def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
     }
     if head_norm == "none":
         return Change([rewrite(source, differential(diff, switches), _from_softmax)])
-    # The factor 1 - λ_init is ½ as well, so that o_proj × 2 makes up for it.
+    # The factor 1 - λ_init is ½, too, and o_proj × 2 compensates for it.
     switches["head_output_scale"] = "one_minus_lambda_init"
 
     def special(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
@@ -102,7 +102,7 @@ def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
                 dtype=info.dtype,
             )
         if head_norm == "plain" and name.endswith("o_proj.weight"):
-            return Computed((name, *values), "× 2 and the size of values", _sized)
+            return Computed((name, *values), "× 2 and the size of values", _doubled_and_sized)
         return _from_softmax(name, info, layer)
 
     plan = rewrite(source, differential(diff, switches), special)
@@ -112,7 +112,7 @@ def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
 def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
     last = name.rpartition(".")[2]
     if last in diff_transformer.LAMBDA:
-        # Equal dot products, so that the exponentials cancel; not zero, so that they can train.
+        # Equal dot products make the exponentials cancel; vectors of zeros could not train.
         return Computed((), "λ = ½", partial(_vector, f"{layer}.{last[:-1]}", info))
     if name.endswith(("k_proj.weight", "k_proj.bias")):
         return doubled(name, info, "noise keys copy signal keys")
@@ -120,15 +120,15 @@ def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Transform |
 
 
 def _size(norm: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
-    """Root mean square of values, if what is projected has no direction.
+    """Estimate the root mean square of values for hidden states in random directions.
 
-    Of a token's normed hidden states, whose mean square is 1, no more can be known from weights.
-    A head that attends to one token is as large as its value.
+    Weights alone show no more about normed hidden states, whose mean square is 1. A head that
+    attends to one token is as large as the token's value.
 
     Args:
-        norm: [hidden], the weight of the norm before.
-        weight: [values, hidden].
-        bias: [values], if there is one.
+        norm: weight of the norm before the projection, [hidden].
+        weight: weight of the projection, [values, hidden].
+        bias: bias of the projection, [values], if there is one.
     """
     squares = (weight.double() * norm.double()).square().sum(1)
     for each in bias:
@@ -136,7 +136,7 @@ def _size(norm: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
     return squares.mean().sqrt()
 
 
-def _sized(output: Tensor, *values: Tensor) -> Tensor:
+def _doubled_and_sized(output: Tensor, *values: Tensor) -> Tensor:
     return (2 * _size(*values) * output.double()).to(output.dtype)
 
 

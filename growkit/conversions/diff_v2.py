@@ -1,9 +1,9 @@
-"""Softmax attention to DIFF V2, so that a trained model continues as a differential one.
+"""Conversion of softmax attention to DIFF V2, to continue the training of a model as differential.
 
-Every signal head gets a noise head with the same query, which reads the same keys, and λ is
-projected from the token by zeros. Then λ = σ(0) = ½ everywhere, the heads are A V - ½ A V = ½ A V,
-and ``o_proj`` times 2 makes up for it. Nothing is rounded. Everything can train: the noise queries
-get -½ of what the signal queries get, and the projection sees -¼ of what the noise heads hold.
+Every signal head gets a noise head with the same query and the same keys, and the projection of λ
+is zero. Then λ = σ(0) = ½ everywhere, the heads are A V - ½ A V = ½ A V, and ``o_proj`` × 2
+compensates. Nothing is rounded. Everything can train: the gradient of noise queries is -½ times
+that of signal queries, and the gradient of λ's projection is -¼ times the noise heads.
 
 https://github.com/microsoft/unilm/tree/master/Diff-Transformer/Diff-Transformer-V2
 """
@@ -35,20 +35,20 @@ class DiffV2(OnDiffTransformer):
 
 
 def differential(config: Config, switches: Mapping[str, object]) -> Config:
-    """The config of a softmax model with as many noise as signal heads."""
+    """The config of a softmax model after it gets as many noise heads as signal heads."""
     heads = config["num_attention_heads"]
     return config | dict(switches) | {"num_attention_heads": 2 * heads, "num_noise_heads": heads}
 
 
 def doubled(name: str, info: TensorInfo, why: str) -> Transform:
-    """A tensor whose rows come twice."""
+    """Repeat all rows of a tensor."""
     rows, *others = info.shape
     maps = partial(row_maps, (rows // 2, *others), (*range(rows // 2),) * 2)
     return Mapped(name, maps, why, alike=False)
 
 
 def noise_like_signal(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
-    """Noise queries copy signal queries, λ is ½, and the output makes up for it."""
+    """Copy signal queries to noise queries, set λ to ½, and double the output."""
     if name.endswith(("q_proj.weight", "q_proj.bias")):
         return doubled(name, info, "noise heads copy signal heads")
     if name.endswith("o_proj.weight"):

@@ -1,11 +1,11 @@
-"""DIFF to DINT: the integral of the signal maps is added, with weight γ.
+"""Conversion of DIFF to DINT: the integral of the signal maps is added, with weight γ.
 
 Gated, γ = g · λ with a learnable g per layer that begins at 0: the function is the same, and the
-model learns how much of the integral it wants (or g is ramped to 1 while training, see
+model learns the weight of the integral (or g is ramped to 1 during training, see
 ``growkit.training``). Unified, γ = λ from the first step, as in the paper: another function.
 
-DINT has no factor 1 - λ_init; it moves into the weight of the head norm, which is stored in float64
-so that nothing is rounded.
+DINT has no factor 1 - λ_init. It moves into the weight of the head norm, which is stored in
+float64, so that nothing is rounded.
 
 Cang et al., "DINT Transformer", arXiv 2501.17486, equations 5 to 9.
 """

@@ -1,7 +1,7 @@
-"""DIFF to grouped DIFF 1:1: every noise head serves a group, of one signal head.
+"""Conversion of DIFF to grouped DIFF 1:1: every noise head serves a group of one signal head.
 
-The weights stay as they are, in the layout whose config names ``num_noise_heads``. From there
-``grow --method group-diff --signal-heads xN`` makes groups larger.
+The weights do not change; their layout becomes the one whose config has ``num_noise_heads``. Then
+``grow --method group-diff --signal-heads xN`` makes the groups larger.
 
 Grouped differential attention, arXiv 2510.06949.
 """

@@ -1,16 +1,16 @@
 """The best shared base with low-rank updates: W_k ≈ base + A_k B_kᵀ for several matrices at once.
 
-For two matrices there is a closed form. For any updates, the best base is the mean of what
-they leave over, and what then remains is ½ ‖D - (A₁B₁ᵀ - A₂B₂ᵀ)‖² with D = W₁ - W₂. The difference
-of two rank-r updates is any matrix of rank 2r, so the optimum is the singular value decomposition
-of D, cut off after 2r and shared between the two; ½ Σ_{i>2r} σᵢ² remains.
+For two matrices there is a closed form. For given updates, the best base is the mean of the W_k
+minus their updates, and the residual is ½ ‖D - (A₁B₁ᵀ - A₂B₂ᵀ)‖² with D = W₁ - W₂. The difference
+of two rank-r updates can be any matrix of rank 2r, so the optimum is the singular value
+decomposition of D, truncated at 2r and divided between the two; the residual is ½ Σ_{i>2r} σᵢ².
 
-For more than two matrices there is none: ``best_move`` searches for the base.
+For more than two matrices there is no closed form: ``best_move`` searches for the base.
 
 All matrices are tall (inputs × outputs, many more inputs), and D V_k V_kᵀ is the best approximation
-of rank k, with V_k the leading right singular vectors: left vectors are never formed. Where squared
-condition numbers do no harm, V comes from the eigenvectors of Dᵀ D, which costs one product of
-matrices; elsewhere from R of a QR factorisation, which is backward stable.
+of rank k, with V_k the leading right singular vectors: left vectors are never formed. If squared
+condition numbers do no harm, V is the eigenvectors of Dᵀ D, which takes one matrix product;
+otherwise it comes from R of a QR factorisation, which is backward stable.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from growkit.results.proof import MOST_VALUES, Spectrum
 
 MOST_STEPS = 5000
 CONVERGED = 1e-10
-"""Gain of a step, as a part of what the mean leaves, below which a search ends."""
+"""Smallest gain of a step, as a part of the mean's residual; a search ends below it."""
 
 MOVED = 1e-3
-"""Cost of a base that moves as far as the matrices are from their mean, as a part of what the mean
-leaves: enough for a search to end, little enough to lose nothing (``docs/numerics.md``)."""
+"""Penalty for a base that moves as far as the matrices are from their mean, as a part of the mean's
+residual: enough for a search to end, and too little to lose anything (``docs/numerics.md``)."""
 
 REMEMBERED = 30
-"""Steps from which L-BFGS knows the curvature; each takes the memory of two bases."""
+"""Number of steps that L-BFGS remembers; each takes the memory of two bases."""
 
 SHOWN = 1e-12
-"""Part of the largest eigenvalue of a moment that its least ones are taken to have."""
+"""Smallest eigenvalue of a moment, as a part of its largest; smaller ones are raised to it."""
 
 WELL_CONDITIONED = 1e-4
-"""Dᵀ D is good enough if its least eigenvalue is more than this part of its largest: the squares of
-singular values, known to some 1e-16 of the largest, are then known to 1e-11 each (measured)."""
+"""Dᵀ D is accurate if its smallest eigenvalue is above this part of its largest: the squares of
+singular values, accurate to some 1e-16 of the largest, are then accurate to 1e-11 (measured)."""
 
 UNDERFLOW = 1e-280
-"""Squares as small as this have lost digits."""
+"""Squares up to this have lost digits."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class Shared:
         base: [..., inputs, outputs].
         down: [..., members, inputs, rank], the A of every member.
         up: [..., members, outputs, rank], the B of every member.
-        residual: squared Frobenius norm of what remains, [...]; weighted, if it was asked for.
-        steps: of the search for the base, the most of all bases; 0 for the closed form.
+        residual: squared Frobenius norm of the residual, [...]; weighted by a moment if one was
+            given.
+        steps: largest number of steps of the searches for a base; 0 for the closed form.
     """
 
     base: Tensor
@@ -66,23 +67,23 @@ class Shared:
 
 
 def share(members: Tensor, rank: int, moment: Tensor | None = None) -> Shared:
-    """The best base and updates.
+    """Find the best base and updates.
 
     Args:
         members: [..., members, inputs, outputs], in float64.
-        rank: of every update.
-        moment: second moment C of the inputs, [inputs, inputs]; the remainder R is then measured
-            as tr Rᵀ C R, its mean square on such inputs. None for the Frobenius norm.
+        rank: rank of every update.
+        moment: second moment C of the inputs, [inputs, inputs]; a residual R is then measured as
+            tr Rᵀ C R, its mean square on such inputs. None for the Frobenius norm.
 
     Returns:
-        The optimum for two members, and where a search ends for more. Its residual is never above
-        that of the mean as the base with the best update for each rest.
+        The optimum for two members, and the result of a search for more. Its residual is never
+        larger than with the mean as the base and the best update of each member.
     """
     mean = members.mean(-3)
     if members.shape[-3] == 2:
         first, second = members.unbind(-3)
         down, up, values = truncated(first - second, 2 * rank, moment)
-        # Taken by turns, so that both updates are of a size; the second is what is subtracted.
+        # Assigned by turns, so that both updates have similar sizes; the second is subtracted.
         sign = torch.tensor([1.0, -1.0], dtype=members.dtype, device=members.device)
         up = up.unflatten(-1, (rank, 2)) * sign
         mean -= down @ (up / 2).flatten(-2).transpose(-1, -2)
@@ -103,16 +104,16 @@ def share(members: Tensor, rank: int, moment: Tensor | None = None) -> Shared:
 
 
 def best_move(rests: Tensor, rank: int) -> tuple[Tensor, int]:
-    """How the base should move from the mean, and the number of steps to find that.
+    """Search for the base; return its difference from the mean, and the number of steps.
 
     Args:
-        rests: what the mean leaves, [members, inputs, outputs], in float64.
-        rank: of the updates.
+        rests: members minus their mean, [members, inputs, outputs], in float64.
+        rank: rank of the updates.
     """
     unit = rests.norm().clamp(min=torch.finfo(rests.dtype).tiny)
     start = rests / unit
-    mean_leaves = _remainder(start, rank)
-    if not mean_leaves > torch.finfo(rests.dtype).eps:  # nothing but rounding, or nothing at all
+    residual_of_mean = _residual(start, rank)
+    if not residual_of_mean > torch.finfo(rests.dtype).eps:  # zero, or mere rounding
         return torch.zeros_like(rests[0]), 0
     move = torch.zeros(rests.shape[1:], dtype=rests.dtype, device=rests.device, requires_grad=True)
     search = torch.optim.LBFGS(
@@ -127,7 +128,7 @@ def best_move(rests: Tensor, rank: int) -> tuple[Tensor, int]:
     def cost() -> float:
         search.zero_grad()
         distance = len(rests) * move.square().sum()
-        whole = _remainder(start - move, rank) / mean_leaves + MOVED * distance
+        whole = _residual(start - move, rank) / residual_of_mean + MOVED * distance
         whole.backward()
         return float(whole.detach())
 
@@ -136,37 +137,37 @@ def best_move(rests: Tensor, rank: int) -> tuple[Tensor, int]:
     return move.detach() * unit, search.state[move]["n_iter"]
 
 
-def _remainder(rests: Tensor, rank: int) -> Tensor:
-    """What the best updates leave of all rests together, with its derivative."""
+def _residual(rests: Tensor, rank: int) -> Tensor:
+    """Total residual of all rests after their best updates, with its derivative."""
     squares = rests.transpose(-1, -2) @ rests
     least: Tensor = torch.linalg.eigvalsh(squares)[..., : max(0, rests.shape[-1] - rank)]
     return least.sum()
 
 
 def spread(members: Tensor, moment: Tensor | None = None) -> Tensor:
-    """What remains of matrices with their mean as the base and no update, [...]; see ``share``."""
+    """Residual of matrices with their mean as the base and no updates, [...]; see ``share``."""
     return _size(members - members.mean(-3, keepdim=True), moment).sum(-1)
 
 
 def truncated(
     matrix: Tensor, rank: int, moment: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The leading singular triples of tall matrices.
+    """Compute the best approximation of tall matrices by low rank.
 
     Args:
-        matrix: [..., inputs, outputs], in float64.
-        rank: how many triples; fewer where there are no more.
+        matrix: matrices D, [..., inputs, outputs], in float64.
+        rank: rank of the approximation.
         moment: second moment of the inputs, see ``share``.
 
     Returns:
-        A and B with A Bᵀ the best approximation of this rank, [..., inputs, rank] and
-        [..., outputs, rank] (zeros where there are no more triples), and all singular values, in
-        falling order, [..., min(inputs, outputs)]; with a moment C, those of C^½ D.
+        A and B with A Bᵀ the best approximation, [..., inputs, rank] and [..., outputs, rank]
+        (with zeros if the rank of D is smaller), and all singular values of D, or of C^½ D with a
+        moment C, in descending order, [..., min(inputs, outputs)].
     """
     values, right = _right_vectors(matrix, moment)
     leading = right[..., :rank]
-    # A and B get the root of ‖D v‖ each, which is σ where nothing is weighted: with a moment σ is
-    # the weight of D v, not its size. Below rounding it is noise, and must not be divided by.
+    # A and B each get the root of ‖D v‖, which is σ without a moment; with one, σ is the weighted
+    # size of D v. Sizes below rounding are noise, by which nothing must be divided.
     sizes = values[..., :rank] if moment is None else (matrix @ leading).norm(dim=-2)
     least = torch.finfo(values.dtype).eps * sizes.amax(-1, keepdim=True)
     root = sizes.maximum(least).sqrt()[..., None, :]
@@ -179,10 +180,10 @@ def truncated(
 
 
 def _right_vectors(matrix: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Singular values of D, or of C^½ D, in falling order, and right vectors as columns.
+    """Singular values of D, or of C^½ D, in descending order, and right vectors as columns.
 
     The best approximation is D V_k V_kᵀ either way: C^½ need not be undone. Each matrix of a batch
-    takes the fast way if that is accurate for it.
+    takes the fast method if that is accurate for it.
     """
     inputs, outputs = matrix.shape[-2:]
     if moment is not None:
@@ -191,9 +192,9 @@ def _right_vectors(matrix: Tensor, moment: Tensor | None) -> tuple[Tensor, Tenso
         _, values, right = torch.linalg.svd(matrix, full_matrices=False)
         return values, right.transpose(-1, -2)
     else:
-        # What overflows becomes a zero on the diagonal, which the least eigenvalue cannot exceed.
+        # An overflow becomes a zero on the diagonal, which the smallest eigenvalue cannot exceed.
         squares = (matrix.transpose(-1, -2) @ matrix).nan_to_num(0, 0, 0)
-    eigenvalues, eigenvectors = torch.linalg.eigh(squares)  # in rising order
+    eigenvalues, eigenvectors = torch.linalg.eigh(squares)  # in ascending order
     values, right = eigenvalues.flip(-1).clamp(min=0).sqrt(), eigenvectors.flip(-1)
     least, largest = eigenvalues[..., 0], eigenvalues[..., -1]
     inaccurate = least <= (WELL_CONDITIONED * largest).clamp(min=UNDERFLOW)
@@ -204,7 +205,7 @@ def _right_vectors(matrix: Tensor, moment: Tensor | None) -> tuple[Tensor, Tenso
 
 
 def _whitened(rests: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Matrices whose Frobenius norm is the size of the rests, and the way back from these."""
+    """Matrices whose Frobenius norm is the weighted size of the rests, and the inverse map."""
     if moment is None:
         return rests, torch.eye(rests.shape[-2], dtype=rests.dtype, device=rests.device)
     values, vectors = torch.linalg.eigh(moment)
@@ -214,17 +215,17 @@ def _whitened(rests: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _size(rest: Tensor, moment: Tensor | None) -> Tensor:
-    """Weighted squares of a rest, [...] for [..., inputs, outputs]."""
+    """Weighted sum of squares of a rest, [...] for [..., inputs, outputs]."""
     return (rest * (rest if moment is None else moment @ rest)).sum((-1, -2))
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a projection, signal heads first, and which of them share a base.
+    """The heads of a projection, signal heads first, and the scope of their shared bases.
 
-    The scope is ``head``, a noise head with the signal heads of its group; ``layer``, all signal
-    heads together with all noise heads together; or ``all_heads``, every head of a layer with every
-    other. Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
+    With the scope ``head``, a noise head and the signal heads of its group share a base; with
+    ``layer``, the matrix of all signal heads and that of all noise heads; with ``all_heads``, all
+    heads of a layer. Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
 
     Attributes:
         signal: number of signal heads.
@@ -237,7 +238,7 @@ class Heads:
     scope: str
 
     def members(self, weight: Tensor) -> Tensor:
-        """Matrices by the base they share: [groups, members, hidden, outputs].
+        """Group matrices by their shared base: [groups, members, hidden, outputs].
 
         Args:
             weight: [(signal + noise) · head_dim, hidden].
@@ -252,10 +253,10 @@ class Heads:
         return torch.cat([groups, heads[self.signal :, None]], dim=1)
 
     def full_rank(self, shape: Sequence[int]) -> int:
-        """The rank of updates that hold any matrices.
+        """The rank with which updates can represent any matrices.
 
         Args:
-            shape: of the projection, [(signal + noise) · head_dim, hidden].
+            shape: shape of the projection, [(signal + noise) · head_dim, hidden].
         """
         rows, inputs = shape
         heads = self.signal + self.noise
@@ -266,14 +267,14 @@ class Heads:
     def factorise(
         self, weight: Tensor, rank: int, moment: Tensor | None = None, dtype: Any = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The best parts of a projection: base, down and up, as ``growkit.modeling`` stores them.
+        """Factorise a projection into base, down and up, as ``growkit.modeling`` stores them.
 
         Args:
             weight: [(signal + noise) · head_dim, hidden], in float64.
-            rank: of the updates.
+            rank: rank of the updates.
             moment: second moment of the inputs, [hidden, hidden]; None to weigh all inputs equally.
-            dtype: of the rounded parts, float64 by default; the base is that of the rounded
-                updates.
+            dtype: dtype of the rounded parts; None for float64. The base is the best one for the
+                rounded updates.
         """
         dtype = dtype or weight.dtype
         found = share(self.members(weight), rank, moment)
@@ -282,21 +283,21 @@ class Heads:
         return self.best_base(weight, down.double(), up.double()).to(dtype), down, up
 
     def best_base(self, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """The mean of what updates leave over; all in float64, the same bits on every machine.
+        """The best base for given updates, in float64, with the same bits on every machine.
 
         Args:
             weight: the projection, [(signal + noise) · head_dim, hidden].
-            down: of all updates, as stored.
-            up: of all updates, as stored.
+            down: the down part of all updates, as stored.
+            up: the up part of all updates, as stored.
         """
         rests = self.members(self._updated(weight, down, -up))
         mean = reduce(add, rests.unbind(1)) / rests.shape[1]
         return mean.transpose(-1, -2).reshape(-1, weight.shape[1])
 
     def multiplied_out(self, base: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """The projection that parts represent, [(signal + noise) · head_dim, hidden].
+        """Multiply parts out to the projection, [(signal + noise) · head_dim, hidden].
 
-        All in float64, the same bits on every machine.
+        The result is in float64, with the same bits on every machine.
         """
         hidden = base.shape[1]
         bases = base.view(-1, up.shape[0] // (self.signal + self.noise), hidden)
@@ -305,10 +306,10 @@ class Heads:
         return self._updated(repeated.reshape(-1, hidden), down, up)
 
     def _updated(self, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """The projection plus the updates.
+        """Add updates to a projection.
 
-        Products are rounded, then added in the order of the rank. A product of matrices would be
-        summed in another order, with other last bits, by every library and number of threads.
+        Products are rounded, and added in the order of the rank. A matrix product would be summed
+        in an order, and have last bits, that depend on the library and the number of threads.
         """
         updated = weight.clone()
         heads = updated.view(self.signal + self.noise, -1, weight.shape[1])
@@ -335,18 +336,20 @@ def judge_parts(
     sources: Sequence[Tensor],
     targets: Sequence[Tensor],
 ) -> tuple[bool, Spectrum]:
-    """Whether the base is that of the updates, and whether there are no better updates.
+    """Check that the base fits the updates, and that no better updates exist.
 
-    No group may leave over more than the optimum and rounding explain (``docs/numerics.md``). The
-    optimum comes from torch's singular values alone, not from ``share``, which is under proof. With
-    more than two members it is not known, but the search begins with their mean as the base.
+    The residual of a group must not exceed the optimum by more than rounding explains
+    (``docs/numerics.md``). The optimum comes from torch's singular values, and not from ``share``,
+    which is under proof. With more than two members the optimum is not known; the residual with the
+    mean as the base, from which the search begins, takes its place.
 
     Args:
         module: name of the projection.
-        heads: of the projection.
-        calibrated: whether other updates are the best ones, on what a text makes projections read.
+        heads: heads of the projection.
+        calibrated: whether the updates are the best ones for the inputs of a text, so that better
+            ones for the weights may exist.
         sources: the projection, [(signal + noise) · head_dim, hidden].
-        targets: base, down and up, in the dtypes that they were rounded to.
+        targets: base, down and up, in their rounded dtypes.
     """
     (weight,), (base, down, up) = sources, targets
     whole, wide, tall = weight.double(), down.double(), up.double()
@@ -359,14 +362,14 @@ def judge_parts(
         best = values[..., kept:].square().sum((-1, -2))
     rests = heads.members(whole - heads.multiplied_out(base.double(), wide, tall))
     residual = _norm(rests).square()
-    # The most that rounding the parts to their dtypes adds to the norm of the rests.
+    # The largest effect of rounding the parts to their dtypes on the norm of the rests.
     of_base, of_down, of_up = (_half_step(part) for part in (base, down, up))
     nothing = torch.zeros_like(of_base)
     updates = heads.multiplied_out(nothing, of_down, tall.abs() + of_up)
     updates += heads.multiplied_out(nothing, wide.abs(), of_up)
     bases = heads.multiplied_out(of_base, torch.zeros_like(wide), tall.abs())
     rounding = _norm(heads.members(updates)) + _norm(heads.members(bases))
-    # Of a QR factorisation in float64, by far the largest error there is.
+    # The error of a QR factorisation in float64, by far the largest of all errors.
     size = rests.shape[-2] * rests.shape[-1]
     rounding += size * torch.finfo(torch.float64).eps * _norm(members)
     optimal = bool((residual.sqrt() <= best.sqrt() + rounding).all())
@@ -384,7 +387,7 @@ def judge_parts(
 
 
 def _half_step(rounded: Tensor) -> Tensor:
-    """The largest distance of numbers from what they were rounded to."""
+    """The largest rounding error of numbers that were rounded to these."""
     of = torch.finfo(rounded.dtype)
     return of.eps / 2 * (rounded.double().abs() + of.smallest_normal)
 

@@ -1,4 +1,4 @@
-"""From one DIFF Transformer to another: most tensors as they are, some by rules of their own."""
+"""Conversion of one DIFF Transformer to another: most tensors are kept, some have transforms."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,22 +14,26 @@ from growkit.planning.plan import Check, Plan, unused_tensors
 from growkit.planning.transforms import Kept, Transform
 
 Special = Callable[[str, TensorInfo, int | None], Transform | None]
-"""From a tensor's name, its expected header and its layer (None outside of the layers) to how it is
-made; None for a tensor that is taken over."""
+"""Maps a tensor's name, expected header and layer (None outside of the layers) to its transform, or
+to None for a tensor that is kept."""
 
 
 class OnDiffTransformer(Operation):
-    """Conversions that begin with a DIFF Transformer."""
+    """A conversion whose source is a DIFF Transformer."""
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
         """See ``Operation``."""
         return family is DIFF
 
     def with_noise_heads(self, source: Weights, problem: str) -> Config:
-        """The completed config of a model with noise heads.
+        """Complete the config of a model, which must have noise heads.
+
+        Args:
+            source: the model.
+            problem: the reason to refuse a model without noise heads, for the message.
 
         Raises:
-            InputError: it has none; ends with the problem.
+            InputError: the model has no noise heads.
         """
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
@@ -44,18 +48,18 @@ def rewrite(
     special: Special = lambda name, info, layer: None,
     checks: Sequence[Check] = (),
 ) -> Plan:
-    """Plan a DIFF Transformer of another config.
+    """Plan a DIFF Transformer with another config.
 
     Args:
         source: a DIFF Transformer.
-        config: of the target.
+        config: config of the target.
         special: transforms of tensors that change.
-        checks: what must hold of targets that are not repeatable.
+        checks: checks of targets that are not repeatable.
     """
     dropped, duplicates = unused_tensors(source, DIFF)
     sizes, patterns = DIFF.sizes(config), DIFF.patterns(config)
     made: dict[str, Transform] = {}
-    # Layer by layer, so that what is computed together is written together.
+    # Layer by layer, so that tensors that are computed together are written together.
     for name, _, layer, _ in sorted(
         DIFF.members(config), key=lambda each: -1 if each.layer is None else each.layer
     ):
@@ -65,7 +69,7 @@ def rewrite(
         made[name] = special(name, info, layer) or Kept(name)
     used = {name for each in made.values() for name in each.sources}
     for name in sorted(source.tensors.keys() - used - dropped.keys()):
-        dropped[name] = "the new attention has no use for it"
+        dropped[name] = "the new attention does not use it"
     unused = dropped, duplicates
     return Plan.checked(source, DIFF, config, made, unused=unused, checks=tuple(checks))
 
@@ -97,6 +101,6 @@ class Storing(OnDiffTransformer):
 
 
 def operations() -> list[Storing]:
-    """A conversion into every layout."""
+    """One conversion for every layout."""
     known = layout_names().items()
     return [Storing(name, f"the layout of {family.name}", family) for name, family in known]

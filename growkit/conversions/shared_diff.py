@@ -1,10 +1,9 @@
-"""DIFF to Shared DIFF: queries and keys as shared bases with low-rank updates.
+"""Conversion of DIFF to Shared DIFF: queries and keys as shared bases with low-rank updates.
 
-The base and updates are the best ones for the weights alone (``low_rank``), or for the inputs that
-a text gives them; computed in float64. Ranks are those that are asked for, or the smallest that
-keep a promise: what a model's attention reads on real text, and what changed projections cost, come
-from streaming the model out of its files (``growkit.engine.layerwise``), so that it may be larger
-than memory.
+Bases and updates are the best ones for the weights alone (``low_rank``), or for the inputs that
+attention reads on a text; they are computed in float64. Ranks are given, or the smallest ones that
+keep a tolerance. To measure inputs and costs on real text, the model runs one layer at a time from
+its files (``growkit.engine.layerwise``), so it may be larger than memory.
 
 Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
 """
@@ -54,14 +53,14 @@ class SharedDiff(OnDiffTransformer):
         Option("scope", "which heads share a base and an update", ("head", "layer", "all_heads")),
         Option(
             "rank",
-            "a whole number from 1 upwards as the rank of the updates, one for each layer, or auto",
+            "the rank of the updates, a whole number from 1 upwards, one per layer, or auto",
             form="N|N,N,…|auto",
             accepts=_is_rank,
             needed=True,
         ),
         Option(
             "tolerance",
-            "what rank auto may cost, as KL in nats per token",
+            "the KL that rank auto may cost, in nats per token",
             form="NATS",
             accepts=partial(is_within, above=0),
         ),
@@ -73,13 +72,13 @@ class SharedDiff(OnDiffTransformer):
         ),
         Option(
             "calibration",
-            "a UTF-8 text; inputs count as often as they occur in it, and rank auto is tried on it",
+            "a UTF-8 text, which weights inputs by their frequency, and on which auto tries ranks",
             form="TEXT",
         ),
         Option(
             "shrinkage",
-            "how little to trust the calibration text, from 0 (inputs count as often as they occur "
-            "in it) to 1 (all count alike); by default, what costs least on the text",
+            "how little the calibration text weighs, from 0 (inputs weigh as much as they occur in "
+            "it) to 1 (all weigh alike); by default, the value that costs least on the text",
             form="SHARE",
             accepts=partial(is_within, least=0, most=1),
         ),
@@ -95,7 +94,7 @@ class SharedDiff(OnDiffTransformer):
             raise refuse(
                 self.name, diff, "scope layer pairs signal with noise heads; choose scope head"
             )
-        unused_tensors(source, DIFF)  # refuses what is no such model, before ranks are tried on it
+        unused_tensors(source, DIFF)  # refuses wrong models before a search of ranks begins
         search = Search(source, diff | {"qk_projection": "shared"}, options)
         way, tried = search.settle()
         distinct = sorted(set(way.ranks))
@@ -107,7 +106,9 @@ class SharedDiff(OnDiffTransformer):
         made, checks = _parts(search, way, main_dtype(source.tensors))
         plan = rewrite(source, config, lambda name, info, layer: made.get(name), checks)
         some = " or ".join(map(str, distinct))
-        lost = f"what rank {some} cannot hold of the difference between heads that share a base"
+        lost = (
+            f"the part of the difference between heads with one base that rank {some} cannot hold"
+        )
         settled: dict[str, Value | None] = {"scope": options["scope"]}
         settled |= dict.fromkeys(("tolerance", "energy"))
         settled["rank"] = ",".join(map(str, distinct if len(distinct) == 1 else way.ranks))
@@ -118,7 +119,7 @@ class SharedDiff(OnDiffTransformer):
 
 
 def _parts(search: Search, way: Way, dtype: str) -> tuple[dict[str, Transform], list[Check]]:
-    """How the parts of all projections are made, by name, and what must hold of them."""
+    """The transforms of all parts of projections, by name, and their checks."""
     made: dict[str, Transform] = {}
     checks = []
     for layer, rank in enumerate(way.ranks):
@@ -138,7 +139,7 @@ def _parts(search: Search, way: Way, dtype: str) -> tuple[dict[str, Transform], 
 
 
 def _larger_than_source(source: Weights, plan: Plan, way: Way) -> list[str]:
-    """A warning where the parts have more parameters than the projections that they replace."""
+    """Warn if the parts have more parameters than the projections that they replace."""
     before = bases = of_each_rank = after = 0
     for check in plan.checks:
         before += sum(source.tensors[name].elements for name in check.sources)
@@ -151,7 +152,7 @@ def _larger_than_source(source: Weights, plan: Plan, way: Way) -> list[str]:
     most = (before - bases - 1) // of_each_rank
     return [
         f"rank {' or '.join(map(str, sorted(set(way.ranks))))} makes the model larger: "
-        f"{after:,} parameters in the place of {before:,} of the source's own projections; "
+        f"{after:,} parameters replace {before:,} of the source's projections; "
         + (f"ranks up to {most} hold fewer" if most > 0 else "no rank holds fewer")
     ]
 
@@ -159,7 +160,7 @@ def _larger_than_source(source: Weights, plan: Plan, way: Way) -> list[str]:
 def _factors(
     heads: Heads, rank: int, moment: Callable[[], Tensor | None], dtype: str
 ) -> Callable[[int, Tensor], Tensor]:
-    """Makes the three parts of one projection; computed once, kept until each was taken.
+    """Make a function that computes the parts of one projection once, and keeps each until used.
 
     The function takes an index into ``PARTS`` and the full projection,
     [(signal + noise) · head_dim, hidden].
@@ -177,7 +178,7 @@ def _factors(
 
 
 def multiplied_out(source: Weights, config: Config) -> Plan:
-    """A model with full projections, of this config, from a Shared DIFF model."""
+    """Plan a model with full projections, and this config, from a Shared DIFF model."""
     dtype, made = main_dtype(source.tensors), dict[str, Transform]()
     for layer in range(config["num_hidden_layers"]):
         for projection, heads in projections(DIFF.complete(source.config)).items():
@@ -195,13 +196,13 @@ def _product(heads: Heads, dtype: str, *parts: Tensor) -> Tensor:
 
 
 WINDOWS = 64
-"""Windows of the text from which second moments are taken: 32,768 tokens of 512 each."""
+"""Number of windows of text, of 512 tokens each, for the second moments."""
 
 RANKS_PER_PASS = 8
-"""Ranks that are tried in one pass over the model."""
+"""Number of ranks that are tried in one pass over the model."""
 
 SHRINKAGES = (0.0, 0.3, 0.6, 0.9, 0.97, 1.0)
-"""From the text alone to all inputs alike."""
+"""Values to try, from the weights of the text to equal weights."""
 
 
 @dataclass(frozen=True)
@@ -209,8 +210,8 @@ class Way:
     """One way to share.
 
     Attributes:
-        ranks: of the updates, layer by layer.
-        shrinkage: see ``Calibration``; 1 where all inputs weigh the same.
+        ranks: ranks of the updates, layer by layer.
+        shrinkage: see ``Calibration``; 1 if all inputs have equal weights.
     """
 
     ranks: tuple[int, ...]
@@ -220,15 +221,16 @@ class Way:
 def smallest_rank(
     most: int, costs: Callable[[Sequence[int]], Mapping[int, float]], tolerance: float
 ) -> tuple[int, dict[int, float]]:
-    """The rank that keeps a tolerance, where the one below does not.
+    """Find a rank that keeps a tolerance while the next smaller one does not.
 
-    Costs fall as ranks rise, but for noise: ranks are tried in a geometric ladder, then between the
-    last one that fails and the first one that keeps it, until these are neighbours.
+    Apart from noise, costs fall as ranks rise. Ranks are tried in a geometric series, then between
+    the largest rank that fails and the smallest that keeps the tolerance, until these are
+    neighbours.
 
     Args:
-        most: the largest rank that makes sense.
-        costs: takes ranks, gives the cost of each.
-        tolerance: the most that a rank may cost.
+        most: the largest useful rank.
+        costs: maps ranks to the cost of each.
+        tolerance: the largest accepted cost.
 
     Returns:
         The rank, and the cost of every rank that was tried.
@@ -241,7 +243,7 @@ def smallest_rank(
     while above - below > 1:
         between = range(below + 1, above)
         ranks = list(between[:: -(-len(between) // RANKS_PER_PASS)])
-        if above > most:  # the first time: from one end to the other
+        if above > most:  # the first pass covers the whole range
             steps = {round(most ** (i / (RANKS_PER_PASS - 1))) for i in range(RANKS_PER_PASS)}
             ranks = sorted(steps | {1, most})
         tried |= costs(ranks)
@@ -262,7 +264,7 @@ def weight_of(projection: str, layer: int) -> str:
 
 
 def projections(config: Config) -> dict[str, Heads]:
-    """The projections that a model shares, each with its heads."""
+    """The shared projections of a model, each with its heads."""
     sizes, scope = DIFF.sizes(config | {"qk_projection": "full"}), config["shared_scope"]
     found = {"q_proj": Heads(sizes["signal_heads"], sizes["noise_heads"], scope)}
     if shared_keys(config):
@@ -271,11 +273,11 @@ def projections(config: Config) -> dict[str, Heads]:
 
 
 class Search:
-    """How the projections of one model are shared: as asked for, or as searched for.
+    """The choice of ranks and shrinkage for one model, by its options or by a search.
 
     Attributes:
         layers: number of layers.
-        projections: the heads of every projection that is shared.
+        projections: the heads of every shared projection.
     """
 
     def __init__(self, source: Weights, config: Config, options: Mapping[str, str]) -> None:
@@ -302,11 +304,11 @@ class Search:
         return Calibration(self._source, self._windows(WINDOWS))
 
     def moment(self, layer: int, shrinkage: float) -> Tensor | None:
-        """The second moment of a layer's inputs; None if all inputs weigh the same."""
+        """The second moment of a layer's inputs; None if all inputs have equal weights."""
         return self._calibration.moment(layer, shrinkage) if shrinkage < 1 else None
 
     def settle(self) -> tuple[Way, list[RankTried]]:
-        """The way to share, and all ranks that were tried.
+        """Choose the way to share; return it with all ranks that were tried.
 
         Raises:
             InputError: the options contradict each other, or no rank keeps the tolerance.
@@ -314,10 +316,10 @@ class Search:
         options = self._options
         goals = [name for name in ("tolerance", "energy") if name in options]
         if "shrinkage" in options and "calibration" not in options:
-            raise InputError("shrinkage goes with a calibration text; leave it out, or give one")
+            raise InputError("shrinkage needs a calibration text; leave it out, or give a text")
         if options["rank"] != "auto":
             if goals:
-                raise InputError(f"{goals[0]} goes with rank auto; leave it out, or choose auto")
+                raise InputError(f"{goals[0]} needs rank auto; leave it out, or choose auto")
             return self._with_ranks(tuple(map(int, options["rank"].split(",")))), []
         if len(goals) != 1:
             raise InputError("rank auto needs either a tolerance or an energy to keep; give one")
@@ -328,9 +330,9 @@ class Search:
     def _with_ranks(self, ranks: tuple[int, ...]) -> Way:
         if len(ranks) not in (1, self.layers):
             raise InputError(f"{len(ranks)} ranks were given; the model has {self.layers} layers")
-        if max(ranks) > max(1, self._full_rank):  # there is none below 1
+        if max(ranks) > max(1, self._full_rank):  # no rank is below 1
             raise InputError(
-                f"rank {max(ranks)} is of no use: updates of rank {self._full_rank} hold any "
+                f"rank {max(ranks)} is useless: updates of rank {self._full_rank} already hold any "
                 f"difference between these heads exactly; choose at most {self._full_rank}"
             )
         ranks *= self.layers // len(ranks)
@@ -344,7 +346,7 @@ class Search:
             return min((way for way in tried if way.ranks[0] == rank), key=tried.__getitem__)
 
         def costs(ranks: Sequence[int]) -> Mapping[int, float]:
-            for shrinkage in self._shrinkages:  # all at once would hold that many hidden states
+            for shrinkage in self._shrinkages:  # one by one, to limit the hidden states in memory
                 tried.update(self._costs([Way((r,) * self.layers, shrinkage) for r in ranks]))
             return {rank: tried[cheapest(rank)] for rank in ranks}
 
@@ -355,7 +357,7 @@ class Search:
         ]
 
     def _costs(self, ways: Sequence[Way]) -> Mapping[Way, float]:
-        """The cost of ways on the text, in nats per token."""
+        """Measure the cost of ways on the text, in nats per token."""
         tensors = self._source.tensors
         dtype = getattr(torch, TORCH_NAMES[main_dtype(tensors)])  # of the parts
 
@@ -372,7 +374,7 @@ class Search:
             )
 
     def _with_energy(self, energy: float) -> tuple[Way, list[RankTried]]:
-        shrinkage = self._shrinkages[0]  # the energy is that of the text as it is
+        shrinkage = self._shrinkages[0]  # the smallest: the energy is measured on the text itself
         tried: list[RankTried] = []
         total = total_bytes(self._source.tensors)
         with current().bytes("looking for ranks, layer by layer", total) as advance:
@@ -382,7 +384,7 @@ class Search:
         return Way(tuple(each["rank"] for each in tried if each["chosen"]), shrinkage), tried
 
     def _energies(self, layer: int, energy: float, moment: Tensor | None) -> list[RankTried]:
-        """The ranks that are tried for a layer."""
+        """Find the rank of a layer; return all ranks that were tried."""
         members = [
             heads.members(self._source.read(weight_of(name, layer)).double())
             for name, heads in self.projections.items()
@@ -395,7 +397,7 @@ class Search:
                 for rank in ranks
             }
 
-        # What is computed is never exact: the last bits are no energy.
+        # The last bits of computed residuals are rounding, not energy.
         found, tried = smallest_rank(self._full_rank, costs, (1 - energy + 1e-12) * whole)
         kept = {rank: max(0.0, 1 - cost / whole) if whole else 1.0 for rank, cost in tried.items()}
         return [
@@ -407,9 +409,8 @@ class Search:
 class Calibration:
     """Second moments of the inputs of every layer's attention, on a text.
 
-    The model runs once, when the first moment is needed. Moments of all layers together are as
-    large as a part of the model, so they wait in a folder for temporary files, which goes when the
-    object goes.
+    The model runs once, when the first moment is needed. The moments of all layers are as large as
+    a part of the model, so they are kept in a temporary folder, which is deleted with this object.
 
     Args:
         source: a DIFF Transformer.
@@ -422,16 +423,19 @@ class Calibration:
         self._moments: Spool | None = None
 
     def moment(self, layer: int, shrinkage: float = 0.0) -> Tensor:
-        """Σ x xᵀ over all tokens, where x is what queries and keys read: [hidden, hidden], float64.
+        """Σ x xᵀ over all tokens, where x is the input of queries and keys, [hidden, hidden].
 
         Args:
-            layer: its index.
-            shrinkage: the part of the moment that is spread evenly over all directions. Rare
-                directions of a text differ in another text (Ledoit and Wolf, "A
-                well-conditioned estimator for large-dimensional covariance matrices", 2004).
+            layer: index of the layer.
+            shrinkage: part of the moment that is spread evenly over all directions, since rare
+                directions differ between texts (Ledoit and Wolf, "A well-conditioned estimator for
+                large-dimensional covariance matrices", 2004).
+
+        Returns:
+            The moment, in float64.
 
         Raises:
-            InputError: the model cannot be run, or there is no room for temporary files.
+            InputError: the model cannot run, or there is no room for temporary files.
         """
         with self._lock:
             self._moments = self._moments or _run(self._source, self._windows)
@@ -441,7 +445,7 @@ class Calibration:
 
 
 def _run(source: Weights, windows: Sequence[Tensor]) -> Spool:
-    """Run a model, and keep the moment of every layer."""
+    """Run a model, and record the moment of every layer."""
     from growkit.engine.calls import Call, Spool
 
     model, moments = _layerwise(source), Spool()
@@ -470,18 +474,18 @@ def divergences(
     ways: Sequence[Way],
     advance: Advance = nothing,
 ) -> dict[Way, float]:
-    """The cost of other projections: KL(source ‖ source with rewritten ones), all in one pass.
+    """Measure the cost of changed projections, all ways in one pass over the model.
 
     Args:
         source: a DIFF Transformer.
         windows: token ids, each [tokens].
         projections: names within a layer's attention, e.g. ``q_proj``.
-        rewritten: from a projection's name, its layer, its weight and a way to its new weight.
-        ways: those to try, e.g. ranks.
-        advance: called with the number of bytes done, of those of the source.
+        rewritten: maps a projection's name, layer and weight, and a way, to its new weight.
+        ways: ways to measure.
+        advance: called with the number of processed bytes of the source.
 
     Returns:
-        For every way, nats per token.
+        KL(source ‖ source with changed projections) of every way, in nats per token.
     """
     from growkit.engine.calls import Call
     from growkit.engine.metrics import distance_of

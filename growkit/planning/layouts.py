@@ -1,14 +1,14 @@
 """Public layouts of differential attention: one model, stored in different ways.
 
-Every layout is read into that of ``growkit.modeling`` and written out of it, by the ``DiffForm`` of
-its family. Rows are only put into another order. Two things
-are computed where layouts differ in more than that:
+Every layout is converted to and from that of ``growkit.modeling``, by the ``DiffForm`` of its
+family. Most layouts differ only in the order of rows. Otherwise two things are computed:
 
-- λ_init belongs to the layer. A family that computes it from the layer's index gets λ vectors with
-  which λ stays the same number (``growkit.planning.layouts``).
-- The weight of the head norm and the factor 1 - λ_init scale the columns that ``o_proj`` reads.
-  What a family has no other place for goes into the one or the other. A number that a storage dtype
-  cannot hold is never rounded: head norms are stored in float64 then, and ``o_proj`` is refused.
+- λ_init belongs to the layer. For a family that computes it from the layer's index, the λ vectors
+  are changed so that λ stays the same number.
+- The weight of the head norm and the factor 1 - λ_init both scale the columns that ``o_proj``
+  reads. If a family lacks one of them, it is multiplied into the other, or into ``o_proj``. No
+  number is ever rounded: if the storage dtype cannot hold it, head norms are stored in float64, and
+  for ``o_proj`` the conversion is refused.
 """
 
 import math
@@ -31,7 +31,7 @@ OF_THE_FOLDER = ("architectures", "auto_map", "model_type", "transformers_versio
 HEAD_NORM = "head_norm.weight"
 OUTPUT = "o_proj.weight"
 COMPUTED = ("lambda_init", "head_norm", "head_output_scale")
-"""Keys in which layouts may differ, because the difference can be computed away."""
+"""Keys in which layouts may differ, since weights can make up for the difference."""
 
 WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 """Keys of windows, which DIFF Transformers do not have."""
@@ -47,20 +47,20 @@ OF_NO_LAYER = frozenset(
         *("rope_interleaved", "unsloth_version", "unsloth_fixed", "transformers.js_config"),
     )
 )
-"""Keys of any config that every form understands: of training, positions, tokens and tools."""
+"""Keys that every form understands: on training, positions, tokens and tools."""
 
 ENOUGH = 2.0**-52
-"""Relative error of a dot product that is as good as none."""
+"""Relative error up to which a dot product is exact."""
 
 MOST_EXPONENT = 700
-"""Of the exponentials in λ, which float64 can hold."""
+"""Limit for the exponents in λ, so that float64 can hold the exponentials."""
 
 LAMBDA_TOLERANCE = 1e-13
-"""Of λ, relative to the exponentials it is the difference of, or absolute where they are small."""
+"""Tolerance for λ, relative to its exponentials, or absolute if these are small."""
 
 
 def layout_names() -> dict[str, Family]:
-    """The families that are DIFF Transformers, by their name on the command line."""
+    """The families that are DIFF Transformers, by name on the command line."""
     return {name.replace("_", "-"): family for name, family in own_families("form").items()}
 
 
@@ -70,10 +70,10 @@ def is_differential(family: Family, config: Config) -> bool:
 
 
 def as_diff_transformer(config: Config, where: str) -> Config:
-    """The config of a model of any layout, as a DIFF Transformer.
+    """Convert the config of any layout to that of a DIFF Transformer.
 
     Raises:
-        InputError: the family is none, or the model has something that none has.
+        InputError: the family is not a layout, or a DIFF Transformer cannot express the model.
     """
     family = family_of(config, where)
     if family is DIFF:
@@ -118,10 +118,10 @@ def as_diff_transformer(config: Config, where: str) -> Config:
 
 
 def _check_known(family: Family, form: DiffForm, config: Config, where: str) -> None:
-    """Refuse keys that may change what a model computes; those that are off do not.
+    """Refuse unknown keys, which may change the model's function, unless their value is off.
 
     Raises:
-        InputError: names one.
+        InputError: there is such a key; the message names it.
     """
     known = OF_NO_LAYER.union(
         OF_THE_FOLDER, WINDOW_KEYS, form.harmless, form.keys.values(), DIFF.defaults, DIFF.size_keys
@@ -134,7 +134,7 @@ def _check_known(family: Family, form: DiffForm, config: Config, where: str) -> 
         if not plain and value is not None and value is not False:
             raise InputError(
                 f"config.json in {where} has {key} {value!r}, which growkit does not know in a "
-                f"{family.name} model; remove it, if it changes nothing that is computed"
+                f"{family.name} model; remove it, if it does not change the model's function"
             )
 
 
@@ -167,7 +167,7 @@ def write_layout(source: Weights, family: Family) -> Plan:
     """Write a DIFF Transformer in another layout.
 
     Raises:
-        InputError: the layout cannot express the model; names what it cannot.
+        InputError: the layout cannot express the model; the message has the reason.
     """
     form = _form(family, family.name)
     diff = DIFF.complete(source.config)
@@ -186,20 +186,20 @@ def write_layout(source: Weights, family: Family) -> Plan:
 
 
 def _canonical(member: Member) -> str:
-    """The name of the tensor in a DIFF Transformer."""
+    """The tensor's name in a DIFF Transformer."""
     return (member.tensor.canonical or member.tensor.name).format(layer=member.layer)
 
 
 def _written(
     source: Weights, diff: Config, form: DiffForm, sizes: Mapping[str, int], member: Member
 ) -> Transform:
-    """How one tensor of another layout is made.
+    """The transform that makes one tensor of another layout.
 
     Args:
         source: the DIFF Transformer.
         diff: its completed config.
-        form: of the other layout.
-        sizes: of the other layout's axes.
+        form: form of the other layout.
+        sizes: sizes of the other layout's axes.
         member: the tensor.
     """
     of, layer = _canonical(member), member.layer
@@ -207,7 +207,7 @@ def _written(
         weighted = diff["head_norm"] == "affine"
         was = diff["lambda_init"][layer] if diff.get("lambda_init") else 0.0
         will_be = form.lambda_init(layer) if form.lambda_init else was
-        # What normed heads are multiplied by, beyond what the layout does by itself.
+        # The factor of normed heads, apart from the factor that the layout itself has.
         has = 1 - was if diff["head_output_scale"] != "none" else 1.0
         factor = has / (1 - will_be if form.switches["head_output_scale"] != "none" else 1.0)
         if of.endswith(LAMBDA) and was != will_be:
@@ -236,7 +236,7 @@ def _written(
 
 
 def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
-    """The config of a DIFF Transformer in the keys of a family."""
+    """Convert the config of a DIFF Transformer to the keys of a family."""
     assumed = DIFF.complete({key: value for key, value in diff.items() if key not in OF_SOME})
     fixed = dict(form.switches) | {
         key: assumed[key] for key in _without(family) if key not in form.switches
@@ -283,9 +283,9 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
 
 
 def _with_numbers(config: Config, family: Family, sizes: dict[str, int]) -> Config:
-    """The config with every key that is a sum of sizes."""
+    """Set every config key that is a sum of sizes."""
     config = dict(config)
-    for key, entry in family.axes.items():  # some depend on keys before them
+    for key, entry in family.axes.items():  # some depend on earlier keys
         axes = entry(config) if callable(entry) else entry
         if axes:
             config[key] = sum(sizes[axis] for axis in axes)
@@ -308,7 +308,7 @@ def _form(family: Family, where: str) -> DiffForm:
 
 
 def _reordered(of: str, shape: tuple[int, ...], order: Sequence[int]) -> Transform:
-    """Rows of the source in other places; ``order`` gives the old number of each, if it changes."""
+    """Reorder rows; ``order`` has the source index of every row, and is empty for no change."""
     if list(order) == list(range(len(order))):
         return Kept(of)
     return Mapped(of, partial(row_maps, shape, tuple(order)), "rows in another order")
@@ -347,11 +347,11 @@ def lambda_value(vectors: Sequence[Tensor], lambda_init: float, where: str) -> f
 
     Args:
         vectors: λq1, λk1, λq2 and λk2, each [head_dim].
-        lambda_init: of the layer.
+        lambda_init: λ_init of the layer.
         where: the name of the layer's attention in messages.
 
     Raises:
-        InputError: float64 cannot hold it.
+        InputError: float64 cannot hold the exponentials.
     """
     q1, k1, q2, k2 = (vector.double() for vector in vectors)
     first, second = float(q1 @ k1), float(q2 @ k2)
@@ -367,19 +367,19 @@ def lambda_value(vectors: Sequence[Tensor], lambda_init: float, where: str) -> f
 def solve_lambda(
     vectors: Sequence[Tensor], lambda_init: float, new_lambda_init: float
 ) -> list[Tensor]:
-    """Vectors whose λ under another λ_init is the same.
+    """Find vectors that give the same λ with another λ_init.
 
-    One of the two exponentials grows by the difference, so that its logarithm exists; of its
-    vectors the query is changed along the key, which is the smallest change there is.
+    The exponential that must grow gets the difference, so that its logarithm exists. Its query
+    vector is changed along its key vector, which is the smallest possible change.
 
     Args:
         vectors: λq1, λk1, λq2 and λk2, each [head_dim].
-        lambda_init: that they were made for.
-        new_lambda_init: that they are to be used with.
+        lambda_init: λ_init of these vectors.
+        new_lambda_init: λ_init of the new vectors.
 
     Returns:
-        The four vectors in their dtype. The dot product, taken in float64, is right to float64's
-        rounding as far as the dtype and head_dim allow.
+        The four vectors in their dtype. Their dot products in float64 are exact up to float64's
+        rounding, as far as the dtype and head_dim allow.
     """
     difference = lambda_init - new_lambda_init
     solved, first = list(vectors), 0 if difference > 0 else 2
@@ -391,11 +391,11 @@ def solve_lambda(
 
 
 def _with_dot(query: Tensor, key: Tensor, dot: float) -> tuple[Tensor, Tensor]:
-    """Nearby vectors of the same dtype with this dot product.
+    """Find nearby vectors of the same dtype with a given dot product.
 
-    Rounding the query leaves an error. Some coordinates are given up one after the other to make up
-    for it: each takes what is still missing, divided by its key, and leaves an error that is
-    smaller by the precision of the dtype.
+    Rounding the query leaves an error. To correct it, some coordinates are set one after the other:
+    each takes the missing amount divided by its key, and leaves an error that is smaller by the
+    precision of the dtype.
     """
 
     def error(query: Tensor) -> float:
@@ -407,7 +407,7 @@ def _with_dot(query: Tensor, key: Tensor, dot: float) -> tuple[Tensor, Tensor]:
         key = torch.full_like(key, math.sqrt(max(abs(dot), 1e-3) / len(key))).to(dtype).double()
     missing = (dot - float(query.double() @ key)) / float(key.square().sum())
     exact = query.double() + key * missing
-    # Those that matter least are given up, but none with a key of nothing.
+    # The least important coordinates are used first; a coordinate with a zero key is useless.
     usable = [i for i in (exact * key).abs().argsort().tolist() if bool(key[i])]
     best = exact.to(dtype)
     for count in range(len(usable)):

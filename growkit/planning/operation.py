@@ -1,4 +1,4 @@
-"""Operations: what can be done to a checkpoint, growths and conversions alike."""
+"""Operations on a checkpoint: growths and conversions, with their options."""
 
 import math
 import re
@@ -18,10 +18,10 @@ from growkit.planning.plan import Plan
 from growkit.results.operation import RankTried
 
 PROMISES = ("exact", "bounded", "different")
-"""What an operation may promise of the function; the weakest of several steps is last."""
+"""Promises on the function, from the strongest to the weakest."""
 
 Value = str | int | float | list[int]
-"""An option's value as users write it."""
+"""The value of an option, as users write it."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,12 @@ class Option:
     """An option of an operation, the same on the command line, in recipes and in Python.
 
     Attributes:
-        name: as in recipes and in Python, e.g. ``kv_heads`` (``--kv-heads``).
+        name: name in recipes and in Python, e.g. ``kv_heads`` (``--kv-heads``).
         help: one line for ``--help``.
-        values: what it may be, the first by default; empty for one that is written freely.
-        form: what a freely written value looks like, e.g. ``N``.
-        accepts: whether a freely written value is one; it may raise a more precise
-            ``InputError``.
-        needed: whether a freely written value must be given; else it may be left out.
+        values: the allowed values, the default first; empty for a free value.
+        form: placeholder of a free value, e.g. ``N``.
+        accepts: whether a free value is valid; it may raise a more precise ``InputError``.
+        needed: whether a free value is required.
     """
 
     name: str
@@ -46,10 +45,10 @@ class Option:
     needed: bool = False
 
     def read(self, value: Value | None) -> str | None:
-        """The value that was meant; None if there is none.
+        """Parse a value; None for no value.
 
         Raises:
-            InputError: it cannot be used, or is missing.
+            InputError: the value is invalid, or is required but missing.
         """
         if value is None:
             if self.needed:
@@ -73,7 +72,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Switch(Option):
-    """An option without a value: it is on where it is given."""
+    """An option without a value."""
 
     def read(self, value: Value | None) -> str | None:
         """See ``Option``."""
@@ -84,11 +83,11 @@ class Switch(Option):
 
 @dataclass(frozen=True)
 class SizeOption(Option):
-    """A size that a growth can change: a factor, or a number (``growkit.planning.operation``).
+    """A size that a growth can change, as a factor or as a number.
 
     Attributes:
-        axes: the axes it copies, in whichever family has them.
-        follows: the option whose factor it takes when it is left out; None if it then stays.
+        axes: the axes that it grows, in families that have them.
+        follows: the option whose factor is its default; None if the default is no change.
     """
 
     axes: tuple[str, ...] = ()
@@ -96,16 +95,16 @@ class SizeOption(Option):
     form: str = "xN|SIZE"
 
     def factor(self, size: str, current: int, sizes: Mapping[str, int] | None = None) -> Fraction:
-        """By what ``current`` is multiplied to become ``size``.
+        """The factor from ``current`` to ``size``.
 
         Args:
-            size: as users write it.
-            current: the size in its unit.
-            sizes: of axes that the factor must make whole numbers; by default the current one.
+            size: the new size, as users write it.
+            current: the current size.
+            sizes: sizes of axes that must remain whole numbers; None for ``current`` itself.
 
         Raises:
-            InputError: the size is not understood, or smaller than the current one; or an axis
-                would have no whole number.
+            InputError: the size is not understood, or is smaller than the current one; or an axis
+                would not be a whole number.
         """
         wanted = parse_size(size, current)
         if not wanted:
@@ -117,8 +116,8 @@ class SizeOption(Option):
             text = size.strip()
             meant = f", or x{text} for a factor" if text.isdigit() and 1 < int(text) < 10 else ""
             raise InputError(
-                f"{self.name} {size} is less than the present {current}, and nothing is taken "
-                f"away; choose {current} or more{meant}"
+                f"{self.name} {size} is less than the present {current}, but sizes can only grow; "
+                f"choose {current} or more{meant}"
             )
         ratio = wanted / current
         for axis, present in (sizes or {self.name: current}).items():
@@ -132,18 +131,18 @@ class SizeOption(Option):
 
 @dataclass(frozen=True)
 class Change:
-    """What an operation will do to a checkpoint.
+    """The planned changes of an operation.
 
     Attributes:
-        plans: from the checkpoint on, one after the other.
+        plans: plans to apply to the checkpoint, in order.
         promise: one of ``PROMISES``.
-        lost: what is lost, in one line; empty if nothing is.
-        settled: options that were found out or left to their defaults, as they would be given to
-            get the same again; None for those that have served.
-        by_rounding: whether nothing but rounding is lost, so that the target is held to what
-            rounding does to the source itself.
-        ranks: the ranks that were tried, and what they cost, where one was searched for.
-        warnings: what should be known before the outcome is used.
+        lost: the loss, in one line; empty if nothing is lost.
+        settled: values that were searched for, or are defaults, so that a repeated run gives the
+            same result; None for options that the repeated run does not need.
+        by_rounding: whether only rounding changes the function, so that the source's own rounding
+            error is the limit.
+        ranks: the ranks that a search tried, with their costs.
+        warnings: warnings for users of the result.
     """
 
     plans: list[Plan]
@@ -156,11 +155,11 @@ class Change:
 
 
 class Operation(ABC):
-    """What the file of a growth or of a conversion defines.
+    """A growth method or a conversion.
 
     Attributes:
-        name: as on the command line.
-        paper: name and address of the source.
+        name: name on the command line.
+        paper: name and address of the paper.
     """
 
     name: str
@@ -168,13 +167,13 @@ class Operation(ABC):
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """Its options; a size comes after the one that it follows."""
+        """The options; a size comes after the size that it follows."""
         return ()
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
-        """Whether a family can hold what this makes of one of its models.
+        """Whether a family can express the result for one of its models.
 
-        What it cannot hold is made of the DIFF Transformer that the model is, if it is one.
+        Otherwise the model is first converted to a DIFF Transformer, if it is a layout of one.
 
         Raises:
             InputError: an option cannot be used with such a model.
@@ -184,20 +183,20 @@ class Operation(ABC):
     def portable(
         self, family: Family, config: Config, options: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """The options in words that mean the same in every family: factors, say, not sizes."""
+        """Convert options to values that mean the same in every family, e.g. sizes to factors."""
         return options
 
     @abstractmethod
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
-        """Plan the operation, from headers (and the few numbers that decide on a promise).
+        """Plan the operation from headers (and from the few tensors on which a promise depends).
 
         Args:
-            source: the checkpoint, of a family that expresses the outcome.
-            options: a value for each option that has one.
-            seed: of everything random.
+            source: the checkpoint, of a family that can express the result.
+            options: values of options.
+            seed: seed of everything random.
 
         Raises:
-            InputError: it cannot be done, and why.
+            InputError: the operation is impossible; the message has the reason.
         """
 
 
@@ -206,9 +205,9 @@ PACKAGES = {"grow": "growkit.growth", "convert": "growkit.conversions"}
 
 
 def operations(verb: str) -> dict[str, Operation]:
-    """The operations of a verb, by their name on the command line.
+    """The operations of a verb, by name on the command line.
 
-    A module defines ``OPERATION``, or a function ``operations`` that gives several.
+    A module defines ``OPERATION``, or a function ``operations`` that returns several.
     """
     found = cast("list[Operation]", list(members(PACKAGES[verb], "OPERATION").values()))
     for several in members(PACKAGES[verb], "operations").values():
@@ -217,10 +216,10 @@ def operations(verb: str) -> dict[str, Operation]:
 
 
 def operation_of(verb: str, name: str) -> Operation:
-    """The operation of this name.
+    """Find an operation by name.
 
     Raises:
-        InputError: there is none; names the nearest, or lists all.
+        InputError: there is none; the message suggests the nearest name, or lists all.
     """
     known = operations(verb)
     if name in known:
@@ -233,7 +232,7 @@ def operation_of(verb: str, name: str) -> Operation:
 
 
 def config_key_aliases(options: Iterable[Option]) -> dict[str, str]:
-    """What configs call the sizes that options grow, and the names of the options."""
+    """The config keys of sizes that options grow, with the name of the option for each."""
     votes = Counter(
         (key, option.name)
         for option in options
@@ -246,11 +245,11 @@ def config_key_aliases(options: Iterable[Option]) -> dict[str, str]:
 
 
 def _other_operations(option: str, known: Collection[str]) -> str:
-    """Which operations have an option, as what to choose for it; empty if none has.
+    """Suggest operations that have an option; empty if there are none.
 
     Args:
-        option: its name, or the config key of the size that it changes.
-        known: the options of the operation that lacks it.
+        option: name of the option, or the config key of its size.
+        known: options of the operation that lacks it.
     """
     every = {verb: operations(verb).values() for verb in PACKAGES}
     options = [each for found in every.values() for one in found for each in one.options]
@@ -265,10 +264,10 @@ def _other_operations(option: str, known: Collection[str]) -> str:
 
 
 def complete(operation: Operation, options: Mapping[str, Value]) -> dict[str, str]:
-    """The options of an operation with their defaults.
+    """Complete the options of an operation with their defaults.
 
     Raises:
-        InputError: there is no such option or value; lists those that exist.
+        InputError: there is no such option or value; the message lists the valid ones.
     """
     known = {option.name: option for option in operation.options}
     for name in options:
@@ -295,9 +294,9 @@ def is_within(
 
 
 def parse_size(size: str, current: int) -> Fraction | None:
-    """What ``current`` is to become; None if the size is not understood.
+    """Parse a size or a factor of ``current``; None if it is not understood.
 
-    Only a factor may have a point or a slash, and nothing is divided by zero.
+    Only a factor may have a point or a slash, and a divisor must not be zero.
     """
     match = _SIZE.fullmatch(size.strip().lower())
     if not match:

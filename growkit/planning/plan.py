@@ -1,6 +1,6 @@
 """The plan: which target tensor is made from which source tensors, and why; from headers alone.
 
-The lineage of a target is the plans of all steps.
+The plans of all steps form the lineage of a target.
 
 A plan is checked before anything is computed: every source tensor is used or dropped by name, and
 every target tensor is written exactly once, with the shape that its pattern predicts.
@@ -27,23 +27,23 @@ from growkit.planning.transforms import Kept, Mapped, Transform
 from growkit.results.proof import Spectrum
 
 SMALL = 1 << 26
-"""Bytes of a source tensor that is read once, rather than in parts as they are needed."""
+"""Limit for source tensors that are read once as a whole, not part by part, in bytes."""
 
 QUANTISED = re.compile(
     r"[._](qweight|qzeros|scales|blocks|g_idx|packed|scale(_inv)?|weight_format|absmax|SCB|W_q)$"
 )
-"""Names of tensors next to weights that are no numbers by themselves."""
+"""Names of auxiliary tensors of quantised weights."""
 
 ADAPTED = re.compile(r"\b(lora_|base_layer\.|base_model\.model\.)")
-"""Names of tensors that belong to an adapter."""
+"""Names of an adapter's tensors."""
 
 RECOMPUTED = "the model class computes it"
-"""Why a tensor of a source is dropped that is no parameter."""
+"""Reason to drop a tensor that is not a parameter."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One target tensor: its name, its shape and dtype, and how it is made."""
+    """One target tensor: its name, its header, and the transform that makes it."""
 
     target: str
     info: TensorInfo
@@ -51,24 +51,24 @@ class Rule:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the tensors that it is made from."""
+        """Names of the source tensors."""
         return self.transform.sources
 
     @property
     def why(self) -> str:
-        """One phrase for users."""
+        """The reason, as a phrase for users."""
         return self.transform.why
 
 
 @dataclass(frozen=True)
 class Check:
-    """What must hold of tensors that other machines compute with other bits.
+    """A check of tensors whose last bits depend on the machine.
 
     Attributes:
-        sources: names of the tensors that they are made from.
-        targets: names of the tensors that belong together; the first represents all of them.
-        judge: from sources and targets, each in order, to whether the targets are what was
-            promised, and how good they are.
+        sources: names of the source tensors.
+        targets: names of tensors that belong together; the first represents all of them.
+        judge: maps sources and targets, each in order, to whether the targets keep the promise, and
+            how good they are.
     """
 
     sources: tuple[str, ...]
@@ -82,17 +82,17 @@ class Plan:
 
     Attributes:
         config: the target's ``config.json``.
-        rules: one for each target tensor, in the order they are written.
+        rules: one rule per target tensor, in the order of writing.
         copies: number of copies of every grown axis.
-        layers: for each layer the number of the source's that it computes once more, or None for
-            a new one that hands on what it is given; None as a whole if layers stay as they are.
-        dropped: source tensors that no rule uses, and why not.
-        duplicates: dropped tensors that must equal another source tensor, and which.
-        checks: what must hold of targets that are not repeatable.
-        lost: what it takes from the function, in one line; empty if nothing.
-        waits: targets that have no gradient before other targets have made a first step.
-        apart: why the target is not trained as the source is, at any rates; empty if nothing but
-            the updates of its tensors keeps it from that.
+        layers: for each target layer, the index of the source layer that it computes, or None if it
+            returns its input; None if the plan does not change layers.
+        dropped: source tensors that no rule uses, with the reason.
+        duplicates: dropped tensors that must equal another source tensor, with its name.
+        checks: checks of targets that are not repeatable.
+        lost: the loss, in one line; empty if nothing is lost.
+        waits: targets that get a gradient only after other targets have made a first step.
+        apart: the reason why no settings of the optimizer make the target train like the source;
+            empty if there is none.
     """
 
     config: Config
@@ -108,14 +108,14 @@ class Plan:
 
     @cached_property
     def by_target(self) -> Mapping[str, Rule]:
-        """The rule that makes a tensor, by its name."""
+        """The rules by the names of their targets."""
         return {rule.target: rule for rule in self.rules}
 
     @cached_property
     def recomputed_sources(self) -> Mapping[str, str]:
-        """Source tensors that survive only in computed targets, and how.
+        """Source tensors that survive only in computed targets, with the reason.
 
-        Only the logits can show that they are kept.
+        Only logits can show that such tensors are preserved.
         """
         kept = {name for rule in self.rules if rule.transform.holds for name in rule.sources}
         computed = (rule for rule in self.rules if not rule.transform.holds)
@@ -123,7 +123,7 @@ class Plan:
 
     @property
     def left_out(self) -> list[str]:
-        """Tensors that the source trains, and the target does not have."""
+        """Trained tensors of the source that the target lacks."""
         return [
             name
             for name, why in self.dropped.items()
@@ -139,14 +139,14 @@ class Plan:
         made: Mapping[str, Transform],
         **more: Any,
     ) -> Plan:
-        """A plan that uses or drops every source tensor, and makes every target.
+        """Make a plan; check that it uses or drops every source tensor and makes every target.
 
         Args:
-            source: what it is made of.
-            family: of the target.
-            config: of the target.
-            made: how every target is made, in the order in which they are written.
-            **more: other attributes; ``unused`` for what ``unused_tensors`` returned.
+            source: the source.
+            family: family of the target.
+            config: config of the target.
+            made: the transform of every target, in the order of writing.
+            **more: other attributes; ``unused`` is the result of ``unused_tensors``.
         """
         patterns, sizes = family.patterns(config), family.sizes(config)
         assert made.keys() == patterns.keys(), "the targets are not those of the pattern"
@@ -162,19 +162,19 @@ class Plan:
         assert not used & set(dropped), "a dropped tensor is used"
         checked = {name for check in plan.checks for name in check.targets}
         assert all(each.repeatable or name in checked for name, each in made.items()), "unchecked"
-        assert checked <= made.keys(), "a check for what is not written"
-        assert all(used.issuperset(check.sources) for check in plan.checks), "a check of nothing"
+        assert checked <= made.keys(), "a check of a tensor that is not written"
+        assert all(used.issuperset(check.sources) for check in plan.checks), "an unused source"
         return plan
 
 
 class Planned(Weights):
-    """A checkpoint that a plan makes out of another one, computed when it is read.
+    """The checkpoint that a plan makes from another one, computed when it is read.
 
-    It can be written, or be the source of the next plan: several steps are one pass over the
-    files.
+    It can be written, or be the source of the next plan, so that several steps take one pass over
+    the files.
 
     Raises:
-        InputError: (while reading) a tensor that must equal another one does not.
+        InputError: (while reading) a tensor differs from one that it must equal.
     """
 
     def __init__(self, source: Weights, plan: Plan) -> None:
@@ -184,12 +184,12 @@ class Planned(Weights):
         self._source = source
 
     def where(self, name: str | None = None) -> str:
-        """Where the first source of the tensor comes from."""
+        """The file of the tensor's first source."""
         sources = self.plan.by_target[name].sources if name else ()
         return self._source.where(sources[0] if sources else None)
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """Make the tensor, a few rows at a time where its transform can."""
+        """Compute the tensor, a few rows at a time if its transform can."""
         rule = self.plan.by_target[name]
         self.check_duplicates(rule.sources)
         rows, *others = rule.info.shape or (1,)
@@ -207,23 +207,26 @@ class Planned(Weights):
             yield from again
 
     def read(self, name: str, *where: slice | None) -> Tensor:
-        """Make a part of a tensor."""
+        """Compute a part of a tensor."""
         if any(where):
             return _made(self.plan.by_target[name], self._source, where)
         made = list(self.blocks(name))
         return made[0] if len(made) == 1 else torch.cat(made)
 
     def cuts(self, name: str) -> int:
-        """As the tensors that it is made from, if a part needs only parts of these."""
+        """The cuts of its sources, if a part of it needs only parts of them."""
         rule = self.plan.by_target[name]
         cuts = (self._source.cuts(each) for each in rule.sources)
         return min(cuts, default=tensors.ANYWHERE) if rule.transform.local else 0
 
     def check_duplicates(self, of: Collection[str]) -> None:
-        """Hold what must equal some tensors of the source against them.
+        """Check that dropped duplicates equal their originals.
+
+        Args:
+            of: names of originals whose duplicates are checked.
 
         Raises:
-            InputError: it differs.
+            InputError: a duplicate differs.
         """
         for name, original in self.plan.duplicates.items():
             for rows in tensors.parts(self._source, name) if original in of else ():
@@ -235,7 +238,7 @@ class Planned(Weights):
 
 
 def _made(rule: Rule, source: Weights, where: Where) -> Tensor:
-    """A part of a rule's target; an empty one needs no source."""
+    """Compute a part of a rule's target; an empty part needs no source."""
     slices = tensors.full(rule.info.shape, where)
     sizes = [each.stop - each.start for each in slices]
     if 0 in sizes:
@@ -244,7 +247,7 @@ def _made(rule: Rule, source: Weights, where: Where) -> Tensor:
 
 
 class _Once(Weights):
-    """A checkpoint whose small tensors are read once, for all parts that are made from them."""
+    """A cache of small source tensors, which are read once for all parts made from them."""
 
     def __init__(self, source: Weights) -> None:
         self._source = source
@@ -263,11 +266,11 @@ class _Once(Weights):
 
 
 def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dict[str, str]]:
-    """Hold the headers of a checkpoint against its family.
+    """Compare the headers of a checkpoint with its family.
 
     Returns:
-        The tensors to drop, each with the reason, and those among them that must equal another
-        tensor, with its name.
+        The tensors to drop, with the reason; and those of them that must equal another tensor, with
+        its name.
 
     Raises:
         InputError: a tensor is missing, has a wrong shape or dtype, or is unknown to the family.
@@ -327,7 +330,7 @@ def _check_header(
 
 
 def _unless_quantised(source: Weights, remedy: str) -> str:
-    """What to do about tensors that do not fit."""
+    """The remedy for tensors that do not fit."""
     if any(map(ADAPTED.search, source.tensors)):
         return "the model has an adapter, merge that into it first"
     quantised = any(map(QUANTISED.search, source.tensors))
@@ -343,17 +346,18 @@ def _predicts(name: str, config: Config, layers: int) -> bool:
 
 
 class LostError(Exception):
-    """A tensor does not give back what it was made from."""
+    """The source of a tensor cannot be recovered from it."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the coordinates of one dimension of a tensor come from.
+    """The origin of the coordinates of one dimension of a tensor.
 
     Attributes:
-        tensor: the name of the one that they come from.
-        source: for each coordinate the one that it copies, or ``NOTHING``; None for the same.
-        factor: what the tensor is multiplied by.
+        tensor: name of the source tensor.
+        source: for each coordinate, the source coordinate that it copies, or ``NOTHING``; None if
+            the coordinates are unchanged.
+        factor: factor of the tensor.
     """
 
     tensor: str
@@ -364,16 +368,16 @@ class Places:
 def traced(
     plans: Sequence[Plan], name: str, dimension: int, behind: Places | None = None
 ) -> Places | None:
-    """Where the coordinates of a dimension come from, through all steps.
+    """Trace the coordinates of a dimension back through all steps.
 
     Args:
-        plans: of the steps, in order.
-        name: of a tensor that the last one makes.
-        dimension: of the tensor.
-        behind: what became of that tensor.
+        plans: plans of the steps, in order.
+        name: name of a tensor that the last plan makes.
+        dimension: index of the dimension.
+        behind: the places of a later tensor that was made from it; None for the tensor itself.
 
     Returns:
-        None if some of it was computed, or is new.
+        The places; None if some of the tensor was computed, or is new.
     """
     source, factor = (behind.source, behind.factor) if behind else (None, 1.0)
     for plan in reversed(plans):
@@ -393,11 +397,11 @@ class Lineage:
     """All steps from a source to a target.
 
     Attributes:
-        source: what the first plan was made for.
-        plans: of all steps, in order.
-        promise: the weakest of what the steps promise of the function.
-        lost: what is lost, in one line; empty if nothing is.
-        by_rounding: whether nothing is lost but by rounding.
+        source: the source of the first plan.
+        plans: plans of all steps, in order.
+        promise: the weakest promise of all steps.
+        lost: the loss, in one line; empty if nothing is lost.
+        by_rounding: whether only rounding changes the function.
     """
 
     source: Weights
@@ -408,7 +412,7 @@ class Lineage:
 
     @cached_property
     def stages(self) -> tuple[Weights, ...]:
-        """The source, and what every step makes, computed when it is read."""
+        """The source, and the result of every step, computed when it is read."""
         stages = [self.source]
         for plan in self.plans:
             stages.append(Planned(stages[-1], plan))
@@ -416,12 +420,12 @@ class Lineage:
 
     @property
     def target(self) -> Weights:
-        """What the last step makes."""
+        """The result of the last step."""
         return self.stages[-1]
 
     @cached_property
     def layers(self) -> tuple[int | None, ...] | None:
-        """Which layers of the source those of the target compute; see ``Plan.layers``."""
+        """The source layers that the target's layers compute; see ``Plan.layers``."""
         found: tuple[int | None, ...] | None = None
         for plan in self.plans:
             if plan.layers is not None and found is not None:
@@ -441,7 +445,7 @@ class Lineage:
             stage.check_duplicates(stage.plan.duplicates.values())
 
     def steps(self, target: str) -> list[list[Rule]]:
-        """The rules on the way to a tensor, the last step first."""
+        """The rules that lead to a tensor, the last step first."""
         names, found = {target: None}, []  # a dictionary keeps its order
         for plan in reversed(self.plans):
             rules = [plan.by_target[name] for name in names]
@@ -450,7 +454,7 @@ class Lineage:
         return found
 
     def origin(self, target: str) -> str | None:
-        """The source's tensor that a tensor holds; None if it holds none."""
+        """The source tensor that can be recovered from a tensor; None if there is none."""
         for plan in reversed(self.plans):
             rule = plan.by_target[target]
             if not rule.transform.holds:
@@ -459,21 +463,22 @@ class Lineage:
         return target
 
     def repeatable(self, target: str) -> bool:
-        """Whether everything on the way to a tensor gives the same bits when computed again."""
+        """Whether every step that leads to a tensor gives the same bits on every machine."""
         return all(rule.transform.repeatable for rules in self.steps(target) for rule in rules)
 
     def recovered(self, written: Weights, target: str) -> Rows:
-        """Rows of the source's tensor that a tensor holds, read out of the written one.
+        """Recover the source tensor from a written tensor.
 
         Args:
             written: a checkpoint of the target.
-            target: name of a tensor.
+            target: name of the written tensor.
 
         Returns:
-            A function of rows, which raises ``LostError`` where they are lost.
+            A function that reads rows of the source tensor, and raises ``LostError`` if they cannot
+            be recovered.
 
         Raises:
-            LostError: the tensor holds nothing of a source.
+            LostError: no source tensor can be recovered from this tensor.
         """
         rows: Rows = partial(written.read, target)
         for plan in reversed(self.plans):

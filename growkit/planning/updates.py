@@ -11,20 +11,19 @@ from growkit.base.tensors import TensorInfo
 from growkit.planning.plan import Lineage, Plan
 from growkit.results.operation import UpdateGroup, Updates
 
-APART = "what is made of one tensor becomes several, which train apart"
+APART = "one tensor becomes several, which train separately"
 INDEX = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 """The number of a layer or an expert in the name of a tensor."""
 
 
 @dataclass(frozen=True)
 class Law:
-    """How a whole target is to be updated.
+    """The law of updates for a whole target.
 
     Attributes:
-        updates: of every tensor.
-        why: what keeps the target's training from being the source's, a phrase for each reason,
-            with the number of tensors and the first of them; empty if it is the same but for what
-            is new.
+        updates: update of every tensor.
+        why: the reasons why the target does not train like the source, each with the number of
+            tensors and the first of them; empty if it does, except for new tensors.
     """
 
     updates: Mapping[str, Update]
@@ -66,11 +65,11 @@ def stepped(plan: Plan, before: Mapping[str, Update]) -> dict[str, Update]:
 
 
 def summary(law: Law, tensors: Mapping[str, TensorInfo]) -> Updates:
-    """A law in a few lines, as manifests hold it: layers and experts that are alike are one line.
+    """Summarise a law for manifests: similar layers and experts share one entry.
 
     Args:
-        law: of a target.
-        tensors: of the target.
+        law: law of the target.
+        tensors: headers of the target.
     """
     groups: dict[tuple[object, ...], list[str]] = {}
     of_kind: dict[str, set[tuple[object, ...]]] = {}
@@ -94,7 +93,7 @@ def summary(law: Law, tensors: Mapping[str, TensorInfo]) -> Updates:
                 new=update.new,
             )
         )
-    # AdamW moves every element by about its rate: the root mean square of all factors.
+    # AdamW moves every element by about its rate, so this is the root mean square of all factors.
     total = sum(tensors[name].elements for name in law.updates)
     squares = sum(tensors[name].elements * each.rate**2 for name, each in law.updates.items())
     rate = math.sqrt(squares / total) if total else 1.0
