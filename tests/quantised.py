@@ -14,6 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.conftest import edit_json, edit_weights
+
 FILE = Path(__file__).with_suffix(".safetensors")
 ROWS, COLUMNS, GROUP = 32, 64, 32
 NAME = "m.weight"
@@ -33,6 +35,17 @@ def cases() -> dict[str, tuple[dict[str, Any], dict[str, Tensor], Tensor]]:
             expected = tensors.pop("expected")
             found[case] = json.loads(settings), tensors, expected
     return found
+
+
+def quantise(folder: Path) -> Path:
+    """Store the projections of a model in FP8, with a scale for each."""
+    with edit_weights(folder) as tensors:
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            tensors[f"{name}_scale_inv"] = torch.tensor(0.5)
+            tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    with edit_json(folder / "config.json") as config:
+        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": None}
+    return folder
 
 
 def matrix(dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -34,7 +34,7 @@ from growkit.engine.class_weights import class_weights
 from growkit.recipe.recipe import parse_recipe
 from growkit.sources import find
 from tests.conftest import cli, edit_json, edit_weights, relative_error, save_random, seeded
-from tests.quantised import NAME, cases
+from tests.quantised import NAME, cases, quantise
 from tests.test_inside import save_whole
 
 WEIGHTS = "model.safetensors"
@@ -357,14 +357,7 @@ def test_what_is_not_read_is_one_sentence(
 
 def test_a_language_model_inside_another(tmp_path: Path) -> None:
     """It is dequantised as well; transformers is not asked about a part of a model."""
-    source = save_whole(tmp_path / "source", "mistral3")
-    with edit_weights(source) as tensors:
-        for name in [name for name in tensors if "language" in name and "layers" in name]:
-            if tensors[name].dim() == 2:
-                tensors[f"{name}_scale_inv"] = torch.tensor(0.5)
-                tensors[name] = tensors[name].to(torch.float8_e4m3fn)
-    with edit_json(source / "config.json") as config:
-        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": None}
+    source = quantise(save_whole(tmp_path / "source", "mistral3"))
     result = growkit.grow(source, tmp_path / "out", hidden="x2")
     assert result["kept"]
     assert "only its language model" in result["warnings"][0]

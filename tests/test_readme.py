@@ -41,6 +41,7 @@ from growkit.families.family import described, families
 from growkit.recipe.recipe import shipped_recipe
 from tests import reference
 from tests.conftest import save_model, save_random
+from tests.quantised import quantise
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -120,6 +121,8 @@ class Workplace:
         if "experts" in words:  # the source must have some
             shutil.rmtree("SRC")
             growkit.grow("my-llama", "SRC", method="upcycle", experts=2, verify=False)
+        if "dense-weights" in words:
+            quantise(Path("SRC"))
         if "run" in words and made:
             growkit.convert("SRC", "OUT", "shared-diff", rank="auto", energy=0.9, verify=False)
         elif made:
