@@ -52,6 +52,11 @@ LIST = ".metadata"
 GENERATION = "generation_config.json"
 TEMPLATES = "additional_chat_templates"
 ADAPTER = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""The tensors of an adapter; the first file is preferred."""
+
+ADAPTER_FOLDER = "adapter"
+"""In a grown model: the adapter that was grown with it."""
 
 CARRIED = (
     *(GENERATION, "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*"),
@@ -106,7 +111,7 @@ GGUF = "is GGUF, for llama.cpp; give the folder of the model that it was made fr
 SAVE = "save the model with transformers' save_pretrained, and give that folder"
 
 INSTEAD_OF_WEIGHTS = {
-    ADAPTER: "belongs to an adapter; merge it into its base model first",
+    ADAPTER: "belongs to an adapter; give its base model, and this folder with --adapter",
     "*.gguf": GGUF,
     "model-*-of-*.safetensors": "is there, but no model.safetensors.index.json; copy that as well",
     "pytorch_model-*-of-*.bin": "is there, but no pytorch_model.bin.index.json; copy that as well",
@@ -489,7 +494,7 @@ def check_names(where: str, names: Iterable[str]) -> None:
         if name == ADAPTER:
             raise InputError(
                 f"{where} has {ADAPTER}, and transformers would add its adapter to the weights; "
-                "merge the adapter, or move its files away"
+                "merge the adapter, or move its files into a folder for --adapter"
             )
         if DISTRIBUTED.match(name):
             raise InputError(

@@ -171,13 +171,16 @@ def verify_command(
     optimizer: Path | None = cli.value(
         None, "SRC's optimizer state, which was grown with OUT, for --steps.", "PATH"
     ),
+    adapter: Path | None = cli.value(
+        None, "SRC's adapter, which was grown with OUT, to compare as well.", "PATH"
+    ),
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and in its own dtype."""
     from growkit.proof.preflight import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars
 
-    reads = [each for each in (settings.text, optimizer) if each]
+    reads = [each for each in (settings.text, optimizer, adapter) if each]
     one, other = find(source), find(target)
     inputs = Inputs([one.folder, other.folder, *reads])
     sweep([one.folder, other.folder], inputs)
@@ -187,7 +190,7 @@ def verify_command(
     check_vocabularies(before, after_it)
     from growkit.proof.verdict import verify_found  # takes seconds
 
-    result = verify_found(one, other, settings, optimizer, Bars())
+    result = verify_found(one, other, settings, optimizer, Bars(), adapter)
     write_report(result, destination.report, inputs, [other.folder])
     print_result(result, destination.json, destination.report)
     return 0 if result["kept"] else 1
@@ -220,6 +223,7 @@ def run_command(
     steps: int | None = cli.field_option(Settings, "steps"),
     base_model: str | None = cli.field_option(Recipe, "base_model"),
     optimizer: Path | None = cli.field_option(Recipe, "optimizer"),
+    adapter: Path | None = cli.field_option(Recipe, "adapter"),
 ) -> int:
     """Run a recipe: several steps in one pass, without an intermediate checkpoint."""
     file = recipes.recipe_file(recipe)
@@ -230,6 +234,7 @@ def run_command(
         verify=chosen.verify and replace(chosen.verify, **proof),
         base_model=base_model or chosen.base_model,
         optimizer=str(optimizer) if optimizer else chosen.optimizer,
+        adapter=str(adapter) if adapter else chosen.adapter,
     )
     if source is None and not os.path.isdir(chosen.source) and not address_of(chosen.source):
         raise InputError(

@@ -8,6 +8,7 @@ parameter at a time, on its own tensors alone, and in reverse for gradients and 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
@@ -29,6 +30,16 @@ OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 """Config keys that request further outputs, and do not change the logits."""
 
 Named = tuple[str, Tensor]
+
+
+class Extended(Weights, ABC):
+    """The weights of a model to which something is added once its class has built it."""
+
+    @abstractmethod
+    def extend(self, model: Any) -> None:
+        """Add it to the model, which has no weights yet; afterwards, these have a tensor for each
+        parameter of the model, by its name there.
+        """
 
 
 def empty_model(
@@ -72,6 +83,8 @@ def empty_model(
             trust_remote_code=False,
         )
     oracle.fit_experts(model)
+    if isinstance(weights, Extended):
+        weights.extend(model)
     model.eval()
     buffers = persistent_buffers(model)
     tensors = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}

@@ -35,7 +35,7 @@ from growkit.engine.calls import (
     batches,
     nan_like,
 )
-from growkit.engine.class_weights import empty_model, persistent_buffers
+from growkit.engine.class_weights import Extended, empty_model, persistent_buffers
 from growkit.engine.lending import Lender
 from growkit.engine.strict import choose_kernels
 
@@ -111,10 +111,14 @@ class Layerwise:
         choose_kernels()
         self.model, self._weights, self.stored = empty_model(weights, dtype, attention)
         self.lender = Lender(self._weights, self.stored, dtype, device)
+        # What is added to a class may use its parameters in other ways than the class does.
+        self.lender.stays = not isinstance(self._weights, Extended)
         self.device = device
         self._tokens = tokens
         self._title = f"{type(self.model).__name__} of {weights.where()}"
-        self.embedding, *self.layers, self.output = _blocks(self.model, self._title)
+        ends = _blocks(self.model, self._title)
+        self.embedding, *self.layers, self.output = (_inside(*each) for each in ends)
+        self._wrapped = self.embedding[0] != ends[0][0]
         self.returned: Extras | None = None
         self._unreached = self._watch()
         self._forward = Forward(self)
@@ -286,17 +290,26 @@ class Layerwise:
         """Lend weights to all modules after the layers; the head's matrix needs no gradient."""
         name, head = self.output
         matrix = self.lender.lent(head, {"weight": f"{name}.weight"}, head=True)
-        columns = dict(self.embedding[1].named_parameters())["weight"].shape[1]
-        nothing = torch.zeros(1, columns, dtype=self.lender.dtype, device=self.device)
-        with self._embedding_of(nothing, torch.zeros(1, dtype=torch.long)), matrix:
+        with self._rows([]), matrix:
             dict(head.named_parameters())["weight"].requires_grad = False
             yield
 
     @contextmanager
     def _rows(self, calls: Sequence[Call]) -> Iterator[nn.Parameter]:
-        """Lend weights to all modules before the layers; yield the embedding rows in use."""
-        used = torch.cat([call.ids.cpu() for call in calls]).unique()
-        rows = self.lender.rows(f"{self.embedding[0]}.weight", used)
+        """Lend weights to all modules before the layers; yield the embedding rows in use.
+
+        Of an embedding with something around it, that may be all.
+        """
+        count, columns = dict(self.embedding[1].named_parameters())["weight"].shape
+        used, rows = torch.zeros(1, dtype=torch.long), None
+        if calls:
+            used = torch.cat([call.ids.cpu() for call in calls]).unique()
+        if self._wrapped:
+            used = torch.arange(count)
+        if calls or self._wrapped:
+            rows = self.lender.rows(f"{self.embedding[0]}.weight", used)
+        else:
+            rows = torch.zeros(1, columns, dtype=self.lender.dtype, device=self.device)
         with self._embedding_of(rows, used) as parameter:
             yield parameter
 
@@ -422,6 +435,17 @@ def _blocks(model: Any, title: str) -> list[tuple[str, nn.Module]]:
     embedding, head = ((name_of[id(end)], end) for end in ends)
     numbered = [f"{layers}.{index}" for index in range(count)]
     return [embedding, *((name, named[name]) for name in numbered), head]
+
+
+WRAPPED = ("modules_to_save.default", "token_adapter.base_layer", "base_layer")
+"""Where PEFT has the module that it wraps, or that takes its place."""
+
+
+def _inside(name: str, module: nn.Module) -> tuple[str, nn.Module]:
+    """The module in use where something is around it, and its name."""
+    inside = dict(module.named_modules())
+    path = next((each for each in WRAPPED if each in inside), None)
+    return (f"{name}.{path}", inside[path]) if path else (name, module)
 
 
 class _ArrivedError(Exception):

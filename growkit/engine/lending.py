@@ -39,6 +39,7 @@ class Lender:
 
     Attributes:
         dtype: see above.
+        stays: whether large matrices may stay in their files while they are lent.
         steps: values to subtract from some parameters, by their names in the model.
     """
 
@@ -58,6 +59,7 @@ class Lender:
             keep_freed(LARGE)
         self._fetched: dict[str, Tensor] = {}
         self.steps: Mapping[str, Tensor] = {}
+        self.stays = True
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
@@ -148,6 +150,8 @@ class Lender:
         # Without a cast, layers multiply with whole matrices, as they do in use.
         cast = info.torch_dtype != self.dtype
         if parameter is None or parameter.dtype != self.dtype or not (cast or head):
+            return False
+        if not self.stays:
             return False
         return can_stay(owner, last, info) or (cast and _is_large_stack(info))
 

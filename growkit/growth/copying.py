@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 
@@ -48,7 +48,15 @@ from growkit.families.family import Family, stored_family
 from growkit.planning import operation
 from growkit.planning.operation import Change, Operation, Option, SizeOption, Switch, Value
 from growkit.planning.plan import Plan, Planned, unused_tensors
-from growkit.planning.transforms import Kept, Mapped, Rounded, Slices, Transform, row_maps
+from growkit.planning.transforms import (
+    Beside,
+    Kept,
+    Mapped,
+    Rounded,
+    Slices,
+    Transform,
+    row_maps,
+)
 
 AT_A_TIME = 1024
 """Rows that are added up at a time; another number may give other last bits."""
@@ -321,6 +329,11 @@ class MoreRows(Mapped):
                 if not bool((new.double() == expected).all()):
                     return None
         return rows(of)
+
+    def beside(self, one: Beside) -> Transform | None:
+        """See ``Transform``; what goes with the tensor has zeros in new rows."""
+        made = super().beside(one)
+        return replace(made, found={}) if isinstance(made, MoreRows) else made
 
     @property
     def _old(self) -> int:

@@ -216,7 +216,7 @@ def _transforms(
                 made[name] = Kept(of, why=f"layer {layer.of} as it is")
             elif described.name in writing:
                 why = "zero, so that the new layer hands on what it is given"
-                made[name] = Constant(source.tensors[of].dtype, 0.0 - described.offset, why)
+                made[name] = Constant(source.tensors[of].dtype, 0.0 - described.offset, why, of)
             else:
                 made[name] = Kept(of, why=f"in a new layer, as in layer {layer.of}", new=True)
     return {name: made[name] for name in family.patterns(config)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -26,8 +26,10 @@ from growkit.algebra.update import MUON_ADJUSTMENTS, Update, muon_rate
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 from growkit.base.tensors import Config
+from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.weight_file import open_weights
 from growkit.engine.class_weights import converted, empty_model
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
@@ -39,11 +41,17 @@ RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 
 OPTIMIZERS = ("adamw", "muon")
 
-WRAPPERS = re.compile(
-    r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer"
-    r"|modules_to_save\.\w+)\."
+ENGINES = r"module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module"
+"""What DDP, torch.compile, FSDP and checkpointing of activations put into names."""
+
+WRAPPERS = re.compile(rf"\b({ENGINES}|base_layer|modules_to_save\.\w+)\.")
+"""What these and PEFT put into the names of a model's own parameters."""
+
+OF_ADAPTERS = re.compile(
+    r"(?<=\.)(lora_(?:embedding_)?[AB]|lora_magnitude_vector|ia3_l|hada_w[12]_[ab]"
+    r"|trainable_tokens_delta)\.\w+"
 )
-"""What DDP, torch.compile, FSDP, checkpointing of activations and peft put into names."""
+"""What PEFT calls a parameter of an adapter, and the name of the adapter behind it."""
 
 
 @dataclass(frozen=True)
@@ -263,18 +271,22 @@ def _joined(
     return found if len(set(rates)) == 1 else found.because("its parts have different rates")
 
 
-def recorded_updates(checkpoint: Checkpoint) -> dict[str, Update]:
-    """The law of updates in a grown folder's manifest, for every tensor in its files.
+def recorded_updates(folder: Folder, tensors: Iterable[str]) -> dict[str, Update]:
+    """The law of updates in a grown folder's manifest.
 
     A single number of shares serves all rows of a tensor, where its effect on eps is least.
+
+    Args:
+        folder: of a model or an adapter.
+        tensors: names of all tensors in its files.
 
     Raises:
         InputError: the folder does not record them, or is damaged.
     """
-    folder, file = checkpoint.folder, checkpoint.folder / MANIFEST
-    if not checkpoint.opened.has(MANIFEST):
+    file = folder.path / MANIFEST
+    if not folder.has(MANIFEST):
         raise InputError(f"{folder} has no {MANIFEST}; give the folder that growkit wrote")
-    manifest = checkpoint.opened.json(MANIFEST)
+    manifest = folder.json(MANIFEST)
     by_kind: dict[str, Update] = {}
     try:
         for group in manifest["updates"]["groups"]:
@@ -289,7 +301,7 @@ def recorded_updates(checkpoint: Checkpoint) -> dict[str, Update]:
             f"'growkit run {file}'"
         ) from None
     found = {}
-    for name in checkpoint.tensors:
+    for name in tensors:
         update_of = by_kind.get(name) or by_kind.get(re.sub(r"(?<=\.)[0-9]+(?=\.)", "*", name))
         if update_of is None:
             raise InputError(
@@ -319,12 +331,13 @@ def param_groups(
 
     Every setting is the one with which the source would be trained; each group has what becomes of
     it. Decayed groups come first, as in transformers' Trainer. What the folder does not have (an
-    adapter, a head for another task) gets the settings as they are.
+    new adapter, a head for another task) gets the settings as they are.
 
     Args:
         model: the grown model, as it is or wrapped (FSDP2, DDP, torch.compile, peft).
-        folder: what growkit wrote; of its files, the weights are not read. None for a model that
-            was not grown, whose parameters all get the settings as they are.
+        folder: what growkit wrote; of its files, the weights are not read. That of an adapter for
+            an adapter that was grown. None for a model that was not grown, whose parameters all get
+            the settings as they are.
         lr: the learning rate.
         weight_decay: of what decays.
         eps: of AdamW; Muon keeps its own, which scales with the gradient by itself.
@@ -380,10 +393,13 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
     """How all parameters of a model are updated, by its own names; plainly if they are not known.
 
     Raises:
-        InputError: the model is not the one in the folder.
+        InputError: the model, or its adapter, is not the one in the folder.
     """
+    opened = Folder(folder)
+    if opened.has(ADAPTER):
+        return _matched_adapter(model, opened)
     checkpoint = Checkpoint(folder)
-    known = recorded_updates(checkpoint)
+    known = recorded_updates(opened, checkpoint.tensors)
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     if not lacks_class(checkpoint.config):
         known = class_updates(checkpoint, known, by_element=False)
@@ -402,6 +418,27 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
             found[name] = shapes[key]
     check_same(model, found, folder)
     return updates
+
+
+def _matched_adapter(model: nn.Module, folder: Folder) -> dict[str, Update]:
+    """How the parameters of an adapter are updated, which is that in a folder; see ``matched``."""
+    name = next((each for each in ADAPTER_WEIGHTS if folder.find(each)), ADAPTER_WEIGHTS[0])
+    held = open_weights(folder, name).tensors
+    known, updates, found = recorded_updates(folder, held), {}, {}
+    for name, _ in model.named_parameters():
+        key = _adapter_key(name)
+        updates[name] = known.get(key, Update())
+        if key in held:
+            found[name] = held[key].shape
+    check_same(model, found, folder.path)
+    return updates
+
+
+def _adapter_key(name: str) -> str:
+    """What PEFT calls a parameter of an adapter in its file."""
+    plain = re.sub(rf"\b({ENGINES}|modules_to_save\.\w+)\.", "", name)
+    plain = OF_ADAPTERS.sub(r"\1", plain).replace("magnitude_vector.weight", "magnitude_vector")
+    return f"base_model.model.{plain.removeprefix('base_model.model.')}"
 
 
 def check_same(model: nn.Module, found: Mapping[str, tuple[int, ...]], folder: str | Path) -> None:

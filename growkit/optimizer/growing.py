@@ -57,7 +57,8 @@ class Optimizer:
         bytes: about how much will be written.
 
     Raises:
-        InputError: see ``open_state``; or transformers has no class for the source.
+        InputError: see ``open_state``; or transformers has no class for the source; or a schedule
+            that is saved with the state holds rates that cannot be scaled, or is of other groups.
     """
 
     def __init__(self, path: Path, source: Checkpoint, lineage: Lineage) -> None:
@@ -69,6 +70,7 @@ class Optimizer:
         kinds = {name.rpartition(".")[2]: info.dtype for name, info in headers.items()}
         elements = tensors.total_parameters(lineage.target.tensors)
         self.bytes = sum(elements * tensors.FLOAT_BYTES[dtype] for dtype in kinds.values())
+        self._check_schedules()
 
     def grown(self, target: Checkpoint, law: Law) -> GrownState:
         """The state of the target's optimizer.
@@ -91,7 +93,12 @@ class Optimizer:
         }
         return GrownState(self.state, self._lineage, self._before, after, factors)
 
-    def check_schedules(self) -> None:
+    @property
+    def files(self) -> Sequence[Path]:
+        """All files that are read."""
+        return self.state.files
+
+    def _check_schedules(self) -> None:
         """Try whether schedules that are saved with the state can be carried over.
 
         Raises:

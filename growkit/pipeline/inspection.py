@@ -394,10 +394,11 @@ def plan(recipe: recipes.Recipe | str | Path, *, bandwidth: str | None = None) -
     shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))
     files = [tensors.total_bytes(shard.tensors) for shard in shards]
     sizes = (source, target), recipe.output_path, recipe.verify, extra
-    if recipe.optimizer is not None:
+    along = (recipe.optimizer, "optimizer's state"), (recipe.adapter, "adapter")
+    for what in [f"{what}, {path}," for path, what in along if path is not None]:
         described.warnings.append(
-            f"the disk does not count what the optimizer's state, {recipe.optimizer}, becomes; "
-            "growkit run --dry-run reads it, and does"
+            f"the disk does not count what the {what} becomes; growkit run --dry-run reads it, and "
+            "does"
         )
     return results.LargePlan(
         **described | estimate(*sizes, exact=exact, bandwidth=limit),

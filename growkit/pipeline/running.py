@@ -7,7 +7,7 @@ a temporary folder → the proof on the written files → the output's name.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -39,6 +39,7 @@ from growkit.results.proof import RankCost, VerifyResult, name_result
 from growkit.sources import Inside, find, pair
 
 if TYPE_CHECKING:
+    from growkit.adapters.growing import Adapter
     from growkit.optimizer.growing import Optimizer
 
 
@@ -53,6 +54,7 @@ def grow(
     base_model: str | None = None,
     family: str | Path | Mapping[str, Any] | None = None,
     optimizer: str | Path | None = None,
+    adapter: str | Path | None = None,
     format: str = recipes.FORMATS[0],  # noqa: A002
     verify: Settings | bool = True,
     overwrite: bool = False,
@@ -79,6 +81,8 @@ def grow(
         optimizer: the state of the source's optimizer, which is grown and written next to the
             weights in the same format: an ``optimizer.pt`` or a checkpoint folder of Trainer with
             it, or a folder of torch.distributed.checkpoint.
+        adapter: an adapter of the source, the folder in which PEFT saved it, which is grown and
+            written into the folder ``adapter`` of the output.
         format: format of the weight files: ``safetensors``, which transformers loads, or ``dcp``
             for torch.distributed.checkpoint.
         verify: settings of the proof; True for the default settings, False for no proof.
@@ -101,7 +105,7 @@ def grow(
     """
     reads = [family] if isinstance(family, str | Path) else []
     described = load_description(family) if isinstance(family, str | Path) else family
-    written: Any = dtype, shard_size, base_model, described, optimizer, format
+    written: Any = dtype, shard_size, base_model, described, optimizer, format, adapter
     how: Any = {"overwrite": overwrite, "proof_only": proof_only, "dry_run": dry_run}
     step, proof = recipes.GrowStep(method, options), settings_of(verify)
     recipe = Recipe(str(source), (step,), str(output), proof, seed, *written)
@@ -117,6 +121,7 @@ def convert(
     shard_size: str = recipes.DEFAULT_SHARD_SIZE,
     base_model: str | None = None,
     optimizer: str | Path | None = None,
+    adapter: str | Path | None = None,
     format: str = recipes.FORMATS[0],  # noqa: A002
     verify: Settings | bool = True,
     overwrite: bool = False,
@@ -135,6 +140,7 @@ def convert(
         shard_size: see there.
         base_model: see there.
         optimizer: see there.
+        adapter: see there.
         format: see there.
         verify: see there.
         overwrite: see there.
@@ -143,7 +149,7 @@ def convert(
         progress: see there.
         **options: the conversion's options, e.g. ``gamma="gated"``.
     """
-    written: Any = dtype, shard_size, base_model, None, optimizer, format
+    written: Any = dtype, shard_size, base_model, None, optimizer, format, adapter
     how: Any = {"overwrite": overwrite, "proof_only": proof_only, "dry_run": dry_run}
     step, proof = recipes.ConvertStep(to, options), settings_of(verify)
     recipe = Recipe(str(source), (step,), str(output), proof, 0, *written)
@@ -240,7 +246,7 @@ class _Run:
         if self.dry_run:
             return self._estimated()
         if recipe.verify is not None:
-            preflight(recipe.verify, source, self.target)
+            preflight(recipe.verify, source, self.target, adapter=recipe.adapter is not None)
         with publishing.staged(self.output, replaceable) as staging, writing.hashing() as hashes:
             publishing.check_space(staging.folder, disk_needed(self.target, self.extra))
             import_module("torch")  # takes a second that must not count as writing
@@ -263,16 +269,23 @@ class _Run:
             result["dropped"] |= source.dropped
             result["warnings"].insert(0, source.note)
         result["warnings"] += [self.found.warning] if self.found.warning else []
-        self.optimizer: Optimizer | None = None
+        self.along = dict(self._along())
+        for name, each in self.along.items():
+            self.other_files += each.files
+            result[name] = each.result()
+        self.extra = source.opened.carried_bytes() + sum(a.bytes for a in self.along.values())
+
+    def _along(self) -> Iterator[tuple[str, Optimizer | Adapter]]:
+        """What is grown along with the model."""
+        recipe, source, lineage = self.recipe, self.source, self.lineage
         if recipe.optimizer is not None:
             from growkit.optimizer.growing import Optimizer
 
-            self.optimizer = Optimizer(Path(recipe.optimizer), source, self.lineage)
-            self.optimizer.check_schedules()
-            self.other_files += self.optimizer.state.files
-            result["optimizer"] = self.optimizer.result()
-        state = result["optimizer"]["bytes"] if result["optimizer"] else 0
-        self.extra = source.opened.carried_bytes() + state
+            yield "optimizer", Optimizer(Path(recipe.optimizer), source, lineage)
+        if recipe.adapter is not None:
+            from growkit.adapters.growing import Adapter
+
+            yield "adapter", Adapter(Path(recipe.adapter), source, lineage, recipe.output)
 
     def _estimated(self) -> GrowResult:
         """Make the result of a dry run: the plan, and an estimate of the run."""
@@ -288,7 +301,7 @@ class _Run:
         return result
 
     def _write(self, folder: Path, hashes: writing.Hashes) -> None:
-        """Write the weights, their config, carried files and the optimizer's state."""
+        """Write the weights, their config, carried files, and what is grown along with them."""
         source, result = self.source, self.result
         started = time.perf_counter()
         with (
@@ -302,9 +315,9 @@ class _Run:
 
         law = law_of(self.lineage)
         result["updates"] = summary(law, self.target.tensors)
-        if self.optimizer:
+        for name, each in self.along.items():
             with publishing.writing(self.output):
-                result["optimizer"] = self.optimizer.write(folder, law, self.progress, hashes)
+                result[name] = each.write(folder, law, self.progress, hashes)
 
     def _prove_and_describe(self, folder: Path, hashes: writing.Hashes, proof_only: bool) -> None:
         """Prove the written files; then write the model card and, last, the manifest."""
@@ -337,8 +350,10 @@ class _Run:
         from growkit.proof.verdict import prove
 
         source, written = pair(self.found, find(folder))
-        state = Path(recipe.optimizer) if recipe.optimizer else None
-        verdict = prove(source, written, recipe.verify, recipe, self.progress, state)
+        state, adapter = (
+            Path(each) if each else None for each in (recipe.optimizer, recipe.adapter)
+        )
+        verdict = prove(source, written, recipe.verify, recipe, self.progress, state, adapter)
         costs = self.prepared.kl_by_rank.items()
         verdict["kl_by_rank"] = [RankCost(rank=n, kl_nats_per_token=kl) for n, kl in costs]
         # A rejected output goes to OUT.rejected.

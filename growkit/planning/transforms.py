@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from growkit.algebra.axes import Role
@@ -17,7 +17,7 @@ from growkit.algebra.law import Read, Rows, copies_in, grow_moments, grow_slice,
 from growkit.algebra.splits import Shares
 from growkit.algebra.update import Update
 from growkit.base.errors import InputError
-from growkit.base.lazy import Tensor, torch
+from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Weights
 
 Slices = Sequence[slice]
@@ -32,12 +32,37 @@ AT_RANDOM = "it is split at random"
 """Why a tensor leaves the path of its source in training."""
 
 
+@dataclass(frozen=True)
+class Beside:
+    """A tensor that goes with another one: a part of an adapter, with the weight that it changes.
+
+    Attributes:
+        source: its name.
+        target: its name in the target, which seeds random splits.
+        shape: in the source.
+        dtype: safetensors name.
+        dimensions: for each of its own the dimension of the weight that it follows, or None for one
+            that stays; None as a whole if it takes the place of the weight.
+        scaled: whether it takes what the weight is multiplied by.
+        copied: whether it is copied where the weight is split.
+    """
+
+    source: str
+    target: str
+    shape: tuple[int, ...]
+    dtype: str
+    dimensions: tuple[int | None, ...] | None = None
+    scaled: bool = True
+    copied: bool = False
+
+
 class Transform(ABC):
     """How one tensor is made.
 
     Attributes:
         why: one phrase for users.
         holds: whether it gives its source back, bit for bit.
+        like: name of the source in whose place it is, if it holds nothing of it.
         among: number of tensors that copy this source, each with an equal part of its gradient.
         dtype: of the target; None for that of the first source, or of most tensors without one.
     """
@@ -45,6 +70,7 @@ class Transform(ABC):
     why: str
     dtype: str | None = None
     holds: bool = False
+    like: str = ""
     among: int = 1
 
     @property
@@ -120,6 +146,17 @@ class Transform(ABC):
         """
         return None
 
+    def beside(self, one: Beside) -> Transform | None:
+        """How a tensor that goes with the source is made to go with the target.
+
+        An update of low rank goes through the same map as its weight: of W' = E · W · L its left
+        factor takes E, its right one L.
+
+        Returns:
+            None if nothing follows for it.
+        """
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class _OfOne(Transform):
@@ -167,6 +204,10 @@ class Kept(_OfOne):
     def moments(self, order: int) -> Transform | None:
         """Gradients of what is twice as large are half as large; see ``Transform``."""
         return None if self.new else Kept(self.source, (self.factor * self.among) ** -order)
+
+    def beside(self, one: Beside) -> Transform:
+        """See ``Transform``."""
+        return replace(self, source=one.source, factor=self.factor if one.scaled else 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,6 +295,30 @@ class Mapped(_OfOne):
             return None
         return Moments(self.source, self.make, self.factor, order, self.resets)
 
+    def beside(self, one: Beside) -> Transform | None:
+        """See ``Transform``."""
+        if one.dimensions is None:
+            return replace(self, source=one.source, name=one.target)
+        made = Mapped(one.source, partial(_followed, self.make, one), self.why, one.target)
+        factor = self.factor if one.scaled else 1.0
+        alike, resets, alone = self.alike, self.resets, self.alone
+        return replace(
+            made, shares=self.shares, factor=factor, alike=alike, resets=resets, alone=alone
+        )
+
+
+def _followed(make: Callable[[], tuple[IndexMap, ...]], one: Beside) -> tuple[IndexMap, ...]:
+    """The maps of a tensor that goes with a weight, from those of the weight."""
+    assert one.dimensions is not None
+    found, pairs = make(), zip(one.dimensions, one.shape, strict=True)
+    maps = [_unchanged(size) if d is None else found[d] for d, size in pairs]
+    return tuple(replace(each, role=Role.WRITTEN) if one.copied else each for each in maps)
+
+
+@lru_cache(maxsize=64)  # ranks are few
+def _unchanged(size: int) -> IndexMap:
+    return IndexMap(Role.WRITTEN, size, np.arange(size), np.ones(size))
+
 
 @dataclass(frozen=True, eq=False)
 class Rounded(Mapped):
@@ -278,6 +343,11 @@ class Rounded(Mapped):
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
         return super().update(before).because("it is rounded")
+
+    def beside(self, one: Beside) -> Transform | None:
+        """See ``Transform``; what is not multiplied is not rounded."""
+        made = super().beside(one)
+        return Rounded(**vars(made)) if one.scaled and made else made
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,6 +422,7 @@ class Constant(Transform):
     dtype: str = field()  # else the class's default is inherited
     value: float
     why: str
+    like: str = ""
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
@@ -365,6 +436,12 @@ class Constant(Transform):
     def moments(self, order: int) -> Transform:
         """A new tensor has gathered none."""
         return Constant(self.dtype, 0.0, self.why)
+
+    def beside(self, one: Beside) -> Transform:
+        """See ``Transform``; one factor of an update is zero, so that the other can train it."""
+        if one.scaled:
+            return Constant(one.dtype, self.value if one.dimensions is None else 0.0, self.why)
+        return Kept(one.source, why=self.why, new=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -401,6 +478,13 @@ class Section(Transform):
         """See ``Transform``."""
         whole = self.whole.moments(order)
         return None if whole is None else Section(whole, self.begin, self.why)
+
+    def beside(self, one: Beside) -> Transform | None:
+        """See ``Transform``."""
+        of_all = replace(one, target=one.source)  # its parts sum up to one tensor
+        whole, order = self.whole.beside(of_all), one.dimensions or range(len(self.begin))
+        begin = tuple(0 if dimension is None else self.begin[dimension] for dimension in order)
+        return None if whole is None else Section(whole, begin, self.why)
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,7 @@ class Probe:
             the whole first prompt.
         against_itself: whether the target with the fault is compared with the target itself, not
             with the source.
+        only: part of the names of the parameters that may be changed.
         wanted: whether to keep the inputs of the target's layers, for the gradients.
         given: inputs of every layer, and of the head, of the target, each [tokens, hidden].
         fault: the changed parameter; empty until a layer is found in which a fault has an effect.
@@ -43,6 +44,7 @@ class Probe:
     noise: float
     against_itself: bool
     wanted: bool
+    only: str = ""
     given: Spool = field(default_factory=Spool)
     fault: str = ""
     control: Distance = field(default_factory=Distance)
@@ -80,7 +82,8 @@ class Probe:
             yield stage
 
     def _spoil(self, stage: Stage, call: int, before: Tensor) -> None:
-        elements = {key: p.numel() for key, p in stage.module.named_parameters() if p.dim() > 1}
+        matrices = {key: p for key, p in stage.module.named_parameters() if p.dim() > 1}
+        elements = {key: p.numel() for key, p in matrices.items() if self.only in key}
         clean, most = stage.after[call], 0.0
         for key in sorted(elements, key=lambda name: -elements[name]):
             with scaled(stage.module, key, 1 + FAULT):

@@ -15,7 +15,7 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
-from growkit.checkpoint.folder import Folder, is_of_tokenizer, matches
+from growkit.checkpoint.folder import ADAPTER_FOLDER, Folder, is_of_tokenizer, matches
 from growkit.checkpoint.publishing import MANIFEST, temporary
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.engine.loader import loading
@@ -159,6 +159,10 @@ def compare_with_plan(
         states = target.opened.names(*outputs())
         changed += changed_since(target, states)
         expected.update(states)
+    if recipe is not None and recipe.adapter is not None:  # of which the proof has its own finding
+        inside = [name for name in target.opened.names(ADAPTER_FOLDER) if "/" in name]
+        changed += changed_since(target, inside)
+        expected.update(inside)
     runs, unknown = bool(target.config.get("auto_map")), []
     for name in target.opened.names():
         if name not in expected and _is_read(name, runs):

@@ -1,6 +1,7 @@
 """Checks before a proof begins, some of them before torch and transformers are imported."""
 
 from importlib.metadata import version
+from importlib.util import find_spec
 
 from growkit.base.errors import InputError
 from growkit.base.settings import NO_GPU, Settings
@@ -23,22 +24,30 @@ def check_settings(settings: Settings, source: Checkpoint) -> None:
         check_tokenizer(source.opened)
 
 
-def preflight(settings: Settings, source: Checkpoint, grown: Weights) -> None:
+def preflight(
+    settings: Settings, source: Checkpoint, grown: Weights, *, adapter: bool = False
+) -> None:
     """Refuse everything that the proof would refuse, before anything is written.
 
     Args:
         settings: settings of the proof.
         source: the source.
         grown: the planned target.
+        adapter: whether both models have an adapter.
 
     Raises:
         InputError: the device, the text, the tokenizer or one of the configs cannot be used, or
-            there is no room to train.
+            there is no room to train, or no PEFT.
     """
     from growkit.engine.loader import loading
     from growkit.engine.strict import choose_device
     from growkit.proof.training import check_room
 
+    if adapter and find_spec("peft") is None:
+        raise InputError(
+            "adapters are proved with PEFT, which is not installed; install growkit[adapters], or "
+            "switch the proof off (--no-verify)"
+        )
     check_room(settings, grown.tensors, choose_device(settings.device))
     make_prompts(settings, source.folder, source.config)
     loading(source)

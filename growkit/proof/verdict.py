@@ -23,6 +23,9 @@ from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import choose_device, device_name, reproducible
 from growkit.engine.user_family import temporary_family
 from growkit.planning.plan import Lineage
+from growkit.proof.adapter import NAME as ADAPTER
+from growkit.proof.adapter import prove_adapter
+from growkit.proof.control import PROBE
 from growkit.proof.folder import compare_folders
 from growkit.proof.function import FunctionProof
 from growkit.proof.modes import modes, run_whole_models
@@ -37,12 +40,13 @@ from growkit.sources import Source, find, pair
 
 VERDICTS = {
     "max_kl": "not as asked",
+    ADAPTER: "preserved, but not with its adapter",
     "training": "preserved, but it does not learn as its source does",
     "trainability": "preserved, but it cannot train as asked",
 }
 """Verdicts on exact promises, by the failed finding, if that is not about the promise itself."""
 
-AFTERWARDS = ("max_kl", "training", "trainability")
+AFTERWARDS = ("max_kl", ADAPTER, "training", "trainability")
 """Findings that fail only on targets that keep their promise; the sentence reports both."""
 
 
@@ -60,6 +64,7 @@ def verify(
     max_kl: float | None = None,
     steps: int | None = None,
     optimizer: str | Path | None = None,
+    adapter: str | Path | None = None,
     progress: Progress = Silent(),
 ) -> proof.VerifyResult:
     """Compare two model folders: weights, and logits in strict float64 and the storage dtype.
@@ -86,6 +91,8 @@ def verify(
             None for no training.
         optimizer: the source's optimizer state that was grown with the target, for these steps;
             None for the state in the source's folder, if the target was grown with one.
+        adapter: the source's adapter that was grown with the target, to compare both models with
+            their adapters as well, in PEFT.
         progress: receives the progress, such as ``growkit.Bars()``.
 
     Returns:
@@ -97,12 +104,17 @@ def verify(
     given: dict[str, Any] = {"text": text, "device": device, "prompts": prompts, "length": length}
     given |= {"seed": seed, "trainability": trainability, "max_kl": max_kl, "steps": steps}
     settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
-    state = Path(optimizer) if optimizer is not None else None
-    return verify_found(find(source), find(target), settings, state, progress)
+    state, of_source = (Path(each) if each is not None else None for each in (optimizer, adapter))
+    return verify_found(find(source), find(target), settings, state, progress, of_source)
 
 
 def verify_found(
-    source: Source, target: Source, settings: Settings, optimizer: Path | None, progress: Progress
+    source: Source,
+    target: Source,
+    settings: Settings,
+    optimizer: Path | None,
+    progress: Progress,
+    adapter: Path | None = None,
 ) -> proof.VerifyResult:
     """Compare two models that are located already; see ``verify``."""
     if optimizer is not None and settings.steps is None:
@@ -113,7 +125,7 @@ def verify_found(
     before, after = pair(source, target)
     recipe = read_record(after)
     check_order(before, after, recipe)
-    verdict = prove(before, after, settings, recipe, progress, optimizer)
+    verdict = prove(before, after, settings, recipe, progress, optimizer, adapter)
     return proof.name_result(verdict, source.name, target.name)
 
 
@@ -124,6 +136,7 @@ def prove(
     recipe: Recipe | None,
     progress: Progress,
     optimizer: Path | None = None,
+    adapter: Path | None = None,
 ) -> proof.VerifyResult:
     """Compare two open checkpoints; see ``verify``.
 
@@ -134,6 +147,7 @@ def prove(
         recipe: the recipe of the target; None if it is not known.
         progress: receives the progress.
         optimizer: path of the source's optimizer state; None if it is not known.
+        adapter: folder of the source's adapter; None if it is not to be compared.
     """
     given_date()  # before any work that takes time
     check_vocabularies(before, after)
@@ -174,6 +188,10 @@ def prove(
         findings += logits.findings(tried, settings.max_kl)
         fault = logits.fault(*findings[:3])
         _explain(findings, fault, exact=exact)
+        if adapter and not proof.failed(findings):
+            prompt = prompts.windows[0][:PROBE]
+            how = adapter, prompt, place, logits.limit
+            findings.append(prove_adapter(before, after, origin, *how))
         training = None
         if states and not proof.failed(findings):
             training = prove_training(before, after, lineage, settings, place, states)
@@ -187,6 +205,8 @@ def prove(
             findings.append(trainability_finding(logits.trainability, asked=look))
         fingerprint = logits.fingerprint()
     notes = [*files.named, *logits.notes]
+    if recipe is not None and recipe.adapter is not None and adapter is None:
+        notes.append("its adapter was not tried, as that of the source was not named (--adapter)")
     verdict = verdict_of(lineage.promise, findings, settings.max_kl)
     device, dtype = device_name(place), logits.native.dtype
     strict, native = logits.strict.prefill, logits.native.prefill
@@ -311,8 +331,8 @@ def reason_of(
         recovered = f"{weights.sentence}, and " if exact and weights.kept else ""
         parts.append(recovered + strict.sentence)
         parts += [f"but {native.sentence}"] if exact and native.kept is None else []
-        if first != (training := by_name.get("training")) and training:
-            parts.append(training.sentence)
+        others = [by_name[name] for name in (ADAPTER, "training") if name in by_name]
+        parts += [each.sentence for each in others if each != first]
     parts += [weights.sentence] if weights.kept is None else []
     parts += notes
     parts += [by_name["amount"].sentence] if "amount" in by_name else []

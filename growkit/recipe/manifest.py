@@ -26,7 +26,16 @@ FORMAT = 2
 
 COPIED = (
     *("promise", "lost", "kept", "source_parameters", "parameters", "bytes", "dtype", "rounded"),
-    *("loads_with", "warnings", "copies", "dropped", "updates", "optimizer", "verification"),
+    *(
+        "loads_with",
+        "warnings",
+        "copies",
+        "dropped",
+        "updates",
+        "optimizer",
+        "adapter",
+        "verification",
+    ),
 )
 """Fields of a result that its manifest repeats."""
 
@@ -45,7 +54,7 @@ def manifest_of(
         source_files: the SHA-256 of each file of the source, by its path in the source.
         other_files: the SHA-256 of each other file that was read, by its path.
     """
-    proof, optimizer = result["verification"], result["optimizer"]
+    proof = result["verification"]
     read = {key: proof[key] for key in ("source", "target", "text") if proof[key]} if proof else {}
     public = without_paths([recipe.source, recipe.output, *read.values()])
     manifest = {
@@ -60,8 +69,9 @@ def manifest_of(
         **{key: result[key] for key in COPIED},
     }
     manifest["warnings"] = public(result["warnings"])
-    if optimizer:
-        manifest["optimizer"] = {**optimizer, "path": name_of(optimizer["path"])}
+    for along in ("optimizer", "adapter"):
+        if result[along]:
+            manifest[along] = {**result[along], "path": name_of(result[along]["path"])}
     if proof:
         named = {key: name_of(path) for key, path in read.items()}
         seconds = None if given_date() else proof["seconds"]

@@ -28,7 +28,16 @@ from growkit.base.names import NOTHING, did_you_mean
 from growkit.base.parsing import check_kind
 from growkit.base.settings import SEEDS, Settings, check_number, option
 from growkit.base.tensors import TORCH_NAMES
-from growkit.checkpoint.folder import HUB_NAME, STORE, Folder, address_in, check_name, read_yaml
+from growkit.checkpoint.folder import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    HUB_NAME,
+    STORE,
+    Folder,
+    address_in,
+    check_name,
+    read_yaml,
+)
 from growkit.checkpoint.publishing import MANIFEST, Inputs
 from growkit.engine.user_family import load_description
 from growkit.families.described import extended
@@ -105,7 +114,7 @@ class Recipe:
 
     Attributes:
         source: model folder, or a model on the Hub (``growkit.sources``). A ``Path`` is converted
-            to a string, as it is in output and optimizer.
+            to a string, as it is in output, optimizer and adapter.
         steps: steps in order; they run in one pass over the files.
         output: folder to create.
         verify: settings of the proof; None for no proof.
@@ -118,6 +127,7 @@ class Recipe:
         optimizer: the state of the source's optimizer, a file or folder; None for none.
         format: format of the weight files: ``safetensors``, or ``dcp`` for
             torch.distributed.checkpoint.
+        adapter: the folder of an adapter of the source, as PEFT saves it; None for none.
     """
 
     source: str
@@ -145,14 +155,17 @@ class Recipe:
         "Format of the weights: safetensors, or dcp for torch.distributed.checkpoint.",
         values=FORMATS,
     )
+    adapter: str | None = option(
+        None, "SRC's adapter (a folder of PEFT) to grow with it, into OUT/adapter.", "PATH"
+    )
 
     def __post_init__(self) -> None:
         check_number("seed", self.seed, SEEDS, whole=True)
-        for name in ("source", "output", "optimizer"):
+        for name in ("source", "output", "optimizer", "adapter"):
             path = getattr(self, name)
             if isinstance(path, Path):
                 object.__setattr__(self, name, str(path))
-            if path == "" or (path is None and name != "optimizer"):
+            if path == "" or (path is None and name in REQUIRED):
                 raise InputError(f"the recipe's {name} is empty; name a file or folder")
             if path is not None:
                 check_name(str(path))
@@ -203,17 +216,21 @@ class Recipe:
             reads: additional files, such as the recipe itself.
 
         Raises:
-            InputError: the optimizer's state does not exist.
+            InputError: the optimizer's state or the adapter does not exist.
         """
         paths: list[str | Path] = [self.source, *self.texts, *reads]
         states: list[Path] = []
+        for given, what in ((self.optimizer, "optimizer's state"), (self.adapter, "adapter")):
+            if given and not os.path.exists(given):
+                raise InputError(f"{given}, the {what}, does not exist; check its name")
         if self.optimizer:
             path = Path(self.optimizer)
-            if not path.exists():
-                raise InputError(f"{path}, the optimizer's state, does not exist; check its name")
             formats: Any = members("growkit.optimizer.formats", "FORMAT").values()
             # Any other folder is refused later. It is not listed, since it may be very large.
             (states if any(each.holds(path) for each in formats) else paths).append(path)
+        if self.adapter:
+            files = (Path(self.adapter) / name for name in (ADAPTER, *ADAPTER_WEIGHTS))
+            paths += [self.adapter, *files]
         return Inputs(paths, states)
 
     def as_dict(self) -> dict[str, Any]:
@@ -229,7 +246,7 @@ class Recipe:
 
 REQUIRED = ("source", "steps", "output")
 
-INPUT_KEYS = ("source", "optimizer", "calibration", "text")
+INPUT_KEYS = ("source", "optimizer", "adapter", "calibration", "text")
 """Keys of paths that a recipe reads, including those in its steps and in ``verify``."""
 
 PATH_KEYS = (*INPUT_KEYS, "output")

@@ -27,6 +27,9 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 STATE = ("format", "moments", "step", "groups", "bytes", "reset", "beside")
 """Keys of an optimizer's state that are shown unchanged."""
 
+ADAPTER = ("method", "source_parameters", "parameters", "bytes")
+"""The same of an adapter."""
+
 LONGEST_VALUE = 100
 """Largest number of characters shown of a config value."""
 
@@ -55,6 +58,8 @@ def growth_parts(result: Found) -> Iterator[Part]:
         yield {"optimizer state": state["path"]} | recorded(state, STATE)
         if order := state["assumed"]:
             yield Paragraph(f"it does not name its parameters, which were assumed {order}")
+    if adapter := result["adapter"]:
+        yield {"adapter": adapter["path"]} | recorded(adapter, ADAPTER)
     yield recorded(result["estimate"] or {})
     if result["dry_run"]:
         yield Paragraph(f"dry run: nothing was written to {result['output']}")

@@ -171,6 +171,28 @@ class PlannedTensor(Result):
     why: str
 
 
+class AdapterResult(Result):
+    """The growth of an adapter of PEFT.
+
+    Attributes:
+        path: the adapter of the source.
+        method: PEFT's name of the method.
+        tensors: number of tensors that were written.
+        source_parameters: number of parameters of the adapter of the source.
+        parameters: number of parameters of the grown one.
+        bytes: size of its tensors.
+        updates: training factors of its tensors, by their names in the file.
+    """
+
+    path: str
+    method: str
+    tensors: int
+    source_parameters: int
+    parameters: int
+    bytes: int
+    updates: Updates
+
+
 class OptimizerResult(Result):
     """The growth of an optimizer's state.
 
@@ -217,6 +239,7 @@ class GrowResult(Described):
         updates: how to continue training; null in a dry run.
         verification: the verdict; null without a proof.
         optimizer: the growth of the optimizer's state; null if none was given.
+        adapter: the growth of the adapter; null if none was given.
     """
 
     kept: bool | None = None
@@ -234,6 +257,7 @@ class GrowResult(Described):
     updates: Updates | None = None
     verification: VerifyResult | None = None
     optimizer: OptimizerResult | None = None
+    adapter: AdapterResult | None = None
 
 
 class Story(Result):

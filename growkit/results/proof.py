@@ -278,8 +278,8 @@ class Finding(Result):
 
     Attributes:
         name: ``weights``, ``files``, ``strict_float64``, ``negative_control``, ``native``,
-            ``max_kl``, the name of an inference mode, ``training``, ``dequantised`` (of a quantised
-            source), ``trainability`` or ``amount``.
+            ``max_kl``, the name of an inference mode, ``adapter``, ``training``, ``dequantised``
+            (of a quantised source), ``trainability`` or ``amount``.
         kept: whether the measured value is within its limit; null if nothing is promised, or
             nothing was measured.
         sentence: the finding in words, without a full stop.

@@ -1,0 +1,1 @@
+"""Adapters of PEFT, grown with the model that they adapt."""

@@ -1,0 +1,474 @@
+"""Adapters of PEFT, grown with their models, and judged by PEFT and transformers together."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, MixtralConfig
+from transformers.pytorch_utils import Conv1D
+
+import growkit
+from growkit.base.errors import InputError
+from growkit.engine.strict import strict_float64
+from growkit.training import param_groups
+from tests.conftest import cli, edit_json, load_strict, save_model, save_random, seeded
+from tests.families import FAMILIES, SIZES, Case, save
+
+peft = pytest.importorskip("peft")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of PEFT
+    pytest.mark.filterwarnings("ignore::peft.utils.warning.PeftWarning"),
+]
+
+TOKENS = 12
+PROOF = growkit.Settings(prompts=1, length=TOKENS)
+ALL = {"target_modules": "all-linear"}
+FEW = {"target_modules": ["q_proj", "o_proj", "down_proj"]}
+EXPERTS = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+
+
+def save_adapter(
+    model: Path, folder: Path, seed: int = 0, kind: str = "Lora", **config: Any
+) -> Path:
+    """A random adapter, saved by PEFT."""
+    torch.manual_seed(seed)
+    config = {"task_type": "CAUSAL_LM", **({} if kind == "IA3" else {"r": 3}), **config}
+    adapted = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(model), getattr(peft, f"{kind}Config")(**config)
+    )
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.2 * torch.randn(parameter.shape) * parameter.std().clamp(0.5)
+    adapted.save_pretrained(folder)
+    return folder
+
+
+def with_adapter(model: Path, adapter: Path, **options: Any) -> Any:
+    """A model with its adapter, in float64, as PEFT loads it."""
+    return peft.PeftModel.from_pretrained(load_strict(model), adapter, **options)
+
+
+def logits(model: Any, vocabulary: int = SIZES["vocab_size"]) -> Tensor:
+    ids = torch.randint(vocabulary, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+    with strict_float64(), torch.no_grad():
+        return model(input_ids=ids, use_cache=False).logits[0, :, :vocabulary]
+
+
+def error(expected: Tensor, found: Tensor) -> float:
+    return float((expected - found).abs().max() / expected.square().mean().sqrt())
+
+
+def grown_error(source: Path, adapter: Path, out: Path, **way: Any) -> float:
+    """Grow both; how far their logits are apart, while the adapter does something."""
+    growkit.grow(source, out, adapter=adapter, verify=False, **way)
+    expected, plain = logits(with_adapter(source, adapter)), logits(load_strict(source))
+    assert error(plain, expected) > 1e-3
+    return error(expected, logits(with_adapter(out, out / "adapter")))
+
+
+def save_kind(folder: Path, kind: str) -> Path:
+    """A tiny model of which everything can be adapted."""
+    if kind == "gpt2":
+        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 29}
+        return save_random(folder, GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
+    if kind == "gemma2":
+        more = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24}
+        return save_random(folder, Gemma2Config(**SIZES, hidden_size=16, head_dim=8, **more))
+    if kind == "mixtral":
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24}
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+        return save_random(folder, MixtralConfig(**SIZES, hidden_size=16, **heads, **experts))
+    return save_model(folder, "llama", tie_word_embeddings=kind == "tied")
+
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "lora": ("llama", ALL, {"hidden": "x2"}),
+    "rslora": ("llama", {**ALL, "use_rslora": True, "lora_alpha": 5}, {"hidden": "x3"}),
+    "dora": ("llama", {**ALL, "use_dora": True}, {"hidden": "x2", "kv_heads": "x1"}),
+    "dora, keep": ("llama", {**ALL, "use_dora": True}, {"hidden": "x3", "symmetry": "keep"}),
+    "patterns": (
+        "llama",
+        {**FEW, "rank_pattern": {"o_proj": 2}, "alpha_pattern": {".*1.*q_proj": 7}},
+        {"hidden": "x2", "symmetry": "uneven"},
+    ),
+    "regex": ("llama", {"target_modules": r".*\.1\..*(q|up)_proj"}, {"ffn": "x3/2"}),
+    "some layers": (
+        "llama",
+        {**FEW, "layers_to_transform": [1]},
+        {"heads": "x2", "kv_heads": "x1"},
+    ),
+    "zeros": ("llama", FEW, {"hidden": 64, "symmetry": "keep"}),
+    "ends": ("llama", {"target_modules": ["embed_tokens", "lm_head"]}, {"hidden": "x2"}),
+    "ends, dora": (
+        "tied",
+        {"target_modules": ["embed_tokens"], "use_dora": True},
+        {"hidden": "x2"},
+    ),
+    "tied ends": ("tied", {"target_modules": ["embed_tokens", "lm_head"]}, {"hidden": "x2"}),
+    "ends, tied again": (
+        "tied",
+        {"target_modules": ["embed_tokens", "lm_head"], "ensure_weight_tying": True},
+        {"hidden": "x2"},
+    ),
+    "untied ends": (
+        "tied",
+        {"target_modules": ["embed_tokens", "lm_head", "q_proj"]},
+        {"hidden": "x2", "untie": True},
+    ),
+    "saved": ("tied", {**FEW, "modules_to_save": ["lm_head", "norm", "mlp"]}, {"hidden": "x2"}),
+    "tokens": ("tied", {**FEW, "trainable_token_indices": [0, 5]}, {"hidden": "x2"}),
+    "scaled tokens": ("gemma2", {**FEW, "trainable_token_indices": [0, 5]}, {"hidden": "x4"}),
+    "more tokens": (
+        "llama",
+        {"target_modules": ["embed_tokens", "lm_head"], "modules_to_save": ["norm"]},
+        {"vocab": 40, "hidden": "x2"},
+    ),
+    "scaled ends": ("gemma2", {"target_modules": ["embed_tokens", "q_proj"]}, {"hidden": "x4"}),
+    "biases": (
+        "gpt2",
+        {"target_modules": ["c_attn", "c_fc"], "bias": "lora_only"},
+        {"hidden": "x2"},
+    ),
+    "other biases": ("gpt2", {"target_modules": ["c_attn"], "lora_bias": True}, {"hidden": "x2"}),
+    "gpt2, dora": (
+        "gpt2",
+        {"target_modules": ["c_attn", "c_proj", "wpe"], "use_dora": True, "bias": "all"},
+        {"hidden": "x2"},
+    ),
+    "experts": ("mixtral", {**FEW, **EXPERTS}, {"hidden": "x2"}),
+    "experts by name": ("mixtral", {"target_modules": ["w1", "w2", "w3"]}, {"hidden": "x2"}),
+    "more experts": ("mixtral", {**FEW, **EXPERTS}, {"method": "experts", "experts": "x2"}),
+    "a router": ("mixtral", {"target_parameters": ["gate.weight", "down_proj"]}, {"hidden": "x2"}),
+    "ia3": (
+        "llama",
+        {"kind": "IA3", **FEW, "feedforward_modules": ["down_proj"]},
+        {"hidden": "x2", "kv_heads": "x1"},
+    ),
+    "loha": ("llama", {"kind": "LoHa", **FEW}, {"hidden": "x2"}),
+    "layers": ("llama", FEW, {"method": "depth", "layers": "x2"}),
+    "layers by number": (
+        "llama",
+        {"target_modules": r".*\.1\..*proj", "rank_pattern": {"1.self_attn.o_proj": 2}}
+        | {"alpha_pattern": {"1.mlp.*": 9}},
+        {"method": "depth", "layers": 5, "place": "even"},
+    ),
+    "layers with experts": (
+        "mixtral",
+        {**FEW, **EXPERTS, "layers_to_transform": [1]},
+        {"method": "depth", "layers": "x2", "place": "end"},
+    ),
+    "layers with biases": (
+        "gpt2",
+        {"target_modules": ["c_attn", "c_proj"], "bias": "lora_only"},
+        {"method": "depth", "layers": "x2"},
+    ),
+}
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("case", CASES)
+def test_adapter_computes_the_same(case: str, tmp_path: Path) -> None:
+    kind, config, way = CASES[case]
+    source = save_kind(tmp_path / "source", kind)
+    adapter = save_adapter(source, tmp_path / "adapter", **config)
+    assert grown_error(source, adapter, tmp_path / "out", **way) < 1e-12
+    written = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == str(tmp_path / "out")
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - {"mamba"}))
+def test_adapters_of_every_family(kind: str, seed: int, tmp_path: Path) -> None:
+    """All their matrices and experts; PEFT does not adapt Mamba."""
+    case = Case(FAMILIES[kind], seeded(seed))
+    source = save(tmp_path / "source", case, seed)
+    model = AutoModelForCausalLM.from_pretrained(source)
+    linear = [n for n, each in model.named_modules() if isinstance(each, nn.Linear | Conv1D)]
+    experts = [n for n, each in model.named_parameters() if each.dim() == 3]
+    config = {"target_modules": linear, "target_parameters": experts or None}
+    adapter = save_adapter(source, tmp_path / "adapter", seed, **config)
+    way = {"symmetry": case.symmetry, **case.sizes}
+    assert grown_error(source, adapter, tmp_path / "out", **way) < 1e-12
+
+
+def test_adapter_of_single_experts(tmp_path: Path) -> None:
+    """As earlier versions of transformers had them; PEFT puts them together while it loads."""
+    source, adapter = save_kind(tmp_path / "source", "mixtral"), tmp_path / "adapter"
+    save_adapter(source, adapter, target_modules=["q_proj"])
+    with edit_json(adapter / "adapter_config.json") as config:
+        config["target_modules"] = ["q_proj", "w1", "w2", "w3"]
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    for name, weight in load_file(source / "model.safetensors").items():
+        if ".experts." in name:
+            stem, (rows, columns) = f"base_model.model.{name.removesuffix('.weight')}", weight.shape
+            tensors[f"{stem}.lora_A.weight"] = torch.randn(3, columns)
+            tensors[f"{stem}.lora_B.weight"] = torch.randn(rows, 3)
+    save_file(tensors, file, {"format": "pt"})
+    result = growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, verify=PROOF)
+    assert result.kept
+    out = tmp_path / "out"
+    expected, found = with_adapter(source, adapter), with_adapter(out, out / "adapter")
+    assert error(logits(expected), logits(found)) < 1e-12
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, its adapter, and both grown with a proof."""
+    place = tmp_path_factory.mktemp("grown")
+    source = save_model(place / "source", "llama")
+    config = {**ALL, "use_dora": True, "modules_to_save": ["norm"]}
+    adapter = save_adapter(source, place / "adapter", **config)
+    result = growkit.grow(source, place / "out", hidden="x2", adapter=adapter, verify=PROOF)
+    assert result.kept
+    assert result.adapter.parameters > result.adapter.source_parameters
+    return place
+
+
+def verify(place: Path, out: Path) -> growkit.VerifyResult:
+    adapter = place / "adapter"
+    return growkit.verify(place / "source", out, prompts=1, length=TOKENS, adapter=adapter)
+
+
+def test_proof_looks_at_the_adapter(grown: Path) -> None:
+    result = verify(grown, grown / "out")
+    (finding,) = (each for each in result.findings if each["name"] == "adapter")
+    assert result.kept
+    assert 0 < finding["measured"] < 1e-12
+    silent = growkit.verify(grown / "source", grown / "out", prompts=1, length=TOKENS)
+    assert silent.kept
+    assert any("its adapter was not tried" in note for note in silent.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("lora_B.weight", (3, 1)),
+        ("lora_A.weight", (1, 4)),
+        ("lora_magnitude_vector", (2,)),
+        ("norm.weight", (0,)),
+    ],
+)
+def test_one_wrong_element_is_found(
+    kind: str, place: tuple[int, ...], grown: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(grown / "out", out)
+    file = out / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith(kind))
+    tensors[name][place] *= 1 + 2e-6
+    save_file(tensors, file, {"format": "pt"})
+    result = verify(grown, out)
+    assert not result.kept
+    assert result.verdict.startswith(("not preserved", "preserved, but not with its adapter"))
+    assert f"adapter/{file.name}" in result.reason or name in result.reason
+    (out / "growkit.json").write_text(  # nobody knows its hash any more
+        json.dumps({**json.loads((out / "growkit.json").read_text()), "files": {}})
+    )
+    again = verify(grown, out)
+    assert again.kept is False
+
+
+def test_fault_in_the_function_is_found(grown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the weights cannot tell: the models are run, each with its own adapter."""
+    from growkit.proof import adapter
+    from growkit.proof.weights import Recovered
+
+    monkeypatch.setattr(adapter, "compare_weights", lambda *_: Recovered())
+    with monkeypatch.context() as faulty:
+        read = adapter.AdaptedWeights.read
+
+        def spoiled(self: Any, name: str, *where: slice | None) -> Tensor:
+            found = read(self, name, *where)
+            wrong = name == "model.layers.1.mlp.up_proj.lora_B.default.weight" and len(found) > 24
+            return found * (1 + 1e-6) if wrong else found
+
+        faulty.setattr(adapter.AdaptedWeights, "read", spoiled)
+        result = verify(grown, grown / "out")
+    assert result.verdict == "preserved, but not with its adapter"
+    assert verify(grown, grown / "out").kept
+
+
+def test_other_settings_are_found(grown: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(grown / "out", out)
+    with edit_json(out / "adapter" / "adapter_config.json") as config:
+        config["lora_alpha"] = 9
+    with edit_json(out / "growkit.json") as manifest:
+        del manifest["files"]["adapter/adapter_config.json"]
+    result = verify(grown, out)
+    assert not result.kept
+    assert "adapter_config.json" in result.reason
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", ["lora", "gpt2, dora", "rslora", "loha", "ia3"])
+def test_merged_before_or_after(case: str, tmp_path: Path) -> None:
+    """Merging and growing are the same function in either order."""
+    kind, config, way = CASES[case]
+    source, out = save_kind(tmp_path / "source", kind), tmp_path / "out"
+    if kind == "gpt2":
+        config = {**config, "target_modules": ["c_attn", "c_proj"]}
+    adapter = save_adapter(source, tmp_path / "adapter", **config)
+    merged = with_adapter(source, adapter).merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    growkit.grow(tmp_path / "merged", tmp_path / "later", verify=False, **way)
+    growkit.grow(source, out, adapter=adapter, verify=False, **way)
+    first = logits(load_strict(tmp_path / "later"))
+    assert error(first, logits(with_adapter(out, out / "adapter").merge_and_unload())) < 1e-12
+    assert error(first, logits(load_strict(out))) > 1e-3
+
+
+def losses(model: Path, adapter: Path, law: Path | None) -> list[float]:
+    """Of some steps of AdamW, with weight decay on everything."""
+    adapted = with_adapter(model, adapter, is_trainable=True)
+    settings: Any = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-6, "decays": lambda *_: True}
+    optimizer = torch.optim.AdamW(param_groups(adapted, law, **settings), betas=(0.9, 0.95))
+    generator, found = torch.Generator().manual_seed(0), []
+    for _ in range(4):
+        ids = torch.randint(29, (2, TOKENS), generator=generator)
+        with strict_float64():
+            loss = adapted(input_ids=ids, labels=ids, use_cache=False).loss
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", ["lora", "dora", "saved", "tokens", "biases", "experts", "ends"])
+def test_adapter_trains_as_its_source(case: str, tmp_path: Path) -> None:
+    """With the factors next to the adapter; not without, and not if parts are unequal."""
+    kind, config, way = CASES[case]
+    source, out = save_kind(tmp_path / "source", kind), tmp_path / "out"
+    adapter = save_adapter(source, tmp_path / "adapter", **config)
+    way = {"hidden": way["hidden"], "symmetry": "keep", "verify": False}
+    result = growkit.grow(source, out, adapter=adapter, **way)
+    assert result.adapter.updates.exact
+    expected = losses(source, adapter, None)
+    found = losses(out, out / "adapter", out / "adapter")
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert losses(out, out / "adapter", None) != pytest.approx(expected, rel=1e-4)
+
+
+def test_layers_keep_their_targets_by_name(tmp_path: Path) -> None:
+    """What a config names by its ends needs no list of modules."""
+    source = save_model(tmp_path / "source", "llama")
+    for name, config in (("ends", FEW), ("chosen", {**FEW, "layers_to_transform": 0})):
+        adapter = save_adapter(source, tmp_path / name, **config)
+        out = tmp_path / f"out-{name}"
+        growkit.grow(source, out, method="depth", layers="x2", adapter=adapter, verify=False)
+        written = json.loads((out / "adapter" / "adapter_config.json").read_text())
+        listed = written["target_modules"]
+        assert (
+            sorted(listed) == sorted(FEW["target_modules"])
+            if name == "ends"
+            else written["layers_to_transform"] is None and len(listed) == 6
+        )
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "OFT": ({"kind": "OFT", **FEW, "r": 0, "oft_block_size": 4}, {}, "'OFT', which does not grow"),
+    "LoKr": ({"kind": "LoKr", **FEW}, {}, "'LOKR', which does not grow"),
+    "replicated": ({**FEW, "layer_replication": [(0, 2), (1, 2)]}, {}, "layer_replication"),
+    "pissa": ({**FEW, "init_lora_weights": "pissa"}, {}, "peft changes the weights"),
+    "upcycled": ({**FEW}, {"method": "upcycle", "experts": 2}, "has in model.layers.0.mlp.experts"),
+    "dora in new layers": ({**FEW, "use_dora": True}, {"method": "depth", "layers": 3}, "o_proj"),
+    "stacked by number": (
+        {**FEW, "modules_to_save": ["layers.0.mlp"]},
+        {"method": "depth", "layers": 3},
+        "get others",
+    ),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_grow_is_named(case: str, tmp_path: Path) -> None:
+    config, way, sentence = REFUSED[case]
+    source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
+    adapter = save_adapter(source, tmp_path / "adapter", **config)
+    with pytest.raises(InputError, match=sentence):
+        growkit.grow(source, out, adapter=adapter, **(way or {"hidden": "x2"}))
+    assert not out.exists()
+
+
+def test_prompts_and_other_tasks_are_named(tmp_path: Path) -> None:
+    source, adapter = save_model(tmp_path / "source", "llama"), tmp_path / "adapter"
+    adapter.mkdir()
+    for config, sentence in (
+        ({"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM"}, "'PROMPT_TUNING', which does"),
+        ({"peft_type": "LORA", "task_type": "SEQ_CLS"}, "for SEQ_CLS"),
+        ({"peft_type": "LORA", "megatron_config": {"a": 1}}, "has megatron_config"),
+        ({"peft_type": "LORA"}, "has no adapter_model.safetensors"),
+    ):
+        (adapter / "adapter_config.json").write_text(json.dumps(config))
+        with pytest.raises(InputError, match=sentence):
+            growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter)
+
+
+@pytest.mark.parametrize("what", ["of another model", "with NaN", "of no module", "missing"])
+def test_bad_adapters_are_refused(what: str, tmp_path: Path) -> None:
+    source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
+    adapter = save_adapter(source, tmp_path / "adapter", **FEW)
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    first = min(tensors)
+    if what == "of another model":
+        tensors[first] = tensors[first][:, :-1].contiguous()
+    elif what == "with NaN":
+        tensors[first][0, 0] = torch.nan
+    elif what == "of no module":
+        tensors[first.replace("layers.0", "layers.7")] = tensors.pop(first)
+    save_file(tensors, file, {"format": "pt"})
+    sentence = "does not exist" if what == "missing" else str(file)
+    given = tmp_path / "nothing" if what == "missing" else adapter
+    with pytest.raises(InputError, match=sentence):
+        growkit.grow(source, out, hidden="x2", adapter=given, verify=False)
+    assert not out.exists()
+
+
+def test_peft_is_for_the_proof_alone(
+    grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(importlib.import_module("sys").modules, "peft", None)
+    source, adapter = grown / "source", grown / "adapter"
+    growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, verify=False)
+    assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").exists()
+    with pytest.raises(InputError, match=r"install growkit\[adapters\]"):
+        growkit.grow(source, tmp_path / "proved", hidden="x2", adapter=adapter)
+    assert not (tmp_path / "proved").exists()
+
+
+def test_command_line(grown: Path, tmp_path: Path) -> None:
+    out, again = tmp_path / "out", tmp_path / "again"
+    source, adapter = grown / "source", grown / "adapter"
+    quick = ("--prompts", 1, "--length", TOKENS)
+    done = cli("grow", source, out, "--hidden", "x2", "--adapter", adapter, *quick)
+    assert done.exit_code == 0, done.output
+    assert "LORA" in done.output
+    checked = cli("verify", source, out, "--adapter", adapter, *quick)
+    assert checked.exit_code == 0
+    assert "with the adapter" in " ".join(checked.output.split())
+    manifest = json.loads((out / "growkit.json").read_text())
+    assert manifest["recipe"]["adapter"] == manifest["adapter"]["path"] == "adapter"
+    assert "adapter/adapter_model.safetensors" in manifest["files"]
+    words = ("--source", source, "--adapter", adapter, "--output", again, "--proof-only")
+    assert cli("run", out / "growkit.json", *words).exit_code == 0
+    assert sorted(each.name for each in (again / "adapter").iterdir()) == sorted(
+        each.name for each in (out / "adapter").iterdir()
+    )
+    assert not (again / "model.safetensors").exists()
+    file = "adapter/adapter_model.safetensors"
+    assert (again / file).read_bytes() == (out / file).read_bytes()
