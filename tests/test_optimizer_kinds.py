@@ -162,7 +162,7 @@ ILLEGAL: list[tuple[Callable[[Any], Any], str]] = [
         "max_grad_norm = 0.0 in a group of parameters, an option that AdamW does not have",
     ),
     (option("nesterov", True), "nesterov = True in a group"),
-    (option("lr_mult", 0.5), "take lr_mult out of the groups if"),
+    (option("lr_mult", 0.5), "remove lr_mult from the groups if"),
     (lambda content: content["state"][3].update(EIGHT_BITS), "another optimizer"),
     (moment("exp_avg", torch.zeros(8, 16, dtype=torch.uint8)), "another optimizer"),
     (lambda content: without(content, "exp_avg_sq"), "only exp_avg of"),
@@ -266,7 +266,9 @@ def test_no_other_optimizer_of_torch_is_taken(source: Path, tmp_path: Path) -> N
     for name, kind in OTHERS.items():
         optimizer = kind(model.parameters(), lr=1e-3)
         step(model, optimizer, 0)
-        said = "keeps none, such as SGD" if name == "SGD" else "another optimizer|AdamW and Muon"
+        said = (
+            "has no moments, such as SGD" if name == "SGD" else "another optimizer|AdamW and Muon"
+        )
         for save in (save_torch, save_distributed) if name == "SGD" else (save_torch,):
             state = save(model, optimizer, tmp_path / f"{name}-{save.__name__}")
             with pytest.raises(InputError, match=said):

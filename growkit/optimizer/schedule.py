@@ -1,8 +1,7 @@
-"""The schedule of a learning rate, for an optimizer whose groups were split and scaled.
+"""Schedules of learning rates, for an optimizer whose groups were split and scaled.
 
-Schedulers of torch and transformers save a list with a number for every group, and numbers that all
-groups share. Of the latter, those that are learning rates can only be scaled if all groups are
-scaled alike.
+Schedulers of torch and transformers save lists with a number for every group, and numbers that all
+groups share. A shared learning rate can be scaled only if all groups have the same factor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,16 +16,16 @@ RATES = frozenset({"base_lrs", "_last_lr", "_init_lrs", "min_lrs", "max_lrs"})
 """Lists of learning rates, one for every group."""
 
 OF_GROUPS = RATES | {"lr_lambdas", "base_momentums", "max_momentums"}
-"""Lists with an entry for every group."""
+"""Lists with one entry per group."""
 
 FLOOR = "eta_min"
-"""The rate to which a cosine falls, which all groups share."""
+"""The final rate of a cosine, which all groups share."""
 
 SMALLEST_CHANGE, NEGLIGIBLE = "eps", 1e-8
-"""Changes of a rate up to this are left out; the default, at which they make no difference."""
+"""The smallest change of a rate, which is ignored; and its default, which has no effect."""
 
 FALLBACK = "default_min_lr"
-"""What torch takes for every group where ``min_lrs`` does not fit the groups."""
+"""The rate that torch uses for every group if ``min_lrs`` does not fit the groups."""
 
 INNER = "_schedulers"
 
@@ -37,40 +36,40 @@ RELATIVE = frozenset(
         *("lr_lambdas", "base_momentums", "max_momentums", "_scale_fn_custom", "_streaming_avg"),
     }
 )
-"""Numbers with a fraction that are no rates: factors, losses, places in a cycle."""
+"""Fractional numbers that are not rates: factors, losses, positions in a cycle."""
 
 REMEDY = (
-    "give the optimizer's state without the schedule and make a new one, with rates that are "
-    "multiplied as those of the groups"
+    "give the optimizer's state without the schedule and make a new schedule, with its rates "
+    "multiplied like those of the groups"
 )
 
 
 def is_schedule(content: Mapping[Any, Any]) -> bool:
-    """Whether this is what a scheduler saved: it has rates of groups."""
+    """Whether a mapping is the state of a scheduler: it has rates of groups."""
     return not RATES.isdisjoint(content)
 
 
 def holds_schedule(content: Any) -> bool:
-    """Whether there is a schedule in it anywhere."""
+    """Whether there is a schedule anywhere in some content."""
     if isinstance(content, dict):
         return is_schedule(content) or any(map(holds_schedule, content.values()))
     return isinstance(content, list | tuple) and any(map(holds_schedule, content))
 
 
 def grown_schedule(content: Any, where: str, groups: int, grown: Sequence[ParamGroup]) -> Any:
-    """The same content, in which every schedule has an entry for each of the new groups.
+    """Convert the schedules in some content to the new groups.
 
     Args:
-        content: what was saved, e.g. ``scheduler.state_dict()``.
-        where: the file or folder that it comes from.
-        groups: the number of groups that it was made for.
+        content: the saved content, e.g. ``scheduler.state_dict()``.
+        where: its file or folder.
+        groups: number of groups before.
         grown: the new groups.
 
     Raises:
-        InputError: a schedule has a rate that cannot be scaled, or is of other groups.
+        InputError: a schedule has a rate that cannot be scaled, or belongs to other groups.
     """
     if isinstance(content, dict):
-        made = copy(content)  # which may be a Counter
+        made = copy(content)  # it may be a Counter
         strict = is_schedule(content)
         for key, value in content.items():
             if strict and key != INNER:
@@ -84,7 +83,7 @@ def grown_schedule(content: Any, where: str, groups: int, grown: Sequence[ParamG
 
 
 def _grown(key: str, value: Any, where: str, groups: int, grown: Sequence[ParamGroup]) -> Any:
-    """An entry of a schedule."""
+    """Convert an entry of a schedule."""
     scales = sorted({each.rate for each in grown})
     if key in OF_GROUPS:
         values = _of_groups(key, value, where, groups)
@@ -95,16 +94,18 @@ def _grown(key: str, value: Any, where: str, groups: int, grown: Sequence[ParamG
     if scales == [1.0]:
         return value
     if key == FALLBACK:
-        return None  # so that torch refuses other groups rather than give all of them one rate
+        return None  # so that torch refuses other groups and does not give one rate to all
     shown = str(value)[:40]
     if key in (FLOOR, SMALLEST_CHANGE) and is_number(value):
-        # A negligible change stays so for the smallest rate: no group stays where its source moves.
+        # A negligible change must stay negligible for the smallest rate, so that no group stands
+        # still when its source moves.
         negligible = value == 0 or (key == SMALLEST_CHANGE and value <= NEGLIGIBLE)
         if negligible or len(scales) == 1:
             return value * scales[0]
         raise InputError(
-            f"{where} has a schedule with {key} = {shown}, one rate for all groups, and "
-            f"those of the grown model are multiplied by {scales[0]:g} to {scales[-1]:g}; {REMEDY}"
+            f"{where} has a schedule with {key} = {shown}, one rate for all groups, but the rates "
+            f"of the grown model's groups are multiplied by {scales[0]:g} to {scales[-1]:g}; "
+            f"{REMEDY}"
         )
     if key in RELATIVE or not _has_fraction(value):
         return value
@@ -115,10 +116,10 @@ def _grown(key: str, value: Any, where: str, groups: int, grown: Sequence[ParamG
 
 
 def _of_groups(key: str, value: Any, where: str, groups: int) -> Sequence[Any]:
-    """A list with an entry for every group.
+    """Check a list with one entry per group.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not such a list.
     """
     if isinstance(value, list | tuple) and (key not in RATES or all(map(is_number, value))):
         if len(value) == groups:
@@ -132,7 +133,7 @@ def _of_groups(key: str, value: Any, where: str, groups: int) -> Sequence[Any]:
 
 
 def _has_fraction(value: Any) -> bool:
-    """Whether there is a number in it that counts no steps."""
+    """Whether a value contains a float, which cannot be a number of steps."""
     if isinstance(value, Mapping | list | tuple):
         return any(map(_has_fraction, value.values() if isinstance(value, Mapping) else value))
     return isinstance(value, float) and value != 0

@@ -1,4 +1,4 @@
-"""What an optimizer remembers of its steps, in any format, and whether growkit can grow it."""
+"""The state of an optimizer, independent of its format, and the check that growkit can grow it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from growkit.checkpoint.writing import Save
 from growkit.optimizer.groups import RATES, Parameters, ParamGroup
 
 ORDERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "momentum_buffer": 1}
-"""Every kind of tensor that grows with the weights, and the power of the gradient in it."""
+"""The kinds of tensors that grow with the weights, with the power of the gradient in each."""
 
 STEP = "step"
 
 ADAMW = frozenset({"exp_avg", "exp_avg_sq"})
 MUON = frozenset({"momentum_buffer"})
 KNOWN = (ADAMW, ADAMW | {"max_exp_avg_sq"}, MUON)
-"""Kinds of moments that belong together: AdamW's, with ``amsgrad``, and Muon's."""
+"""Sets of moments: AdamW's, AdamW's with ``amsgrad``, and Muon's."""
 
 OF_SCHEDULES = {*RATES, "base_momentum", "max_momentum"}
 
 
 class KnownOptimizer(NamedTuple):
-    """What the options of an optimizer's groups tell of it.
+    """An optimizer, recognised by the options of its groups.
 
     Attributes:
-        name: of the optimizer.
-        required: options, of one implementation or another, that optimizers with moments alike do
-            not have.
-        known: all options with numbers, in torch, DeepSpeed or Apex. Any other number or switch may
-            be a part of another law, such as the bounds of LAMB's trust ratio. What is no number,
-            such as the name of a group, is not.
+        name: name of the optimizer.
+        required: options, for each implementation, that distinguish it from optimizers with the
+            same moments.
+        known: all numeric options, in torch, DeepSpeed or Apex. Any other number or switch may
+            belong to another update rule, such as the bounds of LAMB's trust ratio; text, such as
+            the name of a group, may not.
     """
 
     name: str
@@ -64,8 +64,8 @@ LAWS = {
 }
 
 NO_MOMENTS = (
-    "holds no moments: the optimizer has taken no step, or is one that keeps none, such as SGD "
-    "without momentum; there is nothing to grow, leave --optimizer out"
+    "holds no moments: the optimizer has taken no step, or has no moments, such as SGD without "
+    "momentum; there is nothing to grow, leave --optimizer out"
 )
 
 MOST_STEPS = 2**53
@@ -73,8 +73,8 @@ MOST_STEPS = 2**53
 DTYPES = ("F64", "F32", "BF16", "F16")
 
 CARRIED = "carried over"
-SCALED = "carried over, with its rates multiplied as those of the groups"
-"""What becomes of a schedule."""
+SCALED = "carried over, with its rates multiplied like those of the groups"
+"""Action for a schedule."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,17 @@ class State:
     """The state of an optimizer.
 
     Attributes:
-        format: of the files.
+        format: format of the files.
         where: the file or folder.
         files: all files that are read.
-        groups: of parameters, by their names in the class.
-        steps: that every parameter has taken; none where the optimizer does not count them.
-        numbers: its tensors, by the name ``parameter.kind``.
-        write: writes a state that was grown of this one into the folder of its model, block by
-            block; called with the state, the folder, and what writes shards into it.
-        beside: other files of the training run in the same folder, and what happens to each.
-        schedules: what may hold schedules of rates, by the file or folder that it comes from.
-        assumed: what was assumed of the order of parameters; empty if the files name them.
+        groups: groups of parameters, by their names in the class.
+        steps: number of steps of every parameter; empty if the optimizer does not count them.
+        numbers: the tensors, by the name ``parameter.kind``.
+        write: writes a state that was grown from this one into the folder of its model, block by
+            block; called with the state, the folder, and a function that writes shards.
+        beside: other files of the training run in the same folder, with the action for each.
+        schedules: contents that may hold schedules, by file or folder.
+        assumed: the assumed order of parameters; empty if the files have their names.
     """
 
     format: Format
@@ -120,9 +120,9 @@ class TargetState(Weights, ABC):
     """The state of a target's optimizer, as formats write it.
 
     Attributes:
-        state: of the source's optimizer.
-        groups: of the target's parameters.
-        steps: number of steps that every parameter has taken, as far as its moments tell.
+        state: state of the source's optimizer.
+        groups: groups of the target's parameters.
+        steps: number of steps that the moments of every parameter have seen.
     """
 
     state: State
@@ -136,15 +136,15 @@ class TargetState(Weights, ABC):
 
 @dataclass(frozen=True)
 class Format:
-    """What the file of a format defines, as ``FORMAT``.
+    """A format, which its file defines as ``FORMAT``.
 
     Attributes:
-        name: in a few words.
-        outputs: patterns of everything that it writes into the folder of a model; the first is the
+        name: name for users.
+        outputs: patterns of the files that it writes into the folder of a model; the first is the
             state itself.
-        holds: whether a file or folder looks like one of this format.
-        open: reads everything but the numbers of a state that belongs to these parameters; raises
-            an ``InputError`` where it is damaged, or of another model or optimizer.
+        holds: whether a file or folder looks like this format.
+        open: reads everything but the data of tensors, for these parameters; raises an
+            ``InputError`` if the state is damaged, or belongs to another model or optimizer.
     """
 
     name: str
@@ -154,20 +154,21 @@ class Format:
 
 
 def formats() -> list[Format]:
-    """All formats, found by being there."""
+    """All formats, one per module of the package."""
     return cast("list[Format]", list(members("growkit.optimizer.formats", "FORMAT").values()))
 
 
 def outputs() -> list[str]:
-    """Patterns of everything that an optimizer's state is in the folder of a model."""
+    """Patterns of all files of an optimizer's state in the folder of a model."""
     return [pattern for each in formats() for pattern in each.outputs]
 
 
 def open_state(path: Path, parameters: Parameters) -> State:
-    """Read everything of an optimizer's state but its numbers.
+    """Read everything in an optimizer's state but the data of tensors.
 
     Raises:
-        InputError: it is of no known format, damaged, or of another model or optimizer.
+        InputError: the format is unknown, or the state is damaged, or belongs to another model or
+            optimizer.
     """
     for each in formats():
         if each.holds(path):
@@ -179,7 +180,7 @@ def open_state(path: Path, parameters: Parameters) -> State:
 
 
 def written_in(folder: Path) -> Path | None:
-    """Where the folder of a model has its optimizer's state, as growkit writes it; None if not."""
+    """Find the optimizer's state that growkit wrote into a model's folder; None for none."""
     for each in formats():
         for place in (folder, folder / each.outputs[0]):
             if place.exists() and each.holds(place):
@@ -191,7 +192,7 @@ def check_state(state: State, parameters: Parameters) -> None:
     """Check a state against the model that it should belong to.
 
     Raises:
-        InputError: it belongs to another model or optimizer, or is not complete.
+        InputError: it belongs to another model or optimizer, or is incomplete.
     """
     kinds = state.kinds
     _check_moments(state, parameters, kinds)
@@ -200,12 +201,12 @@ def check_state(state: State, parameters: Parameters) -> None:
         if name not in parameters.shapes:
             raise InputError(
                 f"{state.where} has a state of {name}, which the model in {parameters.where} does "
-                "not have; give the state of the optimizer of this model"
+                "not have; give the state of this model's optimizer"
             )
         if grouped[name] != 1:
             raise InputError(
-                f"{state.where} has {name} in {grouped[name] or 'no'} groups, where one was "
-                "expected; save the optimizer again"
+                f"{state.where} has {name} in {grouped[name] or 'no'} groups; one was expected, "
+                "save the optimizer again"
             )
     for group in state.groups:
         for name in group.parameters:
@@ -216,13 +217,13 @@ def check_state(state: State, parameters: Parameters) -> None:
 def _check_moments(
     state: State, parameters: Parameters, kinds: Mapping[str, frozenset[str]]
 ) -> None:
-    """Every parameter has moments of its own shape."""
+    """Check that every parameter has moments of its shape."""
     for name, shape in parameters.shapes.items():
         if name not in kinds:
             if MUON in kinds.values() and (len(shape) != 2 or name in parameters.vocabulary):
-                continue  # Muon is for the matrices inside; another optimizer has these
+                continue  # Muon trains only hidden matrices; another optimizer has the others
             for inner in kinds:
-                if inner.startswith(f"{name}."):  # as bitsandbytes names numbers of 8 bits
+                if inner.startswith(f"{name}."):  # names of bitsandbytes' 8-bit moments
                     _refuse(state, f"{', '.join(sorted(kinds[inner]))} of {inner}")
             raise InputError(
                 f"{state.where} has no state of {name}, which the model in {parameters.where} "
@@ -235,8 +236,8 @@ def _check_moments(
             if info.shape != shape:
                 raise InputError(
                     f"{kind} of {name} in {state.where} has shape {list(info.shape)}, the "
-                    f"parameter in {parameters.where} has {list(shape)}; give the state of the "
-                    "optimizer of this model"
+                    f"parameter in {parameters.where} has {list(shape)}; give the state of this "
+                    "model's optimizer"
                 )
 
 
@@ -256,19 +257,19 @@ def _check_optimizer(state: State, group: ParamGroup, name: str, kinds: frozense
                 state,
                 f"{key} = {str(value)[:40]} in a group of parameters, an option that {law.name} "
                 "does not have",
-                f"; take {key} out of the groups if it is only a remark of yours",
+                f"; remove {key} from the groups if it is only a remark of yours",
             )
     counted = is_number(step) and 0 <= step < MOST_STEPS and step % 1 == 0
     if not counted and (step is not None or optimizer == ADAMW):
         shown = f"{step:g}" if is_number(step) else str(step)[:40]
         raise InputError(
             f"the step of {name} in {state.where} is {shown}; a whole number of steps "
-            "that were taken was expected, save the optimizer again"
+            "was expected, save the optimizer again"
         )
 
 
 def _check_options(state: State, group: ParamGroup) -> None:
-    """Numbers can be scaled, and all values are plain."""
+    """Check that all values of options are plain, and that numbers can be scaled."""
     for key, value in group.options.items():
         parts = _parts(value)
         fit = all(isinstance(each, bool | int | float | str | None) for each in parts)
@@ -288,7 +289,7 @@ def _parts(value: Any) -> Sequence[Any]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is a finite number that a float can be, and no switch."""
+    """Whether a value is a number that a finite float can hold, and not a bool."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and abs(value) <= sys.float_info.max
 

@@ -1,8 +1,8 @@
-"""A folder of torch.distributed.checkpoint, with an entry for every parameter, by its name.
+"""A folder of torch.distributed.checkpoint, with entries by the names of parameters.
 
-``optimizer.state.NAME.exp_avg`` and ``optimizer.param_groups.NAME.lr`` are what transformers,
-torchtitan and everything else writes that asks torch to flatten an optimizer's state. Such folders
-are read and written as those of weights are (``growkit.checkpoint.distributed_file``).
+transformers, torchtitan and others let torch flatten an optimizer's state to entries such as
+``optimizer.state.NAME.exp_avg`` and ``optimizer.param_groups.NAME.lr``. Such folders are read and
+written like those of weights (``growkit.checkpoint.distributed_file``).
 """
 
 import io
@@ -26,19 +26,19 @@ from growkit.optimizer.schedule import OF_GROUPS, holds_schedule
 from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State, TargetState
 
 FOLDER = "optimizer"
-"""What it is called in the folder of a model."""
+"""Name of the state in the folder of a model."""
 
 WEIGHTS = "weights"
-"""What tensors are called that are not the optimizer's."""
+"""Name for tensors that are not the optimizer's."""
 
 ENTRY = re.compile(r"(?P<before>(?:\w+\.)?)(?P<part>state|param_groups)\.(?P<of>.+)\.(?P<key>\w+)")
-"""What an entry of an optimizer is called."""
+"""Names of an optimizer's entries."""
 
 SHARD_BYTES = 5 * 10**9
-"""Size of a written file, at most; a larger tensor has one by itself."""
+"""Limit for a written file, in bytes; a larger tensor gets a file of its own."""
 
 MOST_VALUE = 1 << 20
-"""Bytes of an entry that is no tensor."""
+"""Limit for an entry that is not a tensor, in bytes."""
 
 
 def _open(path: Path, parameters: Parameters) -> State:
@@ -90,7 +90,7 @@ def _open(path: Path, parameters: Parameters) -> State:
 
 
 def _value(folder: Folder, entry: str, of: Listed) -> Any:
-    """A plain value or a small tensor."""
+    """Read a plain value or a small tensor."""
     if of.shape is not None:
         return DistributedFile(folder, {entry: of}).read(entry)
     with distributed_file.explain_entry(folder, entry):
@@ -103,21 +103,21 @@ def _value(folder: Folder, entry: str, of: Listed) -> Any:
 
 
 def _option(folder: Folder, entry: str, of: Listed) -> Any:
-    """An option of a group, or steps; a number that is saved as a tensor becomes one again."""
+    """Read an option of a group, or a step; a number that is stored as a tensor becomes a float."""
     if of.shape is not None and prod(of.shape) != 1:
         raise InputError(f"{entry} in {folder} has shape {list(of.shape)}; {REMEDY}")
     found = _value(folder, entry, of)
     if of.shape is not None:
         return float(found)
     if isinstance(found, Tensor):
-        raise InputError(f"{entry} in {folder} is a tensor, no option; {REMEDY}")
+        raise InputError(f"{entry} in {folder} is a tensor, not an option; {REMEDY}")
     return found
 
 
 def _carried(
     folder: Folder, entries: Mapping[str, Listed], parameters: Parameters
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values of entries that are carried over, and what becomes of all entries."""
+    """Values of entries that are carried over, and the action for all entries, by first name."""
     values: dict[str, Any] = {}
     becomes: dict[str, str] = {}
     for entry, of in entries.items():
@@ -137,10 +137,10 @@ def _carried(
 def _schedules(
     path: Path, values: Mapping[str, Any], groups: Sequence[ParamGroup]
 ) -> dict[str, dict[str, Any]]:
-    """Entries that belong to schedules, by what their names begin with.
+    """Entries that belong to schedules, by the prefix of their names.
 
     Raises:
-        InputError: groups have different rates, and it is not clear which is whose.
+        InputError: groups have different rates, and their order is unknown.
     """
     found: dict[str, dict[str, Any]] = {}
     for entry, value in values.items():
@@ -160,7 +160,7 @@ def _schedules(
 
 
 def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> list[ParamGroup]:
-    """Parameters with the same options are a group."""
+    """Group parameters with the same options."""
     alike: dict[str, list[str]] = {}
     for name in dict.fromkeys((*parameters.shapes, *options)):
         if name in options:
@@ -174,11 +174,11 @@ def _write(
     """Write a state.
 
     Args:
-        before: what the names of entries begin with.
-        carried: values of entries that are neither the optimizer's nor a schedule's.
-        grown: see ``State.write``, also for what follows.
-        folder: see there.
-        save: see there.
+        before: prefix of the names of entries.
+        carried: values of entries that belong neither to the optimizer nor to a schedule.
+        grown: see ``State.write``.
+        folder: see ``State.write``.
+        save: see ``State.write``.
     """
     made = folder / FOLDER
     made.mkdir()

@@ -1,4 +1,4 @@
-"""``optimizer.pt`` as ``Trainer`` writes it: parameters by number, in the order of its groups."""
+"""``optimizer.pt`` of ``Trainer``: parameters by number, in the order of its groups."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,31 +22,32 @@ from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, S
 NAME, BIN = "optimizer.pt", "optimizer.bin"
 SCHEDULE, PROGRESS = "scheduler.pt", "trainer_state.json"
 BEST = ("best_model_checkpoint", "best_metric", "best_global_step")
-"""In ``trainer_state.json``: a checkpoint of the source, which the grown model cannot load."""
+"""Keys in ``trainer_state.json`` for a checkpoint of the source, which must not be loaded."""
 
 ELSE = ("rng_state*.pth", "scaler.pt")
-"""What does not depend on the model: random generators, and the scale of losses in float16."""
+"""Files that do not depend on the model: random generators, and the scale of losses in float16."""
 
 CODE = "training_args.bin"
 BECOMES = {
     SCHEDULE: SCALED,
-    PROGRESS: "carried over, but for the best checkpoint, which is one of the source",
+    PROGRESS: "carried over, without the best checkpoint, which is one of the source",
     CODE: "left: it is code; give Trainer the arguments of the source again",
 }
-"""What becomes of the files next to ``optimizer.pt``."""
+"""Actions for the files next to ``optimizer.pt``."""
 
 WITHOUT_RATES = (
-    "carried over; it holds no rates, so multiply those that it is made with as those of the groups"
+    "carried over; it holds no rates, so create its scheduler with rates multiplied like those of "
+    "the groups"
 )
-"""The same of a schedule that is a function."""
+"""Action for a schedule that is a function."""
 
 OF_PARAMETERS = ("params", "param_names")
-"""Keys of a group that are no options."""
+"""Keys of a group that are not options."""
 
 OF_TORCH = "torch.save(optimizer.state_dict()) was expected"
 
 MOST_PICKLE = 1 << 25
-"""Bytes of what a state holds apart from numbers; fifty thousand parameters take as many."""
+"""Limit for everything but the data of tensors, in bytes; 50,000 parameters take as much."""
 
 KIND = TorchFile("the state of an optimizer", "save optimizer.state_dict() again", MOST_PICKLE)
 
@@ -74,7 +75,7 @@ def _open(path: Path, parameters: Parameters) -> State:
         if not isinstance(value, Tensor):
             name, _, kind = key.rpartition(".")
             raise InputError(
-                f"{file} holds {kind} of {name} in a form in which AdamW and Muon have none; "
+                f"{file} holds {kind} of {name} in a form that AdamW and Muon do not have; "
                 "leave --optimizer out, or save the optimizer again"
             )
     becomes = {name: BECOMES[name] for name in BECOMES if name in found}
@@ -96,12 +97,12 @@ def _open(path: Path, parameters: Parameters) -> State:
 
 
 def _is_one(value: Any) -> bool:
-    """Whether this is a number, perhaps as a tensor."""
+    """Whether a value is a number, or a tensor with one number."""
     return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def _read_tensors(select: Select, *contents: dict[str, Any]) -> None:
-    """Put the numbers of tensors with one number in the place of these."""
+    """Replace tensors with one number by the number."""
     found = {
         f"{place}.{key}": value
         for place, content in enumerate(contents)
@@ -115,13 +116,13 @@ def _read_tensors(select: Select, *contents: dict[str, Any]) -> None:
 
 
 def _check_rest(folder: Folder, becomes: dict[str, str], carried: Sequence[str]) -> dict[str, Any]:
-    """Refuse damaged files and code next to a state; the schedule, by the file that it is in."""
+    """Refuse damaged files and code next to a state; return the schedule by its file."""
     from transformers.trainer_pt_utils import safe_globals
 
     if PROGRESS in becomes:
         folder.json(PROGRESS)
     for name in carried:
-        with safe_globals():  # those with which Trainer reads it
+        with safe_globals():  # as in Trainer
             open_saved(folder, name, KIND)
     if SCHEDULE not in becomes:
         return {}
@@ -133,7 +134,7 @@ def _check_rest(folder: Folder, becomes: dict[str, str], carried: Sequence[str])
 
 
 def _no_tensors(content: Any) -> dict[str, Tensor]:
-    """Refuse tensors in what is written as it was read.
+    """Refuse tensors in a schedule, which is written with ``torch.save``.
 
     Raises:
         ValueError: there is one.
@@ -160,13 +161,13 @@ def _write(
     """Write a state.
 
     Args:
-        by_name: whether parameters go by name rather than by number.
+        by_name: whether parameters have names and not numbers.
         file: the name of the file.
-        source: the folder that has the source's, if one was given.
-        carried: files in there that are copied.
-        grown: see ``State.write``, also for what follows.
-        folder: see there.
-        save: see there.
+        source: the folder of the source's state; None if a file was given.
+        carried: files in that folder that are copied.
+        grown: see ``State.write``.
+        folder: see ``State.write``.
+        save: see ``State.write``.
     """
     every = [name for group in grown.groups for name in group.parameters]
     ids: dict[str, Any] = {name: name if by_name else place for place, name in enumerate(every)}
@@ -175,7 +176,7 @@ def _write(
         name, _, kind = key.rpartition(".")
         content["state"].setdefault(ids[name], {})[kind] = placeholder(info)
     for group in grown.groups:
-        names = list(group.parameters)  # which numbers alone would not tell any more
+        names = list(group.parameters)  # after the split, numbers alone would be ambiguous
         made = {"params": [ids[name] for name in names], "param_names": names}
         content["param_groups"].append({**group.options, **made})
     for schedule in grown.schedules().values():
@@ -193,18 +194,18 @@ def _write(
         state = content["state"]
         return {f"{named[n]}.{kind}": t for n in state for kind, t in state[n].items()}
 
-    with skip_data(materialize_fake_tensors=True):  # room for the numbers
+    with skip_data(materialize_fake_tensors=True):  # leaves room for the data
         torch.save(content, folder / file)
     places = open_saved(Folder(folder), file, KIND)[1](tensors).places
     offsets = {key: places[key].begin for key in sorted(places, key=lambda key: places[key].begin)}
     save(grown, folder, [Shard(file, {key: grown.tensors[key] for key in offsets}, {}, offsets)])
 
 
-# Which parameter is which
+# Names of parameters
 
 
 def _ids(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The parameters of all groups, as these have them."""
+    """The identifiers of parameters in all groups, in order."""
     return [each for group in groups for each in group["params"]]
 
 
@@ -214,14 +215,14 @@ def _named(
     groups: Sequence[Mapping[str, Any]],
     parameters: Parameters,
 ) -> tuple[bool, str, list[list[str]]]:
-    """The names of the parameters of every group.
+    """Find the names of the parameters of every group.
 
     Returns:
-        Whether parameters go by name rather than by number; the order that was assumed, where
-        nothing names them; the names.
+        Whether parameters have names and not numbers; the order that was assumed, empty if the file
+        has names; and the names.
 
     Raises:
-        InputError: the state is no optimizer's, or of another model.
+        InputError: the file is not an optimizer's state, or belongs to another model.
     """
     every = _ids(groups)
     if len(set(every)) < len(every) or not set(state) <= set(every):
@@ -239,10 +240,13 @@ def _named(
 def _fitting(
     file: Path, ids: list[list[Any]], state: Mapping[Any, Any], parameters: Parameters
 ) -> tuple[str, list[list[str]]]:
-    """The only order, of those customary, that fits numbers and shapes: what it is, and the names.
+    """Find the only customary order that fits the numbers and shapes of parameters.
+
+    Returns:
+        A description of the order, and the names in it.
 
     Raises:
-        InputError: none fits, or several do.
+        InputError: no order fits, or several do.
     """
     lengths = list(map(len, ids))
     shapes = [_shape(state.get(number)) for number in chain.from_iterable(ids)]
@@ -261,19 +265,19 @@ def _fitting(
         return next(iter(found.items()))
     if found:
         raise InputError(
-            f"{file} does not tell which parameter is which, and more than one order fits; "
-            "make the optimizer with model.named_parameters() and save it again"
+            f"{file} has no names of parameters, and more than one order of them fits; "
+            "create the optimizer with model.named_parameters() and save it again"
         )
     raise InputError(
         f"{file} holds {sum(lengths)} parameters in groups of {', '.join(map(str, lengths))}, "
         f"which are not the {len(parameters.shapes)} of the model in {parameters.where} as "
-        f"Trainer orders them; give the state of its own optimizer, or make that with "
+        f"Trainer orders them; give the state of its own optimizer, or create that with "
         "model.named_parameters(), so that it saves names"
     )
 
 
 def _parts(file: Path, content: Any) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
-    """The state and the groups of an optimizer.
+    """Check the contents of a file; return the state and the groups of the optimizer.
 
     Raises:
         InputError: the file holds something else.
@@ -296,17 +300,17 @@ def _parts(file: Path, content: Any) -> tuple[dict[Any, Any], list[dict[str, Any
 
 
 def _orders(parameters: Parameters) -> Iterator[tuple[str, list[list[str]]]]:
-    """The groups in which optimizers are given parameters: Trainer's first, then other customs."""
+    """Customary groups of parameters, each with a description: Trainer's first, then others."""
     every = list(parameters.shapes)
     matrices = [name for name in every if len(parameters.shapes[name]) > 1]
 
-    def parted(first: Sequence[str] | frozenset[str]) -> list[list[str]]:
+    def split(first: Sequence[str] | frozenset[str]) -> list[list[str]]:
         return [[n for n in every if n in first], [n for n in every if n not in first]]
 
-    yield "in Trainer's groups, decayed ones first", parted(parameters.decayed)
-    yield "in Trainer's groups, decayed ones last", parted(parameters.decayed)[::-1]
-    yield "matrices first", parted(matrices)
-    yield "matrices last", parted(matrices)[::-1]
+    yield "in Trainer's groups, decayed ones first", split(parameters.decayed)
+    yield "in Trainer's groups, decayed ones last", split(parameters.decayed)[::-1]
+    yield "matrices first", split(matrices)
+    yield "matrices last", split(matrices)[::-1]
     yield "all in one group", [every]
     yield "a group for each", [[name] for name in every]
     inner = [name for name in matrices if name not in parameters.vocabulary]
@@ -315,7 +319,7 @@ def _orders(parameters: Parameters) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _shape(kept: Mapping[str, Any] | None) -> tuple[int, ...] | None:
-    """The shape of the parameter that something is kept of; None if that does not tell."""
+    """The shape of a parameter, from its moments; None if they do not show it."""
     found = [kept[kind] for kind in ("exp_avg", "momentum_buffer") if kind in kept] if kept else []
     return tuple(found[0].shape) if found and isinstance(found[0], Tensor) else None
 
