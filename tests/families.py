@@ -199,6 +199,7 @@ QWEN: Config = {**MOE, "moe_intermediate_size": one_of(8, 16), "num_experts": on
 QWEN |= {"decoder_sparse_step": one_of(1, 2), "hidden_size": 16}
 TOGETHER: Config = {"apart": False, "centred": True}
 BIASES = ("attention_bias", "mlp_bias")
+DELTA = ["linear_attention", "full_attention"]
 
 FAMILIES: dict[str, Kind] = {
     "gpt2": Kind(gpt2, kv=False, **TOGETHER),
@@ -228,6 +229,17 @@ FAMILIES: dict[str, Kind] = {
         usual("attention_bias", "use_parallel_residual", head_dim=False), kv=False, **TOGETHER
     ),
     "qwen3_moe": Kind(usual("attention_bias", **QWEN, mlp_only_layers=one_of([], [0]))),
+    "qwen3_5_text": Kind(
+        usual(
+            "attention_bias",
+            layer_types=one_of(DELTA, DELTA[::-1]),
+            linear_num_key_heads=2,
+            linear_num_value_heads=one_of(2, 4),
+            linear_key_head_dim=4,
+            linear_value_head_dim=6,
+            linear_conv_kernel_dim=one_of(2, 4),
+        )
+    ),
     "qwen2_moe": Kind(usual("qkv_bias", **QWEN, shared_expert_intermediate_size=one_of(8, 24))),
     "olmoe": Kind(usual("attention_bias", **FEW, head_dim=False), apart=False),
     "flex_olmo": Kind(usual("attention_bias", **FEW, norm_topk_prob=coin, hidden_size=16)),

@@ -223,6 +223,8 @@ def _sizes(config: Config) -> frozenset[str]:
 def _entries(config: Config, key: str, missing: Any) -> Any:
     """The value of a key; lists with entries per layer are cut to the number of layers."""
     value = config.get(key, missing)
+    if key == "rope_parameters" and isinstance(value, dict):  # all of a head, as without the key
+        return {k: v for k, v in value.items() if (k, v) != ("partial_rotary_factor", 1)}
     family = listed_family(config)
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
     return value[: layers_of(config)] if of_layers else value
