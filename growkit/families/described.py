@@ -36,14 +36,14 @@ from growkit.base.names import did_you_mean
 from growkit.base.parsing import check_kind
 from growkit.base.tensors import Config
 from growkit.families import description
-from growkit.families.description import NEW, Dense, DiffForm, Experts, Multiple, Norm, Tensor
+from growkit.families.description import NEW, DiffForm, Experts, Multiple, Norm, Tensor, Without
 from growkit.families.expressions import LAYER, Expression, parse_expression
 
 PACKAGE = "growkit.families"
 
 NEEDED = ("family", "model_type", "sizes", "tensors")
 
-OF_ITS_OWN = ("family", "model_type", "architecture", "loads_with", "form", "former")
+OF_ITS_OWN = ("family", "model_type", "architecture", "loads_with", "form", "former", "ungated")
 """Keys that are not inherited."""
 
 NEEDED_AXES = ("layers", "vocab", "hidden")
@@ -211,6 +211,7 @@ class _Description:
             "other_forms": tuple(self._tensors(each) for each in forms),
             "form": self._form(),
             "experts": self._experts(),
+            "ungated": self._without(get("ungated", {})),
         }
 
     # Configs.
@@ -460,21 +461,26 @@ class _Description:
             return None
         what = f"experts in {self._where}"
         self._check_axis(said.get("width", ""), what)
-        dense = {}
-        for kind, entry in said.get("dense", {}).items():
-            only = {key: tuple(values) for key, values in entry.get("only", {}).items()}
-            when = self._condition(entry.get("when", True), f"dense {kind}").holds
-            dense[kind] = Dense(**entry | {"only": only, "when": when})
         sizes = {
             axis: parse_expression(text, what, ("width", "pieces"), {})
             for axis, text in said.get("sizes", {}).items()
         }
+        dense = self._without(said.get("dense", {}))
         found = said | {"dense": dense, "groups": tuple(said.get("groups", ()))}
         found["alone"] = self._condition(said.get("alone", False), "experts").holds
         found["sizes"] = lambda width, pieces: {
             axis: each.value({"width": width, "pieces": pieces}) for axis, each in sizes.items()
         }
         return Experts(**found)
+
+    def _without(self, said: Mapping[str, Any]) -> dict[str, Without]:
+        """By ``model_type``."""
+        found = {}
+        for kind, entry in said.items():
+            only = {key: tuple(values) for key, values in entry.get("only", {}).items()}
+            when = self._condition(entry.get("when", True), kind).holds
+            found[kind] = Without(**entry | {"only": only, "when": when})
+        return found
 
     # Parts of a description.
 

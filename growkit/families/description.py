@@ -169,14 +169,14 @@ class DiffForm:
 
 
 @dataclass(frozen=True)
-class Dense:
-    """Models without experts that can become models with experts.
+class Without:
+    """Models without something, such as experts, that can become models of a class with it.
 
     Attributes:
-        assumed: defaults of their class that differ from those of the class with experts.
-        ignored: keys that only the class with experts reads, and the values that they must have.
-        only: keys that only the dense class reads, and the values that change nothing.
-        when: the models that have no experts.
+        assumed: defaults of their class that differ from those of the class with it.
+        ignored: keys that only the class with it reads, and the values that they must have.
+        only: keys that only the class without it reads, and the values that change nothing.
+        when: the models that do not have it.
     """
 
     assumed: Mapping[str, Any] = field(default_factory=dict)
@@ -215,7 +215,7 @@ class Experts:
     scaling: str | None = None
     groups: tuple[str, ...] = ()
     float32: bool = False
-    dense: Mapping[str, Dense] = field(default_factory=dict)
+    dense: Mapping[str, Without] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     part: float = 1.0
     beside: float = 1.0
@@ -526,6 +526,8 @@ FORM = {
     "strict": bool,
 }
 
+WITHOUT = {ANY: {"assumed": dict, "ignored": dict, "only": {ANY: list}, "when": CONDITION}}
+
 EXPERTS = {
     "width": str,
     "top_k": str,
@@ -533,7 +535,7 @@ EXPERTS = {
     "scaling": str,
     "groups": [str],
     "float32": bool,
-    "dense": {ANY: {"assumed": dict, "ignored": dict, "only": {ANY: list}, "when": CONDITION}},
+    "dense": WITHOUT,
     "config": dict,
     "part": float,
     "beside": float,
@@ -575,5 +577,6 @@ KEYS = {
     "other_forms": [dict],
     "form": FORM,
     "experts": EXPERTS,
+    "ungated": WITHOUT,
 }
 """The keys of a description and the kinds of their values (``growkit.base.parsing.check_kind``)."""

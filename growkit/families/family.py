@@ -22,7 +22,15 @@ from growkit.base.names import perhaps
 from growkit.base.tensors import QUANTISED, Config, Weights
 from growkit.families import description
 from growkit.families.described import read_description, read_shipped, shipped
-from growkit.families.description import DiffForm, Experts, Member, Norm, Tensor, component_of
+from growkit.families.description import (
+    DiffForm,
+    Experts,
+    Member,
+    Norm,
+    Tensor,
+    Without,
+    component_of,
+)
 
 MOST_ROWS = 1 << 22
 """Limit for the rows or columns of a tensor, except for those of the vocabulary."""
@@ -67,6 +75,8 @@ class Family(description.HasSizes):
         loads_with: the software that runs its folders, if not plain transformers.
         form: how its models are DIFF Transformers; None if they are not.
         experts: how its models use experts; None if they have none.
+        ungated: by ``model_type``, models that compute the same but for the output gate of their
+            attention, which they lack.
         auto_map: where transformers finds the classes in the folder's own code.
         write_code: puts the model's code into a folder, for models that transformers lacks.
     """
@@ -90,6 +100,7 @@ class Family(description.HasSizes):
     loads_with: str | None = None
     form: DiffForm | None = None
     experts: Experts | None = None
+    ungated: Mapping[str, Without] = field(default_factory=dict)
     auto_map: Mapping[str, str] | None = None
     write_code: Callable[[Path], None] | None = None
 

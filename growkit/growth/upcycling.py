@@ -22,13 +22,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import Any
 
 from growkit.algebra.expansion import Index
 from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
-from growkit.families.description import NEW, Dense, Experts, Member
+from growkit.families.description import NEW, Experts, Member, Without
 from growkit.families.family import Family, families, stored_family
 from growkit.growth.experts import (
     EXPERTS,
@@ -121,7 +122,7 @@ def _numbers_of_experts(options: Mapping[str, str], ffn: int, layers: int) -> tu
     return experts, top_k, pieces
 
 
-def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Dense]:
+def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Without]:
     """The family that models become, and what it declares about them.
 
     Raises:
@@ -143,6 +144,35 @@ def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Den
         f"no class with experts computes what a {family.name} model does besides its MLP, so "
         f"{source.where()} cannot be upcycled; these can: {listed}"
     )
+
+
+def config_with(
+    source: Weights, family: Family, target: Family, without: Without
+) -> dict[str, Any]:
+    """The config of a model of a class that has more; what its first class assumed is written out.
+
+    Args:
+        source: the model.
+        family: its family.
+        target: that of the class that has more.
+        without: what differs.
+
+    Raises:
+        InputError: the model has something that the other class lacks.
+    """
+    given, complete = source.config, family.complete(source.config)
+    for key, values in without.only.items():
+        if given.get(key, values[0]) not in values:
+            raise InputError(
+                f"config.json in {source.where()} has {key} {given[key]!r}, which a {target.name} "
+                f"model cannot have; only one with {' or '.join(map(repr, values))} can become one"
+            )
+    config = {key: value for key, value in given.items() if key != "auto_map"}
+    rope = given.get("rope_parameters")
+    rope = rope if isinstance(rope, Mapping) else {}
+    config |= {k: v for k, v in without.assumed.items() if k not in config and k not in rope}
+    config |= {key: complete[key] for key in target.defaults if key in family.defaults}
+    return config | dict(without.ignored) | {"model_type": target.model_types[0]}
 
 
 @dataclass(frozen=True)
@@ -171,28 +201,15 @@ class _Upcycling:
     drop: str | None
     seed: int
 
-    def config(self, family: Family, dense: Dense) -> Config:
+    def config(self, family: Family, dense: Without) -> Config:
         """The config of the model; what the dense class assumed is written out.
 
         Raises:
             InputError: the dense model has something that the class with experts lacks.
         """
-        given, complete = self.source.config, family.complete(self.source.config)
-        for key, values in dense.only.items():
-            if given.get(key, values[0]) not in values:
-                raise InputError(
-                    f"config.json in {self.source.where()} has {key} {given[key]!r}, which a "
-                    f"{self.target.name} model cannot have; only one with "
-                    f"{' or '.join(map(repr, values))} can be upcycled"
-                )
-        config = {key: value for key, value in given.items() if key != "auto_map"}
-        rope = given.get("rope_parameters")
-        rope = rope if isinstance(rope, Mapping) else {}
-        config |= {k: v for k, v in dense.assumed.items() if k not in config and k not in rope}
-        config |= {key: complete[key] for key in self.target.defaults if key in family.defaults}
-        config |= dict(dense.ignored) | dict(self.experts.config)
-        config |= {"model_type": self.target.model_types[0], self.experts.top_k: self.top_k}
-        sizes = family.sizes(given) | {EXPERTS: self.count}
+        config = config_with(self.source, family, self.target, dense)
+        config |= dict(self.experts.config) | {self.experts.top_k: self.top_k}
+        sizes = family.sizes(self.source.config) | {EXPERTS: self.count}
         sizes |= self.experts.sizes(self.ffn, self.pieces)
         sizes[self.experts.width] = self.ffn // self.pieces
         for key, axes in self.target.axes_of({**self.target.defaults, **config}).items():
