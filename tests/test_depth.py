@@ -247,7 +247,7 @@ ALL_SPARSE: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
         ("deepseek_v2", DENSE_FIRST, {"place": "0,0,3"}, {"first_k_dense_replace": 4}),
         ("qwen3_moe", EVERY_SECOND, {"place": "3"}, ONE_BY_ONE),
         ("qwen3_moe", ALL_SPARSE, {"layers": "x2"}, ALL_SPARSE),
-        ("gpt2", INVERSE, {"layers": 5, "place": "end"}, INVERSE),
+        ("gpt2", INVERSE, {"layers": 5}, INVERSE),
     ],
 )
 def test_which_layers_are_dense_travels_as_well(
@@ -272,7 +272,7 @@ TWICE, STACK = {"layers": "x2"}, {"layers": "x2", "blocks": "stack"}
     ("kind", "changes", "options", "why"),
     [
         ("opt", {"do_layer_norm_before": False}, TWICE, "choose --blocks stack, overlap or inter"),
-        ("gpt2", INVERSE, TWICE, r"with scale_attn_by_inverse_layer_idx .*--place end"),
+        ("gpt2", INVERSE, {"place": [0]}, r"with scale_attn_by_inverse_layer_idx .*--place end"),
         ("gpt2", INVERSE, STACK, "put identity blocks behind .*--place end"),
         ("deepseek_v2", {"first_k_dense_replace": 1}, STACK, "--blocks identity or interpose"),
         ("deepseek_v2", {"first_k_dense_replace": "1"}, TWICE, "a whole number was ex"),

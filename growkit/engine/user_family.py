@@ -219,8 +219,9 @@ def _check_arranged(family: Family, config: Config, count: int, changed: Config)
         InputError: no tensor of the class depends on the key.
     """
     layers = next(key for key, axes in family.axes.items() if axes == ("layers",))
-    listed = [k for k, v in config.items() if isinstance(v, list) and len(v) == config[layers]]
-    deeper = {**config, **dict.fromkeys(listed), layers: count}
+    listed = {k: v for k, v in config.items() if isinstance(v, list) and len(v) == config[layers]}
+    longer = {key: (values * count)[:count] for key, values in listed.items()}
+    deeper = {**config, **longer, layers: count} | {key: config.get(key) for key in changed}
     for key, value in changed.items():
         others = {**deeper, **{each: of for each, of in changed.items() if each != key}}
         if value != config.get(key) and not any(

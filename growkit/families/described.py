@@ -282,7 +282,7 @@ class _Description:
         for key, entry in self._get("arranged", {}).items():
             if isinstance(entry, Mapping) and len(entry) == 1:
                 what = f"arranged {key}"
-                check_kind(entry, {"layers": str, "count": str}, f"{what} in {self._where}")
+                check_kind(entry, description.ARRANGED, f"{what} in {self._where}")
                 ((way, text),) = entry.items()
                 rules[key] = way, self._condition(text, what)
             else:
@@ -295,7 +295,8 @@ class _Description:
                 kinds = [condition.holds(config, layer) for layer in layers]
                 same &= kinds == [condition.holds(config, place) for place in range(len(layers))]
                 wanted = [place for place, is_one in enumerate(kinds) if is_one]
-                found[key] = wanted if way == "layers" else len(wanted)
+                of_way = {"layers": wanted, "count": len(wanted), "last": max(wanted, default=-1)}
+                found[key] = of_way[way]
             return {} if same else found
 
         return arranged

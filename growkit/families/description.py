@@ -517,6 +517,9 @@ an axis whose root its class multiplies it by; ``order`` one of ``ORDERS`` and i
 
 MULTIPLE = {"of": str, "why": str}
 
+ARRANGED = {"layers": str, "count": str, "last": str}
+"""What a key says of the layers that meet a condition: their numbers, how many, or the last one."""
+
 FORM = {
     "switches": dict,
     "keys": TEXTS,

@@ -84,6 +84,9 @@ class Depth(Operation):
         order = arrangement(family.sizes(source.config)["layers"], options)
         _check(family, family.complete(source.config), order, source.where())
         config = family.relayered(source.config, [layer.of for layer in order], source.where())
+        if options["blocks"] == "identity" and options.get("place", PLACES[0]) in PLACES:
+            order = _fitted(family, source.config, config, order)
+            config = family.relayered(source.config, [layer.of for layer in order], source.where())
         family.check_bounds(config, "the deeper model")
         made = _transforms(family, source, config, order)
         layers = tuple(None if layer.idle else layer.of for layer in order)
@@ -181,13 +184,39 @@ def _check(family: Family, complete: Config, order: Sequence[Layer], where: str)
         )
     if why := family.fixed(complete).get("layers"):
         raise InputError(f"layers of {model} {why}")
-    numbered = family.numbered(complete)
-    for place, layer in enumerate(order):
-        if numbered and layer.of != place and not layer.idle:
-            raise InputError(
-                f"layer {layer.of} of {model} would be number {place}, but with {numbered} layers "
-                "compute with their number; put identity blocks behind the others (--place end)"
-            )
+
+
+def _fitted(family: Family, config: Config, deeper: Config, order: list[Layer]) -> list[Layer]:
+    """The nearest order in which layers are of the kinds that the class has in their places.
+
+    A class may decide kinds by the numbers of layers, by periods say, or compute with these
+    numbers. New layers do nothing at first, so they can start as any layer of their kind.
+    """
+    before, after = _by_layer(family, config), _by_layer(family, deeper)
+    numbered = family.numbered(family.complete(config))
+
+    def fits(layer: Layer, place: int) -> bool:
+        same = before[layer.of].keys() == after[place].keys()
+        return same and (layer.idle or not numbered or layer.of == place)
+
+    if all(fits(layer, place) for place, layer in enumerate(order)):
+        return order
+    present = [Layer(of) for of in before]
+    wanted = [place for place, layer in enumerate(order) if not layer.idle]
+    latest, place = [0] * len(present), len(order)
+    for layer in reversed(present):
+        place = max((each for each in range(place) if fits(layer, each)), default=-1)
+        latest[layer.of] = place
+    found: list[Layer] = []
+    for place in range(len(order)):
+        of = sum(not layer.idle for layer in found)
+        if of < len(present) and fits(Layer(of), place) and place >= min(wanted[of], latest[of]):
+            found.append(Layer(of))
+            continue
+        nearest = sorted(present, key=lambda layer: abs(layer.of - of + 1))
+        found += [Layer(each.of, True) for each in nearest if fits(Layer(each.of, True), place)][:1]
+    done = [layer.of for layer in found if not layer.idle]
+    return found if done == [*before] and len(found) == len(order) else order
 
 
 def _transforms(
@@ -196,10 +225,18 @@ def _transforms(
     """How every tensor is made.
 
     Raises:
-        InputError: a layer would be of another kind than the one that it comes from.
+        InputError: a layer would be of another kind than the one that it comes from, or compute
+            with another number.
     """
     before, after = _by_layer(family, source.config), _by_layer(family, config)
+    numbered = family.numbered(family.complete(source.config))
     for place, layer in enumerate(order):
+        if numbered and layer.of != place and not layer.idle:
+            raise InputError(
+                f"layer {layer.of} of {source.where()} would be number {place}, but with "
+                f"{numbered} layers compute with their number; put identity blocks behind the "
+                "others (--place end)"
+            )
         if before[layer.of].keys() != after[place].keys():
             raise InputError(
                 f"no config of a {family.name} model makes layer {place} of the same kind as layer "

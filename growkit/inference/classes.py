@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from functools import cached_property
 from itertools import combinations
 from math import prod
 from typing import Any
@@ -64,7 +65,6 @@ class ModelClass:
         derived: whether the class computes the size of a head from hidden and heads; hidden is then
             as wide as all heads together.
         small: size of every axis in the small models.
-        kinds: for each tensor name with ``{layer}``, the layers of the model that have it.
 
     Raises:
         InputError: transformers has no such class, or it is made of several models.
@@ -120,6 +120,11 @@ class ModelClass:
         return self._plain.get(key)
 
     @property
+    def numbers(self) -> dict[str, int]:
+        """Keys with a whole number, and the class's values of them."""
+        return {key: value for key, value in self._resolved.items() if type(value) is int}
+
+    @property
     def lists(self) -> dict[str, Sequence[Any]]:
         """Keys with one entry per layer, and the class's values of them."""
         return {
@@ -128,31 +133,32 @@ class ModelClass:
             if isinstance(value, list | tuple)
             and len(value) == self.layers
             and ("layer" in key or all(isinstance(each, str) for each in value))
+            and key not in self.listed
         }
 
-    @property
-    def listed(self) -> dict[str, set[int]]:
-        """Keys that list the numbers of some layers."""
-        return {
-            key: {*value}
+    @cached_property
+    def listed(self) -> dict[str, list[int]]:
+        """Keys that list the numbers of some layers, and the class's values of them.
+
+        In a short model [0, 1] may be an entry for each layer as well. Those of a deeper model have
+        repetitions.
+        """
+        more = self.layers + 3
+        found = {
+            key: [*value]
             for key, value in self._resolved.items()
             if isinstance(value, list | tuple)
-            and value
             and all(type(each) is int and 0 <= each < self.layers for each in value)
             and len({*value}) == len(value)
         }
-
-    def keys_of(self, number: int) -> list[str]:
-        """Keys that hold a number and determine the kinds of layers."""
-        return [
-            key
-            for key, value in self._resolved.items()
-            if value == number
-            and not isinstance(value, bool)
-            and isinstance(value, int)
-            and re.search("(?i)layer|dense|replace|sparse|moe", key)
-            and key != self.layers_key
-        ]
+        with suppress(Exception), quiet():
+            plain = {k: v for k, v in self._base.items() if not isinstance(v, list)}
+            deeper = type(self._read).from_dict(plain | {self.layers_key: more}).to_dict()
+            for key in [*found]:
+                values = deeper.get(key) or []
+                if len(values) == more and len({*values}) < more:
+                    del found[key]
+        return found
 
     # Small models.
 
@@ -283,9 +289,13 @@ class ModelClass:
         self.class_prefix = f"{own}."
         self.prefix = _stored_prefix(model, stored, self.class_prefix)
         shapes = {n: tuple(t.shape) for n, t in stored.items() if n not in self._repeated}
-        self.kinds = self._layers_of(shapes)
         whole = self._signature(shapes)
-        last = max((min(layers) for layers in self.kinds.values()), default=0) + 1
+        first: dict[str, int] = {}
+        for name in shapes:
+            layer = self.layer_of(name)
+            if layer is not None:
+                first[self.template(name)] = min(layer, first.get(self.template(name), layer))
+        last = max(first.values(), default=0) + 1
         for few in range(max(2, last), count):
             found = self.shapes({}, few)
             if found is not None and self._signature(found) == whole:
@@ -299,14 +309,11 @@ class ModelClass:
             name = self.prefix + rest
         return re.sub(r"(experts\.)\d+\.", r"\1{expert}.", name)
 
-    def _layers_of(self, shapes: Iterable[str]) -> dict[str, frozenset[int]]:
-        found: dict[str, set[int]] = {}
-        for name in shapes:
-            template = self.template(name)
-            if "{layer}" in template:
-                layer = int(name.removeprefix(self.prefix).partition(".")[0])
-                found.setdefault(template, set()).add(layer)
-        return {template: frozenset(layers) for template, layers in found.items()}
+    def layer_of(self, name: str) -> int | None:
+        """The layer of a tensor; None outside of the layers."""
+        if "{layer}" not in self.template(name):
+            return None
+        return int(name.removeprefix(self.prefix).partition(".")[0])
 
     def _signature(self, shapes: Shapes) -> set[tuple[str, tuple[int, ...]]]:
         return {(self.template(name), shape) for name, shape in shapes.items()}

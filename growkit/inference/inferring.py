@@ -43,8 +43,11 @@ GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"hidden": "x4"},
     ),
     "ffn": ({"ffn": "x2"},),
-    "heads": ({"heads": "x2"},),
-    "kv_heads": ({"heads": "x2", "kv_heads": "x2"},),
+    "heads": ({"heads": "x2"}, {"hidden": "x2", "ffn": "x1", "heads": "x2"}),
+    "kv_heads": (
+        {"heads": "x2", "kv_heads": "x2"},
+        {"hidden": "x2", "ffn": "x1", "heads": "x2", "kv_heads": "x2"},
+    ),
     "experts": ({"method": "experts", "experts": "x2"},),
     "layers": ({"method": "depth", "layers": "x2"},),
 }
@@ -101,13 +104,13 @@ class InferredFamily:
         self.ways = self.proposal.ways()
         self._chosen = {name: found[0] for name, found in self.ways.items()}
         self._more: dict[str, Any] = {}
-        self._reading = self.tried = 0
+        self.tried = 0
         self.trials: list[Trial] = []
         with temporary("inference") as scratch:
             small = _small_source(self.asked, scratch)
             for axis in GROWTHS:
                 self._try(axis, *small)
-        self.description = self._described(self._chosen, self._more, self._reading)
+        self.description = self.proposal.description(self._chosen, self._more)
         fixed = {
             axis: f"cannot grow: when it was tried, logits differed by {trial['error']:.1g}"
             for trial in self.trials
@@ -117,19 +120,14 @@ class InferredFamily:
         if fixed:
             self.description["fixed"] = fixed
 
-    def _described(
-        self, chosen: Mapping[str, str], more: Mapping[str, Any], reading: int
-    ) -> dict[str, Any]:
-        return self.proposal.description(chosen, more, reading=reading)
-
     def _try(
         self, axis: str, source: Checkpoint, ids: torch.Tensor, expected: torch.Tensor
     ) -> None:
         """Try descriptions until one is right for an axis, and keep it."""
         best: Any = None
         options = _descriptions(self.proposal, self.ways, self._chosen, axis, self._more)
-        for chosen, more, reading in islice(options, MOST_TRIED):
-            description = self._described(chosen, more, reading or self._reading)
+        for chosen, more in islice(options, MOST_TRIED):
+            description = self.proposal.description(chosen, more)
             if axis not in _axes(description):
                 return
             trial = _trial(source, axis, description, ids, expected)
@@ -138,7 +136,6 @@ class InferredFamily:
                 best = trial
             if trial.exact:
                 self._chosen, self._more = chosen, more
-                self._reading = reading or self._reading
                 break
         if best is not None:
             self.trials.append(best)
@@ -150,23 +147,23 @@ def _descriptions(
     chosen: Mapping[str, str],
     axis: str,
     more: Mapping[str, Any],
-) -> Iterator[tuple[dict[str, str], dict[str, Any], int]]:
+) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
     """What is chosen so far, and then what else may hold for an axis."""
     if axis == "experts":
         for experts in proposal.experts(chosen):
-            yield dict(chosen), {**more, "experts": experts}, 0
+            yield dict(chosen), {**more, "experts": experts}
         return
-    yield dict(chosen), dict(more), 0
+    yield dict(chosen), dict(more)
     if axis == "layers":
-        yield from ((dict(chosen), dict(more), reading) for reading in (1, 2, 3))
+        yield dict(chosen), {**more, "numbered": proposal.asked.layers_key}
         return
     others: list[dict[str, Any]] = [{}]
     if axis == "hidden":
         others += [{"rooted": True}, {"places": {"heads": "slopes"}, "groups": {"heads": []}}]
-        yield from ((dict(chosen), {**more, **other}, 0) for other in others[1:])
+        yield from ((dict(chosen), {**more, **other}) for other in others[1:])
     near = {"hidden", "heads"} if axis == "hidden" else {axis}
     for changed in choices(ways, near | {"head_dim"} if "heads" in near else near):
-        yield from (({**chosen, **changed}, {**more, **other}, 0) for other in others)
+        yield from (({**chosen, **changed}, {**more, **other}) for other in others)
 
 
 def _badness(trial: Trial) -> float:

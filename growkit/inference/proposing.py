@@ -14,6 +14,7 @@ from typing import Any
 from growkit.algebra.axes import Pattern
 from growkit.families.described import TIED
 from growkit.inference.classes import WIDTH, ModelClass
+from growkit.inference.layers import Conditions
 from growkit.inference.running import Observation
 
 Terms = tuple[tuple[tuple[str, ...], int], ...]
@@ -175,6 +176,14 @@ class Proposal:
             template = self.asked.template(name)
             ways = " | ".join(self._ways(name))
             self._names.setdefault(template, {}).setdefault(ways, []).append(name)
+        shapes = self.asked.shapes({}) or {}
+        self._conditions = Conditions(self.asked)
+        self._when = {
+            f"{template}#{at}": self._conditions.of(template, {shapes[name] for name in names})
+            for template, kinds in self._names.items()
+            if "{layer}" in template
+            for at, names in enumerate(kinds.values())
+        }
 
     def _name_multiple(self) -> int | None:
         """Name the width of an MLP that is a multiple of hidden ``ffn``; return the factor."""
@@ -243,16 +252,13 @@ class Proposal:
             found.append(f"{each}: {pattern}" if each else pattern)
         return [*dict.fromkeys(found)]
 
-    def description(
-        self, chosen: Mapping[str, str], more: Mapping[str, Any], *, reading: int = 0
-    ) -> dict[str, Any]:
+    def description(self, chosen: Mapping[str, str], more: Mapping[str, Any]) -> dict[str, Any]:
         """Describe the family with these patterns.
 
         Args:
             chosen: the pattern of every tensor, as ``ways`` names them.
             more: other entries; ``rooted`` says that the class multiplies embeddings by the square
                 root of hidden.
-            reading: which of the possible conditions on layers to take.
         """
         asked, rooted = self.asked, bool(more.get("rooted"))
         arranged: dict[str, Any] = {}
@@ -261,10 +267,9 @@ class Proposal:
             entries = []
             for at, names in enumerate(kinds.values()):
                 entry = self._tensor(names[0], chosen[f"{template}#{at}"], rooted)
-                possible = self._when(template, names, len(kinds) > 1)
-                if possible:
-                    entry["when"], settings = possible[min(reading, len(possible) - 1)]
-                    arranged |= settings
+                if when := self._when.get(f"{template}#{at}"):
+                    entry["when"] = when
+                    arranged |= self._conditions.arranged(when)
                 entries.append(entry)
             (first, *others) = entries
             plain = first["pattern"] if first.keys() == {"pattern"} else first
@@ -362,35 +367,6 @@ class Proposal:
     def _wide(self, axis: str) -> bool:
         return any(WIDTH.search(key) for key in self.asked.sizes.get(axis, ()))
 
-    def _when(
-        self, template: str, names: list[str], several: bool
-    ) -> list[tuple[str, dict[str, Any]]]:
-        """The possible conditions of the layers that have a tensor; none if all have it."""
-        if "{layer}" not in template:
-            return []
-        asked = self.asked
-        layers = asked.kinds.get(template, frozenset())
-        if several:  # the same tensor has other sizes in other layers
-            small = {int(n.removeprefix(asked.prefix).partition(".")[0]) for n in names}
-            layers = frozenset(
-                layer for layer in layers if self._like(layer) in small or layer in small
-            )
-        if layers == frozenset(range(asked.layers)):
-            return []
-        return conditions(asked, layers)
-
-    def _like(self, layer: int) -> int | None:
-        """The first layer with the same tensors."""
-        mine = {t for t, layers in self.asked.kinds.items() if layer in layers}
-        return next(
-            (
-                each
-                for each in range(self.asked.small_layers)
-                if {t for t, layers in self.asked.kinds.items() if each in layers} == mine
-            ),
-            None,
-        )
-
     def _assumed(
         self, sizes: Mapping[str, str], axes: set[str], tensors: Mapping[str, Any]
     ) -> dict[str, Any]:
@@ -443,45 +419,6 @@ def _with_roles(dimensions: tuple[str, ...], reads: set[int]) -> str:
     if len(dimensions) == 2 and len(reads) == 1:
         return " <- ".join(dimensions) if reads == {1} else " -> ".join(dimensions)
     return ", ".join(dimensions)
-
-
-def conditions(asked: ModelClass, layers: frozenset[int]) -> list[tuple[str, dict[str, Any]]]:
-    """Conditions on a layer to be one of these, most likely first.
-
-    Each comes with what determines it when layers are rearranged (``arranged`` of a description).
-    """
-    every = frozenset(range(asked.layers))
-    found = [*_listed(asked, layers, every), *_bounded(asked, layers, every)]
-    first = min(layers)
-    for period in range(2, asked.layers):
-        if layers == frozenset(range(first % period, asked.layers, period)):
-            found.append((f"layer % {period} == {first % period}", {}))
-    return found or [(" or ".join(f"layer == {layer}" for layer in sorted(layers)), {})]
-
-
-def _listed(
-    asked: ModelClass, layers: frozenset[int], every: frozenset[int]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Conditions by keys that list kinds of layers, or their numbers."""
-    for key, values in asked.lists.items():
-        mine = {values[layer] for layer in layers if isinstance(values[layer], str | int)}
-        if layers == {at for at, value in enumerate(values) if value in mine}:
-            yield " or ".join(f"{key}[layer] == {value!r}" for value in sorted(mine, key=str)), {}
-    for key, numbers in asked.listed.items():
-        for text, some in ((f"layer in {key}", numbers), (f"layer not in {key}", every - numbers)):
-            if layers == some:
-                yield text, {key: {"layers": f"layer in {key}"}}
-
-
-def _bounded(
-    asked: ModelClass, layers: frozenset[int], every: frozenset[int]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Conditions by the number of layers that come first."""
-    for few, sign in ((every - layers, ">="), (layers, "<")):
-        if few == frozenset(range(len(few))):
-            for key in asked.keys_of(len(few)):
-                yield f"layer {sign} {key}", {key: {"count": f"layer < {key}"}}
-            yield f"layer {sign} {len(few)}", {}
 
 
 def group_of(ways: list[str]) -> tuple[str, ...]:

@@ -1,0 +1,198 @@
+"""Which layers have a tensor, and the keys of the config that decide it.
+
+The class is asked for models with more layers and with other values of every key that changes which
+layers have what. A condition on a layer is right if it is right in all of them.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations, permutations
+from typing import Any
+
+from growkit.base.errors import InputError
+from growkit.base.tensors import Config
+from growkit.families.expressions import LAYER, parse_expression
+from growkit.inference.classes import ModelClass
+
+MOST = 3
+"""Limit for the parts of a condition."""
+
+Layers = frozenset[int]
+Kind = tuple[str, tuple[int, ...]]
+"""A tensor's name with ``{layer}``, and its shape."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model that the class was asked for.
+
+    Attributes:
+        config: its config, as the class resolves it.
+        layers: its layers.
+        having: the layers that have a tensor of a name and shape.
+    """
+
+    config: Config
+    layers: Layers
+    having: Mapping[Kind, Layers]
+
+    @property
+    def kinds(self) -> set[tuple[str, Layers]]:
+        """The tensors that have the same shape in some layers, and these layers."""
+        return {(name, layers) for (name, _), layers in self.having.items()}
+
+    def of(self, kinds: Iterable[Kind]) -> Layers:
+        """The layers with a tensor of some kinds."""
+        return frozenset().union(*(self.having.get(kind, ()) for kind in kinds))
+
+
+class Conditions:
+    """Conditions on layers.
+
+    Args:
+        asked: the class.
+
+    Attributes:
+        deciding: keys that hold a number, and those that list numbers of layers, which decide what
+            some layers have.
+    """
+
+    def __init__(self, asked: ModelClass) -> None:
+        self._asked = asked
+        few, many = asked.small_layers, 2 * asked.small_layers
+        self.deciding: list[str] = []
+        self._models = [each for count in (few, many) if (each := self._ask({}, count))]
+        more = self._models[-1]
+        numbers = {key: asked.value(key) for key in _numbers(asked, many)}
+        listed = asked.listed
+        if {*more.having.values()} != {more.layers} or listed:
+            self._vary(numbers, many, lambda value: (value + 1, value - 1))
+            self._vary(listed, many, lambda value: (value[:-1], [*value, many - 1]))
+        self._lists = [key for key in asked.lists if key not in listed]
+        self._parts = self._evaluated(self._possible(numbers, listed))
+
+    def _ask(self, changes: Mapping[str, Any], count: int) -> Asked | None:
+        shapes = self._asked.shapes(changes, count)
+        if shapes is None:
+            return None
+        having: dict[Kind, set[int]] = {}
+        for name, shape in shapes.items():
+            layer = self._asked.layer_of(name)
+            if layer is not None:
+                having.setdefault((self._asked.template(name), shape), set()).add(layer)
+        return Asked(
+            self._asked.config(changes, count).to_dict(),
+            frozenset(range(count)),
+            {kind: frozenset(layers) for kind, layers in having.items()},
+        )
+
+    def _vary(self, keys: Mapping[str, Any], count: int, others: Any) -> None:
+        """Ask for models with other values of keys, and keep those in which layers differ."""
+        as_it_is = self._models[-1 if len(self._models) < 3 else 1]
+        for key, value in keys.items():
+            found = (self._ask({key: other}, count) for other in others(value))
+            different = [each for each in found if each and each.kinds != as_it_is.kinds]
+            if different:
+                self.deciding.append(key)
+                self._models += different
+
+    def of(self, template: str, shapes: Iterable[tuple[int, ...]]) -> str | None:
+        """The condition of the layers that have a tensor of one of these shapes.
+
+        None if all layers have it, also in deeper models.
+        """
+        kinds = [(template, shape) for shape in shapes]
+        wanted = [model.of(kinds) for model in self._models]
+        if all(some == model.layers for some, model in zip(wanted, self._models, strict=True)):
+            return None
+        rest = [model.layers - some for some, model in zip(wanted, self._models, strict=True)]
+        for count in range(1, MOST + 1):
+            for some, form in ((wanted, "{}"), (rest, "not ({})")):
+                parts = {
+                    text: its
+                    for text, its in chain(self._entries(some), self._parts.items())
+                    if all(a <= b for a, b in zip(some, its, strict=True))
+                }
+                for texts in combinations(parts, count):
+                    if _common([parts[text] for text in texts]) == some:
+                        return form.format(" and ".join(texts))
+        return " or ".join(f"layer == {layer}" for layer in sorted(wanted[0]))
+
+    def arranged(self, condition: str) -> dict[str, Any]:
+        """How the keys of a condition follow the layers, where that can be said."""
+        if "%" in condition:
+            return {}
+        found: dict[str, Any] = {}
+        for key in self.deciding:
+            for sign, rule in (
+                ("in|not in", {"layers": f"layer in {key}"}),
+                ("<|>=", {"count": f"layer < {key}"}),
+                ("<=|>", {"last": f"layer <= {key}"}),
+            ):
+                if re.search(rf"layer (?:{sign}) {key}\b", condition):
+                    found[key] = rule
+        return found
+
+    def _entries(self, wanted: Sequence[Layers]) -> Iterator[tuple[str, list[Layers]]]:
+        """Conditions by lists with an entry for each layer."""
+        for key in self._lists:
+            lists = [each for m in self._models if isinstance(each := m.config.get(key), list)]
+            if len(lists) < len(self._models):
+                continue
+            pairs = list(zip(lists, wanted, strict=True))
+            values = {each[layer] for each, some in pairs for layer in some if layer < len(each)}
+            if values and all(isinstance(value, str | int) for value in values):
+                text = " or ".join(f"{key}[layer] == {v!r}" for v in sorted(values, key=str))
+                having = [
+                    frozenset(at for at, value in enumerate(each) if value in values)
+                    for each in lists
+                ]
+                yield (text if len(values) == 1 else f"({text})"), having
+
+    def _possible(self, numbers: Iterable[str], listed: Iterable[str]) -> Iterator[str]:
+        """What a part of a condition may say, most likely first."""
+        deciding = [key for key in numbers if key in self.deciding]
+        for key in listed:
+            if key in self.deciding:
+                yield from (f"layer in {key}", f"layer not in {key}")
+        for key in deciding:
+            yield from (f"layer {sign} {key}" for sign in ("<", ">=", "<=", ">"))
+            for at in ("layer", "(layer + 1)"):
+                yield from (f"{at} % {key} {sign} 0" for sign in ("==", "!="))
+        for period, offset in permutations(deciding, 2):
+            yield from (f"layer % {period} {sign} {offset}" for sign in ("==", "!="))
+        last = f"{self._asked.layers_key} - 1"
+        few = self._asked.small_layers
+        for number in [*map(str, range(few)), last]:
+            yield from (f"layer {sign} {number}" for sign in ("==", "!=", ">"))
+        for steps in range(2, 2 * few):
+            yield from (f"layer % {steps} == {rest}" for rest in range(steps))
+
+    def _evaluated(self, texts: Iterable[str]) -> dict[str, list[Layers]]:
+        """For each condition, the layers for which it holds in every model."""
+        found = {}
+        for text in texts:
+            try:
+                condition = parse_expression(text, text, {*self._models[0].config, LAYER}, {})
+                found[text] = [
+                    frozenset(at for at in model.layers if condition.holds(model.config, at))
+                    for model in self._models
+                ]
+            except InputError:  # one of its keys has no value in some model
+                continue
+        return found
+
+
+def _numbers(asked: ModelClass, layers: int) -> list[str]:
+    """Keys with a number that may be that of a layer, or count some."""
+    sizes = {key for keys in asked.sizes.values() for key in keys} | {asked.layers_key}
+    return [
+        key
+        for key, value in asked.numbers.items()
+        if 0 <= value <= 4 * layers and key not in sizes and not key.endswith("_token_id")
+    ]
+
+
+def _common(parts: Sequence[Sequence[Layers]]) -> list[Layers]:
+    return [frozenset.intersection(*each) for each in zip(*parts, strict=True)]
