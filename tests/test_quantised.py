@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    ArceeConfig,
     AutoModelForCausalLM,
     DeepseekV3Config,
     FineGrainedFP8Config,
@@ -363,6 +364,12 @@ def test_a_language_model_inside_another(tmp_path: Path) -> None:
     assert "only its language model" in result["warnings"][0]
     assert "quantised with FP8" in result["warnings"][1]
     assert "as growkit alone dequantises it" in result["verification"]["reason"]
+
+
+def test_its_family_may_be_inferred(tmp_path: Path) -> None:
+    source = quantise(save_random(tmp_path / "source", ArceeConfig(**SIZES), dtype=torch.bfloat16))
+    result = growkit.grow(source, tmp_path / "out", ffn="x2")
+    assert result["kept"], result["verification"]["reason"]
 
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:

@@ -369,26 +369,17 @@ def own_families(key: str = "family") -> dict[str, Family]:
     return dict(sorted((of_files | of_modules).items()))
 
 
-def refuse_quantised(config: Config, where: str) -> None:
-    """Refuse quantised models.
-
-    Raises:
-        InputError: the model is quantised.
-    """
-    if any(config.get(key) is not None for key in QUANTISED):
-        raise InputError(f"the model in {where} is quantised; dequantise it first")
-
-
 def family_of(config: Config, where: str) -> Family:
     """The family of a config.
 
     Raises:
-        InputError: no family has this model_type (the message lists the known ones), or a size is
-            larger than in any model.
+        InputError: no family has this model_type (the message lists the known ones), a size is
+            larger than in any model, or the weights are still quantised.
     """
     model_type = config.get("model_type")
     known = {kind: family for family in families().values() for kind in family.model_types}
-    refuse_quantised(config, where)
+    if any(config.get(key) is not None for key in QUANTISED):
+        raise InputError(f"the model in {where} is quantised; dequantise it first")
     if not isinstance(model_type, str) or model_type not in known:
         inner, remedy = config.get("text_config"), "'growkit inspect --infer' describes others"
         if isinstance(inner, dict):

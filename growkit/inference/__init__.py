@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from growkit.checkpoint.dequantising import dense_config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import MOST_DIGITS
 from growkit.families.family import families
@@ -23,7 +24,7 @@ def family_for(
         The description, None if growkit's own is used; and how it was inferred, in a sentence.
 
     Raises:
-        InputError: parts of its class cannot be described.
+        InputError: parts of its class cannot be described, or its quantised weights are not read.
     """
     config = Folder(source.folder).json("config.json", MOST_DIGITS)
     kind = config.get("model_type")
@@ -36,8 +37,8 @@ def family_for(
         return None, None
     from growkit.inference.inferring import InferredFamily
 
-    started = time.perf_counter()
-    found = InferredFamily(config, str(source.folder / "config.json"))
+    started, where = time.perf_counter(), str(source.folder / "config.json")
+    found = InferredFamily(dense_config(config, where)[0], where)
     seconds = time.perf_counter() - started
     tried = "every axis tried"
     if fixed := found.description.get("fixed"):

@@ -25,7 +25,7 @@ from growkit.engine.oracle import load_model, quiet
 from growkit.engine.strict import CPU, strict_float64
 from growkit.engine.user_family import temporary_family
 from growkit.families.description import MOST_LAYERS
-from growkit.families.family import described, refuse_quantised
+from growkit.families.family import described
 from growkit.inference.classes import ModelClass
 from growkit.inference.proposing import Proposal, choices
 from growkit.inference.running import see
@@ -67,7 +67,6 @@ def infer(folder: str | Path) -> Inference:
         InputError: transformers has no such class, or parts of it cannot be described.
     """
     checkpoint = find(folder).whole()
-    refuse_quantised(checkpoint.config, checkpoint.where())
     layers = checkpoint.config.get("num_hidden_layers")
     if isinstance(layers, int) and len(checkpoint.tensors) < layers <= MOST_LAYERS:
         raise InputError(
