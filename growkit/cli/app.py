@@ -62,11 +62,24 @@ def run_app() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def top(version: bool = cli.flag("--version", "Print the version.")) -> None:
+def top(
+    version: bool = cli.flag("--version", "Print the version."),
+    trust_code: Path | None = cli.value(
+        None, "Run the model code in FOLDER, which its config.json names.", "FOLDER"
+    ),
+) -> None:
     """Grow trained language-model checkpoints, and prove that nothing they learned was lost."""
     if version:
         typer.echo(f"growkit {__version__}")
         raise typer.Exit
+    if trust_code is not None:
+        from growkit.engine.user_code import trust  # which imports transformers
+
+        try:
+            trust(trust_code)
+        except InputError as error:
+            cli.print_message(f"error: {error}")
+            raise typer.Exit(2) from None
 
 
 @command(app)

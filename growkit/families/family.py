@@ -381,7 +381,9 @@ def family_of(config: Config, where: str) -> Family:
     if any(config.get(key) is not None for key in QUANTISED):
         raise InputError(f"the model in {where} is quantised; dequantise it first")
     if not isinstance(model_type, str) or model_type not in known:
-        inner, remedy = config.get("text_config"), "'growkit inspect --infer' describes others"
+        inner, remedy = config.get("text_config"), "transformers has no class for it either"
+        if config.get("auto_map"):
+            remedy = "if you trust the code in that folder, growkit --trust-code FOLDER runs it"
         if isinstance(inner, dict):
             inside = f"the language model inside (text_config, {inner.get('model_type')!r})"
             remedy = f"{inside} cannot be taken out, save it as a folder of its own"

@@ -41,7 +41,7 @@ NARROWEST = 4
 
 DESCRIBE = "describe its family as docs/adding-a-family.md says"
 
-WIDTH = re.compile(r"(?i)intermediate|ffn|d_ff|dff|inner|mlp_dim|mlp_size")
+WIDTH = re.compile(r"(?i)intermediate|ffn|feed_forward|d_ff|dff|dim_ff|inner|mlp_dim|mlp_size")
 """Names of keys that are widths of an MLP."""
 
 EXPERTS = re.compile(r"(?i)^(moe_)?(num|n)_(routed_|local_)?experts$")
@@ -532,13 +532,15 @@ class ModelClass:
             return
         if hidden not in numbers or numbers[hidden] % numbers[heads]:
             return
-        self.derived = True
         same = [key for key in numbers if "head" in key and numbers[key] == numbers[heads]]
-        if len(same) > 1:  # no shape says which of them counts
-            with quiet():
-                as_it_is = run(self.small_model())
-            used = [key for key in same if not self._computes_alike(key, numbers[key], as_it_is)]
-            heads = heads if heads in used or not used else used[0]
+        with quiet():
+            as_it_is = run(self.small_model())
+        # No shape says which of them counts, if any does.
+        used = [key for key in same if not self._computes_alike(key, numbers[key], as_it_is)]
+        if not used:
+            return
+        heads = heads if heads in used else used[0]
+        self.derived = True
         self.sizes["heads"] = (heads,)
         self.small |= {"heads": numbers[heads], "head_dim": numbers[hidden] // numbers[heads]}
 

@@ -209,15 +209,22 @@ def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
 
 
 def listed_family(config: Config) -> Family | None:
-    """The package's own family for a model's type; None if there is none."""
-    known = {kind: each for each in own_families().values() for kind in each.model_types}
+    """The family for a model's type, also one that a user describes; None if there is none.
+
+    The class has confirmed that shapes depend on every size that a user describes.
+    """
+    known = {kind: each for each in families().values() for kind in each.model_types}
     return known.get(str(config.get("model_type")))
 
 
 def _sizes(config: Config) -> frozenset[str]:
     """``SIZES``, and the size keys of the config's family."""
     family = listed_family(config)
-    return (SIZES | family.size_keys) - family.unseen_sizes - SHARED if family else SIZES
+    if family is None:
+        return SIZES
+    # No model depends on the width of an MLP that none of its layers has.
+    unseen = family.unseen_sizes - {"intermediate_size"}
+    return (SIZES | family.size_keys) - unseen - SHARED
 
 
 def _entries(config: Config, key: str, missing: Any) -> Any:

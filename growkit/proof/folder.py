@@ -20,6 +20,7 @@ from growkit.checkpoint.publishing import MANIFEST, temporary
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.engine.loader import loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
+from growkit.engine.user_code import is_trusted
 from growkit.engine.user_family import unlisted_family
 from growkit.families.family import families, family_of
 from growkit.optimizer.state import outputs
@@ -110,7 +111,9 @@ def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> F
     if isinstance(source, RoundedCheckpoint):
         notes.append(f"the target was compared with the source after rounding to {source.dtype}")
     for checkpoint, each in zip((source, target), loads, strict=True):
-        if code := foreign_code(checkpoint.opened):
+        if is_trusted(checkpoint.opened, each.model):
+            notes.append(f"the proof ran the code in {checkpoint.folder}, as you trust it")
+        elif code := foreign_code(checkpoint.opened):
             growkits = not each.own_class or growkits_code(each.config)
             notes.append(
                 f"the code in {checkpoint.folder} ({listed(code)}), which runs only if it is "
