@@ -66,7 +66,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 TOKENS = 48
 
 SYMMETRY = ("break", "keep")
-"""Random splits, which let copies part, or even ones, as the others make them."""
+"""Random splits, which let copies diverge, or even ones, as the others make them."""
 
 OURS = [f"growkit, {each}" for each in SYMMETRY]
 

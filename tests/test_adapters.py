@@ -446,8 +446,9 @@ def test_peft_is_for_the_proof_alone(
     source, adapter = grown / "source", grown / "adapter"
     growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, verify=False)
     assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").exists()
-    with pytest.raises(InputError, match=r"install growkit\[adapters\]"):
-        growkit.grow(source, tmp_path / "proved", hidden="x2", adapter=adapter)
+    for dry_run in (True, False):
+        with pytest.raises(InputError, match=r"install growkit\[adapters\]"):
+            growkit.grow(source, tmp_path / "proved", hidden="x2", adapter=adapter, dry_run=dry_run)
     assert not (tmp_path / "proved").exists()
 
 

@@ -480,7 +480,7 @@ def test_an_order_that_was_assumed_is_reported(made: tuple[Path, Path], tmp_path
     source, state = made
     output = ["--no-verify", "--optimizer", str(state), "--hidden", "x2"]
     ran = cli("grow", source, tmp_path / "out", *output)
-    said = "does not name its parameters, which were assumed all in one group"
+    said = "does not name its parameters; assumed order: all in one group"
     assert (ran.exit_code, said in " ".join(ran.output.split())) == (0, True)
     manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
     assert manifest["optimizer"]["assumed"] == "all in one group"

@@ -199,7 +199,7 @@ def verify_command(
     sweep([one.folder, other.folder], inputs)
     check_report(destination.report, inputs)
     before, after_it = pair(one, other)
-    check_settings(settings, before)
+    check_settings(settings, before, adapter=adapter is not None)
     check_vocabularies(before, after_it)
     from growkit.proof.verdict import verify_found  # takes seconds
 

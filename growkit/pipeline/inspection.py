@@ -72,8 +72,8 @@ def inspect(
             config.
     """
     found = find(folder)
-    said = load_description(family) if isinstance(family, str | Path) else family
-    described, inferred = family_for(found, said)
+    given = load_description(family) if isinstance(family, str | Path) else family
+    described, inferred = family_for(found, given)
     with temporary_family(described):
         checkpoint = found.open()
         stored = stored_family(checkpoint)
@@ -394,11 +394,11 @@ def plan(recipe: recipes.Recipe | str | Path, *, bandwidth: str | None = None) -
     shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))
     files = [tensors.total_bytes(shard.tensors) for shard in shards]
     sizes = (source, target), recipe.output_path, recipe.verify, extra
-    along = (recipe.optimizer, "optimizer's state"), (recipe.adapter, "adapter")
-    for what in [f"{what}, {path}," for path, what in along if path is not None]:
+    companions = (recipe.optimizer, "optimizer's state"), (recipe.adapter, "adapter")
+    for what in [f"{what}, {path}" for path, what in companions if path is not None]:
         described.warnings.append(
-            f"the disk does not count what the {what} becomes; growkit run --dry-run reads it, and "
-            "does"
+            f"the estimate of the disk leaves out the grown {what}; growkit run --dry-run "
+            "includes it"
         )
     return results.LargePlan(
         **described | estimate(*sizes, exact=exact, bandwidth=limit),

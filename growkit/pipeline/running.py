@@ -136,17 +136,17 @@ def convert(
         source: model folder, or one on the Hub; see ``grow``.
         output: folder to make.
         to: name of the variant or layout.
-        dtype: see ``grow``, also for the other arguments, the result and the errors.
-        shard_size: see there.
-        base_model: see there.
-        optimizer: see there.
-        adapter: see there.
-        format: see there.
-        verify: see there.
-        overwrite: see there.
-        proof_only: see there.
-        dry_run: see there.
-        progress: see there.
+        dtype: see ``grow``, also for the result and the errors.
+        shard_size: see ``grow``.
+        base_model: see ``grow``.
+        optimizer: see ``grow``.
+        adapter: see ``grow``.
+        format: see ``grow``.
+        verify: see ``grow``.
+        overwrite: see ``grow``.
+        proof_only: see ``grow``.
+        dry_run: see ``grow``.
+        progress: see ``grow``.
         **options: the conversion's options, e.g. ``gamma="gated"``.
     """
     written: Any = dtype, shard_size, base_model, None, optimizer, format, adapter
@@ -173,8 +173,8 @@ def run(
             with growkit.
         verify: settings of the proof, instead of the recipe's own; see ``grow``.
         reads: files that the run reads and the recipe does not name; they are never replaced.
-        overwrite: see ``grow``, also for the other arguments, the result and the errors.
-        proof_only: see there.
+        overwrite: see ``grow``, also for the result and the errors.
+        proof_only: see ``grow``.
         dry_run: plan only, write nothing.
         progress: receives the progress.
     """
@@ -196,7 +196,7 @@ def run(
     family, inferred = family_for(find(recipe.source), recipe.family)
     with temporary_family(family):
         started = _Run(replace(recipe, family=family), reads, progress, dry_run, inferred)
-        return started.carry_out(overwrite, proof_only)
+        return started.execute(overwrite, proof_only)
 
 
 class _Run:
@@ -231,7 +231,7 @@ class _Run:
         self.recipe = recipe
         self.other_files = [*recipe.texts, *reads]
 
-    def carry_out(self, overwrite: bool, proof_only: bool) -> GrowResult:
+    def execute(self, overwrite: bool, proof_only: bool) -> GrowResult:
         """Execute the recipe; see ``grow``."""
         recipe, source = self.recipe, self.source
         replaceable = publishing.check_output(self.output, self.inputs, overwrite)
@@ -239,14 +239,14 @@ class _Run:
         for text in recipe.texts:
             read_text(text)
         if recipe.verify is not None:
-            check_settings(recipe.verify, source)
+            check_settings(recipe.verify, source, adapter=recipe.adapter is not None)
         source.opened.check_carried()
         self._plan()
         self.lineage.check_duplicates()
         if self.dry_run:
             return self._estimated()
         if recipe.verify is not None:
-            preflight(recipe.verify, source, self.target, adapter=recipe.adapter is not None)
+            preflight(recipe.verify, source, self.target)
         with publishing.staged(self.output, replaceable) as staging, writing.hashing() as hashes:
             publishing.check_space(staging.folder, disk_needed(self.target, self.extra))
             import_module("torch")  # takes a second that must not count as writing
@@ -269,14 +269,15 @@ class _Run:
             result["dropped"] |= source.dropped
             result["warnings"].insert(0, source.note)
         result["warnings"] += [self.found.warning] if self.found.warning else []
-        self.along = dict(self._along())
-        for name, each in self.along.items():
+        self.companions = dict(self._companions())
+        for name, each in self.companions.items():
             self.other_files += each.files
             result[name] = each.result()
-        self.extra = source.opened.carried_bytes() + sum(a.bytes for a in self.along.values())
+        self.extra = source.opened.carried_bytes()
+        self.extra += sum(each.bytes for each in self.companions.values())
 
-    def _along(self) -> Iterator[tuple[str, Optimizer | Adapter]]:
-        """What is grown along with the model."""
+    def _companions(self) -> Iterator[tuple[str, Optimizer | Adapter]]:
+        """Read the optimizer's state and the adapter, which grow with the model."""
         recipe, source, lineage = self.recipe, self.source, self.lineage
         if recipe.optimizer is not None:
             from growkit.optimizer.growing import Optimizer
@@ -301,7 +302,7 @@ class _Run:
         return result
 
     def _write(self, folder: Path, hashes: writing.Hashes) -> None:
-        """Write the weights, their config, carried files, and what is grown along with them."""
+        """Write the weights, their config, carried files, the optimizer's state and the adapter."""
         source, result = self.source, self.result
         started = time.perf_counter()
         with (
@@ -315,7 +316,7 @@ class _Run:
 
         law = law_of(self.lineage)
         result["updates"] = summary(law, self.target.tensors)
-        for name, each in self.along.items():
+        for name, each in self.companions.items():
             with publishing.writing(self.output):
                 result[name] = each.write(folder, law, self.progress, hashes)
 

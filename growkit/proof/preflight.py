@@ -11,43 +11,46 @@ from growkit.engine.oracle import check_accepted
 from growkit.engine.prompts import check_tokenizer, make_prompts, read_text
 
 
-def check_settings(settings: Settings, source: Checkpoint) -> None:
+def check_settings(settings: Settings, source: Checkpoint, *, adapter: bool = False) -> None:
     """Refuse settings that cannot be used, as far as this shows without importing torch.
 
+    Args:
+        settings: settings of the proof.
+        source: the source.
+        adapter: whether both models have an adapter.
+
     Raises:
-        InputError: the text cannot be read or has no tokenizer, or torch is built without CUDA.
+        InputError: the text cannot be read or has no tokenizer, torch is built without CUDA, or
+            PEFT is missing.
     """
     if settings.device == "cuda" and version("torch").endswith("+cpu"):
         raise InputError(NO_GPU)
+    if adapter and find_spec("peft") is None:
+        raise InputError(
+            "adapters are proved with PEFT, which is not installed; install growkit[adapters], or "
+            "leave out the proof or the adapter"
+        )
     if settings.text is not None:
         read_text(settings.text)
         check_tokenizer(source.opened)
 
 
-def preflight(
-    settings: Settings, source: Checkpoint, grown: Weights, *, adapter: bool = False
-) -> None:
+def preflight(settings: Settings, source: Checkpoint, grown: Weights) -> None:
     """Refuse everything that the proof would refuse, before anything is written.
 
     Args:
         settings: settings of the proof.
         source: the source.
         grown: the planned target.
-        adapter: whether both models have an adapter.
 
     Raises:
         InputError: the device, the text, the tokenizer or one of the configs cannot be used, or
-            there is no room to train, or no PEFT.
+            there is no room to train.
     """
     from growkit.engine.loader import loading
     from growkit.engine.strict import choose_device
     from growkit.proof.training import check_room
 
-    if adapter and find_spec("peft") is None:
-        raise InputError(
-            "adapters are proved with PEFT, which is not installed; install growkit[adapters], or "
-            "switch the proof off (--no-verify)"
-        )
     check_room(settings, grown.tensors, choose_device(settings.device))
     make_prompts(settings, source.folder, source.config)
     loading(source)

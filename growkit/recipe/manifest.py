@@ -26,16 +26,8 @@ FORMAT = 2
 
 COPIED = (
     *("promise", "lost", "kept", "source_parameters", "parameters", "bytes", "dtype", "rounded"),
-    *(
-        "loads_with",
-        "warnings",
-        "copies",
-        "dropped",
-        "updates",
-        "optimizer",
-        "adapter",
-        "verification",
-    ),
+    *("loads_with", "warnings", "copies", "dropped", "updates"),
+    *("optimizer", "adapter", "verification"),
 )
 """Fields of a result that its manifest repeats."""
 
@@ -69,9 +61,9 @@ def manifest_of(
         **{key: result[key] for key in COPIED},
     }
     manifest["warnings"] = public(result["warnings"])
-    for along in ("optimizer", "adapter"):
-        if result[along]:
-            manifest[along] = {**result[along], "path": name_of(result[along]["path"])}
+    for key in ("optimizer", "adapter"):
+        if result[key]:
+            manifest[key] = {**result[key], "path": name_of(result[key]["path"])}
     if proof:
         named = {key: name_of(path) for key, path in read.items()}
         seconds = None if given_date() else proof["seconds"]

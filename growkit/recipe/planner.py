@@ -119,7 +119,10 @@ def _ragged_experts(grown: Weights) -> str:
 
 
 def change(step: Step, source: Weights, seed: int) -> Change:
-    """Plan one step; a family that cannot hold the outcome is read as a DIFF Transformer.
+    """Plan one step.
+
+    If the source's family cannot hold the outcome, the source is first turned into a DIFF
+    Transformer.
 
     Raises:
         InputError: the step is not possible.

@@ -69,7 +69,7 @@ def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
             f"{file} would become part of the model in {model}; write the report elsewhere"
         )
     if os.path.lexists(file) and (inputs.overlap(file) or not _is_report(file)):
-        raise InputError(f"{file} is no report that growkit wrote; name another file")
+        raise InputError(f"{file} is not a report written by growkit; name another file")
 
 
 def _is_report(path: Path) -> bool:

@@ -57,7 +57,7 @@ def growth_parts(result: Found) -> Iterator[Part]:
     if state := result["optimizer"]:
         yield {"optimizer state": state["path"]} | recorded(state, STATE)
         if order := state["assumed"]:
-            yield Paragraph(f"it does not name its parameters, which were assumed {order}")
+            yield Paragraph(f"it does not name its parameters; assumed order: {order}")
     if adapter := result["adapter"]:
         yield {"adapter": adapter["path"]} | recorded(adapter, ADAPTER)
     yield recorded(result["estimate"] or {})

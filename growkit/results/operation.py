@@ -177,11 +177,11 @@ class AdapterResult(Result):
     Attributes:
         path: the adapter of the source.
         method: PEFT's name of the method.
-        tensors: number of tensors that were written.
-        source_parameters: number of parameters of the adapter of the source.
-        parameters: number of parameters of the grown one.
-        bytes: size of its tensors.
-        updates: training factors of its tensors, by their names in the file.
+        tensors: number of written tensors.
+        source_parameters: number of parameters of the source's adapter.
+        parameters: number of parameters of the grown adapter.
+        bytes: size of the grown adapter's tensors.
+        updates: training factors of the grown adapter's tensors, by their names in the file.
     """
 
     path: str

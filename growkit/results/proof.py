@@ -583,4 +583,4 @@ def _trainability_advice(found: Found) -> str:
             "prove it on other text (--text FILE), which may reach these parameters; or do without "
             "--trainability, if they need not train"
         )
-    return "let copies part in training: make the target with --symmetry break"
+    return "let copies diverge in training: make the target with --symmetry break"
