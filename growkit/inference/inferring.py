@@ -42,12 +42,9 @@ GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"hidden": "x2"},
         {"hidden": "x4"},
     ),
-    "ffn": ({"ffn": "x2"},),
-    "heads": ({"heads": "x2"}, {"hidden": "x2", "ffn": "x1", "heads": "x2"}),
-    "kv_heads": (
-        {"heads": "x2", "kv_heads": "x2"},
-        {"hidden": "x2", "ffn": "x1", "heads": "x2", "kv_heads": "x2"},
-    ),
+    "ffn": ({"ffn": "x2"}, {"hidden": "x2"}),
+    "heads": ({"heads": "x2"}, {"hidden": "x2"}),
+    "kv_heads": ({"heads": "x2", "kv_heads": "x2"}, {"hidden": "x2"}),
     "experts": ({"method": "experts", "experts": "x2"},),
     "layers": ({"method": "depth", "layers": "x2"},),
 }
@@ -184,7 +181,8 @@ def _evidence(
     forms = {str(dimension): dimension.size(sizes) for dimension in every}
     found = []
     for name, entries in description["tensors"].items():
-        for at, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+        kinds = [patterns for kind, patterns in ways.items() if kind.rpartition("#")[0] == name]
+        for entry in entries if isinstance(entries, list) else [entries]:
             said = entry if isinstance(entry, str) else str(entry["pattern"])
             numbers = [each.size(sizes) for each in Pattern.parse(said).dimensions]
             found.append(
@@ -192,7 +190,7 @@ def _evidence(
                     tensor=name,
                     pattern=said,
                     by_number=[[f for f, size in forms.items() if size == n] for n in numbers],
-                    others=[each for each in ways[f"{name}#{at}"] if each != said],
+                    others=[p for found in kinds if said in found for p in found if p != said],
                 )
             )
     return found

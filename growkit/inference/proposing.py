@@ -190,21 +190,22 @@ class Proposal:
         if any(self._wide(axis) for axis in self.asked.small):
             return None
         whole = ("heads", "head_dim") if self.asked.derived else ("hidden",)
-        read = (
-            each.terms[0][1]
+        read = {
+            (name, at): each.terms[0][1]
             for name, dimensions in self._dimensions.items()
             for at, each in enumerate(dimensions)
             if (name, at) in self.seen.reads and [axes for axes, _ in each.terms] == [whole]
-        )
-        factor = max(read, default=1)
+        }
+        factor = max(read.values(), default=1)
         if factor == 1:
             return None
+        inside = {self.seen.spaces[place] for place, count in read.items() if count == factor}
         ffn = Composed(((("ffn",), 1),))
         for name, dimensions in self._dimensions.items():
-            if name not in self.seen.inner:
-                self._dimensions[name] = [
-                    ffn if each.terms == ((whole, factor),) else each for each in dimensions
-                ]
+            self._dimensions[name] = [
+                ffn if self.seen.spaces.get((name, at)) in inside else each
+                for at, each in enumerate(dimensions)
+            ]
         return factor
 
     def _ties(self) -> dict[str, str]:
@@ -234,11 +235,7 @@ class Proposal:
             reads = {0}
         elif name in self._tied:
             reads = {1}
-        inner = name in self.seen.inner
-        ways = [
-            each.ways(not inner or (name, at) in self.seen.outer)
-            for at, each in enumerate(dimensions)
-        ]
+        ways = [each.ways(self.seen.is_hidden(name, at)) for at, each in enumerate(dimensions)]
         found = []
         for chosen in product(*ways):
             before = chosen
@@ -266,11 +263,13 @@ class Proposal:
         for template, kinds in self._names.items():
             entries = []
             for at, names in enumerate(kinds.values()):
-                entry = self._tensor(names[0], chosen[f"{template}#{at}"], rooted)
-                if when := self._when.get(f"{template}#{at}"):
-                    entry["when"] = when
-                    arranged |= self._conditions.arranged(when)
-                entries.append(entry)
+                pattern, when = chosen[f"{template}#{at}"], self._when.get(f"{template}#{at}")
+                arranged |= self._conditions.arranged(when) if when else {}
+                for some, condition in self._apart(names):
+                    entry = self._tensor(some[0], pattern, rooted)
+                    if both := " and ".join(each for each in (when, condition) if each):
+                        entry["when"] = both
+                    entries.append(entry)
             (first, *others) = entries
             plain = first["pattern"] if first.keys() == {"pattern"} else first
             tensors[template] = entries if others else plain
@@ -336,6 +335,15 @@ class Proposal:
                 said = {"norm": over, "eps": norm.eps, "centred": norm.centred}
                 found.append({key: value for key, value in said.items() if value})
         return found
+
+    def _apart(self, names: list[str]) -> list[tuple[list[str], str | None]]:
+        """Tensors of a kind, without that of the last layer if only its norm precedes the head."""
+        lasts = [name for name in names if name in self.seen.norms and self.seen.norms[name].last]
+        rest = [name for name in names if name not in lasts]
+        if not lasts or not rest:
+            return [(names, None)]
+        last = f"{self.asked.layers_key} - 1"
+        return [(rest, f"layer < {last}"), (lasts, f"layer == {last}")]
 
     def _ratios(self) -> dict[str, str]:
         if self.asked.ratio is None:

@@ -1,20 +1,20 @@
 """Observe how a class uses its tensors, in a small model while it runs.
 
-Every product of matrices shows which dimension of a parameter it sums over: the parameter reads
-that dimension. What a module of attention is given shows whether it reads hidden states. The effect
-of a norm is measured on the norm itself.
+What becomes of the numbers of parameters shows which dimensions they read, and which belong to one
+space (``flow``). The effect of a norm is measured on the norm itself.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from growkit.base.errors import foreign
 from growkit.base.limits import within
 from growkit.inference.classes import DESCRIBE, ModelClass, as_in_files, run
+from growkit.inference.flow import Flow, Place
 
 EPS = ("eps", "epsilon", "norm_eps")
 """Suffixes of config keys for the number that a norm adds to a mean."""
@@ -28,7 +28,7 @@ class NormSeen:
         centred: whether it subtracts the mean first.
         offset: number that it adds to its weight.
         behind: whether it reads the output of attention or MLP, before the residual addition.
-        last: whether it follows all layers.
+        last: whether no other norm of hidden states follows.
         eps: config key of the number that it adds to a mean; None if the class fixes it.
     """
 
@@ -46,8 +46,8 @@ class Observation:
     Attributes:
         reads: dimensions of tensors that products sum over, or that are looked up.
         stacks: dimensions that count matrices, each of which is used alone.
-        inner: tensors of attention, except for the dimensions in ``outer``.
-        outer: dimensions of tensors of attention that read or write hidden states.
+        spaces: for dimensions of tensors that were used, one that stands for all of their space.
+        hidden: that of hidden states.
         norms: the behaviour of every norm, by the names of its tensors.
         bare: the behaviour of norms without a weight, each with the width of its input.
         normed_sums: whether what layers return comes from a norm.
@@ -55,11 +55,15 @@ class Observation:
 
     reads: set[tuple[str, int]] = field(default_factory=set)
     stacks: set[tuple[str, int]] = field(default_factory=set)
-    inner: set[str] = field(default_factory=set)
-    outer: set[tuple[str, int]] = field(default_factory=set)
+    spaces: dict[tuple[str, int], Place] = field(default_factory=dict)
+    hidden: Place | None = None
     norms: dict[str, NormSeen] = field(default_factory=dict)
     bare: set[tuple[NormSeen, int]] = field(default_factory=set)
     normed_sums: bool = False
+
+    def is_hidden(self, name: str, at: int) -> bool:
+        """Whether a dimension is one of hidden states, as far as anything was seen of it."""
+        return self.spaces.get((name, at), self.hidden) == self.hidden
 
 
 def see(asked: ModelClass) -> Observation:
@@ -70,33 +74,31 @@ def see(asked: ModelClass) -> Observation:
     """
     with foreign(f"no small model of {asked.name} runs", DESCRIBE):
         model = asked.small_model()
-        products = _Products(model)
-        watched = _Watch(model, asked.class_prefix)
-        with watched, products:
+        flow = Flow(model)
+        watched = _Watch(model, flow, asked.class_prefix)
+        with watched, flow:
             run(model)
     places = _places(model)
-    seen = Observation(normed_sums=watched.normed_sums)
     norms = _norms(asked, model, watched)
+    seen = Observation(normed_sums=watched.normed_sums, hidden=watched.hidden)
     seen.bare = {
         (replace(norm, behind=False, last=False), watched.widths[name])
         for name, norm in norms.items()
         if not [*model.get_submodule(name).parameters()]
     }
     for name, (parameter, dimensions) in places.items():
-        module = parameter.rpartition(".")[0]
-        for at, dimension in enumerate(dimensions):
-            if (parameter, dimension) in products.reads:
-                seen.reads.add((name, at))
-            if (parameter, dimension) in products.stacks:
-                seen.stacks.add((name, at))
-        if module in norms:
+        if (module := parameter.rpartition(".")[0]) in norms:
             seen.norms[name] = norms[module]
-        if watched.attention_of(module):
-            seen.inner.add(name)
-            reads = {at for at in range(len(dimensions)) if (name, at) in seen.reads}
-            outer = reads if module in watched.reads_hidden else {*range(len(dimensions))} - reads
-            if module in watched.writes_hidden or module in watched.reads_hidden:
-                seen.outer |= {(name, at) for at in outer}
+        for at, dimension in enumerate(dimensions):
+            if dimension is None:
+                continue
+            place = parameter, dimension
+            if place in flow.reads:
+                seen.reads.add((name, at))
+            if place in flow.stacks:
+                seen.stacks.add((name, at))
+            if parameter in flow.used:
+                seen.spaces[name, at] = flow.root(place)
     return seen
 
 
@@ -129,189 +131,87 @@ def _places(model: nn.Module) -> dict[str, tuple[str, list[int | None]]]:
     return found
 
 
-SUMMED = {"mm": ((0, 1), (1, 0)), "addmm": ((1, 1), (2, 0)), "mv": ((0, 1), (1, 0))}
-"""Arguments and dimensions over which torch's products of matrices sum."""
-
-BATCHED = {"bmm": (0, 1), "baddbmm": (1, 2)}
-"""Arguments that are matrices in products of many."""
-
-
-class _Products(TorchDispatchMode):
-    """Records which dimensions of parameters products sum over, and which count matrices.
-
-    Attributes:
-        reads: parameters and dimensions.
-        stacks: likewise.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.reads: set[tuple[str, int]] = set()
-        self.stacks: set[tuple[str, int]] = set()
-        self._kept: list[Any] = []
-        self._known: dict[int, list[tuple[int, int, tuple[str, int]]]] = {}
-        for name, parameter in model.named_parameters():
-            strides = list(zip(parameter.shape, parameter.stride(), strict=True))
-            self._remember(parameter, [(s, size, (name, d)) for d, (size, s) in enumerate(strides)])
-
-    def _remember(self, tensor: torch.Tensor, dims: list[tuple[int, int, tuple[str, int]]]) -> None:
-        if tensor.numel():
-            self._kept.append(tensor)
-            self._known[tensor.untyped_storage().data_ptr()] = dims
-
-    def _whose(self, tensor: Any, at: int) -> tuple[str, int] | None:
-        """The parameter and dimension along which a dimension of a tensor runs."""
-        if not isinstance(tensor, torch.Tensor) or tensor.shape[at] < 2:
-            return None
-        known = self._known.get(tensor.untyped_storage().data_ptr(), [])
-        fitting = [each for each in known if each[1] > 1 and each[0] <= tensor.stride(at)]
-        return max(fitting)[2] if fitting else None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        operation = func.overloadpacket.__name__
-        found: list[tuple[str, int] | None] = []
-        if operation in SUMMED:
-            found = [self._whose(args[which], at) for which, at in SUMMED[operation]]
-        elif operation in BATCHED:
-            one, other = (args[which] for which in BATCHED[operation])
-            found = [self._whose(one, 2), self._whose(other, 1)]
-            self.stacks |= {w for each in (one, other) if (w := self._whose(each, 0))}
-        elif operation == "embedding":
-            found = [self._whose(args[0], 0)]
-        elif operation == "convolution" and args[8] == 1:
-            found = [self._whose(args[1], 1)]
-        elif operation in ("select", "unbind") and isinstance(args[0], torch.Tensor):
-            at = args[1] if len(args) > 1 else 0
-            whose = self._whose(args[0], at) if args[0].dim() > 2 else None
-            if whose is not None and args[0].untyped_storage().data_ptr() in self._known:
-                self.stacks.add(whose)
-        elif isinstance(made, torch.Tensor) and args and isinstance(args[0], torch.Tensor):
-            one = args[0]
-            known = self._known.get(one.untyped_storage().data_ptr())
-            alone = not any(isinstance(each, torch.Tensor) for each in args[1:])
-            if known and alone and made.shape == one.shape:
-                mine = [
-                    (made.stride(d), made.shape[d], w)
-                    for d in range(made.dim())
-                    if (w := self._whose(one, d))
-                ]
-                if made.untyped_storage().data_ptr() not in self._known:
-                    self._remember(made, mine)
-        self.reads |= {each for each in found if each}
-        return made
-
-
 class _Watch:
-    """Records inputs and outputs of modules in one run.
+    """Records what norms are given, and what layers return, in one run.
 
     Attributes:
-        reads_hidden: linear modules of attention that read the same input as the attention.
-        writes_hidden: linear modules of attention whose output is that of the attention.
         widths: width of the input of every norm.
         normed_sums: whether what the last layer returns comes from a norm.
-        behind: norms that read the output of attention or MLP, before the residual addition.
-        last: the norm that follows all layers, the last one if several do.
     """
 
-    def __init__(self, model: nn.Module, layers: str) -> None:
-        self.model, self.prefix = model, layers
-        self.reads_hidden: set[str] = set()
-        self.writes_hidden: set[str] = set()
-        self.behind: set[str] = set()
-        self.last: set[str] = set()
+    def __init__(self, model: nn.Module, flow: Flow, layers: str) -> None:
+        self._model, self._flow, self._prefix = model, flow, layers
+        self._hidden: Place | None = None
+        self._spaces: dict[str, Place | None] = {}
+        self._outside: set[str] = set()
         self.widths: dict[str, int] = {}
         self.norms = [
             name
             for name, module in model.named_modules()
             if "norm" in type(module).__name__.lower() and not [*module.children()]
         ]
-        self._attentions = [
-            f"{name}."
-            for name, module in model.named_modules()
-            if "attention" in type(module).__name__.lower() and name.startswith(layers)
-        ]
-        self._given: dict[str, list[Any]] = {}
-        self._made: dict[str, list[Any]] = {}
-        self._linear: dict[str, list[tuple[str, Any]]] = {}
-        self._layers_done = 0
         self._normed: Any = None
-        self._residual: Any = None
         self.normed_sums = False
         self._hooks: list[Any] = []
 
     def __enter__(self) -> None:
-        for name, module in self.model.named_modules():
-            before, after = self._before(name), self._after(name)
-            self._hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self._hooks.append(module.register_forward_hook(after))
+        for name, module in self._model.named_modules():
+            norm, layer = name in self.norms, name.removeprefix(self._prefix).isdigit()
+            if norm or layer:
+                before = self._before_norm(name) if norm else self._before_layer
+                after = self._after_norm if norm else self._after_layer
+                self._hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
+                self._hooks.append(module.register_forward_hook(after, with_kwargs=True))
 
     def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def attention_of(self, module: str) -> str | None:
-        """The attention that a module is part of."""
-        return next((each for each in self._attentions if f"{module}.".startswith(each)), None)
+    @property
+    def hidden(self) -> Place | None:
+        """The space of hidden states."""
+        return self._hidden and self._flow.root(self._hidden)
 
-    def _layer(self, name: str) -> str | None:
-        rest = name.removeprefix(self.prefix)
-        return rest.partition(".")[0] if rest != name else None
+    @property
+    def last(self) -> str:
+        """The last norm of hidden states."""
+        return next((norm for norm in reversed(self._spaces) if self._is_of_hidden(norm)), "")
 
-    def _before(self, name: str) -> Any:
-        layer, attention = self._layer(name), self.attention_of(name)
+    def is_behind(self, norm: str) -> bool:
+        """Whether a norm reads what attention or MLP add to hidden states."""
+        return norm in self._outside and self._is_of_hidden(norm)
 
+    def _is_of_hidden(self, norm: str) -> bool:
+        space = self._spaces[norm]
+        return space is not None and self._flow.root(space) == self.hidden
+
+    def _before_layer(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        for given in _tensors(args, kwargs)[:1]:
+            self._flow.begin_stream(given)
+            self._hidden = self._flow.space(given, -1)
+
+    def _after_layer(self, module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+        self.normed_sums = (made[0] if isinstance(made, tuple | list) else made) is self._normed
+
+    def _before_norm(self, name: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-            if f"{name}." == attention:
-                self._given[attention] = given
-            if layer is not None and name == self.prefix + layer:
-                self._residual = given[0] if given else None
-            if not given:
-                return
-            around = self._given.get(attention or "", [])
-            if attention and name + "." != attention and any(_same(given[0], e) for e in around):
-                self.reads_hidden.add(name)
-            if name in self.norms:
-                self.widths[name] = given[0].shape[-1]
-                made = self._made.get(layer or "", [])
-                if layer and not attention and any(each is given[0] for each in made):
-                    self.behind.add(name)
-                if layer is None and self._layers_done:
-                    self.last = {name}
+            for given in _tensors(args, kwargs)[:1]:
+                self.widths[name] = given.shape[-1]
+                self._spaces.pop(name, None)  # the last time decides on the order
+                self._spaces[name] = self._flow.space(given, -1)
+                if name.startswith(self._prefix) and not self._flow.is_stream(given):
+                    self._outside.add(name)
 
         return hook
 
-    def _after(self, name: str) -> Any:
-        layer, attention = self._layer(name), self.attention_of(name)
-        whole = layer is not None and name == self.prefix + layer
-
-        def hook(module: nn.Module, args: Any, made: Any) -> None:
-            outcome = made[0] if isinstance(made, tuple | list) else made
-            matrix = getattr(getattr(module, "weight", None), "dim", int)() == 2
-            if attention and matrix and isinstance(outcome, torch.Tensor):
-                self._linear.setdefault(attention, []).append((name, outcome))
-            if f"{name}." == attention and isinstance(outcome, torch.Tensor):
-                inside = self._linear.get(attention, [])
-                last = [each for each, its in inside if _same(its, outcome)]
-                # An attention that adds hidden states itself returns what no module has made.
-                self.writes_hidden.update(last or [each for each, _ in inside][-1:])
-            if name in self.norms:
-                self._normed = outcome
-            if whole:
-                self._layers_done += 1
-                self.normed_sums = outcome is self._normed
-            elif layer and name not in self.norms:
-                given = args[0] if args else None
-                adds = any(each is self._residual for each in args[1:])
-                if outcome is not given and not adds:  # unlike dropout, which returns its input
-                    self._made.setdefault(layer, []).append(outcome)
-
-        return hook
+    def _after_norm(self, module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+        self._normed = made
+        if any(self._flow.is_stream(given) for given in _tensors(args, kwargs)[:1]):
+            self._flow.keep_stream(made)
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one is other or (one.data_ptr() == other.data_ptr() and one.numel() == other.numel())
+def _tensors(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    return [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
 
 
 def _norms(asked: ModelClass, model: nn.Module, watched: _Watch) -> dict[str, NormSeen]:
@@ -328,7 +228,7 @@ def _norms(asked: ModelClass, model: nn.Module, watched: _Watch) -> dict[str, No
         if behaviour is None:
             continue
         eps = next((key for key in keys if _eps(varied[key].get_submodule(name)) == 0.123), None)
-        found[name] = NormSeen(*behaviour, name in watched.behind, name in watched.last, eps)
+        found[name] = NormSeen(*behaviour, watched.is_behind(name), name == watched.last, eps)
     return found
 
 

@@ -1,0 +1,192 @@
+"""Follow numbers through a model while it runs.
+
+A product of matrices sums over a dimension of a parameter: the parameter reads that dimension.
+Dimensions along which numbers are multiplied, added or compared one by one belong to one space. The
+hidden states that a layer is given, and what is added to them, are its stream.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Place = tuple[str, int]
+"""A parameter and one of its dimensions."""
+
+PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "mv": (0, 1), "bmm": (0, 1), "baddbmm": (1, 2)}
+"""Arguments of torch's products of matrices that are multiplied."""
+
+SUMS = frozenset({"add", "sub"})
+KEEPING = frozenset({"_to_copy", "clone", "div", "mul", "native_dropout"})
+"""Operations that keep a stream: sums, and if no other tensor is given, factors and copies."""
+
+
+class Flow(TorchDispatchMode):
+    """Records what happens to the dimensions of parameters.
+
+    Attributes:
+        reads: dimensions that products sum over, or that are looked up.
+        stacks: dimensions that count matrices, each of which is used alone.
+        used: parameters of which a number was used.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reads: set[Place] = set()
+        self.stacks: set[Place] = set()
+        self.used: set[str] = set()
+        self._kept: list[torch.Tensor] = []  # so that no other tensor gets their memory
+        self._parameters: dict[int, list[tuple[int, int, Place]]] = {}
+        self._made: dict[int, list[tuple[int, int, Place]]] = {}
+        self._stream: set[int] = set()
+        self._joined: dict[Place, Place] = {}
+        for name, parameter in model.named_parameters():
+            self._name(parameter, [(name, at) for at in range(parameter.dim())])
+
+    # Spaces.
+
+    def space(self, tensor: torch.Tensor, at: int) -> Place | None:
+        """The space along which a dimension of a tensor runs; None if it is of no parameter's."""
+        found = self._of_parameter(tensor, at)
+        if found is None and tensor.shape[at] > 1:
+            dimension = tensor.stride(at), tensor.shape[at]
+            known = self._made.get(_memory(tensor), [])
+            found = next((each for *like, each in known if (*like,) == dimension), None)
+        return found and self.root(found)
+
+    def root(self, place: Place) -> Place:
+        """The dimension that stands for all of a space."""
+        while place in self._joined:
+            place = self._joined[place]
+        return place
+
+    def _join(self, places: Sequence[Place | None]) -> Place | None:
+        found = [self.root(each) for each in places if each]
+        for each in found[1:]:
+            if self.root(each) != found[0]:
+                self._joined[self.root(each)] = found[0]
+        return found[0] if found else None
+
+    # Streams.
+
+    def begin_stream(self, tensor: torch.Tensor) -> None:
+        """Take hidden states as the stream of the next layer."""
+        self._stream = {_memory(tensor)}
+
+    def is_stream(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the stream of the present layer."""
+        return _memory(tensor) in self._stream
+
+    def keep_stream(self, tensor: torch.Tensor) -> None:
+        """Take a tensor as the stream as well."""
+        self._stream.add(_memory(tensor))
+
+    # What torch does.
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        operation = func.overloadpacket.__name__
+        given = [*_floating(args), *_floating((kwargs or {}).values())]
+        for tensor in given:
+            known = self._parameters.get(_memory(tensor), [])
+            self.used |= {name for *_, (name, _) in known}
+        if operation in PRODUCTS:
+            one, other = (args[at] for at in PRODUCTS[operation])
+            self._multiply(one, other, args[0], made)
+        elif operation == "embedding":
+            self._read(args[0], 0)
+            self._keep(made, [*[None] * (made.dim() - 1), self.space(args[0], 1)])
+        elif operation == "convolution":
+            self._convolve(args[0], args[1], args[8], made)
+        elif operation in ("select", "unbind") and given:
+            if given[0].dim() > 2:
+                self._stack(given[0], args[1] if len(args) > 1 else 0)
+        else:
+            for outcome in _floating([made]):
+                self._join_elementwise(given, outcome, operation)
+        return made
+
+    def _multiply(self, one: Any, other: Any, added: Any, made: torch.Tensor) -> None:
+        for tensor, at in ((one, -1), (other, -2 if other.dim() > 1 else -1)):
+            self._read(tensor, at)
+            if tensor.dim() > 2:
+                self._stack(tensor, 0)
+        self._join([self.space(one, -1), self.space(other, -2 if other.dim() > 1 else -1)])
+        spaces = [None] * max(made.dim() - 2, 0) + [self.space(one, -2)]
+        if other.dim() > 1:
+            spaces.append(self.space(other, -1))
+            if added is not one and added.shape[-1:] == made.shape[-1:]:
+                self._join([spaces[-1], self.space(added, -1)])
+        self._keep(made, spaces)
+
+    def _convolve(self, given: Any, weight: Any, groups: int, made: torch.Tensor) -> None:
+        spaces: list[Place | None] = [None] * made.dim()
+        if groups == 1:
+            self._read(weight, 1)
+            self._join([self.space(given, 1), self.space(weight, 1)])
+            spaces[1] = self.space(weight, 0)
+        else:
+            spaces[1] = self._join([self.space(given, 1), self.space(weight, 0)])
+        self._keep(made, spaces)
+
+    def _join_elementwise(self, given: list[Any], made: torch.Tensor, operation: str) -> None:
+        spaces: list[Place | None] = []
+        for at in range(-made.dim(), 0):
+            along = [t for t in given if t.dim() >= -at and t.shape[at] == made.shape[at]]
+            spaces.append(self._join([self.space(tensor, at) for tensor in along]))
+        alone = [tensor for tensor in given if tensor.numel() > 1]
+        like = [tensor for tensor in alone if tensor.shape == made.shape]
+        copied = [self._of_parameter(like[0], at) for at in range(made.dim())] if like else []
+        if alone == like[:1] and any(copied) and _memory(made) not in self._parameters:
+            self._name(made, copied)  # in another dtype, say
+        elif operation.endswith("_") or _memory(made) not in map(_memory, given):
+            self._keep(made, spaces)
+        name = operation.removesuffix("_")
+        keeps = name in SUMS or (name in KEEPING and len(alone) == 1)
+        if keeps and any(map(self.is_stream, like)):
+            self.keep_stream(made)
+
+    # Dimensions of tensors.
+
+    def _read(self, tensor: torch.Tensor, at: int) -> None:
+        if (place := self._of_parameter(tensor, at)) is not None:
+            self.reads.add(place)
+
+    def _stack(self, tensor: torch.Tensor, at: int) -> None:
+        if (place := self._of_parameter(tensor, at)) is not None:
+            self.stacks.add(place)
+
+    def _of_parameter(self, tensor: torch.Tensor, at: int) -> Place | None:
+        """The dimension of a parameter along which one of a part of it runs."""
+        if not tensor.dim() or tensor.shape[at] < 2:
+            return None
+        known = self._parameters.get(_memory(tensor), [])
+        fitting = [each for each in known if each[1] > 1 and each[0] <= tensor.stride(at)]
+        return max(fitting)[2] if fitting else None
+
+    def _name(self, tensor: torch.Tensor, places: Sequence[Place | None]) -> None:
+        if tensor.numel():
+            self._kept.append(tensor)
+            dimensions = zip(tensor.stride(), tensor.shape, places, strict=True)
+            self._parameters[_memory(tensor)] = [(s, n, p) for s, n, p in dimensions if p]
+
+    def _keep(self, tensor: torch.Tensor, spaces: Sequence[Place | None]) -> None:
+        self._kept.append(tensor)
+        dimensions = zip(tensor.stride(), tensor.shape, spaces, strict=True)
+        known = self._made.setdefault(_memory(tensor), [])
+        known += [(stride, size, place) for stride, size, place in dimensions if place]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _floating(values: Any) -> Iterator[torch.Tensor]:
+    """All tensors of floating-point numbers, also those in lists."""
+    for each in values:
+        if isinstance(each, torch.Tensor) and each.is_floating_point():
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from _floating(each)
