@@ -42,7 +42,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.strict import strict_float64
 from growkit.families.family import Family, stored_family
 from growkit.growth import copying
-from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY, expand
+from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
+from growkit.growth.expanding import expand
 from growkit.planning import operation as operations_of
 from growkit.planning.operation import Change
 from growkit.recipe.planner import change
@@ -280,7 +281,7 @@ def test_zeros_that_nothing_learns_are_found(
 ) -> None:
     """The control: zeros that are read by zeros, as in an MLP that is filled up with neurons."""
     source = make("llama", **HEADS, num_hidden_layers=1)
-    monkeypatch.setattr(copying, "placed_copies", lambda *_, **__: {"ffn": padded(24, 30)})
+    monkeypatch.setattr(copying, "place_copies", lambda *_, **__: {"ffn": padded(24, 30)})
     settings = growkit.Settings(prompts=1, length=12, trainability=True)
     result = growkit.grow(source, tmp_path / "out", ffn=30, verify=settings)
     assert result["kept"] is False
@@ -587,10 +588,10 @@ def test_what_a_norm_cannot_be_told_is_refused(
     small = {"vocab_size": 29, "n_embd": 16, "n_layer": 1, "n_head": 2}
     gpt2 = save_random(tmp_path / "gpt2", GPT2Config(**small))
     refused: list[tuple[Path, dict[str, Expansion], str]] = [
-        (llama, {"hidden": uneven(16, 28, groups=False)}, "uneven copies do not keep it"),
+        (llama, {"hidden": uneven(16, 28, groups=False)}, "which uneven copies change"),
         (llama, {"hidden": padded(16, 32)}, "powers of four"),
         (qwen3, {"hidden": padded(16, 64)}, "rms_norm_eps serves norms over both"),
-        (gpt2, {"hidden": padded(16, 64), "heads": padded(2, 8)}, "which zeros do not keep"),
+        (gpt2, {"hidden": padded(16, 64), "heads": padded(2, 8)}, "which zeros change"),
         (gpt2, {"hidden": uneven(16, 24, groups=True), "heads": padded(2, 3)}, "uneven copies"),
     ]
     for source, expansions, why in refused:
@@ -614,9 +615,9 @@ def test_heads_that_would_lose_what_serves_them_are_refused(
     make: Make, tmp_path: Path, grow: Callable[..., Any]
 ) -> None:
     source = make("llama")
-    with pytest.raises(InputError, match="copies of heads are not next to what serves"):
+    with pytest.raises(InputError, match="copies of heads are not next to the copies of"):
         grow(source, tmp_path / "out", heads=in_blocks(4, 2), kv_heads=uneven(2, 8, groups=True))
-    with pytest.raises(InputError, match="copies of heads are not next to what serves"):
+    with pytest.raises(InputError, match="copies of heads are not next to the copies of"):
         grow(source, tmp_path / "out", kv_heads=in_blocks(2, 2))
     grow(source, tmp_path / "out", heads=in_blocks(4, 2), kv_heads=in_blocks(2, 2))
     assert relative_error(source, tmp_path / "out") < 1e-12

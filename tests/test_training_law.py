@@ -113,14 +113,14 @@ CASES = [
     Case("llama", hypercloning(hidden="x2", heads="x4", kv_heads="x8"), why="different heads"),
     Case("llama", hypercloning(hidden="x2", ffn="36"), MULTI_HEAD, why="copied unevenly"),
     Case("llama", [{"grow": "upcycle", "experts": 4}], MULTI_HEAD, why="a new router"),
-    Case("llama", [{"convert": "diff-v2"}], MULTI_HEAD, why="play parts of their own"),
+    Case("llama", [{"convert": "diff-v2"}], MULTI_HEAD, why="serve different purposes"),
     Case("llama", [{"grow": "hypercloning", "vocab": 40}], why="copy nothing"),
-    Case("llama", [{"grow": "depth", "layers": "x2", "blocks": "stack"}], why="train apart"),
+    Case("llama", [{"grow": "depth", "layers": "x2", "blocks": "stack"}], why="train separately"),
     Case(
         "llama",
         [{"grow": "hypercloning", "hidden": "x2", "untie": True, **KEEP}],
         {"tie_word_embeddings": True, **MULTI_HEAD},
-        why="train apart",
+        why="train separately",
     ),
 ]
 

@@ -263,8 +263,8 @@ class _Copying:
             of = place.tensor.name.format(layer=place.layer, expert=order[expert])
             copy, every = order[:expert].count(order[expert]), order.count(order[expert])
             if not parting:
-                among = every if self.together else 1
-                return Kept(of, why=f"copy {copy + 1} of {every} of an expert", among=among)
+                siblings = every if self.together else 1
+                return Kept(of, why=f"copy {copy + 1} of {every} of an expert", siblings=siblings)
             rows = (*range(self._source.tensors[of].shape[0]),) * copies
         elif not _of_all_experts(place):
             return Kept(of)
@@ -275,8 +275,10 @@ class _Copying:
         maps = partial(transforms.row_maps, shape, rows, role, uneven=self.shares.uneven)
         # Rows of routers part with the experts that they belong to: one that is not chosen on a
         # prompt may have the gradient of its copies there.
-        alone = place.pattern.axes(Role.WRITTEN) != {EXPERTS}
-        whole = Mapped(of, maps, why, of, self.shares, copies if parting else 1.0, alone=alone)
+        diverges = place.pattern.axes(Role.WRITTEN) != {EXPERTS}
+        whole = Mapped(
+            of, maps, why, of, self.shares, copies if parting else 1.0, diverges=diverges
+        )
         if expert is None:
             return whole
         begin = (copy * shape[0], *(0 for _ in shape[1:]))

@@ -1,7 +1,7 @@
 """Transforms: how a tensor is computed from source tensors.
 
-A transform computes any slice of its target, undoes what it did, and finds copies in its target.
-Growth and layouts use ``Mapped`` and ``Kept``, which give their source back bit for bit.
+A transform computes any slice of its target, recovers its source, and finds copies in its target.
+Growth and layouts use ``Mapped`` and ``Kept``, which recover their source bit for bit.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Weights
 
 Slices = Sequence[slice]
-"""Begin and end in every dimension of a tensor."""
+"""Start and stop in every dimension of a tensor."""
 
 AS_IT_IS = "as it is"
 
 PLAIN = Shares(None)
-"""Parts without noise."""
+"""Even shares, without noise."""
 
 AT_RANDOM = "it is split at random"
-"""Why a tensor leaves the path of its source in training."""
+"""Reason why a tensor trains differently from its source."""
 
 
 @dataclass(frozen=True)
@@ -57,110 +57,111 @@ class Beside:
 
 
 class Transform(ABC):
-    """How one tensor is made.
+    """The computation of one target tensor from source tensors.
 
     Attributes:
         why: one phrase for users.
-        holds: whether it gives its source back, bit for bit.
-        like: name of the source in whose place it is, if it holds nothing of it.
-        among: number of tensors that copy this source, each with an equal part of its gradient.
-        dtype: of the target; None for that of the first source, or of most tensors without one.
+        holds: whether the source can be recovered bit for bit.
+        like: name of the source that the target replaces, if it contains nothing of it.
+        siblings: number of tensors that copy this source, each with an equal part of its gradient.
+        dtype: dtype of the target; None for the first source's, or without sources for that of
+            most tensors.
     """
 
     why: str
     dtype: str | None = None
     holds: bool = False
     like: str = ""
-    among: int = 1
+    siblings: int = 1
 
     @property
     def parts(self) -> Sequence[Transform]:
-        """The transforms that it is composed of, if it is."""
+        """The transforms of which this one is composed; empty if it is not."""
         return ()
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the tensors that it is made from."""
+        """Names of the source tensors."""
         return tuple(dict.fromkeys(name for part in self.parts for name in part.sources))
 
     @property
     def local(self) -> bool:
-        """Whether a slice needs only the rows of the source that it copies, not all of it."""
+        """Whether a slice reads only the rows that it copies, not the whole source."""
         return all(part.local for part in self.parts)
 
     @property
     def repeatable(self) -> bool:
-        """Whether computing it again gives the same bits on every machine.
+        """Whether computing the target again gives the same bits on every machine.
 
-        If not, the plan needs a check of what must hold of it.
+        If not, the plan needs a check of the target's required properties.
         """
         return all(part.repeatable for part in self.parts)
 
     @property
     def period(self) -> int | None:
-        """The number of rows after which the same bits come again; None where they do not."""
+        """The number of rows after which the same bits repeat; None if they do not."""
         return None
 
     @abstractmethod
     def part(self, source: Weights, where: Slices) -> Tensor:
-        """A part of the target.
+        """Compute a slice of the target.
 
         Args:
-            source: has the tensors that it is made from.
-            where: begin and end in every dimension.
+            source: holds the source tensors.
+            where: start and stop in every dimension.
         """
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
-        """Rows of the source, bit for bit; None if they are lost.
+        """Recover rows of the source, bit for bit; None if they are lost.
 
         Args:
             rows: reads rows of the target.
-            of: the rows that are wanted, with begin and end.
+            of: the wanted rows of the source.
         """
         return None
 
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
-        """The copies in a tensor of the target's shape; see ``growkit.algebra.law.copies_in``."""
+        """List the copies in a tensor of the target's shape (``growkit.algebra.law.copies_in``)."""
         return iter(())
 
     @abstractmethod
     def update(self, before: Sequence[Update]) -> Update:
-        """How its updates follow from those of its sources.
+        """Derive the training factors of the target.
 
         Args:
-            before: how each of its sources is updated, relative to the source of the first step.
+            before: the factors of each source, relative to the first source of the lineage.
         """
 
     def moments(self, order: int) -> Transform | None:
-        """How an optimizer's moments of the source become those of the target.
+        """The transform that grows an optimizer's moments with the weights.
 
-        They become the moments that the target would have gathered itself, as far as the gradients
-        of copies are equal: for equal shares of as many copies of everything. Otherwise, and with
-        noise, a norm mixes the gradients of copies, and they are an approximation.
+        Its results are the moments that the target would have gathered itself if the gradients of
+        copies are equal: with equal shares, and equally many copies of everything. Otherwise a norm
+        mixes the gradients of copies, and the moments are an approximation.
 
         Args:
             order: 1 for means of gradients, 2 for means of their squares.
 
         Returns:
-            A transform of the moments in the place of tensors; None if there is none.
+            A transform that reads moments in place of weights; None if there is none.
         """
         return None
 
     def beside(self, one: Beside) -> Transform | None:
-        """How a tensor that goes with the source is made to go with the target.
+        """The transform of a tensor that belongs to the source, so that it fits the target.
 
-        An update of low rank goes through the same map as its weight: of W' = E · W · L its left
-        factor takes E, its right one L.
+        A low-rank update is mapped like its weight: if W' = E · W · L, E maps its left factor and L
+        its right factor.
 
         Returns:
-            None if nothing follows for it.
+            None if this transform does not determine one.
         """
         return None
 
 
 @dataclass(frozen=True, eq=False)
-class _OfOne(Transform):
-    """A transform of one source, which gives any part of it back."""
+class _OneSource(Transform):
+    """A transform of one source that can be recovered."""
 
     source: str
 
@@ -172,38 +173,40 @@ class _OfOne(Transform):
 
 
 @dataclass(frozen=True, eq=False)
-class Kept(_OfOne):
-    """A tensor as it is, but for its name, or times a power of two.
+class Kept(_OneSource):
+    """An unchanged tensor, perhaps under another name or multiplied by a power of two.
 
     Attributes:
         factor: the power of two.
         why: one phrase for users.
-        among: see ``Transform``.
-        new: whether it only begins as its source, which trains on its own.
+        siblings: see ``Transform``.
+        new: whether the target only starts as its source, and then trains independently of it.
     """
 
     factor: float = 1.0
     why: str = AS_IT_IS
-    among: int = 1
+    siblings: int = 1
     new: bool = False
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
-        return _multiplied(source.read(self.source, *where), self.factor, source.where(self.source))
+        return _multiply(source.read(self.source, *where), self.factor, source.where(self.source))
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``."""
-        return _divided(rows(of), self.factor)
+        return _divide(rows(of), self.factor)
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
         return (
-            Update(new=True, why=self.why) if self.new else before[0].times(self.factor, self.among)
+            Update(new=True, why=self.why)
+            if self.new
+            else before[0].times(self.factor, self.siblings)
         )
 
     def moments(self, order: int) -> Transform | None:
-        """Gradients of what is twice as large are half as large; see ``Transform``."""
-        return None if self.new else Kept(self.source, (self.factor * self.among) ** -order)
+        """See ``Transform``; a weight twice as large has gradients half as large."""
+        return None if self.new else Kept(self.source, (self.factor * self.siblings) ** -order)
 
     def beside(self, one: Beside) -> Transform:
         """See ``Transform``."""
@@ -211,19 +214,19 @@ class Kept(_OfOne):
 
 
 @dataclass(frozen=True, eq=False)
-class Mapped(_OfOne):
+class Mapped(_OneSource):
     """A tensor whose coordinates are copied, split and moved, dimension by dimension.
 
     Attributes:
-        make: gives the maps of every dimension, when they are needed.
+        make: computes the maps of all dimensions when they are needed.
         why: one phrase for users.
         name: seeds the random splits.
         shares: how read weights are split.
-        factor: what everything is multiplied by: a power of two, unless it is ``Rounded``.
+        factor: factor of every element; a power of two, except in ``Rounded``.
         alike: whether written copies serve one purpose, and are read with the shares of the maps.
-        offset: what the class adds to a vector, so that zeros are stored as its negative.
-        resets: whether an optimizer's moments of copies, of all but the first, begin anew.
-        alone: whether the copies must part by themselves, rather than with other tensors.
+        offset: number that the class adds to the vector; a zero is stored as minus this number.
+        resets: whether an optimizer's moments restart for all copies but the first.
+        diverges: whether copies in this tensor must diverge by themselves, not with other tensors.
     """
 
     make: Callable[[], tuple[IndexMap, ...]]
@@ -234,7 +237,7 @@ class Mapped(_OfOne):
     alike: bool = True
     offset: float = 0.0
     resets: bool = False
-    alone: bool = True
+    diverges: bool = True
 
     @property
     def maps(self) -> tuple[IndexMap, ...]:
@@ -243,7 +246,7 @@ class Mapped(_OfOne):
 
     @property
     def period(self) -> int | None:
-        """Noise depends on the row; without, whole copies of written rows are the same."""
+        """See ``Transform``; without noise, whole copies of written rows are equal."""
         rows = self.maps[0]
         if rows.role is not Role.WRITTEN or self.shares.snr_db is not None or self.offset:
             return None
@@ -253,13 +256,13 @@ class Mapped(_OfOne):
         """See ``Transform``."""
         grown = self._grown(partial(source.read, self.source), where)
         if self.offset:
-            grown = grown.masked_fill(self._nothing(where[0]), -self.offset)
-        return _multiplied(grown, self.factor, source.where(self.source))
+            grown = grown.masked_fill(self._zeros(where[0]), -self.offset)
+        return _multiply(grown, self.factor, source.where(self.source))
 
     def _grown(self, read: Read, where: Slices) -> Tensor:
         return grow_slice(read, self.maps, self.name, self.shares, where)
 
-    def _nothing(self, rows: slice) -> Tensor:
+    def _zeros(self, rows: slice) -> Tensor:
         (mapped,) = self.maps
         return torch.from_numpy(mapped.nothing[rows])
 
@@ -268,29 +271,29 @@ class Mapped(_OfOne):
 
         def without_offset(of: slice) -> Tensor:
             found = rows(of)
-            return found.where(~self._nothing(of), found + self.offset)
+            return found.where(~self._zeros(of), found + self.offset)
 
         back = undo(without_offset if self.offset else rows, self.maps, of)
-        return None if back is None else _divided(back, self.factor)
+        return None if back is None else _divide(back, self.factor)
 
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
         """See ``Transform``."""
-        return copies_in(tensor, self.maps) if self.alone else iter(())
+        return copies_in(tensor, self.maps) if self.diverges else iter(())
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
         made = before[0].times(self.factor).mapped(self.maps)
         if not self.alike:
-            return made.because("its copies play parts of their own")
+            return made.because("its copies serve different purposes")
         splits = any(each.role is Role.READ and not each.identity for each in self.maps)
         if splits and self.shares.amplitude:
             made = made.because(AT_RANDOM)
         elif self.resets and any(each.later.any() for each in self.maps):
-            made = made.because("moments of its copies begin anew")
+            made = made.because("moments of its copies restart")
         return made
 
     def moments(self, order: int) -> Transform | None:
-        """Copies have a part of the gradient, as they are read; see ``Transform``."""
+        """See ``Transform``; each copy has the part of the gradient with which it is read."""
         if not self.alike:
             return None
         return Moments(self.source, self.make, self.factor, order, self.resets)
@@ -299,30 +302,30 @@ class Mapped(_OfOne):
         """See ``Transform``."""
         if one.dimensions is None:
             return replace(self, source=one.source, name=one.target)
-        made = Mapped(one.source, partial(_followed, self.make, one), self.why, one.target)
+        made = Mapped(one.source, partial(_maps_beside, self.make, one), self.why, one.target)
         factor = self.factor if one.scaled else 1.0
-        alike, resets, alone = self.alike, self.resets, self.alone
+        alike, resets, diverges = self.alike, self.resets, self.diverges
         return replace(
-            made, shares=self.shares, factor=factor, alike=alike, resets=resets, alone=alone
+            made, shares=self.shares, factor=factor, alike=alike, resets=resets, diverges=diverges
         )
 
 
-def _followed(make: Callable[[], tuple[IndexMap, ...]], one: Beside) -> tuple[IndexMap, ...]:
-    """The maps of a tensor that goes with a weight, from those of the weight."""
+def _maps_beside(make: Callable[[], tuple[IndexMap, ...]], one: Beside) -> tuple[IndexMap, ...]:
+    """Select the maps of a tensor that belongs to a weight from the maps of the weight."""
     assert one.dimensions is not None
     found, pairs = make(), zip(one.dimensions, one.shape, strict=True)
-    maps = [_unchanged(size) if d is None else found[d] for d, size in pairs]
+    maps = [_identity(size) if d is None else found[d] for d, size in pairs]
     return tuple(replace(each, role=Role.WRITTEN) if one.copied else each for each in maps)
 
 
 @lru_cache(maxsize=64)  # ranks are few
-def _unchanged(size: int) -> IndexMap:
+def _identity(size: int) -> IndexMap:
     return IndexMap(Role.WRITTEN, size, np.arange(size), np.ones(size))
 
 
 @dataclass(frozen=True, eq=False)
 class Rounded(Mapped):
-    """The same with any factor: every element is rounded once, so that the source is lost."""
+    """``Mapped`` with any factor: every element is rounded once, so the source is lost."""
 
     holds = False
 
@@ -345,18 +348,18 @@ class Rounded(Mapped):
         return super().update(before).because("it is rounded")
 
     def beside(self, one: Beside) -> Transform | None:
-        """See ``Transform``; what is not multiplied is not rounded."""
+        """See ``Transform``; a tensor without the factor is not rounded."""
         made = super().beside(one)
         return Rounded(**vars(made)) if one.scaled and made else made
 
 
 @dataclass(frozen=True, eq=False)
-class Moments(_OfOne):
-    """An optimizer's moments, where weights are copied and split: the dual of ``Mapped``.
+class Moments(_OneSource):
+    """An optimizer's moments for weights that are copied and split: the dual of ``Mapped``.
 
     Attributes:
-        make: see ``Mapped``; of the weights.
-        factor: of the weights.
+        make: see ``Mapped``; the maps of the weights.
+        factor: the factor of the weights.
         order: see ``Transform.moments``.
         resets: see ``Mapped``.
     """
@@ -382,12 +385,12 @@ class Moments(_OfOne):
 
 @dataclass(frozen=True)
 class Computed(Transform):
-    """A tensor from which its sources cannot be read off.
+    """A tensor computed from whole sources, which cannot be recovered.
 
     Attributes:
-        names: of the tensors that it is made from.
+        names: names of the sources.
         why: one phrase for users.
-        compute: takes the sources in order, whole, and gives the target.
+        compute: computes the target from the sources, in the order of ``names``.
         repeatable: see ``Transform``.
     """
 
@@ -405,11 +408,11 @@ class Computed(Transform):
         return self.names
 
     def part(self, source: Weights, where: Slices) -> Tensor:
-        """See ``Transform``; everything is computed."""
+        """See ``Transform``; computes the whole target."""
         return self.compute(*map(source.read, self.names))[tuple(where)]
 
     def update(self, before: Sequence[Update]) -> Update:
-        """Nothing follows for what is computed."""
+        """See ``Transform``; no factor follows for a computed tensor."""
         if not before:
             return Update(new=True, why=self.why)
         return before[0].because(f"it is computed ({self.why})")
@@ -417,9 +420,9 @@ class Computed(Transform):
 
 @dataclass(frozen=True)
 class Constant(Transform):
-    """A new tensor, all of one value."""
+    """A new tensor filled with one value."""
 
-    dtype: str = field()  # else the class's default is inherited
+    dtype: str = field()  # so that the base class's default is not inherited
     value: float
     why: str
     like: str = ""
@@ -434,11 +437,11 @@ class Constant(Transform):
         return Update(new=True, why=self.why)
 
     def moments(self, order: int) -> Transform:
-        """A new tensor has gathered none."""
+        """See ``Transform``; a new tensor has no moments yet, so they are zero."""
         return Constant(self.dtype, 0.0, self.why)
 
     def beside(self, one: Beside) -> Transform:
-        """See ``Transform``; one factor of an update is zero, so that the other can train it."""
+        """See ``Transform``; one factor of an update starts at zero, the other lets it train."""
         if one.scaled:
             return Constant(one.dtype, self.value if one.dimensions is None else 0.0, self.why)
         return Kept(one.source, why=self.why, new=True)
@@ -446,13 +449,13 @@ class Constant(Transform):
 
 @dataclass(frozen=True, eq=False)
 class Section(Transform):
-    """A rectangle of what another transform makes, such as a piece of an MLP.
+    """A rectangle of another transform's target, such as a piece of an MLP.
 
-    It does not give a source back, so a proof makes it again and compares.
+    Its source cannot be recovered, so a proof computes it again and compares.
 
     Attributes:
-        whole: makes all of it.
-        begin: where the rectangle begins in every dimension.
+        whole: the transform of the whole tensor.
+        begin: first index of the rectangle in every dimension.
         why: one phrase for users.
     """
 
@@ -481,7 +484,7 @@ class Section(Transform):
 
     def beside(self, one: Beside) -> Transform | None:
         """See ``Transform``."""
-        of_all = replace(one, target=one.source)  # its parts sum up to one tensor
+        of_all = replace(one, target=one.source)  # sections share one split
         whole, order = self.whole.beside(of_all), one.dimensions or range(len(self.begin))
         begin = tuple(0 if dimension is None else self.begin[dimension] for dimension in order)
         return None if whole is None else Section(whole, begin, self.why)
@@ -489,10 +492,10 @@ class Section(Transform):
 
 @dataclass(frozen=True, eq=False)
 class Stacked(Transform):
-    """Matrices, each composed of the rows of several, in one tensor of three dimensions.
+    """A stack of matrices, each with the rows of several targets one below the other.
 
     Attributes:
-        matrices: for every matrix what makes its parts, and the number of rows of each.
+        matrices: for each matrix, the transforms of its parts with the number of rows of each.
         why: one phrase for users.
     """
 
@@ -524,7 +527,7 @@ class Stacked(Transform):
         first, *others = (
             part.update([by_name[name] for name in part.sources]).whole() for part in self.parts
         )
-        return first.because("its matrices train apart") if others else first
+        return first.because("its matrices train separately") if others else first
 
     def moments(self, order: int) -> Transform | None:
         """See ``Transform``."""
@@ -533,24 +536,24 @@ class Stacked(Transform):
         return Stacked(known, self.why) if known == made else None
 
 
-def _multiplied(tensor: Tensor, factor: float, where: str) -> Tensor:
+def _multiply(tensor: Tensor, factor: float, where: str) -> Tensor:
     """Multiply by a power of two without any loss.
 
     Raises:
-        InputError: a number has no such multiple in its dtype.
+        InputError: the dtype cannot represent a product.
     """
     if factor == 1:
         return tensor
     multiplied = (tensor.double() * factor).to(tensor.dtype)
-    if not bool((_divided(multiplied, factor).double() == tensor.double()).all()):
+    if not bool((_divide(multiplied, factor).double() == tensor.double()).all()):
         raise InputError(
-            f"a tensor in {where} is to be multiplied by {factor:g}, which rounds in "
+            f"a tensor in {where} must be multiplied by {factor:g}, which rounds in "
             f"{tensor.dtype}; pass a wider --dtype"
         )
     return multiplied
 
 
-def _divided(tensor: Tensor, factor: float) -> Tensor:
+def _divide(tensor: Tensor, factor: float) -> Tensor:
     return tensor if factor == 1 else (tensor.double() / factor).to(tensor.dtype)
 
 
@@ -562,12 +565,12 @@ def row_maps(
     *,
     uneven: bool = False,
 ) -> tuple[IndexMap, ...]:
-    """The maps of a tensor in which only rows are copied or moved.
+    """Make the maps of a tensor in which only rows are copied or moved.
 
     Args:
-        shape: of the source.
-        order: the source's number of every row.
-        role: whether copies of rows are written, or parts of a row that is read.
+        shape: shape of the source.
+        order: for each row of the target, the row of the source.
+        role: whether rows are written (copied) or read (split).
         uneven: see ``IndexMap``.
     """
     first, *others = (placed(shape[0], order), *(in_blocks(size, 1) for size in shape[1:]))

@@ -59,7 +59,7 @@ def stepped(plan: Plan, before: Mapping[str, Update]) -> dict[str, Update]:
     rules = [rule for rule in plan.rules if not found[rule.target].new]
     uses = Counter(name for rule in rules for name in rule.sources)
     for rule in rules:
-        if any(uses[name] > rule.transform.among for name in rule.sources):
+        if any(uses[name] > rule.transform.siblings for name in rule.sources):
             found[rule.target] = found[rule.target].because(APART)
     return found
 

@@ -1,0 +1,245 @@
+"""From the expansions of axes to the plan of a growth.
+
+A norm takes the mean over an axis. Whole copies do not change the mean. Zeros reduce it, so normed
+numbers become larger: the weights of the norm compensate for that, and eps (a key of the config),
+which the class adds to the mean, shrinks in proportion. Powers of two are exact, so zeros that make
+an axis four times as large round nothing. Other numbers of zeros round the weights of norms once,
+which only the promise *bounded* allows. Uneven copies change a mean in a way that depends on the
+input, which no weight can compensate for. A class may also multiply tensors by a number that
+depends on sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from growkit.algebra import expansion
+from growkit.algebra.axes import Dimension, Order, Pattern, Role
+from growkit.algebra.expansion import Expansion, IndexMap
+from growkit.algebra.splits import Shares
+from growkit.base.errors import InputError
+from growkit.base.tensors import Config, Weights
+from growkit.families.description import Norm, Tensor
+from growkit.families.family import Family
+from growkit.growth.placing import active_norms, check_groups
+from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.transforms import Kept, Mapped, Rounded, Transform
+
+BOUNDED = "--promise bounded"
+"""The option that allows tensors to be rounded once."""
+
+
+def expand(
+    source: Weights,
+    family: Family,
+    sizes: Mapping[str, int],
+    expansions: Callable[[], Mapping[str, Expansion]],
+    shares: Shares,
+    *,
+    rounding: bool = False,
+    resets: bool = False,
+) -> Plan:
+    """Plan a growth.
+
+    Args:
+        source: the checkpoint.
+        family: the source's family, in the form in which its tensors are stored.
+        sizes: new size of every axis that grows.
+        expansions: makes the expansion of each of these axes; called once the sizes are known to be
+            possible.
+        shares: how weights are split among copies.
+        rounding: whether tensors may be rounded once if there is no exact way.
+        resets: whether an optimizer's moments restart for copies.
+
+    Raises:
+        InputError: the checkpoint does not fit its config, or the model class does not support
+            these sizes or cannot compute the same with these expansions.
+    """
+    unused = unused_tensors(source, family)
+    old = family.sizes(source.config)
+    new = {**old, **sizes}
+    for axis, why in family.fixed(family.complete(source.config)).items():
+        if new[axis] != old[axis]:
+            raise InputError(f"{axis} of the {family.name} model in {source.where()} {why}")
+    config = family.resized(source.config, new)
+    made = expansions()
+    assert {axis: len(each.source) for axis, each in made.items()} == dict(sizes)
+    growth = _Growth(family, old, new, made, shares, rounding, resets)
+    apart = check_groups(family, old, made)
+    config = growth.adjust_eps(source.config, config)
+    grown = {
+        name: growth.transform(name, of, tensor)
+        for name, of, tensor in growth.members(source.config, config)
+    }
+    copies = {axis: int(each.counts.max(initial=0)) for axis, each in made.items()}
+    return Plan.checked(source, family, config, grown, unused=unused, copies=copies, apart=apart)
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """The rules of one growth.
+
+    Attributes:
+        family: the model's family.
+        old: size of every axis in the source.
+        new: size of every axis in the target.
+        made: the expansion of every axis that grows.
+        shares: see ``expand``.
+        rounding: see ``expand``.
+        resets: see ``expand``.
+        known: cache of index maps, which are the same in all layers.
+    """
+
+    family: Family
+    old: Mapping[str, int]
+    new: Mapping[str, int]
+    made: Mapping[str, Expansion]
+    shares: Shares
+    rounding: bool
+    resets: bool
+    known: dict[tuple[Dimension, Order | None, bool], IndexMap] = field(default_factory=dict)
+
+    def members(self, source: Config, target: Config) -> Iterator[tuple[str, str, Tensor]]:
+        """List every tensor of the target: its name, its source's name, and its description.
+
+        If every head has its own tensor, every copy of a head has one too.
+        """
+        before = {(e.tensor.name, e.layer, e.number): e.name for e in self.family.members(source)}
+        for name, tensor, layer, number in self.family.members(target):
+            grown = self.made.get(tensor.counts or "")
+            if grown:
+                number = int(grown.source[number])
+            yield name, before[tensor.name, layer, number], tensor
+
+    def adjust_eps(self, source: Config, config: Config) -> Config:
+        """Scale eps of every norm in the target's config in proportion to the mean.
+
+        Args:
+            source: the source's config.
+            config: the target's config, with its sizes.
+
+        Raises:
+            InputError: the class adds a fixed eps, or norms that share a key need different values.
+        """
+        before = self.family.complete(source)
+        shrunk: dict[str, dict[float, str]] = {}
+        for norm in active_norms(self.family, before):
+            mean = self._mean(norm)
+            if norm.eps is None and mean != 1:
+                raise self._refusal(norm.over, "and their class adds a fixed eps to the mean")
+            if norm.eps is not None:
+                shrunk.setdefault(norm.eps, {})[mean] = norm.over
+        changed: Config = {}
+        for key, means in shrunk.items():
+            if self.rounding and len(means) == 2:  # where nothing grows, eps matters little
+                means.pop(1.0, None)
+            if len(means) > 1:
+                why = f"and {key} serves norms over both, whose means change differently"
+                raise self._refusal(" and ".join(means.values()), why)
+            (mean,) = means
+            if mean == 1:
+                continue
+            if type(before[key]) not in (int, float):
+                raise InputError(f"config.json has {key} {before[key]!r}; a number was expected")
+            changed[key] = before[key] * mean
+        if not changed:
+            return config
+        config = config | changed
+        # Keep values that the class would otherwise derive from the changed keys.
+        after = self.family.complete(config)
+        derived = {k: before[k] for k in self.family.defaults if before[k] != after[k]}
+        return config | {k: value for k, value in derived.items() if k not in config}
+
+    def transform(self, name: str, of: str, tensor: Tensor) -> Transform:
+        """Make the transform of a tensor."""
+        factor, rounds = self._factor(tensor)
+        pattern = Pattern.parse(tensor.pattern)
+        if not rounds and all(each.axes.isdisjoint(self.made) for each in pattern.dimensions):
+            return Kept(of, factor)
+        why = ", ".join(
+            f"{verb} {axis} "
+            + (f"×{n}" if (n := self.made[axis].copies) else f"{self.old[axis]} → {self.new[axis]}")
+            for role, verb in ((Role.WRITTEN, "repeat"), (Role.READ, "split"))
+            for axis in sorted(pattern.axes(role) & self.made.keys())
+        )
+        # If the class adds an offset to the tensor, its parts would be parts of another number, so
+        # whole copies are read instead, as many as the factor.
+        wholes = int(factor) if tensor.offset and not rounds else None
+        if wholes is None and (factor != 1 or rounds):
+            why += f", times {factor:.6g}" if factor != 1 else ""
+            why += ", rounded once" if rounds else ""
+        return (Rounded if rounds else Mapped)(
+            of,
+            partial(self._maps, tensor, wholes),
+            why,
+            name,
+            self.shares,
+            factor if wholes is None else 1.0,
+            offset=tensor.offset,
+            resets=self.resets,
+        )
+
+    def _factor(self, tensor: Tensor) -> tuple[float, bool]:
+        """The factor of a tensor, and whether multiplying rounds.
+
+        Raises:
+            InputError: multiplying would round and must not, or no factor keeps the mean.
+        """
+        factor = math.sqrt(self._mean(tensor.norm)) if tensor.norm else 1.0
+        if tensor.scale:
+            factor *= tensor.scale(self.old) / tensor.scale(self.new)
+        read = Pattern.parse(tensor.pattern).axes(Role.READ) & self.made.keys()
+        copies = math.prod(int(self.made[axis].counts.min()) for axis in read)
+        by_two = math.frexp(factor)[0] == 0.5
+        fits = not tensor.offset or 1 <= factor <= copies
+        if self.rounding or (by_two and fits):
+            return factor, not (by_two and fits)
+        grows = " and ".join(sorted(axis for axis in self.made if axis in tensor.pattern))
+        adds = f", to which its class adds {tensor.offset:g}," if by_two else ""
+        how = "whole copies" if by_two else "powers of four"
+        if not by_two and not tensor.scale:
+            axis = tensor.norm.over if tensor.norm else ""
+            old, new = self.old[axis], self.new[axis]
+            near = [str(size) for size in (new // old * old, (new // old + 1) * old) if size > old]
+            how += f", by whole copies (to {' or '.join(near)})"
+        raise InputError(
+            f"{tensor.name} of a {self.family.name} model{adds} would be multiplied by "
+            f"{factor:.6g}, which rounds; {grows} can grow by {how}, or as asked with {BOUNDED}"
+        )
+
+    def _mean(self, norm: Norm) -> float:
+        """The ratio of a norm's mean square in the target to that in the source."""
+        grown = self.made.get(norm.over)
+        if grown is None or grown.copies:
+            return 1.0
+        if grown.counts.min() != grown.counts.max():
+            raise self._refusal(norm.over, "which uneven copies change")
+        if norm.centred:
+            raise self._refusal(norm.over, "and subtract the mean, which zeros change")
+        return float(grown.counts.sum()) / len(grown.source)
+
+    def _refusal(self, axis: str, why: str) -> InputError:
+        return InputError(
+            f"{axis} cannot grow like this: norms of a {self.family.name} model take a mean over "
+            f"it, {why}; choose whole copies, or leave its size as it is"
+        )
+
+    def _maps(self, tensor: Tensor, wholes: int | None) -> tuple[IndexMap, ...]:
+        found = []
+        for number, dimension in enumerate(Pattern.parse(tensor.pattern).dimensions):
+            order, weighs = tensor.order if number == 0 else None, tensor.norm is not None
+            key = dimension, order, weighs
+            if key not in self.known:
+                self.known[key] = expansion.index_map(
+                    dimension,
+                    self.old,
+                    self.made,
+                    (order(self.old), order(self.new)) if order else None,
+                    weighs=weighs,
+                    uneven=self.shares.uneven,
+                )
+            found.append(self.known[key])
+        return tuple(found if wholes is None else [each.in_wholes(wholes) for each in found])

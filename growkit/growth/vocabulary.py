@@ -1,0 +1,150 @@
+"""New tokens, and a head separate from the embedding.
+
+Logits of the old tokens do not change. The softmax does: it takes the probability of new tokens
+from the old ones. If new rows are the mean of all old rows, the logit of a new token is the mean of
+all old logits, so it is never the largest. If new rows are zero, it is zero, and may be the
+largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from growkit.algebra.axes import Role
+from growkit.algebra.expansion import NOTHING
+from growkit.algebra.law import Rows
+from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
+from growkit.base.tensors import Weights
+from growkit.families.description import MOST_SIZE
+from growkit.families.family import stored_family
+from growkit.planning.operation import Option, SizeOption, Switch
+from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.transforms import Beside, Kept, Mapped, Slices, Transform, row_maps
+
+AT_A_TIME = 1024
+"""Rows that are summed at a time; another number may change the last bits."""
+
+VOCAB = SizeOption("vocab", "vocabulary; logits of the old tokens stay the same", axes=("vocab",))
+NEW_TOKENS = Option(
+    "new_tokens",
+    "rows of embedding and head for new tokens: the mean of all old rows, or zero",
+    ("mean", "zero"),
+)
+UNTIE = Switch("untie", "give a model whose output head is its embedding a separate head")
+
+
+def plan_head(source: Weights, options: Mapping[str, str]) -> Plan | None:
+    """Plan a separate head; None if ``UNTIE`` is not set.
+
+    Raises:
+        InputError: the model already has one.
+    """
+    if "untie" not in options:
+        return None
+    family = stored_family(source)
+    if not family.complete(source.config).get("tie_word_embeddings"):
+        raise InputError(f"{source.where()} already has a separate head; leave out --untie")
+    before = family.patterns(source.config)
+    config = {**source.config, "tie_word_embeddings": False}
+    (embedding,) = (name for name, each in before.items() if "vocab" in each.axes(Role.READ))
+    separate = Kept(embedding, why="the embedding, as it is")
+    made = {name: Kept(name) if name in before else separate for name in family.patterns(config)}
+    return Plan.checked(source, family, config, made, unused=unused_tensors(source, family))
+
+
+def plan_tokens(source: Weights, options: Mapping[str, str]) -> Plan | None:
+    """Plan the rows of new tokens; None if ``VOCAB`` asks for none.
+
+    Raises:
+        InputError: the vocabulary would be too large.
+    """
+    if "vocab" not in options:
+        return None
+    family = stored_family(source)
+    sizes = family.sizes(source.config)
+    old = sizes["vocab"]
+    new = int(old * VOCAB.factor(options["vocab"], old))
+    if new > MOST_SIZE:
+        raise InputError(f"vocab {new:,} is more than {MOST_SIZE:,}; choose a smaller size")
+    if new == old:
+        return None
+    rows = (*range(old), *[NOTHING] * (new - old))
+    unused = unused_tensors(source, family)
+    mean = options["new_tokens"] == "mean"
+    why = f"{new - old} new tokens, at {'the mean' if mean else 'zero'}"
+    made: dict[str, Transform] = {}
+    for each in family.members(source.config):
+        name, (first, *others) = each.name, each.pattern.dimensions
+        assert all("vocab" not in other.axes for other in others), "a row is a token"
+        made[name] = Kept(name)
+        if "vocab" in first.axes:
+            maps = partial(row_maps, source.tensors[name].shape, rows, first.role)
+            made[name] = MoreRows(name, maps, why, mean=mean)
+    lost = (
+        f"{new - old} new tokens share the softmax: logits of the {old} old ones stay, their "
+        "probabilities do not"
+    )
+    config = family.resized(source.config, {**sizes, "vocab": new})
+    return Plan.checked(source, family, config, made, unused=unused, lost=lost)
+
+
+@dataclass(frozen=True, eq=False)
+class MoreRows(Mapped):
+    """A tensor with new rows, which are zero or the mean of the old rows, rounded once.
+
+    Attributes:
+        mean: whether new rows are the mean.
+        found: the mean, computed from the whole tensor when it is first needed.
+    """
+
+    mean: bool = False
+    found: dict[str, Tensor] = field(default_factory=dict)
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``."""
+        made = super().part(source, where)
+        rows, *others = where
+        if self.mean and rows.stop > self._old:
+            if self.source not in self.found:
+                self.found[self.source] = _mean(partial(source.read, self.source), self._old)
+            made[max(self._old - rows.start, 0) :] = self.found[self.source][tuple(others)]
+        return made
+
+    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+        """See ``Transform``; reading the first rows also checks the new rows.
+
+        A gradient has rows only for tokens that occur, and so none for new tokens.
+        """
+        if of.start == 0 and len(rows(slice(self._old, self._old + 1))):
+            expected = _mean(rows, self._old).double() if self.mean else 0.0
+            for begin in range(self._old, len(self.maps[0]), AT_A_TIME):
+                new = rows(slice(begin, min(begin + AT_A_TIME, len(self.maps[0]))))
+                if not bool((new.double() == expected).all()):
+                    return None
+        return rows(of)
+
+    def beside(self, one: Beside) -> Transform | None:
+        """See ``Transform``; new rows are zero in a tensor that belongs to this one."""
+        made = super().beside(one)
+        return replace(made, found={}) if isinstance(made, MoreRows) else made
+
+    @property
+    def _old(self) -> int:
+        return self.maps[0].size
+
+
+def _mean(rows: Rows, count: int) -> Tensor:
+    """The mean of rows, with the same bits on every machine."""
+    total, dtype = None, None
+    for begin in range(0, count, AT_A_TIME):
+        some = rows(slice(begin, min(begin + AT_A_TIME, count)))
+        dtype, some = some.dtype, some.double()
+        while len(some) > 1:  # add in an order that does not depend on torch
+            half = len(some) // 2
+            some = torch.cat([some[:half] + some[half : 2 * half], some[2 * half :]])
+        total = some[0] if total is None else total + some[0]
+    assert total is not None
+    return (total / count).to(dtype)
