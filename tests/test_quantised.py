@@ -208,7 +208,7 @@ def test_convert_only_dequantises(qwen3: Path, tmp_path: Path) -> None:
     assert said.exit_code == 0, said.output
     again = cli("convert", out, tmp_path / "again", "--to", "dense-weights")
     assert again.exit_code == 2
-    assert "is dense already" in again.output
+    assert "is already dense" in again.output
     theirs: Any = AutoModelForCausalLM.from_pretrained(qwen3, quantization_config=OPTIONS["qwen3"])
     ours = load_file(out / "model.safetensors")
     assert ours.keys() == {*dict(theirs.named_parameters())}

@@ -193,7 +193,7 @@ def test_drop_upcycling_is_another_function(tmp_path: Path) -> None:
         ("llama", {"attention_bias": True}, {"experts": 8}, "no place for tensor .*bias"),
         ("qwen3", {"use_sliding_window": True}, {"experts": 8}, "use_sliding_window True"),
         ("olmo", {}, {"experts": 8}, r"these can: .*llama \(Mixtral\)"),
-        ("mixtral", {}, {"experts": 8}, "has experts already; --method experts"),
+        ("mixtral", {}, {"experts": 8}, "already has experts; --method experts"),
     ],
 )
 def test_what_cannot_be_upcycled_is_refused_in_the_plan(
@@ -209,10 +209,10 @@ def test_what_cannot_be_upcycled_is_refused_in_the_plan(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"experts": 6}, "so that all copies of what is chosen are chosen; choose 8"),
-        ({"experts": "x3"}, "power of two; choose one, or --symmetry keep"),
-        ({"experts": 8, "top_k": 9}, "top_k 9 of 8 experts cannot be chosen"),
-        ({"experts": 6, "copies": "2,2,1,1"}, "copies goes with top_k"),
+        ({"experts": 6}, "cannot all be copied equally often; choose 8"),
+        ({"experts": "x3"}, "power of two; choose one that is, or --symmetry keep"),
+        ({"experts": 8, "top_k": 9}, "top_k 9 is more than 8 experts"),
+        ({"experts": 6, "copies": "2,2,1,1"}, "copies requires --top-k"),
         ({"experts": 6, "top_k": 2, "copies": "2,2,1,2"}, "4 numbers with the sum 6"),
         ({"experts": 6, "top_k": 2, "copies": "2,2,1,1/3,1,1,1/3,1,1,1"}, "each of 2 layers"),
     ],

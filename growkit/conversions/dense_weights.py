@@ -1,4 +1,4 @@
-"""Quantised weights to the dense ones that they stand for, and nothing else."""
+"""Dequantisation: quantised weights are stored as dense ones, and nothing else changes."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from growkit.planning.transforms import Kept
 
 
 class DenseWeights(Operation):
-    """See the module; every other operation reads quantised weights in the same way."""
+    """See the module; all other operations read quantised weights in the same way."""
 
     name = "dense-weights"
     paper = "-"
@@ -19,7 +19,7 @@ class DenseWeights(Operation):
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``Operation``."""
         if not source.quantised:
-            raise InputError(f"{source.where()} is dense already; leave this step out")
+            raise InputError(f"{source.where()} is already dense; leave out this step")
         family = stored_family(source)
         made = {name: Kept(name) for name in family.patterns(source.config)}
         unused = unused_tensors(source, family)

@@ -1,14 +1,14 @@
-"""An output gate for attention, so that a trained model continues with it.
+"""Addition of an output gate to the attention of a trained model.
 
-What the heads of a token attend to is multiplied by σ(W x) before ``o_proj``, where x is what the
-token's queries are made of. W begins as zeros: σ(0) = ½ everywhere, and ``o_proj`` times 2 makes up
-for it. W learns from the first step on, since its gradient is ¼ of what it multiplies.
+The output of the heads is multiplied by σ(W x) before ``o_proj``, where x is the input of
+``q_proj``. W starts at zero: σ(0) = ½ everywhere, and ``o_proj`` is doubled to compensate. W trains
+from the first step on, since σ'(0) = ¼.
 
 Qiu et al., "Gated Attention for Large Language Models", arXiv 2505.06708.
 
-The class must do the rest as the source does, which families say (``ungated``). Rows of the gate
-follow those of the queries of each head. Norms that add 1 to their weights store them less 1, which
-rounds where a weight is small for its dtype.
+The rest of the class must compute the same as the source's class (``Family.ungated``). In
+``q_proj``, each head has the rows of its queries and then those of its gate. Norms that add 1 to
+their weights store them minus 1, which rounds if a weight is small for its dtype.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class OutputGate(Operation):
         known = {each: target for target in families().values() for each in target.ungated}
         if kind not in known:
             raise InputError(
-                f"no class with an output gate does the rest of what a {family.name} model does, "
-                f"so {source.where()} cannot get one; these can: {', '.join(sorted(known))}"
+                f"no class with an output gate matches the rest of a {family.name} model, so "
+                f"{source.where()} cannot get one; these can: {', '.join(sorted(known))}"
             )
         target, rounds = known[kind], options[PROMISE.name] == "bounded"
         config = config_with(source, family, target, target.ungated[kind])
@@ -64,10 +64,12 @@ class OutputGate(Operation):
             elif name.endswith("o_proj.weight"):
                 made[name] = Kept(name, 2.0, "× 2, because the gate is ½")
             elif tensor.offset and rounds:
-                less = partial(_less, tensor.offset)
-                made[name] = Computed((name,), "less what its class adds, rounded", less)
+                subtract = partial(_subtract, tensor.offset)
+                why = f"minus the {tensor.offset:g} that its class adds, rounded"
+                made[name] = Computed((name,), why, subtract)
             elif tensor.offset:
-                made[name] = Less(name, why="less what its class adds", offset=tensor.offset)
+                why = f"minus the {tensor.offset:g} that its class adds"
+                made[name] = Minus(name, why=why, offset=tensor.offset)
             else:
                 made[name] = Kept(name)
         unused = unused_tensors(source, family)
@@ -80,13 +82,13 @@ class OutputGate(Operation):
         return Change([plan])
 
 
-def _less(offset: float, weight: Tensor) -> Tensor:
+def _subtract(offset: float, weight: Tensor) -> Tensor:
     return (weight.double() - offset).to(weight.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class Less(Kept):
-    """A tensor less a number, exactly."""
+class Minus(Kept):
+    """A tensor minus a number, exactly."""
 
     offset: float = 0.0
 
@@ -94,22 +96,22 @@ class Less(Kept):
         """See ``Transform``.
 
         Raises:
-            InputError: it rounds.
+            InputError: the difference rounds.
         """
         weight = super().part(source, where)
-        less = _less(self.offset, weight)
-        if not (less.double() + self.offset).equal(weight.double()):
+        made = _subtract(self.offset, weight)
+        if not (made.double() + self.offset).equal(weight.double()):
             raise InputError(
-                f"{self.source} in {source.where(self.source)} less {self.offset:g}, which the "
-                f"class with a gate adds, rounds in {weight.dtype}; pass a wider --dtype, or "
-                "--promise bounded"
+                f"{self.source} in {source.where(self.source)} is stored minus {self.offset:g}, "
+                f"which the class with a gate adds; this rounds in {weight.dtype}; pass a wider "
+                "--dtype, or --promise bounded"
             )
-        return less
+        return made
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``."""
-        less = super().undo(rows, of)
-        return None if less is None else (less.double() + self.offset).to(less.dtype)
+        made = super().undo(rows, of)
+        return None if made is None else (made.double() + self.offset).to(made.dtype)
 
 
 OPERATION = OutputGate()

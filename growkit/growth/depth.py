@@ -1,11 +1,12 @@
-"""Growth in depth: new layers that change nothing at first, or layers that are repeated.
+"""Growth in depth: new layers that change nothing at first, or repeated layers.
 
-Identity blocks, Wu et al., "LLaMA Pro: Progressive LLaMA with Block Expansion", arXiv 2401.02415: a
-new layer is a copy of the one before it whose output is zero. The zeros get a gradient at once, the
-rest of the layer after the first step.
+An identity block (Wu et al., "LLaMA Pro: Progressive LLaMA with Block Expansion", arXiv 2401.02415)
+is a copy of the layer before it whose output is zero. The zeros get a gradient at once, the rest of
+the layer after the first step.
 
-Stacks, Du et al., "Stacking Your Transformers", arXiv 2405.15319, stacks that overlap, Kim et al.,
-"SOLAR 10.7B", arXiv 2312.15166, and layers next to copies of themselves are another function.
+Three other arrangements change the function: stacks (Du et al., "Stacking Your Transformers", arXiv
+2405.15319), overlapping stacks (Kim et al., "SOLAR 10.7B", arXiv 2312.15166), and layers next to
+their copies.
 """
 
 import re
@@ -27,19 +28,19 @@ def _is_place(text: str) -> bool:
     return text in PLACES or bool(re.fullmatch(r"[0-9]{1,5}( *, *[0-9]{1,5})*", text))
 
 
-LAYERS = SizeOption("layers", "the number of layers; x1.5 turns 2 into 3", axes=("layers",))
+LAYERS = SizeOption("layers", "number of layers; x1.5 turns 2 into 3", axes=("layers",))
 OPTIONS: tuple[Option, ...] = (
     LAYERS,
     Option(
         "blocks",
-        "what new layers do: nothing at first (identity); repeat the whole model on top (stack) or "
-        "without its middle (overlap); or repeat the layer before them (interpose)",
+        "new layers: blocks that change nothing at first (identity), the whole model again (stack) "
+        "or without its middle (overlap), or copies of the layer before them (interpose)",
         ("identity", "stack", "overlap", "interpose"),
     ),
     Option(
         "place",
-        "where new layers of identity and interpose go: evenly between the others (even), after "
-        "them (end), or after these, counted from 0, each as often as it is named",
+        "position of new layers of identity and interpose: evenly between the others (even), at "
+        "the end (end), or after the given layers, numbered from 0; repeat a number for more",
         form="even|end|N,N,…",
         accepts=_is_place,
     ),
@@ -51,8 +52,8 @@ class Layer:
     """A layer of the target.
 
     Attributes:
-        of: number of the source's layer whose tensors it has.
-        idle: whether its outputs are zero.
+        of: index of the source's layer that it copies.
+        idle: whether its output is zero.
     """
 
     of: int
@@ -70,7 +71,7 @@ class Depth(Operation):
     options = OPTIONS
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
-        """Whether λ_init of every layer stays what it is, where a class counts layers for it."""
+        """See ``Operation``; false if the class derives λ_init from layer indices that change."""
         lambda_init = family.form.lambda_init if family.form else None
         order = enumerate(arrangement(family.sizes(config)["layers"], options))
         return lambda_init is None or all(
@@ -85,7 +86,7 @@ class Depth(Operation):
         _check(family, family.complete(source.config), order, source.where())
         config = family.relayered(source.config, [layer.of for layer in order], source.where())
         if options["blocks"] == "identity" and options.get("place", PLACES[0]) in PLACES:
-            order = _fitted(family, source.config, config, order)
+            order = _fit_kinds(family, source.config, config, order)
             config = family.relayered(source.config, [layer.of for layer in order], source.where())
         family.check_bounds(config, "the deeper model")
         made = _transforms(family, source, config, order)
@@ -100,63 +101,63 @@ class Depth(Operation):
 
 
 def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:
-    """The layers of the target, in order.
+    """List the layers of the target, in order.
 
     Args:
         count: number of layers of the source.
-        options: of the method.
+        options: options of the method.
 
     Raises:
-        InputError: there is no such order; lists those that exist.
+        InputError: the options contradict each other, or name impossible numbers.
     """
     blocks, place = options["blocks"], options.get("place")
     if blocks in ("stack", "overlap"):
         if place is not None:
             raise InputError(
-                f"place is {place!r}, but {blocks} decides where they go; leave it out"
+                f"place is {place!r}, but {blocks} has its own order; leave out --place"
             )
         new = _new(count, options.get("layers"))
         if blocks == "stack" and new % count == 0:
             return [Layer(of) for of in [*range(count)] * (1 + new // count)]
         if blocks == "overlap" and new <= count:
-            # The first layers and the last ones, so many of each that those between come twice.
+            # The first layers and then the last ones; those in both parts occur twice.
             last = (count + new) // 2
             return [Layer(of) for of in (*range(count + new - last), *range(count - last, count))]
-        problem = "no multiple of" if blocks == "stack" else "more than twice"
+        problem = "not a multiple of" if blocks == "stack" else "more than twice"
         raise InputError(
             f"layers would be {count + new}, {problem} the present {count}, which {blocks} cannot "
             "make; choose another number, or --blocks interpose"
         )
-    behind = _behind(count, options.get("layers"), place or PLACES[0])
+    preceding = _preceding(count, options.get("layers"), place or PLACES[0])
     order = []
     for layer in range(count):
-        order += [Layer(layer)] + [Layer(layer, blocks == "identity")] * behind.count(layer)
+        order += [Layer(layer)] + [Layer(layer, blocks == "identity")] * preceding.count(layer)
     return order
 
 
-def _behind(count: int, layers: str | None, place: str) -> list[int]:
-    """Behind which layers of the source new ones go."""
+def _preceding(count: int, layers: str | None, place: str) -> list[int]:
+    """The index of the source's layer before each new layer."""
     if place in PLACES:
         new = _new(count, layers)
         if place == "end":
             return [count - 1] * new
         return [-(-(index + 1) * count // new) - 1 for index in range(new)]
-    behind = sorted(int(each) for each in place.split(","))
-    if behind[-1] >= count:
+    preceding = sorted(int(each) for each in place.split(","))
+    if preceding[-1] >= count:
         raise InputError(
-            f"place names layer {behind[-1]}, but there are {count} layers, counted from 0; choose "
-            f"numbers up to {count - 1}"
+            f"place names layer {preceding[-1]}, but there are {count} layers, numbered from 0; "
+            f"choose numbers up to {count - 1}"
         )
-    if layers is not None and _new(count, layers) != len(behind):
+    if layers is not None and _new(count, layers) != len(preceding):
         raise InputError(
             f"layers {layers} adds {_new(count, layers)} to the present {count}, but place names "
-            f"{len(behind)} places; leave one of them out"
+            f"{len(preceding)} places; leave one of them out"
         )
-    return behind
+    return preceding
 
 
 def _new(count: int, layers: str | None) -> int:
-    """How many layers are new."""
+    """The number of new layers."""
     if layers is None:
         raise InputError(
             f"layers is missing; give a factor like x1.5 or x2, or a number like {2 * count}"
@@ -171,26 +172,26 @@ def _new(count: int, layers: str | None) -> int:
 
 
 def _check(family: Family, complete: Config, order: Sequence[Layer], where: str) -> None:
-    """Refuse what a model class would compute otherwise.
+    """Refuse new layers with which the class would compute another function.
 
     Raises:
-        InputError: names a way that would work.
+        InputError: the class would; the message names a way that works, if there is one.
     """
     model = f"the {family.name} model in {where}"
     if family.normed_sums(complete) and any(layer.idle for layer in order):
         raise InputError(
-            f"{model} has norms behind the sum of what a layer adds and what it is given, so that "
-            "no new layer can leave that as it is; choose --blocks stack, overlap or interpose"
+            f"{model} normalises the sum of a layer's input and its contribution, so no new layer "
+            "can leave its input unchanged; choose --blocks stack, overlap or interpose"
         )
     if why := family.fixed(complete).get("layers"):
         raise InputError(f"layers of {model} {why}")
 
 
-def _fitted(family: Family, config: Config, deeper: Config, order: list[Layer]) -> list[Layer]:
-    """The nearest order in which layers are of the kinds that the class has in their places.
+def _fit_kinds(family: Family, config: Config, deeper: Config, order: list[Layer]) -> list[Layer]:
+    """Find the nearest order in which every layer has the kind that the class has at its index.
 
-    A class may decide kinds by the numbers of layers, by periods say, or compute with these
-    numbers. New layers do nothing at first, so they can start as any layer of their kind.
+    A class may choose kinds by layer index, e.g. with a period, or compute with the index. New
+    layers do nothing at first, so each can be a copy of any layer of its kind.
     """
     before, after = _by_layer(family, config), _by_layer(family, deeper)
     numbered = family.numbered(family.complete(config))
@@ -222,20 +223,19 @@ def _fitted(family: Family, config: Config, deeper: Config, order: list[Layer]) 
 def _transforms(
     family: Family, source: Weights, config: Config, order: Sequence[Layer]
 ) -> dict[str, Transform]:
-    """How every tensor is made.
+    """Make the transform of every tensor.
 
     Raises:
-        InputError: a layer would be of another kind than the one that it comes from, or compute
-            with another number.
+        InputError: a layer would differ in kind from its source, or compute with another index.
     """
     before, after = _by_layer(family, source.config), _by_layer(family, config)
     numbered = family.numbered(family.complete(source.config))
     for place, layer in enumerate(order):
         if numbered and layer.of != place and not layer.idle:
             raise InputError(
-                f"layer {layer.of} of {source.where()} would be number {place}, but with "
-                f"{numbered} layers compute with their number; put identity blocks behind the "
-                "others (--place end)"
+                f"layer {layer.of} of {source.where()} would become layer {place}, but with "
+                f"{numbered} layers compute with their index; put identity blocks at the end "
+                "(--place end)"
             )
         if before[layer.of].keys() != after[place].keys():
             raise InputError(
@@ -252,7 +252,7 @@ def _transforms(
             if not layer.idle:
                 made[name] = Kept(of, why=f"layer {layer.of} as it is")
             elif described.name in writing:
-                why = "zero, so that the new layer hands on what it is given"
+                why = "zero, so that the new layer passes on its input unchanged"
                 made[name] = Constant(source.tensors[of].dtype, 0.0 - described.offset, why, of)
             else:
                 made[name] = Kept(of, why=f"in a new layer, as in layer {layer.of}", new=True)
@@ -260,7 +260,7 @@ def _transforms(
 
 
 def _by_layer(family: Family, config: Config) -> dict[int, dict[tuple[str, int | None], Member]]:
-    """The tensors of every layer, by what they are within the layer."""
+    """The tensors of every layer, by their names within the layer."""
     found: dict[int, dict[tuple[str, int | None], Member]] = {}
     for each in family.members(config):
         if each.layer is not None:

@@ -1,34 +1,34 @@
-"""More experts: those of a model are copied, with their rows of the router.
+"""More experts: copies of a model's experts, with their rows of the router.
 
-Every expert gets c copies, and a token goes through c times as many. Copies get the same number, so
-that the c·k largest belong to the k experts that were chosen before, each with all of its copies.
-Together these weigh what the expert weighed:
+Every expert gets c copies, and every token goes through c times as many experts. Copies of an
+expert get equal router logits, so the c·k largest logits belong to all copies of the k experts that
+were chosen before. The weights of the copies add up to the weight of the expert:
 
-- softmax over the chosen: w_i = exp l_i / Σ_chosen exp l_j. The sum has every term c times, a copy
-  weighs w_i / c, and c copies w_i.
-- softmax over all experts before some are chosen: likewise, with the sum over all.
-- a sigmoid of each number, divided by the sum of the chosen: likewise. Without that division a copy
-  weighs what the expert weighed, and what all weights are multiplied by is divided by c.
-- groups, some of them chosen first: copies come in blocks, so that whole groups are copied,
-  and c times as many are chosen.
+- Softmax over the chosen experts: w_i = exp l_i / Σ_chosen exp l_j. Every term occurs c times in
+  the sum, so each copy weighs w_i / c.
+- Softmax over all experts before the choice: the same, with the sum over all experts.
+- Sigmoid of each logit, divided by the sum over the chosen experts: the same. Without the division
+  each copy weighs as much as the expert, so the factor of all weights is divided by c.
+- Groups of experts, some of which are chosen first: copies come in blocks, so that whole groups are
+  copied and c times as many groups are chosen.
 
-Copies that are the same stay the same. As they are chosen together with equal weights, their last
-matrices may be c times any parts that sum to the expert's: exact random splits let them part.
+Equal copies stay equal. As they are chosen together with equal weights, their last matrices may be
+c times any parts that add up to the expert's matrix: exact random splits let them diverge.
 
-With as many per token as before, more experts cost no more (Dwivedi et al., "Expert Upcycling",
-arXiv 2604.19835). Copies with equal numbers would share the k places, and leave k/c experts; so the
-router tells copies of an expert apart:
+If tokens go through as many experts as before, more experts cost no more (Dwivedi et al., "Expert
+Upcycling", arXiv 2604.19835). Copies with equal logits would fill the k places with k/c experts, so
+the router distinguishes copies of an expert:
 
-- A softmax stays the same if one number is added to all of its numbers. That of the second copy of
-  every expert is v·x larger, with a random v, of the third one u·x. Where these differ by more than
-  the first of the k experts from the last, all k are of one copy, and compute what they did. Tokens
-  divide by the sign of v·x, and the copies part. Where all experts share one softmax, the others
-  keep what little it gives to them.
-- A sigmoid does not stay the same. If a router adds corrections to it for the choice alone, little
-  noise in these decides between copies. Where a token uses one group, copies are in groups of their
-  own, and any of them computes what the one group did.
-- Where some experts get more copies than others, such as those that a text uses most, no number
-  fits all. Copies share the places, and little noise in their rows lets them part.
+- A softmax does not change if the same number is added to all logits. The logits of all second
+  copies are v·x larger, with a random v, and those of all third copies u·x. If these numbers differ
+  by more than the first and the last of the k chosen logits, all k experts are of one copy, and
+  compute the same as before. Tokens divide by the sign of v·x, so the copies diverge. If the
+  softmax is over all experts, the unchosen copies keep the little weight that it gives them.
+- A sigmoid does change. If a router adds corrections that affect only the choice, a little noise in
+  these decides between copies. If a token uses one group, copies are in groups of their own, and
+  each group computes the same as the original group.
+- If some experts get more copies than others, such as those that a text uses most, no number fits
+  all copies. They share the places, and a little noise in their rows lets them diverge.
 """
 
 import re
@@ -54,11 +54,11 @@ EXPERTS = "experts"
 """The axis of experts."""
 
 Order = tuple[int, ...]
-"""For every expert of a layer the one that it copies: all first copies, all second ones, ..."""
+"""For each expert of a layer, the expert that it copies: all first copies, all second ones, ..."""
 
 
 def is_count(text: str) -> bool:
-    """Whether a text is a positive number of things."""
+    """Whether a text is a positive whole number."""
     return bool(re.fullmatch(r"[1-9][0-9]{0,5}", text))
 
 
@@ -68,8 +68,8 @@ def _are_counts(text: str) -> bool:
 
 NUMBER = SizeOption(
     EXPERTS,
-    "how many experts each layer gets; under experts a multiple of those there are, or any larger "
-    "number with --top-k",
+    "number of experts in each layer; under experts a multiple of the present number, or any "
+    "larger number with --top-k",
     axes=(EXPERTS,),
     needed=True,
 )
@@ -82,8 +82,8 @@ TOP_K = Option(
 )
 COPIES = Option(
     "copies",
-    "how often each expert is there, in all layers or, with / between them, in each; as evenly as "
-    "possible by default",
+    "number of copies of each expert, for all layers, or for each layer with / between them; by "
+    "default as even as possible",
     form="N,N,…",
     accepts=_are_counts,
 )
@@ -93,7 +93,7 @@ USE = Option(
 
 
 class MoreExperts(Operation):
-    """Copies experts."""
+    """See the module."""
 
     name = "experts"
     paper = "https://arxiv.org/abs/2604.19835"
@@ -109,10 +109,10 @@ class MoreExperts(Operation):
             source,
             family,
             made.config,
-            {each.name: made.copied(each, orders.get(each.layer, ())) for each in made.places},
+            {each.name: made.transform(each, orders.get(each.layer, ())) for each in made.members},
             unused=unused,
             copies={EXPERTS: max(order.count(0) for order in orders.values())},
-            apart="" if made.together else "copies of an expert train on tokens of their own",
+            apart="" if made.together else "copies of an expert train on different tokens",
         )
         settled: dict[str, Value | None] = {"symmetry": options["symmetry"]}
         settled |= {"snr_db": made.shares.snr_db, USE.name: None}
@@ -123,34 +123,36 @@ class MoreExperts(Operation):
 
 
 COMMON = 16.0
-"""What tells copies of all experts apart, relative to the largest number of the router's rows."""
+"""Size of the noise shared by all copies with a number, relative to the router's largest number."""
 
 LITTLE = 2.0**-6
-"""What tells single rows apart, likewise."""
+"""Size of the noise of single rows, relative to the router's largest number."""
 
 CORRECTION = 2.0**-20
-"""What tells corrections apart: more than float32 rounds, less than what experts differ by."""
+"""Relative size of noise in corrections: above float32's rounding, below differences of experts."""
 
 
 class _Copying:
-    """How a model with more experts is made.
+    """The rules for a model with more experts.
 
     Args:
-        source: the model with fewer.
-        family: of both.
-        options: those of ``MoreExperts``.
-        seed: of what tells copies apart.
+        source: the model with fewer experts.
+        family: the family of both models.
+        options: the options of ``MoreExperts``.
+        seed: seed of the noise.
 
     Attributes:
         present: number of experts in the source.
-        config: of the target.
-        places: all tensors of the target.
-        together: whether all copies of what is chosen are chosen.
-        shares: of the last matrices; and whether anything tells copies apart.
+        count: number of experts in the target.
+        top_k: number of experts that a token of the target goes through.
+        config: config of the target.
+        members: all tensors of the target.
+        together: whether all copies of a chosen expert are chosen.
+        shares: shares of the last matrices; noise distinguishes copies only if these diverge.
 
     Raises:
-        InputError: it cannot be had, or the model does not say how many experts a token goes
-            through.
+        InputError: the numbers are impossible, or the config does not give the number of experts
+            that a token goes through.
     """
 
     def __init__(
@@ -165,7 +167,9 @@ class _Copying:
         self._source, self._seed, self.shares = source, seed, shares_of(options, seed)
         self.present, top_k = sizes[EXPERTS], options.get("top_k")
         if top_k is None and (given := {COPIES.name, USE.name} & options.keys()):
-            raise InputError(f"{min(given)} goes with top_k, as copies share what a token uses")
+            raise InputError(
+                f"{min(given)} requires --top-k, the experts that a token goes through"
+            )
         self.count = wanted_experts(
             options[EXPERTS], self.present, sizes["layers"], multiple=top_k is None
         )
@@ -181,13 +185,13 @@ class _Copying:
         self.top_k = self.config[experts.top_k] = int(top_k) if top_k else copies * chosen
         if self.top_k > self.count:
             raise InputError(
-                f"top_k {top_k} of {self.count} experts cannot be chosen; leave it out"
+                f"top_k {top_k} is more than {self.count} experts; choose at most {self.count}"
             )
         self.together = self._evenly and self.top_k == copies * chosen
         groups = [key for key in experts.groups if isinstance(complete.get(key), int)]
         if not self._evenly and any(complete[key] > 1 for key in groups):
             raise InputError(
-                f"experts of {source.where()} are in groups of equal size, so that all need as "
+                f"experts of {source.where()} are in groups of equal size, so all need equally "
                 f"many copies; choose {(copies + 1) * self.present} experts"
             )
         for key in groups if self.together else groups[: self._evenly]:
@@ -198,35 +202,35 @@ class _Copying:
             self.config[experts.scaling] = complete[experts.scaling] / copies
         if self.together and self.shares.parting and copies & (copies - 1):
             raise InputError(
-                f"{copies} copies of an expert part exactly only if their number is a power of "
-                "two; choose one, or --symmetry keep for copies that stay the same"
+                f"{copies} copies of an expert cannot be split exactly, as their number is not a "
+                "power of two; choose one that is, or --symmetry keep for copies that stay equal"
             )
-        self.places = family.members(self.config)
-        self._corrected = any(map(self._is_correction, self.places))
+        self.members = family.members(self.config)
+        self._corrected = any(map(self._is_correction, self.members))
 
     @property
     def promise(self) -> tuple[str, str]:
-        """What is kept of the function, and what is lost."""
+        """The promise, and the loss in words."""
         if self.together:
             return "exact", ""
         if not (self._one_group and self._corrected):
             return "different", (
-                f"a token goes through {self.top_k} of {self.count} experts, and may meet copies "
-                "of one in the place of others"
+                f"a token goes through {self.top_k} of {self.count} experts, and several copies "
+                "of one expert may take the places of others"
             )
         if not self.shares.parting:
             return "exact", ""
-        return "bounded", "experts that the router tells apart by less than 1e-6 may be exchanged"
+        return "bounded", "experts may be swapped if their router scores differ by less than 1e-6"
 
     def orders(self, options: Mapping[str, str]) -> dict[int | None, Order]:
-        """The order of every layer with experts.
+        """Make the order of every layer with experts.
 
         Raises:
-            InputError: there are no such layers, the copies asked for do not fit, or the text
-                cannot be used.
+            InputError: there are no such layers, the given copies do not fit, or the text cannot be
+                used.
         """
-        with_experts = (p for p in self.places if expert_of(p) is not None or _of_all_experts(p))
-        layers = sorted({place.layer for place in with_experts if place.layer is not None})
+        with_experts = (m for m in self.members if expert_of(m) is not None or _of_all_experts(m))
+        layers = sorted({member.layer for member in with_experts if member.layer is not None})
         if not layers:
             raise InputError(f"no layer of {self._source.where()} has experts to copy")
         whole, more = divmod(self.count, self.present)
@@ -248,12 +252,12 @@ class _Copying:
             for layer, each in zip(layers, counts, strict=True)
         }
 
-    def copied(self, place: Member, order: Order) -> Transform:
-        """How a tensor is made.
+    def transform(self, place: Member, order: Order) -> Transform:
+        """Make the transform of a tensor.
 
         Args:
-            place: the tensor.
-            order: of its layer; empty without experts.
+            place: the tensor in the target.
+            order: the order of its layer; empty for layers without experts.
         """
         parting, expert = self.together and self.shares.parting and is_last(place), expert_of(place)
         copies = self.count // self.present
@@ -268,13 +272,13 @@ class _Copying:
             rows = (*range(self._source.tensors[of].shape[0]),) * copies
         elif not _of_all_experts(place):
             return Kept(of)
-        elif self.shares.parting and not self.together and (apart := self._apart(place, order)):
-            return apart
-        # Copies of all rows, or experts, in blocks: the same again, or parts of one.
+        elif self.shares.parting and not self.together and (noisy := self._noisy(place, order)):
+            return noisy
+        # Copies of all rows, or of all experts, block by block; or the parts of a split.
         shape, role = self._source.tensors[of].shape, Role.READ if parting else Role.WRITTEN
         maps = partial(transforms.row_maps, shape, rows, role, uneven=self.shares.uneven)
-        # Rows of routers part with the experts that they belong to: one that is not chosen on a
-        # prompt may have the gradient of its copies there.
+        # Rows of routers diverge with their experts: on a prompt, rows that are not chosen may have
+        # equal gradients.
         diverges = place.pattern.axes(Role.WRITTEN) != {EXPERTS}
         whole = Mapped(
             of, maps, why, of, self.shares, copies if parting else 1.0, diverges=diverges
@@ -284,8 +288,8 @@ class _Copying:
         begin = (copy * shape[0], *(0 for _ in shape[1:]))
         return Section(whole, begin, f"part {copy + 1} of {copies} of {why}")
 
-    def _apart(self, place: Member, order: Order) -> Transform | None:
-        """A tensor of a router that tells copies apart; None for one that does not."""
+    def _noisy(self, place: Member, order: Order) -> Transform | None:
+        """Copy a router's tensor with noise that distinguishes copies; None for other tensors."""
         copies = tuple(order[:row].count(expert) for row, expert in enumerate(order))
         rows, size, by = tuple(range(len(order))), LITTLE, "a little noise"
         if self._is_correction(place):
@@ -295,25 +299,25 @@ class _Copying:
         elif self._evenly:
             rows, size, by = copies, COMMON, "a number for all copies"
         drawn = tuple(row if copy else 0 for row, copy in zip(rows, copies, strict=True))
-        made = partial(_told_apart, f"{self._seed}:{place.name}", order, drawn, size)
-        return Computed((place.name,), f"copies of experts, told apart by {by}", made)
+        made = partial(_add_noise, f"{self._seed}:{place.name}", order, drawn, size)
+        return Computed((place.name,), f"copies of experts, distinguished by {by}", made)
 
     def _is_correction(self, place: Member) -> bool:
-        """Whether a tensor is added to what a router gives to all experts, for the choice alone."""
+        """Whether a tensor is a correction of router scores that affects only the choice."""
         weight = f"{place.name.removesuffix('bias')}weight"
         alone = place.pattern.notation == EXPERTS
         return alone and weight not in self._source.tensors
 
 
-def _told_apart(key: str, order: Order, drawn: Order, size: float, tensor: Tensor) -> Tensor:
-    """Copies of rows, [experts, ...], with noise.
+def _add_noise(key: str, order: Order, drawn: Order, size: float, tensor: Tensor) -> Tensor:
+    """Copy rows, and add noise to the copies.
 
     Args:
-        key: seeds the noise.
-        order: the expert that each row copies.
-        drawn: for each row the number of the noise that it gets; 0 for none.
+        key: seed of the noise.
+        order: for each row of the target, the row of the source.
+        drawn: for each row of the target, the index of its noise; 0 for none.
         size: largest noise, relative to the tensor's largest number, rounded to a power of two.
-        tensor: what is copied.
+        tensor: the source, [experts, ...].
     """
     copied = tensor.double()[list(order)].reshape(len(order), -1)
     fields = noise(key, np.arange(max(drawn) + 1), copied.shape[1]).astype(np.float64) / 2**15
@@ -324,27 +328,26 @@ def _told_apart(key: str, order: Order, drawn: Order, size: float, tensor: Tenso
 
 
 def wanted_experts(size: str, present: int, layers: int, *, multiple: bool = True) -> int:
-    """The number of experts that an option asks for, before anything is made for each.
+    """Read the number of experts from an option.
 
     Args:
         size: a factor or a number.
         present: the present number of experts; 1 for an MLP.
         layers: number of layers.
-        multiple: whether all need equally many copies.
+        multiple: whether all experts must have equally many copies.
 
     Raises:
-        InputError: the number is not understood, no multiple of the present one, or more than any
-            model has.
+        InputError: the number is malformed, too large, or must be a multiple and is not.
     """
     experts = int(present * NUMBER.factor(size, present))
     if experts == present:
-        raise InputError(f"{experts} experts are no more than there are; choose {2 * experts}")
+        raise InputError(f"{experts} experts are no more than at present; choose {2 * experts}")
     if experts % present and multiple:
         more = experts // present + 1
         raise InputError(
-            f"{experts} experts cannot be had by copying each of the present {present} equally "
-            f"often, so that all copies of what is chosen are chosen; choose {more * present}, or "
-            "as many for a token as before (top_k), which is another function"
+            f"{experts} experts are not a multiple of the present {present}, so they cannot all be "
+            f"copied equally often; choose {more * present}, or set --top-k, which makes another "
+            "function"
         )
     if experts * layers > MOST_EXPERTS:
         raise InputError(
@@ -355,12 +358,12 @@ def wanted_experts(size: str, present: int, layers: int, *, multiple: bool = Tru
 
 
 def is_last(member: Member) -> bool:
-    """Whether a tensor belongs to the last step of an expert, and writes hidden states."""
+    """Whether a tensor is an expert's last one, which writes hidden states."""
     return "hidden" in member.pattern.axes(Role.WRITTEN)
 
 
 def expert_of(member: Member) -> int | None:
-    """Which expert a tensor belongs to; None if it is no single expert's."""
+    """The index of the expert that a tensor belongs to; None if it belongs to none or to all."""
     return member.number if member.tensor.counts == EXPERTS else None
 
 

@@ -3,19 +3,19 @@
 Komatsuzaki et al., "Sparse Upcycling: Training Mixture-of-Experts from Dense Checkpoints",
 arXiv 2212.05055. The weights of the chosen experts sum to one, Σ w_i = 1.
 
-- Experts that all are the dense MLP f compute Σ w_i f = f for any router, and nothing else does: if
-  any choice and any weights are to give the same, all experts are the same function. They diverge
-  because they see different tokens. Until then the router has no effect, and its gradient
-  is zero: it grows with the differences of the experts.
+- If every expert is the dense MLP f, the model computes Σ w_i f = f for any router. There is no
+  other way: if every choice with any weights gives the same, all experts are the same function.
+  They diverge because they train on different tokens. Until then the router has no effect, and its
+  gradient is zero; it grows with the differences of the experts.
 - Finer experts hold one of G pieces of the hidden units, f = Σ_p f_p, each in several copies. They
-  are chosen in groups of one copy of every piece, since the router's rows are equal within a group
-  (He et al., "Upcycling Large Language Models into Mixture of Experts", arXiv 2410.07524, who call
-  G the granularity). Each has 1/G of the weight w_g of its group, so with the last matrix times G
-  the model computes Σ_g w_g Σ_p f_p = f. In a short format the numbers of two groups may be equal
-  where one of them just is chosen, and a token then gets pieces of both.
-- Where a class has shared experts next to the routed ones, each side computes half of the MLP.
+  are chosen in groups with one copy of every piece, since the router's rows are equal within a
+  group (He et al., "Upcycling Large Language Models into Mixture of Experts", arXiv 2410.07524, who
+  call G the granularity). Each has 1/G of its group's weight w_g, so with the last matrix times G
+  the model computes Σ_g w_g Σ_p f_p = f. In a short dtype, two groups may have equal logits where
+  only one fits into the choice, and a token then gets pieces of both.
+- If a class has shared experts besides the routed ones, each side computes half of the MLP.
 - Drop-Upcycling (Nakamura et al., arXiv 2502.19261) draws some hidden units of every expert anew:
-  here each number from those that were there, so that their distribution stays as it was.
+  here each number is drawn from the old ones, so that their distribution stays the same.
 """
 
 from collections.abc import Mapping
@@ -46,14 +46,14 @@ from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Section, Transform
 
 SPREAD = 0.02
-"""Standard deviation of a new router's numbers: what classes of transformers begin with."""
+"""Standard deviation of a new router's weights: transformers' initializer_range."""
 
 SHORT = ("F16", "BF16")
-"""Dtypes in which the numbers of two experts are equal more often than by accident."""
+"""Dtypes so short that two experts often have equal logits."""
 
 
 class Upcycle(Operation):
-    """Makes experts of an MLP."""
+    """See the module."""
 
     name = "upcycle"
     paper = "https://arxiv.org/abs/2212.05055"
@@ -62,14 +62,14 @@ class Upcycle(Operation):
         TOP_K,
         Option(
             "granularity",
-            "pieces of the MLP, a copy of each in every group of experts; 1 by default",
+            "number of pieces of the MLP; every group of experts has a copy of each; 1 by default",
             form="N",
             accepts=is_count,
         ),
         Option(
             "drop",
-            "the part of the hidden units of every expert to draw anew (Drop-Upcycling), which "
-            "makes another function; 0.5 in the paper",
+            "part of the hidden units of every expert to draw anew (Drop-Upcycling), which makes "
+            "another function; 0.5 in the paper",
             form="PART",
             accepts=partial(is_within, above=0, most=1),
         ),
@@ -78,7 +78,7 @@ class Upcycle(Operation):
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         family = stored_family(source)
-        target, experts, dense = _with_experts(family, source)
+        target, experts, dense = _find_target(family, source)
         old, drop = family.sizes(source.config), options.get("drop")
         count, top_k, pieces = _numbers_of_experts(options, old["ffn"], old["layers"])
         made = _Upcycling(source, target, experts, count, top_k, pieces, old["ffn"], drop, seed)
@@ -90,7 +90,7 @@ class Upcycle(Operation):
         dtype = main_dtype(source.tensors)
         if pieces > 1 and dtype in SHORT and not experts.float32:
             lost = (
-                f"tokens for which two groups of experts get the same number in "
+                f"a token for which two groups of experts have equal router logits in "
                 f"{TORCH_NAMES[dtype]} may get pieces of both; --dtype float32 makes it exact"
             )
             return Change([plan], "bounded", lost, settled)
@@ -98,10 +98,10 @@ class Upcycle(Operation):
 
 
 def _numbers_of_experts(options: Mapping[str, str], ffn: int, layers: int) -> tuple[int, int, int]:
-    """Experts, experts that a token goes through, and experts that make up the MLP.
+    """Read the numbers of experts, of experts per token, and of pieces of the MLP.
 
     Raises:
-        InputError: it cannot be exact, or cannot learn; names what would work.
+        InputError: the model would not be exact, or could not learn.
     """
     experts = wanted_experts(options[EXPERTS], 1, layers)
     pieces = int(options.get("granularity", 1))
@@ -111,8 +111,8 @@ def _numbers_of_experts(options: Mapping[str, str], ffn: int, layers: int) -> tu
     for name, number in (("the MLP's width", ffn), (EXPERTS, experts), ("top_k", top_k)):
         if number % pieces:
             raise InputError(
-                f"{name} {number} is no multiple of granularity {pieces}, so that the chosen "
-                "experts would not always make up the MLP; choose numbers that are"
+                f"{name} {number} is not a multiple of granularity {pieces}, so the chosen "
+                "experts would not always make up the MLP; choose multiples"
             )
     if not 1 < top_k <= experts:
         raise InputError(
@@ -122,8 +122,11 @@ def _numbers_of_experts(options: Mapping[str, str], ffn: int, layers: int) -> tu
     return experts, top_k, pieces
 
 
-def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Without]:
-    """The family that models become, and what it declares about them.
+def _find_target(family: Family, source: Weights) -> tuple[Family, Experts, Without]:
+    """Find the family with experts into which models of a dense family are upcycled.
+
+    Returns:
+        The family, its experts, and how the dense family differs.
 
     Raises:
         InputError: there is none.
@@ -138,27 +141,27 @@ def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Wit
     if found and found[2].when(family.complete(source.config)):
         return found
     if family.experts:
-        raise InputError(f"{source.where()} has experts already; --method experts copies them")
+        raise InputError(f"{source.where()} already has experts; --method experts copies them")
     listed = ", ".join(f"{each} ({target.name})" for each, (target, *_) in sorted(known.items()))
     raise InputError(
-        f"no class with experts computes what a {family.name} model does besides its MLP, so "
-        f"{source.where()} cannot be upcycled; these can: {listed}"
+        f"no class with experts matches the rest of a {family.name} model, so {source.where()} "
+        f"cannot be upcycled; these can: {listed}"
     )
 
 
 def config_with(
     source: Weights, family: Family, target: Family, without: Without
 ) -> dict[str, Any]:
-    """The config of a model of a class that has more; what its first class assumed is written out.
+    """Convert a config to that of a more general class, and write out the old class's defaults.
 
     Args:
         source: the model.
-        family: its family.
-        target: that of the class that has more.
-        without: what differs.
+        family: the model's family.
+        target: the family of the more general class.
+        without: how the model's class differs from it.
 
     Raises:
-        InputError: the model has something that the other class lacks.
+        InputError: the model has a setting that the other class lacks.
     """
     given, complete = source.config, family.complete(source.config)
     for key, values in without.only.items():
@@ -177,18 +180,18 @@ def config_with(
 
 @dataclass(frozen=True)
 class _Upcycling:
-    """How a model with experts is made.
+    """The rules for a model with experts.
 
     Attributes:
         source: the dense model.
         target: the family of the model with experts.
-        experts: what the family declares about them.
+        experts: the description of experts in that family.
         count: number of experts.
         top_k: number of experts that a token goes through.
         pieces: number of experts that make up the MLP.
         ffn: width of the MLP.
         drop: part of the hidden units to draw anew; None for none.
-        seed: of what is drawn.
+        seed: seed of random numbers.
     """
 
     source: Weights
@@ -202,10 +205,10 @@ class _Upcycling:
     seed: int
 
     def config(self, family: Family, dense: Without) -> Config:
-        """The config of the model; what the dense class assumed is written out.
+        """Make the config of the model with experts.
 
         Raises:
-            InputError: the dense model has something that the class with experts lacks.
+            InputError: the dense model has a setting that the class with experts lacks.
         """
         config = config_with(self.source, family, self.target, dense)
         config |= dict(self.experts.config) | {self.experts.top_k: self.top_k}
@@ -221,7 +224,7 @@ class _Upcycling:
         return config
 
     def plan(self, config: Config, unused: tuple[dict[str, str], dict[str, str]]) -> Plan:
-        """The plan.
+        """Make the plan.
 
         Raises:
             InputError: the class with experts has no place for a tensor.
@@ -237,7 +240,7 @@ class _Upcycling:
                 f"a {self.target.name} model has no place for tensor {name} of "
                 f"{self.source.where(name)}, so it cannot be upcycled"
             )
-        # While all experts are the same function, only rounding depends on a router.
+        # As long as all experts are the same function, a router has no gradient.
         same = self.pieces == 1 and self.drop is None
         return Plan.checked(
             self.source,
@@ -247,7 +250,7 @@ class _Upcycling:
             unused=unused,
             copies={EXPERTS: self.count // self.pieces},
             waits=[name for name, each in made.items() if same and isinstance(each, Computed)],
-            apart="experts train on the tokens that a new router gives them",
+            apart="experts train on the tokens that a new router sends to them",
         )
 
     def _transform(self, place: Member, shape: tuple[int, ...]) -> Transform:
@@ -256,14 +259,14 @@ class _Upcycling:
             info = TensorInfo(shape, main_dtype(self.source.tensors))
             if place.pattern.dimensions[0].axes != {EXPERTS} or len(shape) == 1:
                 return Constant(info.dtype, 0.0, "new, zero")
-            router = partial(_router, f"{self.seed}:{place.name}", info, self.pieces)
+            router = partial(_new_router, f"{self.seed}:{place.name}", info, self.pieces)
             return Computed((), "new, small random numbers", router)
         names = [place.name] if of is None else [each.format(layer=place.layer) for each in of]
         for name in names:
             if name not in self.source.tensors:
                 raise InputError(
-                    f"a {self.target.name} model needs {place.name}, but there is no {name} in "
-                    f"{self.source.where()}; it cannot be upcycled"
+                    f"a {self.target.name} model needs {place.name}, but {self.source.where()} "
+                    f"has no {name}, so it cannot be upcycled"
                 )
         if of is None:
             return Kept(place.name)
@@ -277,7 +280,7 @@ class _Upcycling:
         return transforms.Stacked(stacked, "the dense MLP for every expert")
 
     def _copied(self, name: str, place: Member, expert: int | None) -> Transform:
-        """The part of the dense MLP's tensor in an expert, or in shared experts (None)."""
+        """Make an expert's tensor from that of the dense MLP; None for the shared experts."""
         dimension, times = 0, 1.0
         if is_last(place):
             dimension = 1
@@ -286,7 +289,7 @@ class _Upcycling:
         whole: Transform = Kept(name, times, why)
         if self.drop is not None and expert is not None:
             units = f"{self.seed}:{place.layer}:{expert}"
-            drawn = partial(_dropped, float(self.drop), units, name, dimension, times)
+            drawn = partial(_redraw, float(self.drop), units, name, dimension, times)
             whole = Computed((name,), f"{why}, units drawn anew", drawn)
         if expert is None or self.pieces == 1:
             return whole
@@ -297,26 +300,26 @@ class _Upcycling:
         return Section(whole, tuple(begin), why)
 
 
-def _router(key: str, info: TensorInfo, pieces: int) -> Tensor:
-    """New rows, [experts, hidden]."""
+def _new_router(key: str, info: TensorInfo, pieces: int) -> Tensor:
+    """Draw the rows of a router, [experts, hidden]; rows of a group are equal."""
     experts, hidden = info.shape
     numbers = noise(key, np.arange(experts // pieces), hidden).astype(np.float64) + 0.5
     rows = torch.from_numpy(numbers * (SPREAD * 12**0.5 / 2**16))
     return rows.repeat_interleave(pieces, 0).to(info.torch_dtype)
 
 
-def _dropped(
+def _redraw(
     part: float, units: str, name: str, dimension: int, times: float, weight: Tensor
 ) -> Tensor:
-    """A matrix of an expert, some of whose hidden units are drawn anew.
+    """Make a matrix of an expert, with some hidden units drawn anew.
 
     Args:
-        part: of the hidden units.
-        units: seeds their choice, which is the same for all matrices of an expert.
-        name: seeds what is drawn.
-        dimension: of the hidden units.
+        part: part of the hidden units to draw anew.
+        units: seed of their choice, which is the same for all matrices of an expert.
+        name: seed of the new numbers.
+        dimension: the dimension of the hidden units.
         times: factor of the matrix.
-        weight: of the dense MLP.
+        weight: the matrix of the dense MLP.
     """
     count = weight.shape[dimension]
     order = np.argsort(_numbers(units, (count,)), kind="stable")
@@ -330,7 +333,7 @@ def _dropped(
 
 
 def _numbers(key: str, shape: tuple[int, ...]) -> Index:
-    """Whole numbers from 0 to 2⁴⁸ - 1, by counter."""
+    """Draw whole numbers from 0 to 2⁴⁸ - 1."""
     rows = np.arange(prod(shape[:-1]))
     parts = noise(key, rows, 3 * shape[-1]).astype(np.int64).reshape(*shape, 3) + 2**15
     return np.asarray(parts @ np.array([2**32, 2**16, 1]), np.int64)
