@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from growkit.engine.strict import strict_float64
 from growkit.training import param_groups
 from tests.conftest import cli, edit_json, load_strict, save_model, save_random, seeded
 from tests.families import FAMILIES, SIZES, Case, save
+from tests.quantised import quantise
 
 peft = pytest.importorskip("peft")
 
@@ -437,6 +439,64 @@ def test_bad_adapters_are_refused(what: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=sentence):
         growkit.grow(source, out, hidden="x2", adapter=given, verify=False)
     assert not out.exists()
+
+
+VALUES = (
+    None,
+    0,
+    2.5,
+    "x",
+    "[",
+    [1],
+    ["q_proj"],
+    {},
+    {"(": 1},
+    {"q_proj": "x"},
+    True,
+    "IA3",
+    1e400,
+)
+RENAMED = (("layers.0", "layers.1"), ("lora_A", "lora_B"), (".lora", ".base_layer.lora"))
+RENAMED += (("q_proj", "norm"), ("lora_A.weight", "lora_magnitude_vector"), ("base_model.", ""))
+
+
+def spoil(adapter: Path, seed: int) -> None:
+    """Change a setting, a name or a tensor of an adapter."""
+    choose = seeded(seed)
+    file = adapter / "adapter_model.safetensors"
+    tensors, what = load_file(file), choose.choice(["setting", "name", "tensor"])
+    name = choose.choice(sorted(tensors))
+    found = tensors.pop(name)
+    if what == "setting":
+        with edit_json(adapter / "adapter_config.json") as config:
+            config[choose.choice(sorted(config))] = choose.choice(VALUES)
+    elif what == "name":
+        name = name.replace(*choose.choice(RENAMED))
+    else:
+        others = found.flatten(), found[:0], found[:1], found.T, found[None], found.int(), found[0]
+        found = choose.choice(others).contiguous()
+    save_file({**tensors, name: found}, file, {"format": "pt"})
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("seed", range(400))
+def test_spoiled_adapters_end_in_a_sentence(seed: int, tmp_path: Path) -> None:
+    kind = ["llama", "mixtral"][seed % 2]
+    config = {"use_dora": True, **FEW} if kind == "llama" else {**FEW, **EXPERTS}
+    source = save_kind(tmp_path / "source", kind)
+    adapter = save_adapter(source, tmp_path / "adapter", modules_to_save=["norm"], **config)
+    spoil(adapter, seed)
+    with suppress(InputError):  # harmless changes are none's fault
+        growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, verify=False)
+
+
+def test_adapter_of_a_quantised_model(tmp_path: Path) -> None:
+    source, plain = quantise(save_kind(tmp_path / "source", "llama")), tmp_path / "plain"
+    growkit.convert(source, plain, "dense-weights", verify=False)
+    adapter, out = save_adapter(plain, tmp_path / "adapter", **FEW), tmp_path / "out"
+    assert growkit.grow(source, out, hidden="x2", adapter=adapter, verify=PROOF).kept
+    expected, found = with_adapter(plain, adapter), with_adapter(out, out / "adapter")
+    assert error(logits(expected), logits(found)) < 1e-12
 
 
 def test_peft_is_for_the_proof_alone(

@@ -9,7 +9,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from growkit.adapters.parts import PREFIX, AdapterFolder
+from growkit.adapters.folder import AdapterFolder
+from growkit.adapters.parts import PREFIX
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import ANYWHERE, TensorInfo, cut
 from growkit.checkpoint.reading import Checkpoint

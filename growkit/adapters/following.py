@@ -98,11 +98,13 @@ class _Step:
     def _magnitudes(self, entry: Entry, rule: Rule, copied: Transform) -> Transform | None:
         """How magnitudes of DoRA are made; None if nothing follows for them."""
         stem = entry.name.removesuffix(MAGNITUDE)
-        low, high = next(
-            (self._entries[stem + a], self._entries[stem + b])
-            for a, b in FACTORS
-            if stem + a in self._entries
-        )
+        pairs = [[self._entries.get(stem + kind) for kind in kinds] for kinds in FACTORS]
+        low, high = next((pair for pair in pairs if all(pair)), (None, None))
+        if low is None or high is None:
+            raise InputError(
+                f"the adapter in {self._parts.where()} has {MAGNITUDE} of {entry.tensor}, but no "
+                "factors; save it again"
+            )
         if not isinstance(copied, Kept | Mapped) or not rule.sources:
             return None
         turned = entry.dimensions == (1,)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from growkit.adapters.folder import AdapterFolder
 from growkit.adapters.following import followed
-from growkit.adapters.parts import AdapterFolder, Modules, Parts
+from growkit.adapters.modules import Modules
+from growkit.adapters.parts import Parts
 from growkit.adapters.targets import retargeted
 from growkit.adapters.together import Together
 from growkit.base.progress import Progress

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from growkit.base.errors import InputError
+from growkit.base.parsing import ANY, check_kind
 from growkit.base.tensors import Config
 
 RANK, IN, OUT, COLUMNS = "rank", "in", "out", "columns"
@@ -26,7 +27,7 @@ class Part:
     """A kind of tensors in adapters.
 
     Attributes:
-        sides: what each of its dimensions follows; one of length 1 follows nothing.
+        sides: what each of its dimensions follows.
         scaled: whether it takes what the weight is multiplied by.
         copied: whether it is copied where the weight is split.
     """
@@ -42,17 +43,26 @@ class Method:
 
     Attributes:
         parts: its tensors, by the end of their names behind that of the module.
-        settings: keys of ``adapter_config.json`` that decide on what an adapter computes.
+        settings: keys of ``adapter_config.json`` that decide on what an adapter computes, and what
+            kinds of values they have.
         without_effect: keys that do not, once an adapter is trained.
     """
 
     parts: Mapping[str, Part]
-    settings: frozenset[str]
+    settings: Mapping[str, Any]
     without_effect: frozenset[str]
 
 
-_LISTED = {"target_modules", "exclude_modules", "modules_to_save"}
-_BY_LAYER = {"layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"}
+_NAMES = (str, [str])
+_CHOOSING = {"target_modules": _NAMES, "exclude_modules": _NAMES, "modules_to_save": [str]}
+_BY_LAYER = {
+    "r": int,
+    "layers_to_transform": (int, [int]),
+    "layers_pattern": _NAMES,
+    "rank_pattern": {ANY: int},
+    "alpha_pattern": {ANY: float},
+}
+_SWITCHES = ("fan_in_fan_out", "use_rslora", "use_dora", "lora_bias", "ensure_weight_tying")
 _ALWAYS = {"peft_type", "task_type", "auto_mapping", "base_model_name_or_path", "revision"}
 _ALWAYS |= {"inference_mode", "peft_version", "runtime_config"}
 
@@ -67,17 +77,20 @@ METHODS = {
             MAGNITUDE: Part((OUT,)),
             "token_adapter.trainable_tokens_delta": Part((RANK, COLUMNS), scaled=True),
         },
-        frozenset(
-            {*_LISTED, *_BY_LAYER, "r", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias"}
-            | {"use_rslora", "use_dora", "lora_bias", "target_parameters"}
-            | {"trainable_token_indices", "ensure_weight_tying"}
-        ),
+        {
+            **(_CHOOSING | _BY_LAYER | dict.fromkeys(_SWITCHES, bool)),
+            "lora_alpha": float,
+            "lora_dropout": float,
+            "bias": str,
+            "target_parameters": [str],
+            "trainable_token_indices": ([int], {ANY: [int]}),
+        },
         frozenset({*_ALWAYS, "init_lora_weights", "megatron_core", "qalora_group_size"})
         | {"loftq_config", "eva_config"},
     ),
     "IA3": Method(
-        {"ia3_l": Part((OUT, IN), copied=True)},
-        frozenset({*_LISTED, "feedforward_modules", "fan_in_fan_out"}),
+        {"ia3_l": Part((OUT, IN), copied=True)},  # one of the two is 1
+        {**_CHOOSING, "feedforward_modules": _NAMES, "fan_in_fan_out": bool},
         frozenset({*_ALWAYS, "init_ia3_weights"}),
     ),
     "LOHA": Method(
@@ -87,7 +100,7 @@ METHODS = {
             "hada_w2_a": Part((OUT, RANK)),
             "hada_w2_b": Part((RANK, IN), copied=True),
         },
-        frozenset({*_LISTED, *_BY_LAYER, "r", "alpha", "rank_dropout", "module_dropout"}),
+        {**_CHOOSING, **_BY_LAYER, "alpha": float, "rank_dropout": float, "module_dropout": float},
         frozenset({*_ALWAYS, "init_weights", "use_effective_conv2d"}),
     ),
 }
@@ -95,6 +108,9 @@ METHODS = {
 
 BEGUN_WITH = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """Ways to begin LoRA (``init_lora_weights``) that leave the weights of the model as they are."""
+
+DEFAULT = 8
+"""Of ranks and of alpha, in PEFT."""
 
 MERGE = "merge it into SRC first (merge_and_unload), and grow that"
 
@@ -123,9 +139,20 @@ def method_of(config: Config, where: str) -> Method:
             "model; save it as a plain LoRA (path_initial_model_for_weight_conversion)"
         )
     for key, value in config.items():
-        if value and key not in method.settings | method.without_effect:
+        if key in method.settings and value is not None:
+            check_kind(value, method.settings[key], f"{key} in {where}")
+            for pattern in value if key.endswith("_pattern") else ():
+                _check_pattern(pattern, f"{key} in {where}")
+        elif value and key not in method.without_effect:
             raise InputError(f"{where} has {key}, with which growkit grows no adapter; {MERGE}")
     return method
+
+
+def _check_pattern(pattern: str, what: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise InputError(f"{what} has the pattern {pattern!r}, {error}; correct it") from None
 
 
 def scaling(config: Config, module: str, rank: int) -> float:
@@ -137,7 +164,7 @@ def scaling(config: Config, module: str, rank: int) -> float:
         rank: of its matrices.
     """
     own = pattern_value(config, "alpha_pattern", module)
-    alpha = float(config.get("lora_alpha", 8) if own is None else own)
+    alpha = float(config.get("lora_alpha", DEFAULT) if own is None else own)
     return alpha / (rank**0.5 if config.get("use_rslora") else rank)
 
 

@@ -1,136 +1,35 @@
 """The tensors of an adapter, and the tensors in a model's files with which each grows.
 
-An adapter names modules of the model's class. The class may have in one parameter what files hold
-in several tensors: experts. Its factors are taken apart into those of each tensor, and put together
-again for the class, as moments of optimizers are (``growkit.optimizer.growing``).
+The class may have in one parameter what files hold in several tensors: experts. Its factors are
+taken apart into those of each tensor, and put together again for the class, as moments of
+optimizers are (``growkit.optimizer.growing``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from growkit.adapters.methods import COLUMNS, IN, MERGE, OUT, RANK, Part, method_of
+from growkit.adapters.folder import AdapterFolder
+from growkit.adapters.methods import COLUMNS, IN, MERGE, OUT, RANK, Part
+from growkit.adapters.modules import Modules, experts_of
 from growkit.base.errors import InputError
-from growkit.base.tensors import ANYWHERE, Config, TensorInfo, Weights, cut
-from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.weight_file import open_weights
-from growkit.engine.class_weights import empty_model, stacks
-from growkit.engine.loader import Conversion, loading
-from growkit.engine.oracle import lacks_class
+from growkit.base.tensors import ANYWHERE, FLOAT_BYTES, TensorInfo, Weights, cut
 from growkit.planning.transforms import Beside
 
 PREFIX, INSIDE = "base_model.model.", ".base_layer"
 """What PEFT puts before the name of a module, and behind it for each wrap around the module."""
 
+LINEAR = {OUT: 0, IN: 1, COLUMNS: 1}
+"""Dimensions of the weight of a linear layer."""
+
 WHOLE = Part((), scaled=True)
 """A tensor that takes the place of the model's."""
-
-
-class AdapterFolder:
-    """An adapter as PEFT saves it.
-
-    Attributes:
-        opened: the folder.
-        file: the file with its tensors.
-        config: the contents of ``adapter_config.json``.
-        method: see ``METHODS``.
-
-    Raises:
-        InputError: there is none, it is damaged, or of a method that does not grow.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.opened = Folder(path)
-        if not self.opened.has(ADAPTER):
-            raise InputError(f"{path} has no {ADAPTER}; give the folder of an adapter of PEFT")
-        self.config: Config = self.opened.json(ADAPTER)
-        self.method = method_of(self.config, str(path / ADAPTER))
-        name = next((each for each in ADAPTER_WEIGHTS if self.opened.find(each)), None)
-        if name is None:
-            raise InputError(f"{path} has no {ADAPTER_WEIGHTS[0]}; copy the adapter again")
-        self.file = open_weights(self.opened, name)
-
-    @property
-    def files(self) -> list[Path]:
-        """All files that are read."""
-        return [self.opened.path / ADAPTER, *self.file.paths]
-
-
-class Modules:
-    """The parameters of a model's class, and the tensors in files that they are made of.
-
-    Args:
-        checkpoint: of the model; headers are enough.
-
-    Attributes:
-        tensors: the headers of the files.
-        model: the class's model, without weights.
-        stored: for each parameter the one whose tensor is in the files: another one, if it is tied.
-        conversions: how transformers makes each of tensors.
-
-    Raises:
-        InputError: transformers has no class for it.
-    """
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        if lacks_class(checkpoint.config):
-            raise InputError(
-                f"transformers has no class for the {checkpoint.config['model_type']} model in "
-                f"{checkpoint.folder}, so that PEFT adapts none; leave out --adapter"
-            )
-        self.tensors = checkpoint.tensors
-        self.conversions = {
-            n: each for each in loading(checkpoint).conversions for n in each.shapes
-        }
-        self.model, _, stored = empty_model(checkpoint, torch.float32, "eager")
-        self.stored = {n: stored(n) for n, _ in self.model.named_parameters(remove_duplicate=False)}
-
-    @cached_property
-    def by_tensor(self) -> Mapping[str, str]:
-        """The parameter that every tensor is, or is a part of."""
-        made = self.conversions.items()
-        return {tensor: name for name, each in made for tensor in each.sources}
-
-    def conversion(self, parameter: str) -> Conversion | None:
-        """How a parameter is made; None if there is no such parameter."""
-        return self.conversions.get(self.stored.get(parameter, ""))
-
-    def of_module(self, module: str, targets: Sequence[str], depth: int) -> str:
-        """The parameter of a module that is adapted.
-
-        Args:
-            module: its name.
-            targets: ``target_parameters``, each the end of a parameter's name. PEFT wraps a module
-                once for each of its own, in the order of the class.
-            depth: how many of the wraps are around the one that is meant.
-        """
-        own = (name for name in self.stored if name.rpartition(".")[0] == module)
-        found = [name for name in own if any(f".{name}".endswith(f".{each}") for each in targets)]
-        return found[-1 - depth] if depth < len(found) else f"{module}.weight"
-
-    def places(self, parameter: str, dimensions: int) -> dict[str, int]:
-        """Which dimensions of a parameter its module reads and writes: the last two, in some order.
-
-        Args:
-            parameter: its name.
-            dimensions: how many it has.
-        """
-        module = self.model.get_submodule(parameter.rpartition(".")[0])
-        turned = isinstance(module, nn.Embedding) or type(module).__name__ == "Conv1D"
-        turned |= bool(getattr(module, "is_transposed", False))
-        rows, columns = dimensions - 2, dimensions - 1
-        reads, writes = (rows, columns) if turned else (columns, rows)
-        return {IN: reads, OUT: writes, COLUMNS: columns}
 
 
 @dataclass(frozen=True)
@@ -163,14 +62,10 @@ class Entry:
         return f"{self.tensor}{f':{self.parameter}' * self.tied}{self.tail}"
 
     @property
-    def module(self) -> str:
-        """The name of its module."""
-        return (self.parameter or self.tensor).rpartition(".")[0]
-
-    @property
     def key(self) -> str:
         """The name of its tensor in the adapter."""
-        return f"{PREFIX}{self.module}{self.tail}"
+        module = (self.parameter or self.tensor).rpartition(".")[0]
+        return f"{PREFIX}{module}{self.tail}"
 
     def beside(self, target: str) -> Beside:
         """How it grows with its tensor."""
@@ -205,6 +100,7 @@ class Parts(Weights):
         self.adapter, self._modules, self.config = adapter, modules, {}
         self.entries: dict[str, Entry] = {}
         self._pieces: dict[str, _Piece] = {}
+        self._ranks: dict[str, int] = {}
         ends = "|".join(map(re.escape, adapter.method.parts))
         known = re.compile(rf"(.*?)((?:{re.escape(INSIDE)})*)\.({ends})")
         for key in adapter.file.tensors:
@@ -236,51 +132,49 @@ class Parts(Weights):
             raise InputError(f"{key} in {self.where(name)} holds NaN or infinity; train it again")
         return cut(found.view(view)[inside], where) if view else found
 
-    def is_tied(self, tensor: str) -> bool:
-        """Whether a tensor would be of a parameter that has its tensor from another one."""
-        return self._modules.stored.get(tensor, tensor) != tensor
+    def is_tied(self, parameter: str) -> bool:
+        """Whether a parameter has its tensor from another one."""
+        return self._modules.stored.get(parameter, parameter) != parameter
 
     def _factor(
         self, key: str, module: str, inside: str, end: str
     ) -> Iterator[tuple[Entry, _Piece]]:
         """The entries of a tensor that goes with a weight of a module."""
         info, part = self.adapter.file.tensors[key], self.adapter.method.parts[end]
+        self._check_ranks(key, f"{module}{inside}", part)
         targets, tail = self.adapter.config.get("target_parameters") or (), f"{inside}.{end}"
         parameter = self._modules.of_module(module, targets, inside.count(INSIDE))
         made = self._modules.conversion(parameter)
-        if made is None and parameter in self._modules.tensors:  # expert by expert
-            places = {OUT: 0, IN: 1}
-            dimensions = tuple(places.get(side) for side in part.sides)
-            yield Entry(parameter, "", tail, info, part, dimensions), _Piece(key)
-            return
-        grid = made and experts_of(made)
-        if made is None or (made.transform is not None and grid is None):
-            raise InputError(
-                f"{key} in {self.adapter.file.path} adapts {parameter}, "
-                + (
-                    f"which transformers makes of several tensors; {MERGE}"
-                    if made
-                    else f"which a {type(self._modules.model).__name__} does not have; give the "
-                    "adapter of this model"
-                )
-            )
-        first = len(made.shapes[self._modules.stored[parameter]]) - 2
-        places = self._modules.places(parameter, first + 2)
-        pairs = zip(part.sides, info.shape, strict=False)  # a wrong shape is refused below
-        sides = [None if size == 1 else places.get(side) for side, size in pairs]
-        if grid:
-            dimensions = tuple(None if side is None else side - 1 for side in sides)
+        if made is None and parameter not in self._modules.tensors:
+            raise self._no_part(key, f"adapts {parameter}")
+        places = self._modules.places(parameter) if made else LINEAR
+        pairs = zip(part.sides, info.shape, strict=True)
+        one = part.sides == (OUT, IN)  # of which the other dimension is 1
+        sides = [None if one and size == 1 else places.get(side) for side, size in pairs]
+        if made and (grid := experts_of(made)):
+            rows = sum(self._modules.tensors[names[0]].shape[0] for names in grid)
+            if part.sides[0] == OUT and info.shape[0] != rows:
+                raise self._misfit(key, parameter, made.shapes[parameter])
             for tensor, shape, piece in _taken_apart(key, part, info.shape, grid, self._modules):
                 seen = TensorInfo(shape, info.dtype)
-                yield Entry(tensor, parameter, tail, seen, part, dimensions), piece
+                yield Entry(tensor, parameter, tail, seen, part, tuple(sides)), piece
             return
-        (tensor,), tied = made.sources, self._modules.stored[parameter] != parameter
-        piece = _Piece(key)
-        if first > 0:  # experts in one tensor
-            sides = [0, *sides] if part.sides[0] == RANK else [*sides, 0]
-            view = _of_experts(part, info.shape, self._modules.tensors[tensor].shape[0])
+        if made and made.transform is not None:
+            raise InputError(
+                f"{key} in {self.adapter.file.path} adapts {parameter}, which transformers makes "
+                f"of several tensors; {MERGE}"
+            )
+        tensor, tied = parameter, False  # of an expert, which PEFT puts into that of all
+        if made:
+            (tensor,), tied = made.sources, self.is_tied(parameter)
+        weight, piece = self._modules.tensors[tensor].shape, _Piece(key)
+        if len(weight) > 2 and len(sides) > 1:
+            behind = [None if side is None else side + 1 for side in sides]
+            sides = [0, *behind] if part.sides[0] == RANK else [*behind, 0]
+            view = _of_experts(part, info.shape, weight[0])
             info, piece = TensorInfo(view, info.dtype), _Piece(key, view)
-        yield Entry(tensor, parameter, tail, info, part, tuple(sides), tied), piece
+        name = parameter if made else ""
+        yield Entry(tensor, name, tail, info, part, tuple(sides), tied), piece
 
     def _whole(self, key: str) -> Iterator[tuple[Entry, _Piece]]:
         """The entry of a tensor that takes the place of one of the model."""
@@ -288,39 +182,52 @@ class Parts(Weights):
         parameter = name.replace(INSIDE, "")
         made = self._modules.conversion(parameter)
         if made is None or made.transform is not None:
+            raise self._no_part(key, f"takes the place of {parameter}")
+        tail, info = name[len(parameter.rpartition(".")[0]) :], self.adapter.file.tensors[key]
+        (tensor,), tied = made.sources, self.is_tied(parameter)
+        yield Entry(tensor, parameter, tail, info, tied=tied), _Piece(key)
+
+    def _no_part(self, key: str, does: str) -> InputError:
+        return InputError(
+            f"{key} in {self.adapter.file.path} {does}, which a "
+            f"{type(self._modules.model).__name__} does not have; give the adapter of this model"
+        )
+
+    def _check_ranks(self, key: str, wrapped: str, part: Part) -> None:
+        """Both factors of a product have one rank."""
+        shape = self.adapter.file.tensors[key].shape
+        fits = len(shape) == len(part.sides)
+        if fits and RANK in part.sides and COLUMNS not in part.sides:
+            rank = shape[part.sides.index(RANK)]
+            fits = 0 < rank == self._ranks.setdefault(wrapped, rank)
+        if not fits:
             raise InputError(
-                f"{key} in {self.adapter.file.path} takes the place of no parameter that a "
-                f"{type(self._modules.model).__name__} has in its files; give the adapter of this "
-                "model"
+                f"{key} in {self.adapter.file.path} has shape {list(shape)}, which does not fit "
+                "what else the adapter has for the module; save it again"
             )
-        tail = name[len(parameter.rpartition(".")[0]) :]
-        (tensor,), tied = made.sources, self._modules.stored[parameter] != parameter
-        yield Entry(tensor, parameter, tail, self.adapter.file.tensors[key], tied=tied), _Piece(key)
 
     def _check(self, key: str, entry: Entry, piece: _Piece) -> None:
         """A tensor has the sizes of that which it goes with."""
         shape, info = self._modules.tensors[entry.tensor].shape, self.adapter.file.tensors[key]
         order = range(len(shape)) if entry.dimensions is None else entry.dimensions
-        sizes = [None if side is None else shape[side] for side in order]
-        own = entry.info.shape
-        fits = len(sizes) == len(own) and prod(piece.view or info.shape) == info.elements
-        if not fits or any(n not in (None, size) for n, size in zip(sizes, own, strict=True)):
+        own, sizes = entry.info.shape, dict(enumerate(shape))
+        pairs = zip(order, own, strict=False)
+        expected = tuple(size if side is None else sizes.get(side) for side, size in pairs)
+        elements = prod(piece.view or info.shape)
+        if info.dtype not in FLOAT_BYTES:
             raise InputError(
-                f"{key} in {self.adapter.file.path} has shape {list(info.shape)}, which does not "
-                f"fit {entry.tensor} of the model, {list(shape)}; give the adapter of this model"
+                f"{key} in {self.adapter.file.path} has dtype {info.dtype}; save it in one of "
+                f"{', '.join(FLOAT_BYTES)}"
             )
+        if len(order) != len(own) or expected != own or elements != info.elements:
+            raise self._misfit(key, entry.tensor, shape)
 
-
-def experts_of(made: Conversion) -> list[list[str]] | None:
-    """The tensors of all experts that a parameter is made of: those of one matrix, then the next.
-
-    None if transformers does not stack them, matrix below matrix.
-    """
-    if made.transform is None or not stacks(made):
-        return None
-    if any(each.dim != 1 for each in made.transform.operations[1:]):
-        return None
-    return [made.tensors[each] for each in made.transform.source_patterns if each in made.tensors]
+    def _misfit(self, key: str, name: str, shape: tuple[int, ...]) -> InputError:
+        own = self.adapter.file.tensors[key].shape
+        return InputError(
+            f"{key} in {self.adapter.file.path} has shape {list(own)}, which does not fit {name} "
+            f"of the model, {list(shape)}; give the adapter of this model"
+        )
 
 
 def _of_experts(part: Part, shape: tuple[int, ...], count: int) -> tuple[int, ...]:

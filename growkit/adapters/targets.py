@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from growkit.adapters.methods import MERGE, pattern_value
-from growkit.adapters.parts import AdapterFolder, Modules
+from growkit.adapters.folder import AdapterFolder
+from growkit.adapters.methods import DEFAULT, MERGE, pattern_value
+from growkit.adapters.modules import Modules
 from growkit.adapters.together import Adapted
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
@@ -47,7 +48,7 @@ def retargeted(folder: AdapterFolder, adapted: Mapping[str, Adapted], modules: M
             name_of(parameter),
             pattern_value(config, "alpha_pattern", name_of(each.origin)),
         )
-        if each.rank != config["r"]:
+        if each.rank != config.get("r", DEFAULT):
             ranks[re.escape(key)] = each.rank
         if alpha is not None:
             alphas[re.escape(key)] = alpha

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from growkit.adapters.methods import IN, MERGE, RANK
-from growkit.adapters.parts import Entry, Modules, experts_of
+from growkit.adapters.modules import Modules, experts_of
+from growkit.adapters.parts import Entry
 from growkit.base.errors import InputError
 from growkit.base.tensors import ANYWHERE, TensorInfo, Weights, cut
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from growkit.adapters.applied import AdaptedWeights
+from growkit.adapters.folder import AdapterFolder
 from growkit.adapters.growing import Adapter
-from growkit.adapters.parts import AdapterFolder, Modules, Parts
+from growkit.adapters.modules import Modules
+from growkit.adapters.parts import Parts
 from growkit.base.errors import InputError
 from growkit.base.limits import Limit, rounded_sum, strict_limit, within
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER

@@ -1,0 +1,41 @@
+"""The folder of an adapter, as PEFT saves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from growkit.adapters.methods import method_of
+from growkit.base.errors import InputError
+from growkit.base.tensors import Config
+from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
+from growkit.checkpoint.weight_file import open_weights
+
+
+class AdapterFolder:
+    """An adapter as PEFT saves it.
+
+    Attributes:
+        opened: the folder.
+        file: the file with its tensors.
+        config: the contents of ``adapter_config.json``.
+        method: see ``METHODS``.
+
+    Raises:
+        InputError: there is none, it is damaged, or of a method that does not grow.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.opened = Folder(path)
+        if not self.opened.has(ADAPTER):
+            raise InputError(f"{path} has no {ADAPTER}; give the folder of an adapter of PEFT")
+        self.config: Config = self.opened.json(ADAPTER)
+        self.method = method_of(self.config, str(path / ADAPTER))
+        name = next((each for each in ADAPTER_WEIGHTS if self.opened.find(each)), None)
+        if name is None:
+            raise InputError(f"{path} has no {ADAPTER_WEIGHTS[0]}; copy the adapter again")
+        self.file = open_weights(self.opened, name)
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that are read."""
+        return [self.opened.path / ADAPTER, *self.file.paths]
