@@ -94,6 +94,33 @@ def test_it_is_grown_alone(name: str, tmp_path: Path) -> None:
     assert strict_error(source, out) < 1e-12
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # of PEFT
+@pytest.mark.parametrize("name", ["gemma3", "mistral3"])
+def test_it_is_grown_with_an_adapter_of_the_whole(name: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    source, adapter, out = (
+        save_whole(tmp_path / "source", name),
+        tmp_path / "adapter",
+        tmp_path / "out",
+    )
+    patterns = {"alpha_pattern": {"language_model.*0.*": 5}, "exclude_modules": ".*vision.*"}
+    targets = {"gemma3": r".*language_model.*(q|down)_proj", "mistral3": ["lm_head", "o_proj"]}
+    config = peft.LoraConfig(r=2, target_modules=targets[name], **patterns)
+    whole = AutoModelForImageTextToText.from_pretrained(source)
+    adapted = peft.get_peft_model(whole, config)
+    randomise(adapted, 1)
+    adapted.save_pretrained(adapter)
+    assert growkit.grow(source, out, adapter=adapter, verify=QUICK, **WHOLES[name][2])["kept"]
+    with strict_float64():
+        plain = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float64)
+    ids = torch.randint(28, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    before = peft.PeftModel.from_pretrained(plain, adapter).eval()
+    after = peft.PeftModel.from_pretrained(load_strict(out), out / "adapter").eval()
+    with strict_float64(), torch.no_grad():
+        expected, found = before(input_ids=ids).logits, after(input_ids=ids).logits
+    assert (expected - found).abs().max() / expected.square().mean().sqrt() < 1e-12
+
+
 @pytest.mark.usage
 def test_it_is_proved_alone(tmp_path: Path) -> None:
     """With the manifest that says how it was made, and without one."""

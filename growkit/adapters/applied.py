@@ -107,8 +107,8 @@ class AdaptedWeights(Extended):
             settings = {k: v for k, v in adapter.config.items() if k in adapter.method.settings}
             kind: Any = PEFT_TYPE_TO_CONFIG_MAPPING[adapter.config["peft_type"]]
             inject_adapter_in_model(kind(**settings), model, low_cpu_mem_usage=True)
-            names = adapter.file.tensors
-            tensors = {n.removeprefix(PREFIX): adapter.file.read(n) for n in names}
+            held = adapter.tensors
+            tensors = {n.removeprefix(PREFIX): held.read(n) for n in held.tensors}
             with patch.object(model, "load_state_dict", load):
                 set_peft_model_state_dict(model, tensors)
         known = dict(model.named_parameters(remove_duplicate=False))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 
 from growkit.adapters.methods import method_of
 from growkit.base.errors import InputError
-from growkit.base.tensors import Config
+from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
 from growkit.checkpoint.weight_file import open_weights
 
@@ -17,6 +18,7 @@ class AdapterFolder:
     Attributes:
         opened: the folder.
         file: the file with its tensors.
+        tensors: these tensors.
         config: the contents of ``adapter_config.json``.
         method: see ``METHODS``.
 
@@ -34,8 +36,15 @@ class AdapterFolder:
         if name is None:
             raise InputError(f"{path} has no {ADAPTER_WEIGHTS[0]}; copy the adapter again")
         self.file = open_weights(self.opened, name)
+        self.tensors: Weights = self.file
 
     @property
     def files(self) -> list[Path]:
         """All files that are read."""
         return [self.opened.path / ADAPTER, *self.file.paths]
+
+    def renamed(self, config: Config, tensors: Weights) -> AdapterFolder:
+        """The same adapter with other names of modules."""
+        found = copy(self)
+        found.config, found.tensors = config, tensors
+        return found

@@ -38,6 +38,7 @@ class Adapter:
 
     Attributes:
         folder: as it was read.
+        of_class: the same with the names of the source's class, where it is of a multimodal one.
         lineage: of its tensors.
         target: the grown tensors.
         config: the contents of the new ``adapter_config.json``.
@@ -48,8 +49,11 @@ class Adapter:
     """
 
     def __init__(self, path: Path, source: Checkpoint, lineage: Lineage, output: str) -> None:
-        self.folder, self._base = AdapterFolder(path), lineage
-        self.lineage, entries = followed(Parts(self.folder, Modules(source)), lineage)
+        self.folder, self._base, own = AdapterFolder(path), lineage, Modules(source)
+        parts = Parts(self.folder, own)
+        same = Together(parts, parts.entries, own, path)
+        self.of_class = self.folder.renamed(retargeted(self.folder, same.adapted, own), same)
+        self.lineage, entries = followed(parts, lineage)
         with outlined(lineage.target, lineage.target.config) as outline:
             modules = Modules(outline)
         self.target = Together(self.lineage.target, entries, modules, path)

@@ -25,6 +25,9 @@ from growkit.planning.transforms import Beside
 PREFIX, INSIDE = "base_model.model.", ".base_layer"
 """What PEFT puts before the name of a module, and behind it for each wrap around the module."""
 
+WHOLE_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?")
+"""Where a multimodal class has the language model inside, which is grown alone."""
+
 LINEAR = {OUT: 0, IN: 1, COLUMNS: 1}
 """Dimensions of the weight of a linear layer."""
 
@@ -104,11 +107,15 @@ class Parts(Weights):
         ends = "|".join(map(re.escape, adapter.method.parts))
         known = re.compile(rf"(.*?)((?:{re.escape(INSIDE)})*)\.({ends})")
         for key in adapter.file.tensors:
-            found = known.fullmatch(key.removeprefix(PREFIX))
-            for entry, piece in self._factor(key, *found.groups()) if found else self._whole(key):
+            around, name = self._inside(key.removeprefix(PREFIX))
+            found = known.fullmatch(name)
+            made = self._factor(key, *found.groups()) if found else self._whole(key, name)
+            for entry, piece in made:
                 self._check(key, entry, piece)
-                known_as = replace(entry, origin=entry.parameter or entry.tensor)
-                self.entries[entry.name], self._pieces[entry.name] = known_as, piece
+                origin = entry.parameter or entry.tensor
+                origin = around + origin.removeprefix("model.") if around else origin
+                self.entries[entry.name] = replace(entry, origin=origin)
+                self._pieces[entry.name] = piece
         self.tensors = {name: each.info for name, each in self.entries.items()}
 
     def where(self, name: str | None = None) -> str:
@@ -135,6 +142,13 @@ class Parts(Weights):
     def is_tied(self, parameter: str) -> bool:
         """Whether a parameter has its tensor from another one."""
         return self._modules.stored.get(parameter, parameter) != parameter
+
+    def _inside(self, name: str) -> tuple[str, str]:
+        """What a multimodal class has before a name; and the name in the language model."""
+        found = WHOLE_MODEL.match(name)
+        if not found or any(each.startswith(found[0]) for each in self._modules.stored):
+            return "", name
+        return found[0], f"model.{name[found.end() :]}"
 
     def _factor(
         self, key: str, module: str, inside: str, end: str
@@ -176,9 +190,8 @@ class Parts(Weights):
         name = parameter if made else ""
         yield Entry(tensor, name, tail, info, part, tuple(sides), tied), piece
 
-    def _whole(self, key: str) -> Iterator[tuple[Entry, _Piece]]:
+    def _whole(self, key: str, name: str) -> Iterator[tuple[Entry, _Piece]]:
         """The entry of a tensor that takes the place of one of the model."""
-        name = key.removeprefix(PREFIX)
         parameter = name.replace(INSIDE, "")
         made = self._modules.conversion(parameter)
         if made is None or made.transform is not None:

@@ -82,7 +82,7 @@ def prove_adapter(
         place = lost or wrong
         return Finding(name=NAME, kept=False, sentence=f"{place} {does}", place=place)
     exact = origin.lineage.promise == "exact"
-    found, probe = _run((before, planned.folder), (after, written), prompt, device, exact=exact)
+    found, probe = _run((before, planned.of_class), (after, written), prompt, device, exact=exact)
     own = strict_limit(probe.rounding.relative)
     largest = own.largest if exact else limit and limit.largest
     kept = within(found.relative, largest)
