@@ -120,22 +120,36 @@ class Models:
         chosen = list(GROWTHS).index(axis) % len(SEEDS)
         for seed, source in enumerate(self.sources):
             out = self.place / f"{axis}-{seed}"
-            made = growkit.grow(source, out, family=self.family, seed=seed, verify=False, **options)
-            found["promise"] = made["promise"]
-            logits = strict_logits(out)[..., : self.expected[seed].shape[-1]]
-            found["error"] = max(found["error"], error_of(logits, self.expected[seed]))
-            if seed == chosen:
-                found |= judged(source, out)
+            growth = {"family": self.family, "seed": seed, "verify": False, **options}
+            found["promise"] = growkit.grow(source, out, **growth)["promise"]
+            error = self._error(seed, out)
+            found["error"], wrong = max(found["error"], error), not error < LIMITS[found["promise"]]
+            said = judged(source, out) if seed == chosen or wrong else {}
             shutil.rmtree(out)
+            if wrong and not said["kept"]:
+                raise InputError(f"the proof refuses it: {said['reason']}")
+            found |= said
         return found
+
+    def _error(self, seed: int, out: Path) -> float:
+        """Of a grown model's logits; infinite if its class does not load it whole."""
+        try:
+            found = strict_logits(out)
+        except Exception:
+            return math.inf
+        expected = self.expected[seed]
+        return error_of(found[..., : expected.shape[-1]], expected)
 
 
 def judged(source: Path, target: Path) -> dict[str, Any]:
     """What ``verify`` says of a grown model, and of the same with a fault."""
-    found = growkit.verify(source, target, FEW)
+    try:
+        found = growkit.verify(source, target, FEW)
+    except InputError as error:
+        return {"kept": False, "reason": _sentence(error, target.parent)}
     said: dict[str, Any] = {"kept": found["kept"]}
     if not found["kept"]:
-        said["reason"] = found["reason"]
+        return said | {"reason": found["reason"]}
     said["modes"] = {mode.name: mode.note for mode in found["modes"] if not mode.tried}
     spoiled = target.with_name("spoiled")
     if with_fault(target, spoiled):

@@ -113,6 +113,8 @@ KINDS = {
     "integers in the files": "deepseek_v4",
     "a class with a cache of its own": "minimax",
     "a context that no config names": "whisper",
+    "two caches in a layer": "longcat_flash",
+    "a norm inside the embedding": "inkling_text",
 }
 
 

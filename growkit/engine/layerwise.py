@@ -314,11 +314,11 @@ class Layerwise:
             yield parameter
 
     def _outside(self) -> dict[str, nn.Parameter]:
-        """Parameters outside the layers and the embedding, except the head's matrix."""
-        within = tuple(f"{name}." for name, _ in (self.embedding, *self.layers))
-        head = f"{self.output[0]}.weight"
+        """Parameters outside the layers, except the matrices of the embedding and the head."""
+        within = tuple(f"{name}." for name, _ in self.layers)
+        ends = {f"{name}.weight" for name, _ in (self.embedding, self.output)}
         named = self.model.named_parameters(remove_duplicate=False)
-        return {key: p for key, p in named if not key.startswith(within) and key != head}
+        return {key: p for key, p in named if not key.startswith(within) and key not in ends}
 
     @contextmanager
     def _embedding_of(self, rows: Tensor, used: Tensor) -> Iterator[nn.Parameter]:
@@ -416,24 +416,25 @@ def _blocks(model: Any, title: str) -> list[tuple[str, nn.Module]]:
     """
     named = dict(model.named_modules())
     config = model.config.get_text_config(decoder=True)
-    # Some count encoder layers as ``num_hidden_layers``.
-    keys = ("decoder_layers", "num_decoder_layers", "num_hidden_layers")
-    count = next((getattr(config, key) for key in keys if getattr(config, key, None)), 0)
+    # Some count encoder layers, or halves of layers, as ``num_hidden_layers``.
+    keys = ("decoder_layers", "num_decoder_layers", "num_hidden_layers", "num_layers")
+    counts = [count for key in keys if (count := getattr(config, key, None))]
     stacks = [
         name
+        for count in counts
         for name, module in named.items()
         if isinstance(module, nn.ModuleList) and len(module) == count
     ]
     name_of = {id(module): name for name, module in named.items()}
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
-    if not count or not stacks or not all(id(end) in name_of for end in ends):
+    if not stacks or not all(id(end) in name_of for end in ends):
         raise InputError(
             f"{title} is no stack of layers between an embedding and a head; such models cannot "
             "be proved"
         )
     layers = min(stacks, key=lambda name: name.count("."))  # other lists are deeper
     embedding, head = ((name_of[id(end)], end) for end in ends)
-    numbered = [f"{layers}.{index}" for index in range(count)]
+    numbered = [f"{layers}.{index}" for index in range(len(named[layers]))]
     return [embedding, *((name, named[name]) for name in numbered), head]
 
 

@@ -248,6 +248,20 @@ def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
     return {key: here[key] for key in (here.keys() & deeper.keys()) - given}
 
 
+def shown_by_tensors(key: str, first: Config, second: Config) -> bool:
+    """Whether a class has other tensors if one of two configs has the other's value of a key.
+
+    The tensors in a file then show that value.
+    """
+
+    def changes(config: Config, value: Any) -> bool:
+        changed = _tensors({**config, key: value})
+        return changed not in (None, _tensors(config))
+
+    both = key in first and key in second
+    return both and (changes(first, second[key]) or changes(second, first[key]))
+
+
 def _empty(config: Config) -> Any:
     """Build the model of a config without weights; None if transformers cannot."""
     with suppress(Exception):

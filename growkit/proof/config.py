@@ -12,6 +12,7 @@ from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.reading import Checkpoint, rounds
 from growkit.engine.loader import LAYERS
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
+from growkit.engine.user_family import shown_by_tensors
 from growkit.families.description import LISTS, Experts
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, families, own_families
@@ -110,6 +111,8 @@ def different_settings(
             named += [key] if copied is None else []
         elif all(each is missing or each is None or each is False for each in (was, now)):
             named.append(key)  # unknown to one class, and off in the other
+        elif one_class and _is_size(key, first, second):
+            continue
         else:
             changed.append(own.get(key, key))
     return changed, named
@@ -225,6 +228,12 @@ def _sizes(config: Config) -> frozenset[str]:
     # No model depends on the width of an MLP that none of its layers has.
     unseen = family.unseen_sizes - {"intermediate_size"}
     return (SIZES | family.size_keys) - unseen - SHARED
+
+
+def _is_size(key: str, first: Config, second: Config) -> bool:
+    """Whether the shapes of the class's tensors show the value of a key that no family lists."""
+    judged_apart = key in SHARED | WINDOWS or OF_LONG_TEXTS.fullmatch(key)
+    return not judged_apart and shown_by_tensors(key, first, second)
 
 
 def _entries(config: Config, key: str, missing: Any) -> Any:

@@ -152,7 +152,7 @@ def compare_with_plan(
         # ``compare_folders`` adds a note that this code was not checked.
         code = own_code(target.opened)
         wanted["auto_map"] = target.config["auto_map"]
-    by_plan = _changed_by_plan(source, planned)
+    by_plan = _changed_by_plan(source, planned, family.size_keys - family.unseen_sizes)
     values = [*_first_changed_key(wanted, target.config), *by_plan]
     changed = [each["name"] for each in values]
     changed += [name for name, content in code.items() if not _holds(target, name, content)]
@@ -334,13 +334,16 @@ def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
     return [_changed_value(key, first, second) for key in islice(changed, 1)]
 
 
-def _changed_by_plan(source: Checkpoint, planned: Config) -> list[ChangedValue]:
-    """Keys, except sizes, whose values in the plan itself differ from those in the source."""
+def _changed_by_plan(source: Checkpoint, planned: Config, sizes: set[str]) -> list[ChangedValue]:
+    """Keys, except sizes, whose values in the plan itself differ from those in the source.
+
+    The size keys of a described family are checked against its class when it plans.
+    """
     was, now = (resolved_as_loaded(each, str(source.folder)) for each in (source.config, planned))
     if was is None or now is None:
         return []
     keys, _ = configs.different_settings({**was, "dtype": None}, {**now, "dtype": None})
-    return [_changed_value(key, was, now) for key in keys]
+    return [_changed_value(key, was, now) for key in keys if key not in sizes - configs.SHARED]
 
 
 GENERATE = "custom_generate/generate.py"

@@ -54,6 +54,9 @@ Models = tuple[Layerwise, Layerwise]
 Pair = tuple[Stage | None, Stage | None, bool]
 """A stage of the source and one of the target, and whether their outputs should correspond."""
 
+Setting = tuple[str, str]
+"""Path of an attribute in a layer, and the class of its module."""
+
 Ends = tuple[list[Tensor], list[Tensor]]
 """Outputs of the last layers of source and target for every call, each [tokens, hidden]."""
 
@@ -156,17 +159,18 @@ class FunctionProof:
     def changed_layer_settings(self) -> list[str]:
         """Find the first setting of a layer that changed differently than in other layers.
 
-        A setting, such as a size, may change if it changes in the same way in all layers.
+        A setting, such as a size, may change if it changes in the same way in all modules of a
+        class; layers of another kind have other sizes.
         """
         if not self.exact or self._layers is None:
             return []
         before, after = map(_layer_settings, self._models)
-        became: dict[tuple[str, Any], Any] = {}
+        became: dict[tuple[Setting, Any], Any] = {}
         for (name, found), number in zip(after, self._layers, strict=True):
             given = before[number][1] if number is not None and number < len(before) else {}
-            for key in sorted(given.keys() & found.keys()):
-                if became.setdefault((key, given[key]), found[key]) != found[key]:
-                    return [f"{name}.{key}"]
+            for setting in sorted(given.keys() & found.keys()):
+                if became.setdefault((setting, given[setting]), found[setting]) != found[setting]:
+                    return [f"{name}.{setting[0]}"]
         return []
 
     def run(self, ways: list[Mode]) -> None:
@@ -561,12 +565,12 @@ def _sample(logits: Tensor, others: Tensor, count: int) -> list[list[float]]:
     return [pair for pair in rounded if all(map(math.isfinite, pair))]
 
 
-def _layer_settings(model: Layerwise) -> list[tuple[str, dict[str, Any]]]:
-    """Name of every layer, with every plain attribute of its modules by path."""
+def _layer_settings(model: Layerwise) -> list[tuple[str, dict[Setting, Any]]]:
+    """Name of every layer, with every plain attribute of its modules."""
     found = []
     for name, layer in model.layers:
         settings = {
-            f"{path}.{key}".lstrip("."): value
+            (f"{path}.{key}".lstrip("."), type(module).__name__): value
             for path, module in layer.named_modules()
             for key, value in vars(module).items()
             if key not in NUMBERS and isinstance(value, bool | int | float | str | None)
