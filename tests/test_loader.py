@@ -95,7 +95,7 @@ def test_families_are_read_as_they_are(kind: str, shard_size: str, make: Make) -
     checkpoint = Checkpoint(make(kind, shard_size=shard_size))
     found = loading(checkpoint)
     assert found.model == type(AutoModelForCausalLM.from_pretrained(checkpoint.folder)).__name__
-    assert (found.passed_over, found.own_class) == ((), True)
+    assert (found.unread, found.own_class) == ((), True)
 
 
 def test_a_layout_that_transformers_lacks(make: Make, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_tensors_that_the_class_passes_over_are_named(make: Make, tmp_path: Path
     copy = shutil.copytree(source, tmp_path / "copy")
     with edit_weights(copy) as tensors:
         tensors["model.layers.0.mlp.extra"] = torch.ones(3)
-    assert loading(Checkpoint(copy)).passed_over == ("model.layers.0.mlp.extra",)
+    assert loading(Checkpoint(copy)).unread == ("model.layers.0.mlp.extra",)
     result = growkit.verify(source, copy, **QUICK)
     assert "does not read model.layers.0.mlp.extra" in result["reason"]
 

@@ -314,7 +314,10 @@ def test_what_growkit_alone_reads_is_said(method: str, tmp_path: Path) -> None:
     result = growkit.grow(source, tmp_path / "out", hidden="x2", heads="x2")
     assert result["kept"], result["verification"]["reason"]
     if method != "compressed-tensors" or not find_spec("compressed_tensors"):
-        assert "as growkit alone dequantises it, since" in result["verification"]["reason"]
+        assert (
+            "only growkit dequantised the source, without a comparison, since"
+            in result["verification"]["reason"]
+        )
     checkpoint = find(source).open()
     dense = shutil.copytree(source, tmp_path / "dense")
     save_file({name: checkpoint.read(name) for name in checkpoint.tensors}, dense / WEIGHTS)
@@ -325,10 +328,10 @@ def test_what_growkit_alone_reads_is_said(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "settings", "stored", "says"),
     [
-        ("gptq-4", {"bits": 3}, {}, "GPTQ in a variant that is not read, bits 3"),
+        ("gptq-4", {"bits": 3}, {}, "GPTQ in a variant that growkit does not read, bits 3"),
         ("gptq-4", {"checkpoint_format": "marlin"}, {}, "checkpoint_format 'marlin'"),
         ("gptq-4", {"quant_method": "hqq"}, {}, "with 'hqq', but growkit reads awq, .* dequantise"),
-        ("gptq-4", {}, {".qzeros": None}, "what ends in .qzeros is missing"),
+        ("gptq-4", {}, {".qzeros": None}, "suffix .qzeros is missing"),
         ("gptq-4", {}, {".g_idx": torch.full((64,), 2).int()}, "g_idx and 2 groups do not fit"),
         ("gptq-4", {}, {".scales": torch.ones(2, 31).half()}, r"shape \[2, 31\] and dtype F16"),
         ("awq", {"version": "gemv"}, {}, "version 'gemv'"),
@@ -336,7 +339,7 @@ def test_what_growkit_alone_reads_is_said(method: str, tmp_path: Path) -> None:
         ("int4", {"transform_config": {"config_groups": {}}}, {}, "with transform_config"),
         ("int4", {"config_groups": {}}, {}, "8 words for 64 columns"),
         ("int4", {}, {".weight_shape": torch.tensor([32, 640])}, "words for 640 columns"),
-        ("fp8", {}, {".weight_scale": torch.ones(3, 5)}, "no|do not fit each other"),
+        ("fp8", {}, {".weight_scale": torch.ones(3, 5)}, "no|do not fit together"),
         ("fp8", {}, {".weight_scale": torch.tensor([torch.inf])}, "NaN or infinity"),
         ("fp8", {}, {"2.weight": torch.ones(2, 2).to(torch.float8_e4m3fn)}, "m2.weight .* missing"),
         ("nf4", {}, {".weight.quant_state.bitsandbytes__nf4": torch.zeros(9).byte()}, "its state"),
@@ -363,7 +366,7 @@ def test_a_language_model_inside_another(tmp_path: Path) -> None:
     assert result["kept"]
     assert "only its language model" in result["warnings"][0]
     assert "quantised with FP8" in result["warnings"][1]
-    assert "as growkit alone dequantises it" in result["verification"]["reason"]
+    assert "only growkit dequantised the source" in result["verification"]["reason"]
 
 
 def test_its_family_may_be_inferred(tmp_path: Path) -> None:

@@ -1,15 +1,15 @@
-"""Quantised checkpoints, read as the dense models that they stand for, a few rows at a time.
+"""Quantised checkpoints, read as dense models, a few rows at a time.
 
-A file of ``growkit.checkpoint.quantised`` is one format: it says which stored tensors make one
-tensor of the dense model, and what its numbers are. All arithmetic is that of the library which
-defines the format, down to the last bit.
+Each file of ``growkit.checkpoint.quantised`` defines one format: the stored tensors of a dense
+tensor, and how its numbers are computed. All arithmetic is that of the library which defines the
+format, down to the last bit.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from typing import cast
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple, cast
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, members, torch
@@ -28,18 +28,18 @@ from growkit.base.tensors import (
 from growkit.checkpoint.reading import NARROWEST, Checkpoint, check_finite
 
 REMEDY = (
-    "load the model with the library that quantised it, dequantise it there, save it and give that "
-    "folder"
+    "load the model with the library that quantised it, dequantise and save it there, and give "
+    "that folder"
 )
 
 
 class Parts:
-    """The stored tensors that one tensor of the dense model is made from.
+    """The stored tensors of one dense tensor.
 
     Args:
         stored: the quantised checkpoint.
-        name: name of the tensor of the dense model.
-        names: names of the stored tensors, by their suffix.
+        name: name of the dense tensor.
+        names: names of the stored tensors, by suffix.
     """
 
     def __init__(self, stored: Weights, name: str, names: Mapping[str, str]) -> None:
@@ -54,28 +54,28 @@ class Parts:
         return next(iter(self.names.values()))
 
     def read(self, suffix: str, *where: slice | None) -> Tensor:
-        """A part of the stored tensor with this suffix."""
+        """Read a slice of the stored tensor with a suffix."""
         return self.stored.read(self.names[suffix], *where)
 
     def shape(self, suffix: str) -> tuple[int, ...]:
-        """Shape of the stored tensor with this suffix."""
+        """Shape of the stored tensor with a suffix."""
         return self.stored.tensors[self.names[suffix]].shape
 
     def check(self, suffix: str, shape: tuple[int, ...], *dtypes: str) -> None:
-        """Check a stored tensor.
+        """Check shape and dtype of a stored tensor.
 
         Args:
-            suffix: its suffix.
-            shape: its shape.
-            *dtypes: dtypes that it may have.
+            suffix: suffix of the tensor.
+            shape: the expected shape.
+            *dtypes: the accepted dtypes.
 
         Raises:
-            InputError: it is missing, or has another shape or dtype.
+            InputError: the tensor is missing, or has another shape or dtype.
         """
         if suffix not in self.names:
             raise InputError(
-                f"tensor {self.name} in {self.stored.where(self.first)} is quantised, but what "
-                f"ends in {suffix} is missing; copy the checkpoint again"
+                f"tensor {self.name} in {self.stored.where(self.first)} is quantised, but its "
+                f"tensor with suffix {suffix} is missing; copy the checkpoint again"
             )
         info = self.stored.tensors[self.names[suffix]]
         if info.shape != shape or info.dtype not in dtypes:
@@ -86,19 +86,19 @@ class Parts:
             )
 
     def require(self, fits: bool, what: str) -> None:
-        """Check what the stored tensors must have in common.
+        """Check a condition on the stored tensors.
 
         Args:
-            fits: whether it holds.
-            what: the shapes or settings that do not fit, for the message.
+            fits: the condition.
+            what: the shapes or settings in question, for the message.
 
         Raises:
-            InputError: it does not hold.
+            InputError: the condition is false.
         """
         if not fits:
             raise InputError(
                 f"tensor {self.name} in {self.stored.where(self.first)} is quantised, but {what} "
-                f"do not fit each other; {REMEDY}"
+                f"do not fit together; {REMEDY}"
             )
 
 
@@ -106,13 +106,14 @@ class Format(ABC):
     """A format of quantised weights.
 
     Attributes:
-        method: its ``quant_method`` in configs.
-        title: its name for users.
-        suffixes: endings of the stored tensors of one dense tensor; only quantised ones have the
-            first.
-        suffix: ending of the dense tensor.
-        unused: endings of what only quantised arithmetic reads, such as scales of activations.
-        exact: whether the dense dtype holds every number.
+        method: ``quant_method`` in configs.
+        title: name for users.
+        suffixes: suffixes of the stored tensors of a dense tensor; every quantised tensor has the
+            first, and no dense tensor does.
+        suffix: suffix of the dense tensor.
+        unused: suffixes of tensors that only quantised arithmetic reads, such as scales of
+            activations.
+        exact: whether the dense dtype represents every number.
     """
 
     method: str
@@ -128,61 +129,61 @@ class Format(ABC):
         return tuple(each for each in self.suffixes if each != self.suffix)
 
     def applies(self, settings: Config) -> bool:
-        """Whether a model with these settings, its ``quantization_config``, is of this format."""
+        """Whether a model with this ``quantization_config`` has this format."""
         return settings.get("quant_method") == self.method
 
     def unread(self, settings: Config) -> str:
-        """The variant of these settings, if it is one that is not read; else empty."""
+        """The variant of the format, if growkit does not read it; else empty."""
         return ""
 
     @abstractmethod
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
-        """The header of a tensor of the dense model.
+        """Derive the header of a dense tensor.
 
         Args:
             parts: the stored tensors.
-            settings: of the model.
+            settings: ``quantization_config`` of the model.
             dtype: dtype of the model, a safetensors name.
 
         Raises:
-            InputError: the stored tensors do not fit each other.
+            InputError: the stored tensors do not fit together.
         """
 
     @abstractmethod
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
-        """Rows of a tensor of the dense model, along dimension 0.
+        """Compute rows of a dense tensor, along dimension 0.
 
         Args:
             parts: the stored tensors.
-            settings: of the model.
-            info: the header.
-            rows: begin and end.
+            settings: ``quantization_config`` of the model.
+            info: header of the dense tensor.
+            rows: start and stop.
 
         Returns:
-            The rows in a dtype of any precision; they are then rounded to the dtype of the header.
+            The rows, in any float dtype; the caller rounds them to the dtype of the header.
         """
 
     def transformers(self, settings: Config) -> Config | None:
-        """The settings with which transformers dequantises while it loads; None if it does not."""
+        """The settings that make transformers dequantise while it loads; None if none do."""
         return None
 
 
 class Dequantised(Checkpoint):
-    """A model folder whose quantised tensors are read as those of a dense model.
+    """A quantised checkpoint, read as a dense model.
 
     Args:
-        stored: the folder.
+        stored: the quantised checkpoint.
         format: the format of its quantised tensors.
         settings: its ``quantization_config``.
 
     Attributes:
-        stored: the folder, whose tensors are read as they are.
-        format: as above.
-        settings: as above.
-        parts: what each dense tensor is made from, by its name.
+        stored: see above.
+        format: see above.
+        settings: see above.
+        parts: the stored tensors of every dense tensor, by its name.
 
     Raises:
-        InputError: the stored tensors do not fit each other.
+        InputError: the stored tensors do not fit together.
     """
 
     def __init__(self, stored: Checkpoint, format: Format, settings: Config) -> None:  # noqa: A002
@@ -193,11 +194,11 @@ class Dequantised(Checkpoint):
         self.parts = _parts(stored, format)
         dtype = _dtype_of(self.config)
         dense = {name: format.header(each, settings, dtype) for name, each in self.parts.items()}
-        self.tensors = dict(sorted((self._others() | dense).items()))
-        self.quantised = _phrase(format, {info.dtype for info in dense.values()})
+        self.tensors = dict(sorted((self._stored_dense() | dense).items()))
+        self.quantised = _describe(format, {info.dtype for info in dense.values()})
 
-    def _others(self) -> dict[str, TensorInfo]:
-        """Stored tensors that are dense, without those that only quantised arithmetic reads."""
+    def _stored_dense(self) -> dict[str, TensorInfo]:
+        """Tensors that are stored dense, except those that only quantised arithmetic reads."""
         made_of = {name for parts in self.parts.values() for name in parts.names.values()}
         found = {}
         for name, info in self.stored.tensors.items():
@@ -205,19 +206,19 @@ class Dequantised(Checkpoint):
                 continue
             if name.endswith(self.format.marks) or info.dtype.startswith("F8"):
                 raise InputError(
-                    f"tensor {name} in {self.stored.where(name)} is quantised, but what belongs to "
-                    "it is missing; copy the checkpoint again"
+                    f"tensor {name} in {self.stored.where(name)} is quantised, but tensors that "
+                    "belong to it are missing; copy the checkpoint again"
                 )
             found[name] = info
         return found
 
     def where(self, name: str | None = None) -> str:
-        """See ``Checkpoint``; the file of the first tensor that a dense one is made from."""
+        """See ``Checkpoint``; for a quantised tensor, the file of its first stored tensor."""
         parts = self.parts.get(name) if name else None
         return self.stored.where(parts.first if parts else name)
 
     def read(self, name: str, *where: slice | None) -> Tensor:
-        """See ``Checkpoint``; a dense tensor is rounded once, to its dtype."""
+        """See ``Checkpoint``; a dequantised tensor is rounded once, to its dtype."""
         if name not in self.parts:
             return self.stored.read(name, *where)
         info, parts = self.tensors[name], self.parts[name]
@@ -233,7 +234,7 @@ class Dequantised(Checkpoint):
             return check_finite(found, name, self.where(name))
 
     def cuts(self, name: str) -> int:
-        """See ``Checkpoint``; dense tensors are made by rows."""
+        """See ``Checkpoint``; dequantised tensors are computed by rows."""
         if name not in self.parts:
             return self.stored.cuts(name)
         return min(1, *(self.stored.cuts(each) for each in self.parts[name].names.values()))
@@ -243,17 +244,17 @@ def dense(checkpoint: Checkpoint) -> Checkpoint:
     """Read a quantised checkpoint as a dense one; return any other unchanged.
 
     Raises:
-        InputError: its format is not read, or it is damaged.
+        InputError: growkit does not read the format, or the checkpoint is damaged.
     """
     found = format_of(checkpoint.config, checkpoint.where())
     return Dequantised(checkpoint, *found) if found else checkpoint
 
 
 def format_of(config: Config, where: str) -> tuple[Format, Config] | None:
-    """The format of a model and its settings; None if it is not quantised.
+    """Find the format and the settings of a quantised model; None if it is not quantised.
 
     Raises:
-        InputError: the format is not read.
+        InputError: growkit does not read the format.
     """
     given = next((config[key] for key in QUANTISED if config.get(key) is not None), None)
     if given is None:
@@ -263,8 +264,8 @@ def format_of(config: Config, where: str) -> tuple[Format, Config] | None:
         if each.applies(given):
             if variant := each.unread(given):
                 raise InputError(
-                    f"the model in {where} is quantised with {each.title} in a variant that is "
-                    f"not read, {variant}; dequantise it first: {REMEDY}"
+                    f"the model in {where} is quantised with {each.title} in a variant that "
+                    f"growkit does not read, {variant}; dequantise it first: {REMEDY}"
                 )
             return each, given
     method = given.get("quant_method") if isinstance(given, dict) else given
@@ -276,40 +277,40 @@ def format_of(config: Config, where: str) -> tuple[Format, Config] | None:
 
 
 def dense_config(config: Config, where: str) -> tuple[Config, str]:
-    """The config of the dense model that a quantised one stands for; any other as it is.
+    """Turn a quantised model's config into that of the dense model; return any other unchanged.
 
     Returns:
-        The config, and how its numbers are stored; see ``Weights.quantised``.
+        The config, and how the weights are stored; see ``Weights.quantised``.
 
     Raises:
-        InputError: the format is not read.
+        InputError: growkit does not read the format.
     """
     found = format_of(config, where)
     if found is None:
         return config, ""
     config = without_settings(config)
-    return config, _phrase(found[0], {_dtype_of(config)})
+    return config, _describe(found[0], {_dtype_of(config)})
 
 
 def without_settings(config: Config) -> Config:
-    """A config without what it says of quantisation."""
+    """Remove the settings of quantisation from a config."""
     return {key: value for key, value in config.items() if key not in QUANTISED}
 
 
-def _phrase(format: Format, dtypes: Collection[str]) -> str:  # noqa: A002
+def _describe(format: Format, dtypes: Collection[str]) -> str:  # noqa: A002
     names = " and ".join(sorted(TORCH_NAMES[dtype] for dtype in dtypes))
-    holds = "which holds every number" if format.exact else "to which every number is rounded"
+    holds = "which represents every number" if format.exact else "to which every number is rounded"
     return f"{format.title}; it is read as a dense model in {names}, {holds}"
 
 
 def _dtype_of(config: Config) -> str:
-    """The dtype of the model that a config names, as a safetensors name; BF16 for none."""
+    """The safetensors name of a config's dtype; BF16 if it has none."""
     dtype = SAFETENSORS_NAMES.get(str(config.get("dtype", config.get("torch_dtype"))), "")
     return dtype if FLOAT_BYTES.get(dtype, 0) >= NARROWEST else "BF16"
 
 
 def _parts(stored: Checkpoint, form: Format) -> dict[str, Parts]:
-    """What each dense tensor is made from.
+    """Find the stored tensors of every dense tensor.
 
     Raises:
         InputError: no tensor is quantised.
@@ -322,18 +323,18 @@ def _parts(stored: Checkpoint, form: Format) -> dict[str, Parts]:
             found[stem + form.suffix] = Parts(stored, stem + form.suffix, names)
     if not found:
         raise InputError(
-            f"config.json in {stored.folder} says that the model is quantised with {form.title}, "
+            f"config.json in {stored.folder} states that the model is quantised with {form.title}, "
             f"but no tensor ends in {first}; remove quantization_config, or copy the weights again"
         )
     return found
 
 
-def unpacked(words: Tensor, bits: int) -> Tensor:
-    """Unsigned numbers of some bits out of words, which hold the first in their lowest bits.
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """Unpack unsigned numbers from words; the first number is in the lowest bits of a word.
 
     Args:
         words: integers, [..., words].
-        bits: number of bits, which divide those of a word.
+        bits: bits of a number; a divisor of the bits of a word.
 
     Returns:
         Integers, [..., words · bits of a word // bits].
@@ -343,15 +344,73 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
     return numbers.flatten(-2)
 
 
-def scaled(
+class Blocks(NamedTuple):
+    """Blocks of a matrix that share a scale.
+
+    Attributes:
+        tall: rows of a block.
+        wide: columns of a block.
+    """
+
+    tall: int
+    wide: int
+
+    @classmethod
+    def of(
+        cls, parts: Parts, suffix: str, shape: tuple[int, ...], known: Iterable[object]
+    ) -> Blocks:
+        """Derive the size of blocks from the shape of their scales.
+
+        Args:
+            parts: the stored tensors.
+            suffix: suffix of the scales.
+            shape: shape of the matrix.
+            known: sizes of blocks in the settings, each a list of rows and columns; other blocks
+                must divide rows evenly.
+
+        Raises:
+            InputError: the scales do not fit the matrix.
+        """
+        scales = parts.shape(suffix)
+        what = f"weights of shape {list(shape)} and scales of shape {list(scales)}"
+        several = len(scales) == 2 and 0 not in scales
+        parts.require(len(shape) == 2 and (several or scales in ((), (1,))), what)
+        rows, columns = (max(size, 1) for size in shape)
+        for size in known if several else ():
+            match size:
+                case [int(tall), int(wide)] if tall > 0 and wide > 0:
+                    if (-(-rows // tall), -(-columns // wide)) == scales:
+                        return cls(tall, wide)
+        down, across = scales if several else (1, 1)
+        parts.require(rows % down == columns % across == 0, what)
+        return cls(rows // down, columns // across)
+
+    def span(self, rows: slice) -> slice:
+        """The rows of blocks that contain rows of the matrix."""
+        return slice(rows.start // self.tall, -(-rows.stop // self.tall))
+
+    def read(self, parts: Parts, suffix: str, rows: slice) -> Tensor:
+        """Read a number for every block, [rows of blocks, columns of blocks]."""
+        span = self.span(rows)
+        where = [span][: len(parts.shape(suffix)) - 1]
+        return parts.read(suffix, *where).reshape(span.stop - span.start, -1)
+
+    def scale(self, numbers: Tensor, scales: Tensor, zeros: Tensor | None, rows: slice) -> Tensor:
+        """Dequantise some rows of the matrix; see ``scale``."""
+        by_row = torch.arange(rows.start, rows.stop) // self.tall - self.span(rows).start
+        by_column = torch.arange(numbers.shape[1]) // self.wide
+        return scale(numbers, scales, zeros, by_row, by_column)
+
+
+def scale(
     numbers: Tensor, scales: Tensor, zeros: Tensor | None, by_row: Tensor, by_column: Tensor
 ) -> Tensor:
-    """Numbers less their zeros, times their scales, in the dtype of the scales.
+    """Compute (number - zero) · scale, in the dtype of the scales.
 
     Args:
         numbers: [rows, columns].
         scales: [row groups, column groups].
-        zeros: of the same shape, or None.
+        zeros: zeros, of the same shape as the scales; None for none.
         by_row: index of the row group of every row.
         by_column: index of the column group of every column.
     """
@@ -364,5 +423,5 @@ def scaled(
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:
-    """2^(e - 127) of exponents that are stored in a byte each (E8M0); float32."""
+    """Compute 2^(e - 127) for exponents of a byte each (E8M0), in float32."""
     return torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)

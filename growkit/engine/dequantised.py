@@ -1,7 +1,7 @@
-"""Quantised weights as transformers itself dequantises them, held against what growkit reads.
+"""Comparison of growkit's dequantised weights with those of transformers.
 
 While transformers loads, it dequantises one parameter after the other. The same conversions run
-here, for an expert at a time where experts are stacked.
+here, one expert at a time if experts are stacked.
 """
 
 from collections.abc import Iterator
@@ -21,25 +21,25 @@ from growkit.engine.loader import Conversion, dequantisations, loading
 
 @dataclass
 class Comparison:
-    """Quantised tensors of a source, by how transformers dequantises them.
+    """Names of a source's quantised tensors, by the outcome of the comparison.
 
     Attributes:
-        same: to the same bits.
-        different: to others.
-        alone: growkit alone reads them.
-        why: why transformers does not.
+        same: tensors that transformers dequantises to the same bits.
+        different: tensors that transformers dequantises to other bits.
+        unchecked: tensors that transformers does not dequantise.
+        why: why it does not.
     """
 
     same: set[str] = field(default_factory=set)
     different: set[str] = field(default_factory=set)
-    alone: set[str] = field(default_factory=set)
+    unchecked: set[str] = field(default_factory=set)
     why: str = ""
 
 
 def compare(source: Checkpoint) -> Comparison:
     """Compare the quantised tensors of a source, bit for bit."""
     if not isinstance(source, Dequantised):
-        return Comparison(why="they are a part of a larger model")
+        return Comparison(why="it is part of a larger model")
     found = Comparison()
     ours = class_weights(source)
     made = {name: dense for dense, parts in source.parts.items() for name in parts.names.values()}
@@ -48,34 +48,34 @@ def compare(source: Checkpoint) -> Comparison:
     if settings is None:
         found.why = f"transformers does not dequantise {source.format.title} while it loads"
     else:
-        with _explained(found):
+        with _explain_errors(found):
             conversions = dequantisations(source, settings)
     for conversion in conversions:
         dense = {made[name] for name in conversion.sources if name in made}
         if dense and conversion.transform is not None:
-            with _explained(found):
+            with _explain_errors(found):
                 conversion.shapes = {conversion.name: ours.tensors[conversion.name].shape}
                 same = all(_same(*each) for each in _pairs(source.stored, ours, conversion))
                 (found.same if same else found.different).update(dense)
     read = {name for each in loading(source).conversions for name in each.sources}
-    found.alone = (source.parts.keys() & read) - found.same - found.different
+    found.unchecked = (source.parts.keys() & read) - found.same - found.different
     return found
 
 
 @contextmanager
-def _explained(found: Comparison) -> Iterator[None]:
-    """Suppress any error of transformers or a library, and keep the first as the reason."""
+def _explain_errors(found: Comparison) -> Iterator[None]:
+    """Suppress errors of transformers and libraries, and keep the first as the reason."""
     try:
         yield
     except Exception as error:
-        said = plain(reason(error)).partition("\n")[0]
-        found.why = found.why or f"transformers fails with {said!r}"
+        message = plain(reason(error)).partition("\n")[0]
+        found.why = found.why or f"transformers fails with {message!r}"
 
 
 def _pairs(
     stored: Weights, ours: Weights, conversion: Conversion
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The parameters of a conversion as transformers makes them, and as growkit does."""
+    """Parts of a conversion's parameters, as transformers and as growkit makes them."""
     shapes = [stored.tensors[name].shape for name in conversion.sources]
     apart = stacks(conversion)
     experts = conversion.shapes[conversion.name][0]
@@ -86,7 +86,7 @@ def _pairs(
     for each in rows:
         part = one_row(conversion, each.start) if apart else conversion
         where = () if apart or each.start is None else (each,)
-        with torch._C.DisableTorchFunction():  # as they are stored, also in strict float64
+        with torch._C.DisableTorchFunction():  # stored dtypes, also in strict float64
             read = {
                 pattern: [stored.read(name, *where) for name in names]
                 for pattern, names in part.tensors.items()

@@ -210,7 +210,7 @@ class Layerwise:
         with (
             self.output[1].register_forward_hook(follow),
             self._forward.head() as run,
-            _handing_over(self._outside(), look_at_stored),
+            _taking_gradients(self._outside(), look_at_stored),
             torch.enable_grad(),
         ):
             logits = run(state)
@@ -223,7 +223,7 @@ class Layerwise:
         forward = self._forward = Forward(self)
         with (
             self._rows([call]) as rows,
-            _handing_over(self._outside(), look_at_stored),
+            _taking_gradients(self._outside(), look_at_stored),
             torch.enable_grad(),
         ):
             (first,) = forward.begin([call])
@@ -273,7 +273,7 @@ class Layerwise:
 
         with patch.object(self.lender, "steps", step), self.layer(index):
             parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
-            with _handing_over(parameters, take):
+            with _taking_gradients(parameters, take):
                 output = self._forward.alone(index, state)
                 idle = output.equal(state)
                 torch.autograd.backward([output], [gradient])
@@ -371,7 +371,7 @@ class Layerwise:
                 sentence = f"{failure} ({error}); such models cannot be proved"
             if call is None:
                 raise InputError(sentence) from error
-            why = f"{type(self.model).__name__} cannot be asked so ({why})"
+            why = f"{type(self.model).__name__} cannot run in this mode ({why})"
             raise CallError(sentence, call, why) from error
 
     def check_reach(self) -> None:
@@ -560,7 +560,7 @@ class Forward:
         later = ((*each.positional, *each.named.values()) for each in arguments[1:])
         with self._model.guarded():
             if any(id(value) in tensors for values in later for value in values):
-                raise NoStackError("layers hand on more than hidden states")
+                raise NoStackError("layers pass on more than hidden states")
         return output
 
     @contextmanager
@@ -683,7 +683,7 @@ class Forward:
         with self._model.guarded(call):
             output, extras = self._output(index, arguments, recorded.form.formed(state))
             if index and placeholders and len(placeholders) != len(extras):
-                raise NoStackError("layers hand on different things")
+                raise NoStackError("layers pass on different numbers of outputs")
             return recorded.form.flat(output), extras
 
     def _output(self, index: int, arguments: Arguments, state: Tensor) -> tuple[Tensor, Extras]:
@@ -694,14 +694,14 @@ class Forward:
         return output, extras or ()
 
 
-def _untouched(state: Tensor, handed: Tensor, version: int) -> bool:
-    """Whether the input of a layer is the output of the one before, unchanged since."""
-    same = state is handed or (
-        state.shape == handed.shape
-        and state.stride() == handed.stride()
-        and state.data_ptr() == handed.data_ptr()
+def _untouched(state: Tensor, output: Tensor, version: int) -> bool:
+    """Whether the input of a layer is the unchanged output of the layer before it."""
+    same = state is output or (
+        state.shape == output.shape
+        and state.stride() == output.stride()
+        and state.data_ptr() == output.data_ptr()
     )
-    return same and handed._version == version
+    return same and output._version == version
 
 
 def lengthen(cache: Any, layers: int, tokens: int) -> None:
@@ -740,10 +740,10 @@ def keep_shapes(cache: Any, index: int) -> None:
 
 
 @contextmanager
-def _handing_over(parameters: Mapping[str, nn.Parameter], look: Look) -> Iterator[None]:
+def _taking_gradients(parameters: Mapping[str, nn.Parameter], look: Look) -> Iterator[None]:
     """Pass each gradient to ``look`` once it is computed, then free it and its parameter."""
 
-    def hand_over(name: str, parameter: Tensor) -> None:
+    def take(name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
         gradient, parameter.grad = parameter.grad, None
         parameter.data = parameter.new_empty(0)  # every use of it has been backpropagated
@@ -751,6 +751,6 @@ def _handing_over(parameters: Mapping[str, nn.Parameter], look: Look) -> Iterato
 
     with ExitStack() as hooks:
         for name, parameter in parameters.items():
-            hook = parameter.register_post_accumulate_grad_hook(partial(hand_over, name))
+            hook = parameter.register_post_accumulate_grad_hook(partial(take, name))
             hooks.enter_context(hook)
         yield

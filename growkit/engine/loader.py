@@ -71,7 +71,7 @@ class Loading:
         config: ``config.json`` as the class resolves it.
         conversions: conversions from the files to the class's parameters and persistent buffers.
         buffers: tensors in the files that become persistent buffers, by their names in the class.
-        passed_over: tensors in the files that transformers does not read.
+        unread: tensors in the files that transformers does not read.
         made_buffers: persistent buffers that no file holds; the class computes them.
         own_class: whether transformers has the class; otherwise it is growkit's own.
     """
@@ -80,7 +80,7 @@ class Loading:
     config: Config
     conversions: tuple[Conversion, ...] = ()
     buffers: Mapping[str, str] = field(default_factory=dict)
-    passed_over: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     made_buffers: frozenset[str] = frozenset()
     own_class: bool = True
 
@@ -112,8 +112,8 @@ def _examine(checkpoint: Checkpoint) -> Loading:
         layers = checkpoint.config.get(key)
         if isinstance(layers, int) and layers > max(len(checkpoint.tensors), 1):
             raise InputError(
-                f"config.json in {checkpoint.folder} promises {layers} layers ({key}), but there "
-                f"are only {len(checkpoint.tensors)} tensors; correct it or add what is missing"
+                f"config.json in {checkpoint.folder} has {key} {layers}, but there are only "
+                f"{len(checkpoint.tensors)} tensors; correct it or add the missing tensors"
             )
     folder, lacking = checkpoint.folder, lacks_class(checkpoint.config)
     with (
@@ -141,7 +141,7 @@ def _examine(checkpoint: Checkpoint) -> Loading:
         resolved,
         conversions,
         held,
-        passed_over=tuple(sorted(checkpoint.tensors.keys() - read)),
+        unread=tuple(sorted(checkpoint.tensors.keys() - read)),
         made_buffers=frozenset(missing & buffers),
     )
 
@@ -153,20 +153,20 @@ def check_class(config: Any, where: str) -> None:
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise InputError(
             f"{where} is a model of type {config.model_type}, for which transformers has no causal "
-            "language model; choose one of a type that it has"
+            "language model; choose another model"
         )
 
 
 def _check_config(checkpoint: Checkpoint, resolved: Config, model: Any) -> None:
     """Check that growkit's proof and the loader resolve ``config.json`` alike."""
 
-    def of_the_model(config: Any) -> Any:
+    def comparable(config: Any) -> Any:
         if not isinstance(config, dict):
             return config
-        return {key: of_the_model(value) for key, value in config.items() if key not in OF_LOADING}
+        return {key: comparable(value) for key, value in config.items() if key not in OF_LOADING}
 
     both = resolved, model.config.to_dict()
-    ours, theirs = (of_the_model(config.get("text_config", config)) for config in both)
+    ours, theirs = (comparable(config.get("text_config", config)) for config in both)
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
             raise InputError(
@@ -178,11 +178,11 @@ def _check_config(checkpoint: Checkpoint, resolved: Config, model: Any) -> None:
 def dequantisations(checkpoint: Dequantised, settings: Config) -> tuple[Conversion, ...]:
     """Determine how transformers itself would dequantise a checkpoint while it loads.
 
-    The shapes of what it dequantises are left out.
+    Shapes of dequantised parameters are left out.
 
     Args:
         checkpoint: the checkpoint.
-        settings: the ``quantization_config`` with which it does.
+        settings: the ``quantization_config`` that makes transformers dequantise.
 
     Raises:
         Exception: any exception of transformers, or of the library that it needs.
@@ -203,7 +203,7 @@ def _trace_loading(
         checkpoint: the checkpoint in the folder.
         config: the config of the folder, as transformers resolves it.
         lacking: whether transformers has no class for the model, which loads as a DIFF Transformer.
-        dtype: dtype to which the config has transformers dequantise; None for a dense checkpoint.
+        dtype: dtype of dequantised weights; None for a dense checkpoint.
 
     Returns:
         The model, its weight files, the names of missing tensors, and the conversions.
@@ -213,9 +213,9 @@ def _trace_loading(
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
     cls: Any = DiffTransformerForCausalLM if lacking else AutoModelForCausalLM
-    # transformers reads the config itself, but none with settings of quantisation.
-    alone = checkpoint.stands_alone and not lacking and dtype is None
-    options: dict[str, Any] = {} if alone else {"config": config}
+    # transformers reads the folder's config itself, unless that is not the one to load with.
+    own = checkpoint.stands_alone and not lacking and dtype is None
+    options: dict[str, Any] = {} if own else {"config": config}
     folder: Path | None = checkpoint.folder
     if checkpoint.distributed:  # transformers cannot read its files, and gets none
         cls = AutoModelForCausalLM._model_mapping.get(type(config), cls)
@@ -224,7 +224,7 @@ def _trace_loading(
     found: list[Any] = []
     conversions: dict[int, Conversion] = {}
 
-    def look(model: Any, state: Any, files: Any, options: Any, *rest: Any) -> NoReturn:
+    def record(model: Any, state: Any, files: Any, options: Any, *rest: Any) -> NoReturn:
         shapes = {
             name: torch.empty(info.shape, dtype=info.torch_dtype, device="meta")
             for name, info in checkpoint.tensors.items()
@@ -241,9 +241,9 @@ def _trace_loading(
 
     distributed = "_load_and_finalize_distributed_pretrained_model"
     with (
-        patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(look)),
+        patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(record)),
         patch.object(PreTrainedModel, distributed, refuse, create=True),
-        _no_more_modules(len(checkpoint.tensors)),
+        _limited_modules(len(checkpoint.tensors)),
         suppress(_LoadingStoppedError),
     ):
         cls.from_pretrained(
@@ -281,7 +281,7 @@ def _recording_conversions(
         return add(transform, name, tensor, pattern, value)
 
     def record_shapes(transform: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(map(dequantises, transform.operations)):  # they need numbers
+        if any(map(dequantises, transform.operations)):  # which needs real tensors
             return {}
         made = convert(transform, *args, **kwargs)
         shapes = found[id(transform)].shapes
@@ -310,8 +310,8 @@ def the_tensor(made: Any) -> torch.Tensor:
     return tensor
 
 
-def _no_more_modules(tensors: int) -> RemovableHandle:
-    """Limit the number of modules inside the context, so that no bogus size builds for hours."""
+def _limited_modules(tensors: int) -> RemovableHandle:
+    """Limit the number of modules in this context, lest a wrong size builds them for hours."""
     most, numbers = 1000 + 100 * tensors, count(1)
 
     def check_number(*_: Any) -> None:

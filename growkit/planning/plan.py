@@ -278,7 +278,7 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
     sizes = family.sizes(source.config)
     if sizes["layers"] > len(source.tensors):
         raise InputError(
-            f"config.json in {source.where()} promises {sizes['layers']} layers, but there are "
+            f"config.json in {source.where()} has {sizes['layers']} layers, but there are "
             f"only {len(source.tensors)} tensors; correct num_hidden_layers or add what is missing"
         )
     patterns = family.patterns(source.config)

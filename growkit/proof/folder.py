@@ -120,8 +120,8 @@ def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> F
                 f"trusted, was not checked: the proof is about {each.model} of "
                 f"{'growkit' if growkits else 'transformers'}"
             )
-        if each.passed_over:
-            unread = listed(each.passed_over)
+        if each.unread:
+            unread = listed(each.unread)
             notes.append(f"{each.model} does not read {unread} in {checkpoint.folder}")
     if found.unknown:
         notes.append(f"other files were not compared: {listed(found.unknown)}")

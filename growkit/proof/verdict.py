@@ -270,7 +270,7 @@ def prove(
 
 
 def dequantised_finding(source: Checkpoint) -> proof.Finding:
-    """Whether transformers dequantises the source to what the target was made of."""
+    """Compare growkit's dequantised source with that of transformers."""
     found = compare(source)
     if found.different:
         first = min(found.different)
@@ -278,10 +278,10 @@ def dequantised_finding(source: Checkpoint) -> proof.Finding:
         return proof.Finding(name="dequantised", kept=False, sentence=sentence, place=first)
     sentence = "transformers dequantises the source to the same bits"
     if not found.same:
-        sentence = f"the source is as growkit alone dequantises it, since {found.why}"
-    elif found.alone:
-        rest = f"{len(found.alone)} tensors (first {min(found.alone)})"
-        sentence += f", but {rest} only growkit dequantises, since {found.why}"
+        sentence = f"only growkit dequantised the source, without a comparison, since {found.why}"
+    elif found.unchecked:
+        rest = f"{len(found.unchecked)} tensors (first {min(found.unchecked)})"
+        sentence += f", but for {rest} there was no comparison, since {found.why}"
     return proof.Finding(name="dequantised", kept=bool(found.same) or None, sentence=sentence)
 
 

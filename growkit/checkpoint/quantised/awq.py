@@ -1,14 +1,14 @@
-"""AWQ: integers of four bits in groups of inputs, each with a scale and a zero.
+"""AWQ: 4-bit integers, with a scale and a zero for every group of inputs.
 
 arXiv 2306.00978; the layout "gemm" of AutoAWQ (https://github.com/casper-hansen/AutoAWQ).
 """
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Format, Parts, scaled, unpacked
+from growkit.checkpoint.dequantising import Blocks, Format, Parts, unpack
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The place in a word of each of eight outputs that follow one another."""
+"""Place within a word of each of eight consecutive outputs."""
 
 BITS = 4
 
@@ -29,7 +29,7 @@ class Awq(Format):
         return "" if version.lower() == "gemm" else f"version {version!r}"
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
-        """See ``Format``; in the dtype of the scales."""
+        """See ``Format``; weights have the dtype of the scales."""
         inputs, words = (*parts.shape(".qweight"), 0, 0)[:2]
         parts.check(".qweight", (inputs, words), "I32")
         groups = parts.shape(".scales")[0] if ".scales" in parts and parts.shape(".scales") else 0
@@ -46,14 +46,13 @@ class Awq(Format):
         wanted = slice(first, first + rows.stop - rows.start)
 
         def numbers(suffix: str) -> Tensor:
-            found: Tensor = unpacked(parts.read(suffix, None, words), BITS)
+            found: Tensor = unpack(parts.read(suffix, None, words), BITS)
             places = torch.arange(found.shape[1]).view(-1, len(ORDER))[:, ORDER].flatten()
             return found[:, places[wanted]].T
 
         scales = parts.read(".scales", None, rows).T
-        groups = torch.arange(info.shape[1]) // (info.shape[1] // scales.shape[1])
-        every = torch.arange(rows.stop - rows.start)
-        return scaled(numbers(".qweight"), scales, numbers(".qzeros"), every, groups)
+        blocks = Blocks(1, info.shape[1] // scales.shape[1])
+        return blocks.scale(numbers(".qweight"), scales, numbers(".qzeros"), rows)
 
 
 FORMAT = Awq()

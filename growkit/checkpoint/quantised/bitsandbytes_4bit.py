@@ -1,20 +1,20 @@
-"""NF4 and FP4 of bitsandbytes: numbers of a table of 16, in blocks with a scale each.
+"""NF4 and FP4 of bitsandbytes: indices into a table of 16 numbers, with a scale for every block.
 
-QLoRA, arXiv 2305.14314, section 3. Scales may be quantised in turn (double quantisation): then they
-are numbers of a table of 256 in larger blocks, with an offset.
+QLoRA, arXiv 2305.14314, section 3. With double quantisation, scales are quantised as well: indices
+into a table of 256 numbers, with a scale for every larger block, and an offset.
 https://github.com/bitsandbytes-foundation/bitsandbytes
 """
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.parsing import parse_json
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo
-from growkit.checkpoint.dequantising import Format, Parts, unpacked
+from growkit.checkpoint.dequantising import Format, Parts, unpack
 
 STATE = ".weight.quant_state.bitsandbytes__"
-"""Beginning of the suffixes of the tensors that hold blocks and shape, as JSON."""
+"""Prefix of the suffixes of tensors that hold the size of blocks and the shape, as JSON."""
 
 MOST_STATE = 1 << 12
-"""Bytes of this JSON, at most."""
+"""Largest size of this JSON in bytes."""
 
 
 class Bitsandbytes4bit(Format):
@@ -47,12 +47,12 @@ class Bitsandbytes4bit(Format):
         return TensorInfo((rows, columns), dtype)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
-        """See ``Format``; in the dtype that was quantised, as bitsandbytes computes it."""
+        """See ``Format``; numbers have the original dtype, as bitsandbytes computes them."""
         state, columns = _state(parts), info.shape[1]
         begin, end = rows.start * columns, rows.stop * columns
         pairs = parts.read(".weight", slice(begin // 2, -(-end // 2)))
-        # The first of two numbers is in the higher bits.
-        places = unpacked(pairs, 4).unflatten(-1, (-1, 2)).flip(-1).flatten()
+        # The first number of a byte is in the higher bits.
+        places = unpack(pairs, 4).unflatten(-1, (-1, 2)).flip(-1).flatten()
         places = places[begin % 2 :][: end - begin]
         first = begin // state["blocksize"]
         scales = _scales(parts, state, slice(first, -(-end // state["blocksize"])))
@@ -62,7 +62,7 @@ class Bitsandbytes4bit(Format):
 
 
 def _scales(parts: Parts, state: Config, blocks: slice) -> Tensor:
-    """The scales of some blocks, float32."""
+    """Read the scales of some blocks, in float32."""
     scales = parts.read(".weight.absmax", blocks)
     if scales.dtype != torch.uint8:
         return scales
@@ -74,7 +74,7 @@ def _scales(parts: Parts, state: Config, blocks: slice) -> Tensor:
 
 
 def _state(parts: Parts) -> Config:
-    """Shape, dtype and sizes of blocks of a tensor."""
+    """Read the shape, the dtype and the sizes of blocks of a tensor."""
     (name, *_), what = [each for each in parts.names if each.startswith(STATE)] or [""], "its state"
     parts.require(bool(name) and sum(parts.shape(name)) <= MOST_STATE, what)
     parts.check(name, parts.shape(name), "U8")

@@ -1,4 +1,4 @@
-"""int8 of bitsandbytes: the largest number of every row is 127 times its scale, over 127.
+"""int8 of bitsandbytes: each row is scaled so that its largest number is 127.
 
 LLM.int8(), arXiv 2208.07339. https://github.com/bitsandbytes-foundation/bitsandbytes
 """
@@ -8,7 +8,7 @@ from growkit.base.tensors import Config, TensorInfo
 from growkit.checkpoint.dequantising import Format, Parts
 
 OVER_127 = 7.874015718698502e-3
-"""1/127, in the digits of the library."""
+"""1/127, with the digits that the library uses."""
 
 
 class Bitsandbytes8bit(Format):

@@ -1,27 +1,27 @@
-"""compressed-tensors: integers of some bits, packed or not, or FP8, times scales.
+"""compressed-tensors: integers of 2, 4 or 8 bits, packed or not, or FP8, with scales.
 
-https://github.com/vllm-project/compressed-tensors; scales are for a tensor, a row, groups of a row
-or blocks. Which one is seen from their shape, so that patterns of names in the settings, which
-anybody may have written, are never run.
+A scale serves a tensor, a row, a group within a row, or a block. Which of these is derived from the
+shape of the scales, so that untrusted patterns of names in the settings are never run.
+https://github.com/vllm-project/compressed-tensors
 """
 
 from collections.abc import Iterator
 
-from growkit.base.lazy import Tensor, torch
+from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Format, Parts, scaled, unpacked
+from growkit.checkpoint.dequantising import Blocks, Format, Parts, unpack
 
 FORMATS = (
     *("dense", "mixed-precision", "naive-quantized", "int-quantized", "float-quantized"),
     "pack-quantized",
 )
-"""Values of ``format`` that are read."""
+"""Values of ``format`` that growkit reads."""
 
 WORD = 32
 """Bits of the words into which numbers are packed."""
 
 BITS = (2, 4, 8)
-"""Bits of packed numbers; those that do not fill a word were packed in several ways."""
+"""Bits of packed numbers; other numbers of bits were packed in several ways."""
 
 
 class CompressedTensors(Format):
@@ -39,7 +39,7 @@ class CompressedTensors(Format):
     )
 
     def applies(self, settings: Config) -> bool:
-        """See ``Format``; old settings do not name the method."""
+        """See ``Format``; older settings do not name the method."""
         return super().applies(settings) or (
             "quant_method" not in settings and "config_groups" in settings
         )
@@ -67,8 +67,10 @@ class CompressedTensors(Format):
             parts.check(".weight", shape, "I8", "F8_E4M3")
         scales = parts.shape(".weight_scale")
         parts.check(".weight_scale", scales, "F32", "BF16", "F16")
-        fits = len(shape) == 2 and _block(shape, scales, settings) is not None
-        parts.require(fits, f"weights of shape {list(shape)} and scales of shape {list(scales)}")
+        blocks = _blocks(parts, shape, settings)
+        declared = [blocks.tall, blocks.wide] in _weights(settings, "block_structure")
+        declared |= blocks.tall == 1 or scales in ((), (1,), (1, 1))
+        parts.require(declared, f"weights of shape {list(shape)} and scales of {list(scales)}")
         if ".weight_zero_point" in parts and ".weight_packed" in parts:
             parts.check(".weight_zero_point", (-(-shape[0] * bits // WORD), *scales[1:]), "I32")
         elif ".weight_zero_point" in parts:
@@ -77,29 +79,21 @@ class CompressedTensors(Format):
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
         """See ``Format``; in the dtype of the scales."""
-        shape = parts.shape(".weight_scale")
-        block = _block(info.shape, shape, settings)
-        assert block
-        tall, wide = block
-        begin, end = rows.start // tall, -(-rows.stop // tall)
-        where = [slice(begin, end)][: len(shape) - 1]
-        scales = parts.read(".weight_scale", *where).reshape(end - begin, -1)
-        zeros = None
+        blocks, zeros = _blocks(parts, info.shape, settings), None
+        scales = blocks.read(parts, ".weight_scale", rows)
         if ".weight_packed" in parts:
             bits = _bits(parts, info.shape[1], settings)
             numbers = _signed(parts.read(".weight_packed", rows), bits)
-            if ".weight_zero_point" in parts:  # packed along rows, which have scales of their own
-                step = WORD // bits
-                words = slice(begin // step, -(-end // step))
+            if ".weight_zero_point" in parts:  # packed along rows of blocks
+                step, span = WORD // bits, blocks.span(rows)
+                words = slice(span.start // step, -(-span.stop // step))
                 zeros = _signed(parts.read(".weight_zero_point", words).T.contiguous(), bits)
-                zeros = zeros.T[begin - step * words.start :][: end - begin]
+                zeros = zeros.T[span.start - step * words.start :][: span.stop - span.start]
         else:
             numbers = parts.read(".weight", rows)
             if ".weight_zero_point" in parts:
-                zeros = parts.read(".weight_zero_point", *where).reshape(end - begin, -1)
-        by_row = torch.arange(rows.start, rows.stop) // tall - begin
-        by_column = torch.arange(info.shape[1]) // wide
-        return scaled(numbers[:, : info.shape[1]], scales, zeros, by_row, by_column)
+                zeros = blocks.read(parts, ".weight_zero_point", rows)
+        return blocks.scale(numbers[:, : info.shape[1]], scales, zeros, rows)
 
     def transformers(self, settings: Config) -> Config:
         """See ``Format``."""
@@ -108,7 +102,7 @@ class CompressedTensors(Format):
 
 
 def _groups(settings: Config) -> Iterator[Config]:
-    """What the settings say of each group of modules."""
+    """The settings of each group of modules."""
     groups = settings.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         if isinstance(group, dict):
@@ -116,13 +110,13 @@ def _groups(settings: Config) -> Iterator[Config]:
 
 
 def _weights(settings: Config, key: str) -> list[object]:
-    """What the settings say under a key of the weights of all groups."""
+    """The value of a key for the weights of each group."""
     each = (group.get("weights") for group in _groups(settings))
     return [weights.get(key) for weights in each if isinstance(weights, dict)]
 
 
 def _bits(parts: Parts, columns: int, settings: Config) -> int:
-    """Bits of packed numbers: those in the settings with which rows have this many columns."""
+    """Bits of packed numbers: the number in the settings that fits the stored shape."""
     words = sum(parts.shape(".weight_packed")[-1:])
     for bits in BITS:
         if bits in _weights(settings, "num_bits") and -(-columns * bits // WORD) == words:
@@ -132,28 +126,13 @@ def _bits(parts: Parts, columns: int, settings: Config) -> int:
     raise AssertionError
 
 
-def _block(
-    shape: tuple[int, ...], scales: tuple[int, ...], settings: Config
-) -> tuple[int, int] | None:
-    """Number of rows and of columns that share a scale; None if the scales do not fit."""
-    rows, columns = shape
-    if scales in ((), (1,), (1, 1)):
-        return max(rows, 1), max(columns, 1)
-    if len(scales) != 2 or 0 in scales:
-        return None
-    if scales[0] == rows and columns % scales[1] == 0:
-        return 1, columns // scales[1]
-    for block in _weights(settings, "block_structure"):
-        match block:
-            case [int(tall), int(wide)] if tall > 0 and wide > 0:
-                if (-(-rows // tall), -(-columns // wide)) == scales:
-                    return tall, wide
-    return None
+def _blocks(parts: Parts, shape: tuple[int, ...], settings: Config) -> Blocks:
+    return Blocks.of(parts, ".weight_scale", shape, _weights(settings, "block_structure"))
 
 
 def _signed(words: Tensor, bits: int) -> Tensor:
-    """Numbers with a sign, of which the least is stored as zero."""
-    return unpacked(words, bits).sub(2 ** (bits - 1))
+    """Unpack signed numbers; the least of them is stored as zero."""
+    return unpack(words, bits).sub(2 ** (bits - 1))
 
 
 FORMAT = CompressedTensors()

@@ -1,15 +1,15 @@
-"""FP8 with a scale for every block, as DeepSeek-V3 and Qwen3 are published.
+"""FP8 with a scale for every block, as in DeepSeek-V3 and Qwen3.
 
-DeepSeek-V3 Technical Report, arXiv 2412.19437, section 3.3: a weight is a number of E4M3 times the
-scale of its block, of 128 by 128 weights.
+DeepSeek-V3 Technical Report, arXiv 2412.19437, section 3.3: a weight is an E4M3 number times the
+scale of its block of 128 by 128 weights.
 """
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Format, Parts, powers_of_two, scaled
+from growkit.checkpoint.dequantising import Blocks, Format, Parts, powers_of_two
 
 EXPONENTS = ("U8", "F8_E8M0")
-"""Dtypes of scales that are powers of two, of which the exponent is stored."""
+"""Dtypes of scales that are powers of two, stored as exponents."""
 
 
 class Fp8(Format):
@@ -26,23 +26,15 @@ class Fp8(Format):
         parts.check(".weight", shape, "F8_E4M3", "F8_E5M2")
         scales = parts.shape(".weight_scale_inv")
         parts.check(".weight_scale_inv", scales, "F32", "BF16", "F16", *EXPONENTS)
-        fits = len(shape) == 2 and _block(shape, scales, settings) is not None
-        parts.require(fits, f"weights of shape {list(shape)} and scales of shape {list(scales)}")
+        _blocks(parts, shape, settings)
         return TensorInfo(shape, dtype)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
-        """See ``Format``; float32, the product of both."""
-        shape = parts.shape(".weight_scale_inv")
-        block = _block(info.shape, shape, settings)
-        assert block
-        tall, wide = block
-        begin, end = rows.start // tall, -(-rows.stop // tall)
-        scales = parts.read(".weight_scale_inv", *[slice(begin, end)][: len(shape) - 1])
+        """See ``Format``; products in float32."""
+        blocks = _blocks(parts, info.shape, settings)
+        scales = blocks.read(parts, ".weight_scale_inv", rows)
         scales = powers_of_two(scales) if scales.dtype == torch.uint8 else scales.float()
-        by_row = torch.arange(rows.start, rows.stop) // tall - begin
-        by_column = torch.arange(info.shape[1]) // wide
-        scales = scales.reshape(end - begin, -1)
-        return scaled(parts.read(".weight", rows), scales, None, by_row, by_column)
+        return blocks.scale(parts.read(".weight", rows), scales, None, rows)
 
     def transformers(self, settings: Config) -> Config:
         """See ``Format``."""
@@ -50,21 +42,8 @@ class Fp8(Format):
         return {"quant_method": self.method, "dequantize": True, "weight_block_size": block}
 
 
-def _block(
-    shape: tuple[int, ...], scales: tuple[int, ...], settings: Config
-) -> tuple[int, int] | None:
-    """Number of rows and of columns that share a scale; None if the scales do not fit."""
-    rows, columns = (max(size, 1) for size in shape)
-    if scales in ((), (1,), (1, 1)):
-        return rows, columns
-    if len(scales) != 2 or 0 in scales:
-        return None
-    match settings.get("weight_block_size"):
-        case [int(tall), int(wide)] if tall > 0 and wide > 0:
-            if (-(-rows // tall), -(-columns // wide)) == scales:
-                return tall, wide
-    fits = rows % scales[0] == 0 and columns % scales[1] == 0
-    return (rows // scales[0], columns // scales[1]) if fits else None
+def _blocks(parts: Parts, shape: tuple[int, ...], settings: Config) -> Blocks:
+    return Blocks.of(parts, ".weight_scale_inv", shape, [settings.get("weight_block_size")])
 
 
 FORMAT = Fp8()

@@ -1,17 +1,17 @@
-"""GPTQ: integers of some bits in groups of inputs, each with a scale and a zero.
+"""GPTQ: integers of 2, 4 or 8 bits, with a scale and a zero for every group of inputs.
 
 arXiv 2210.17323; the layout of AutoGPTQ and GPTQModel (https://github.com/ModelCloud/GPTQModel).
 """
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Format, Parts, scaled, unpacked
+from growkit.checkpoint.dequantising import Format, Parts, scale, unpack
 
 WORD = 32
 """Bits of the words into which numbers are packed."""
 
 FORMATS = ("gptq", "gptq_v2")
-"""Values of ``checkpoint_format`` that are read; in the first, zeros are stored less one."""
+"""Values of ``checkpoint_format`` that growkit reads; the first stores zeros minus one."""
 
 
 class Gptq(Format):
@@ -29,7 +29,7 @@ class Gptq(Format):
         return "" if form in FORMATS else f"checkpoint_format {form!r}"
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
-        """See ``Format``; in the dtype of the scales."""
+        """See ``Format``; weights have the dtype of the scales."""
         each = WORD // settings["bits"]
         words, outputs = (*parts.shape(".qweight"), 0, 0)[:2]
         parts.check(".qweight", (words, outputs), "I32")
@@ -44,19 +44,19 @@ class Gptq(Format):
         """See ``Format``; rows are stored as columns."""
         bits = settings["bits"]
         each = WORD // bits
-        numbers = unpacked(parts.read(".qweight", None, rows).T.contiguous(), bits)
+        numbers = unpack(parts.read(".qweight", None, rows).T.contiguous(), bits)
         words = slice(rows.start // each, -(-rows.stop // each))
         zeros = parts.read(".qzeros", None, words)
         if (settings.get("checkpoint_format") or FORMATS[0]) == FORMATS[0]:
-            # One more in every place of a word, with a carry, as in GPTQModel.
+            # Add one to every number of a word, with a carry, as GPTQModel does.
             zeros = zeros + sum(1 << place for place in range(0, WORD, bits))
         first = rows.start - words.start * each
-        zeros = unpacked(zeros, bits)[:, first : first + rows.stop - rows.start]
+        zeros = unpack(zeros, bits)[:, first : first + rows.stop - rows.start]
         groups = parts.read(".g_idx").long()
         inside = bool(((groups >= 0) & (groups < len(zeros))).all())
         parts.require(inside, f"g_idx and {len(zeros)} groups")
         every = torch.arange(rows.stop - rows.start)
-        return scaled(numbers, parts.read(".scales", None, rows).T, zeros.T, every, groups)
+        return scale(numbers, parts.read(".scales", None, rows).T, zeros.T, every, groups)
 
 
 FORMAT = Gptq()

@@ -1,14 +1,14 @@
-"""MXFP4, as gpt-oss is published: numbers of 4 bits, and a power of two for every 32 of them.
+"""MXFP4, as in gpt-oss: 4-bit numbers, with a power of two as the scale of every 32 of them.
 
 Open Compute Project, Microscaling Formats (MX) Specification v1.0.
 """
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Format, Parts, powers_of_two, unpacked
+from growkit.checkpoint.dequantising import Format, Parts, powers_of_two, unpack
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The numbers of E2M1 by their lower three bits; the fourth is the sign."""
+"""E2M1 numbers by their lower three bits; the fourth is the sign."""
 
 BYTES = 16
 """Bytes of a block of 32 numbers."""
@@ -24,13 +24,13 @@ class Mxfp4(Format):
     exact = True
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
-        """See ``Format``; experts [experts, inputs, outputs], whose rows are stored as columns."""
+        """See ``Format``; [experts, inputs, outputs]; inputs are the last axis of the files."""
         shape = parts.shape("_blocks")
         parts.check("_blocks", (*shape[:3], BYTES), "U8")
         parts.check("_scales", shape[:3], "U8")
         parts.require(len(shape) == 4, f"blocks of shape {list(shape)} and stacked experts")
         experts, outputs, blocks, _ = shape
-        # float16 does not have these exponents.
+        # float16 does not have enough exponents.
         return TensorInfo(
             (experts, 2 * BYTES * blocks, outputs), dtype if dtype != "F16" else "BF16"
         )
@@ -39,7 +39,7 @@ class Mxfp4(Format):
         """See ``Format``."""
         blocks, scales = parts.read("_blocks", rows), parts.read("_scales", rows)
         signed = torch.tensor([*VALUES, *(-each for each in VALUES)], dtype=info.torch_dtype)
-        pairs = signed[unpacked(torch.arange(256, dtype=torch.uint8)[:, None], 4).long()]
+        pairs = signed[unpack(torch.arange(256, dtype=torch.uint8)[:, None], 4).long()]
         factors = powers_of_two(scales).to(info.torch_dtype)
         numbers = pairs[blocks.int()].flatten(-2) * factors[..., None]
         return numbers.flatten(-2).transpose(1, 2)
