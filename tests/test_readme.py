@@ -319,7 +319,7 @@ def test_what_is_printed_is_what_comes_out(
 
 
 def options_of(command: typer.core.TyperGroup) -> set[str]:
-    known = set()
+    known = {name for each in command.params for name in each.opts}
     for each in command.commands.values():
         if isinstance(each, typer.core.TyperGroup):
             known |= options_of(each)
