@@ -260,12 +260,11 @@ def _transforms(
 
 
 def _by_layer(family: Family, config: Config) -> dict[int, dict[tuple[str, int | None], Member]]:
-    """The tensors of every layer, by their names within the layer."""
+    """The tensors of every layer, by their names with ``{layer}``."""
     found: dict[int, dict[tuple[str, int | None], Member]] = {}
     for each in family.members(config):
         if each.layer is not None:
-            inside = each.tensor.name.partition("{layer}")[2], each.number
-            found.setdefault(each.layer, {})[inside] = each
+            found.setdefault(each.layer, {})[each.tensor.name, each.number] = each
     return found
 
 

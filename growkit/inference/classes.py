@@ -44,6 +44,9 @@ DESCRIBE = "describe its family as docs/adding-a-family.md says"
 WIDTH = re.compile(r"(?i)intermediate|ffn|feed_forward|d_ff|dff|dim_ff|inner|mlp_dim|mlp_size")
 """Names of keys that are widths of an MLP."""
 
+LAYERS = re.compile(r"(?i)layer|block|depth")
+"""Names of keys that may count layers."""
+
 EXPERTS = re.compile(r"(?i)^(moe_)?(num|n)_(routed_|local_)?experts$")
 """Names of keys that count the experts of a layer."""
 
@@ -58,7 +61,7 @@ class ModelClass:
 
     Attributes:
         name: of the class.
-        prefix: of the layers' names, such as ``model.layers.``.
+        class_prefixes: of the layers' names in the class, such as ``model.layers.``.
         layers: number of layers of the model.
         sizes: keys of the config by axis; several keys of one axis must be equal.
         ratio: a key that is the product of some keys divided by another; None if there is none.
@@ -255,39 +258,29 @@ class ModelClass:
         """Find the layers, and the smallest number of layers that shows all kinds of them."""
         self._base = dict(self._plain)
         self._repeated: frozenset[str] = frozenset()
-        self.layers_key = self._keys["layers"]
-        count = self.value(self.layers_key)
-        if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
+        named = self._keys["layers"]
+        count = self.value(named)
+        if isinstance(count, int) and not 0 < count <= MOST_LAYERS:
             raise InputError(
-                f"{self._where} has {self.layers_key} {count!r}; a whole number up to "
-                f"{MOST_LAYERS:,} was expected, correct it"
+                f"{self._where} has {named} {count!r}; a whole number up to {MOST_LAYERS:,} was "
+                "expected, correct it"
             )
-        self.layers = self.small_layers = count
         with quiet(), foreign(f"{self.name} takes no config like {self._where}", DESCRIBE):
-            model: Any = self.model(self.config({}), "meta")
-        lists = {n: len(m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)}
-        outer = [name for name in lists if not any(name.startswith(f"{o}.") for o in lists)]
-        if not any(lists[name] >= count for name in outer):
-            others = [
-                (key, value)
-                for key, value in self._resolved.items()
-                if "layer" in key and type(value) is int and value in map(lists.get, outer)
-            ]
-            if not others:
-                raise not_inferred(f"{self.name} has no list of {count} layers")
-            self.layers_key, self.layers = others[0]
-            self.small_layers = count = self.layers
-        outer = [name for name in outer if lists[name] >= count]
-        head: Any = model.get_output_embeddings()
+            model: Any = self.model(type(self._read).from_dict(deepcopy(self._plain)), "meta")
+        lists = _lists(model)
+        keys = sorted((key for key in self.numbers if LAYERS.search(key)), key=named.__ne__)
+        longer = next((found for key in keys if (found := self._longer(key, lists))), None)
+        if longer is None:
+            raise not_inferred(
+                f"no key of the config of {self.name} adds a layer to a list of them"
+            )
         names = {module: name for name, module in model.named_modules()}
+        head = f"{names.get(model.get_output_embeddings())}.weight"
         tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-        self._repeated = frozenset(tied) - {f"{names.get(head)}.weight"}
+        self._repeated = frozenset(tied) - {head}
         stored = as_in_files(model, model.state_dict())
-        own = max(
-            outer, key=lambda name: sum(p.numel() for p in model.get_submodule(name).parameters())
-        )
-        self.class_prefix = f"{own}."
-        self.prefix = _stored_prefix(model, stored, self.class_prefix)
+        self.class_prefixes = tuple(f"{name}." for name in longer)
+        self._prefixes = tuple(_stored_prefix(model, stored, each) for each in self.class_prefixes)
         shapes = {n: tuple(t.shape) for n, t in stored.items() if n not in self._repeated}
         whole = self._signature(shapes)
         first: dict[str, int] = {}
@@ -296,24 +289,33 @@ class ModelClass:
             if layer is not None:
                 first[self.template(name)] = min(layer, first.get(self.template(name), layer))
         last = max(first.values(), default=0) + 1
-        for few in range(max(2, last), count):
-            found = self.shapes({}, few)
-            if found is not None and self._signature(found) == whole:
+        for few in range(max(2, last), self.layers):
+            fewer = self.shapes({}, few)
+            if fewer is not None and self._signature(fewer) == whole:
                 self.small_layers = few
                 return
 
+    def _longer(self, key: str, lists: Mapping[str, int]) -> list[str]:
+        """The lists of modules that get longer with a key, which then counts the layers."""
+        count = self.numbers[key]
+        self.layers_key, self.layers, self.small_layers = key, count, count
+        self.__dict__.pop("listed", None)
+        with suppress(Exception), quiet():
+            deeper = _lists(self.model(self.config({}, count + 1), "meta"))
+            return [name for name, size in lists.items() if deeper.get(name) == size + 1]
+        return []
+
     def template(self, name: str) -> str:
         """The name of a tensor with ``{layer}`` and ``{expert}`` in place of numbers."""
-        if name.startswith(self.prefix):
-            rest = re.sub(r"^\d+\.", "{layer}.", name.removeprefix(self.prefix))
-            name = self.prefix + rest
+        for prefix in self._prefixes:
+            if name.startswith(prefix):
+                name = prefix + re.sub(r"^\d+\.", "{layer}.", name.removeprefix(prefix))
         return re.sub(r"(experts\.)\d+\.", r"\1{expert}.", name)
 
     def layer_of(self, name: str) -> int | None:
         """The layer of a tensor; None outside of the layers."""
-        if "{layer}" not in self.template(name):
-            return None
-        return int(name.removeprefix(self.prefix).partition(".")[0])
+        before, found, _ = self.template(name).partition("{layer}")
+        return int(name.removeprefix(before).partition(".")[0]) if found else None
 
     def _signature(self, shapes: Shapes) -> set[tuple[str, tuple[int, ...]]]:
         return {(self.template(name), shape) for name, shape in shapes.items()}
@@ -549,6 +551,12 @@ class ModelClass:
             model = random_weights(self.model(self.config({key: 2 * value}), "cpu"))
             return torch.equal(run(model), expected)
         return False
+
+
+def _lists(model: nn.Module) -> dict[str, int]:
+    """The outermost lists of modules, and their lengths."""
+    lists = {n: len(m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)}
+    return {n: size for n, size in lists.items() if not any(n.startswith(f"{o}.") for o in lists)}
 
 
 def random_weights(model: nn.Module) -> nn.Module:

@@ -75,7 +75,7 @@ def see(asked: ModelClass) -> Observation:
     with foreign(f"no small model of {asked.name} runs", DESCRIBE):
         model = asked.small_model()
         flow = Flow(model)
-        watched = _Watch(model, flow, asked.class_prefix)
+        watched = _Watch(model, flow, asked.class_prefixes)
         with watched, flow:
             run(model)
     places = _places(model)
@@ -139,8 +139,8 @@ class _Watch:
         normed_sums: whether what the last layer returns comes from a norm.
     """
 
-    def __init__(self, model: nn.Module, flow: Flow, layers: str) -> None:
-        self._model, self._flow, self._prefix = model, flow, layers
+    def __init__(self, model: nn.Module, flow: Flow, layers: tuple[str, ...]) -> None:
+        self._model, self._flow, self._prefixes = model, flow, layers
         self._hidden: Place | None = None
         self._spaces: dict[str, Place | None] = {}
         self._outside: set[str] = set()
@@ -156,7 +156,8 @@ class _Watch:
 
     def __enter__(self) -> None:
         for name, module in self._model.named_modules():
-            norm, layer = name in self.norms, name.removeprefix(self._prefix).isdigit()
+            norm = name in self.norms
+            layer = any(name.removeprefix(prefix).isdigit() for prefix in self._prefixes)
             if norm or layer:
                 before = self._before_norm(name) if norm else self._before_layer
                 after = self._after_norm if norm else self._after_layer
@@ -199,7 +200,7 @@ class _Watch:
                 self.widths[name] = given.shape[-1]
                 self._spaces.pop(name, None)  # the last time decides on the order
                 self._spaces[name] = self._flow.space(given, -1)
-                if name.startswith(self._prefix) and not self._flow.is_stream(given):
+                if name.startswith(self._prefixes) and not self._flow.is_stream(given):
                     self._outside.add(name)
 
         return hook
