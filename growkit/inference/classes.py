@@ -18,6 +18,7 @@ from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.engine.user_family import ALSO, NAMED, Shapes
 from growkit.families.description import MOST_LAYERS
+from growkit.families.family import PER_LAYER
 
 SMALL = {
     "vocab": 61,
@@ -49,6 +50,12 @@ LAYERS = re.compile(r"(?i)layer|block|depth")
 
 EXPERTS = re.compile(r"(?i)^(moe_)?(num|n)_(routed_|local_)?experts$")
 """Names of keys that count the experts of a layer."""
+
+KV_HEADS = re.compile(r"(?i)kv(_n)?_heads|key_value_heads|multi_query_group_num")
+"""Names of keys that count key-value heads."""
+
+USUAL = {"experts": EXPERTS, "kv_heads": KV_HEADS, "ffn": WIDTH}
+"""Axes of keys with such names, for classes that lack the common ones."""
 
 
 def not_inferred(problem: str) -> InputError:
@@ -127,7 +134,7 @@ class ModelClass:
         """Keys with a whole number, and the class's values of them."""
         return {key: value for key, value in self._resolved.items() if type(value) is int}
 
-    @property
+    @cached_property
     def lists(self) -> dict[str, Sequence[Any]]:
         """Keys with one entry per layer, and the class's values of them."""
         return {
@@ -135,8 +142,8 @@ class ModelClass:
             for key, value in self._resolved.items()
             if isinstance(value, list | tuple)
             and len(value) == self.layers
-            and ("layer" in key or all(isinstance(each, str) for each in value))
             and key not in self.listed
+            and not key.endswith("_token_id")
         }
 
     @cached_property
@@ -180,6 +187,9 @@ class ModelClass:
         plain[self.layers_key] = count
         for key in self.lists.keys() & self._plain.keys():
             plain[key] = (self._plain[key] * count)[:count]
+        if single := self._plain.get(PER_LAYER):
+            of = {str(at): single.get(str(at % self.layers)) for at in range(count)}
+            plain[PER_LAYER] = {at: each for at, each in of.items() if each}
         for key, value in changes.items():
             *path, last = key.split(".")
             place = plain
@@ -228,8 +238,8 @@ class ModelClass:
         }
 
     def shapes_of(self, sizes: Mapping[str, int]) -> Shapes | None:
-        """See ``shapes``, for the sizes of axes."""
-        return self.shapes(self.changes(sizes))
+        """See ``shapes``, for the sizes of axes, and the number of layers."""
+        return self.shapes(self.changes(sizes), sizes.get("layers"))
 
     def model(self, config: Any, device: str) -> nn.Module:
         """A model of the class, without weights of its own."""
@@ -299,10 +309,12 @@ class ModelClass:
         """The lists of modules that get longer with a key, which then counts the layers."""
         count = self.numbers[key]
         self.layers_key, self.layers, self.small_layers = key, count, count
-        self.__dict__.pop("listed", None)
-        with suppress(Exception), quiet():
-            deeper = _lists(self.model(self.config({}, count + 1), "meta"))
-            return [name for name, size in lists.items() if deeper.get(name) == size + 1]
+        for each in ("listed", "lists"):
+            self.__dict__.pop(each, None)
+        for more in (1, count):  # some classes want whole periods
+            with suppress(Exception), quiet():
+                deeper = _lists(self.model(self.config({}, count + more), "meta"))
+                return [name for name, size in lists.items() if deeper.get(name, 0) > size]
         return []
 
     def template(self, name: str) -> str:
@@ -473,8 +485,7 @@ class ModelClass:
 
     def _add(self, axis: str | None, keys: tuple[str, ...], size: int) -> None:
         if axis is None or axis in self.small:
-            usual = {"experts": EXPERTS, "ffn": WIDTH}
-            fitting = (each for each, name in usual.items() if name.search(keys[0].split(".")[-1]))
+            fitting = (each for each, name in USUAL.items() if name.search(last_part(keys[0])))
             axis = next(
                 (each for each in fitting if each not in self.small), re.sub(r"\W", "_", keys[0])
             )
@@ -559,14 +570,18 @@ def _lists(model: nn.Module) -> dict[str, int]:
     return {n: size for n, size in lists.items() if not any(n.startswith(f"{o}.") for o in lists)}
 
 
+def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters of a model, and other tensors that its class saves."""
+    stored = model.state_dict(keep_vars=True)
+    buffers = {name: each for name, each in model.named_buffers() if name in stored}
+    return dict(model.named_parameters()) | buffers
+
+
 def random_weights(model: nn.Module) -> nn.Module:
     """Fill a model with random weights, each of a size that shows."""
     generator = torch.Generator().manual_seed(0)
-    stored = model.state_dict(keep_vars=True)
-    buffers = (each for each in dict(model.named_buffers()) if each in stored)
-    tensors = dict(model.named_parameters()) | {name: stored[name] for name in buffers}
     with torch.no_grad():
-        for name, tensor in tensors.items():
+        for name, tensor in stored_tensors(model).items():
             if not tensor.is_floating_point():
                 continue
             noise = torch.randn(tensor.shape, generator=generator)
@@ -616,6 +631,11 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, list):
         return [_decoded(each) for each in value]
     return value
+
+
+def last_part(key: str) -> str:
+    """A key without the part of the config that it is in."""
+    return key.rpartition(".")[2]
 
 
 def _leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, int]]:
