@@ -10,6 +10,7 @@ have yet, so that it can be stopped at any time, and writes the page once it has
 
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +37,12 @@ BEGIN, END = "<!-- decoders -->\n", "<!-- end -->\n"
 ALONE = {"ffn": "x1", "heads": "x1", "kv_heads": "x1"}
 DEPTH = {"method": "depth", "layers": "x2"}
 GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "hidden": ({"hidden": "x2"}, {"hidden": "x2", **ALONE}, {"hidden": "x4"}, {"hidden": "x3/2"}),
+    "hidden": (
+        {"hidden": "x2"},
+        {"hidden": "x2", **ALONE},
+        {"hidden": "x2", "untie": True},
+        {"hidden": "x4"},
+    ),
     "ffn": ({"ffn": "x2"},),
     "heads": ({"heads": "x2", "kv_heads": "x1"}, {"heads": "x2"}),
     "kv_heads": ({"heads": "x2", "kv_heads": "x2"},),
@@ -106,7 +112,7 @@ class Models:
         """
         why = ""
         for options in GROWTHS[axis]:
-            asked = {k: v for k, v in options.items() if k in {*axes, "method", "blocks"}}
+            asked = {k: v for k, v in options.items() if k in {*axes, "method", "blocks", "untie"}}
             try:
                 return self._all_grown(axis, asked)
             except InputError as error:
@@ -162,8 +168,9 @@ def judged(source: Path, target: Path) -> dict[str, Any]:
 
 
 def _sentence(error: BaseException, place: Path) -> str:
-    found = reason(error).replace(f"{place}/", "")
-    return found if isinstance(error, InputError) else f"{type(error).__name__}: {found}"
+    if isinstance(error, InputError):
+        return str(error).replace(f"{place}/", "")
+    return f"{type(error).__name__}: {reason(error)}".replace(f"{place}/", "")
 
 
 def faults(line: Mapping[str, Any]) -> list[str]:
@@ -183,6 +190,69 @@ def faults(line: Mapping[str, Any]) -> list[str]:
             if not (said.get("fault", True) and said.get("fault_in_logits", True) >= exact):
                 found.append(f"{axis}: a fault is not noticed")
     return found
+
+
+CLASS = r"(\w+(ForCausalLM|ForConditionalGeneration|HeadModel|LMHead|Decoder))\b"
+SHORTER = (
+    (r"(; |\. |: Type).*", ""),
+    (r"^source-\d ", ""),
+    (r"^\w+ of the .* model in \S+ cannot grow: ", ""),
+    (r"^an? .* model cannot have .*, since ", ""),
+    (rf"\b(an? )?{CLASS}( of [\w-]+| model)*", "the class"),
+    (r"'\S+', which no family describes.*", "that cannot be described yet"),
+    (r"^\w+ (has model_type)", r"the language model inside \1"),
+    (r" (in|of) (source|[a-z_]+)-\d\S*", ""),
+    (r" by [\d.e-]+$", ""),
+    (r"^tensor \S+", "a tensor"),
+)
+"""What is left out of sentences in the table: names of single models, figures and remedies."""
+
+
+def as_markdown(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The generated part of the page: types that can do the same, and why others cannot."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    whys: dict[str, dict[str, list[str]]] = {}
+    for line in lines:
+        kind, growths = line["type"], line.get("growths", {})
+        if growths:
+            rows.setdefault(row_of(line), []).append(kind)
+        stated = {axis: said["why"] for axis, said in growths.items() if "why" in said}
+        stated |= {each: line[each] for each in ("refused", "unmade") if each in line}
+        for axis, why in stated.items():
+            whys.setdefault(_shorter(why), {}).setdefault(axis, []).append(kind)
+    named = {"unmade": "not made", "refused": "any size"}
+    shown = [f"| types | {' | '.join(GROWTHS)} |", "|" + " --- |" * (1 + len(GROWTHS))]
+    several = sorted(rows.items(), key=lambda row: (-len(row[1]), row[1]))
+    shown += [f"| {', '.join(types)} | {' | '.join(cells)} |" for cells, types in several]
+    shown += ["", "| why not | types |", "| --- | --- |"]
+    for why, of in whys.items():
+        types = "; ".join(f"{named.get(axis, axis)}: {', '.join(of[axis])}" for axis in of)
+        shown.append(f"| {why} | {types} |")
+    return BEGIN + "\n".join(shown) + "\n" + END
+
+
+def row_of(line: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the table says of a type: a cell for each axis."""
+    return tuple(_cell(line["growths"].get(axis)) for axis in GROWTHS)
+
+
+def _cell(said: Mapping[str, Any] | None) -> str:
+    if said is None:
+        return "–"
+    if "promise" not in said:
+        return "no"
+    options = said["options"]
+    how = [options["blocks"]] if "blocks" in options else []
+    how += ["untied"] if "untie" in options else []
+    how += ["alone"] if options.get("hidden") and options.get("heads") == "x1" else []
+    how += ["×4"] if options.get("hidden") == "x4" else []
+    return " ".join([said["promise"], *how])
+
+
+def _shorter(why: str) -> str:
+    for pattern, instead in SHORTER:
+        why = re.sub(pattern, instead, why)
+    return why.strip().replace("|", "\\|")
 
 
 def main(file: Path, *kinds: str) -> list[str]:

@@ -36,7 +36,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "v2": ("diff_transformer", {"lambda_type": "projected", "noise_keys": "shared"}),
 }
 EXPERTS = ["mixtral", "granitemoe", "gpt_oss", "deepseek_v3", "llama4_text"]
-OTHERS = ["jamba", "gemma3n_text", "glm_moe_dsa", "roberta"]
+BETWEEN = ["gemma4_text", "glm_moe_dsa"]
+"""With more between the layers than hidden states: embeddings for each layer, chosen tokens."""
+OTHERS = [*BETWEEN, "jamba", "gemma3n_text", "roberta", "longcat_flash"]
 
 
 def ids(count: int, seed: int = 0) -> Tensor:
@@ -112,16 +114,17 @@ def test_left_padding(folder: Path) -> None:
 
 def gradients(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    model, given = opened(folder), Spool()
+    model, given, extras = opened(folder), Spool(), []
     with strict_float64():
         for stage in model.stages([Call(ids(12))]):
             given.append(stage.after[0])
-        model.gradients(ids(12), given, found.__setitem__)
+            extras.append(stage.extras[0])
+        model.gradients(ids(12), given, extras, found.__setitem__)
     return found
 
 
 @pytest.mark.sampled(16)
-@pytest.mark.parametrize("folder", [*VARIANTS, *EXPERTS], indirect=True)
+@pytest.mark.parametrize("folder", [*VARIANTS, *EXPERTS, *BETWEEN], indirect=True)
 def test_gradients(folder: Path) -> None:
     prompt, found = ids(12), gradients(folder)
     with strict_float64():

@@ -56,6 +56,7 @@ class Stage:
         module: the module itself.
         after: output of the module in every call, each [tokens, hidden]; valid until the next
             stage.
+        extras: what the module passes on besides in every call.
         forward: the run that the stage belongs to.
         loaded: the loaded weights; close it to free them early.
     """
@@ -64,6 +65,7 @@ class Stage:
     layer: int | None
     module: nn.Module
     after: list[Tensor]
+    extras: list[Extras]
     forward: Forward
     loaded: ExitStack
 
@@ -150,14 +152,17 @@ class Layerwise:
             loaded.enter_context(self._rows(calls))
             with torch.no_grad():
                 states = forward.begin(calls)
-            yield Stage(self.embedding[0], None, self.embedding[1], states, forward, loaded)
+            nothing: list[Extras] = [()] * len(calls)
+            yield Stage(
+                self.embedding[0], None, self.embedding[1], states, nothing, forward, loaded
+            )
         for index, (name, layer) in enumerate(self.layers):
             with ExitStack() as loaded:
                 loaded.enter_context(self.layer(index))
                 states, extras = forward.through(index, states)
                 for following, module in self.layers[index + 1 : index + 2]:
                     self.lender.fetch(module, _parameters(following, module))
-                yield Stage(name, index, layer, states, forward, loaded)
+                yield Stage(name, index, layer, states, extras, forward, loaded)
             forward.leave(index, extras)
 
     @contextmanager
@@ -176,7 +181,9 @@ class Layerwise:
         with self._forward.head() as run, torch.no_grad():
             return float(run(hidden).softmax(-1)[:, self._tokens :].sum(-1).mean())
 
-    def gradients(self, ids: Tensor, given: Spool, look: Look) -> list[str]:
+    def gradients(
+        self, ids: Tensor, given: Spool, extras: Sequence[Extras], look: Look
+    ) -> list[str]:
         """Compute the gradient of every parameter, one at a time, from the last layer to the first.
 
         A layer that returns its input multiplies some parameters by zero. Their gradient is taken
@@ -188,6 +195,7 @@ class Layerwise:
         Args:
             ids: token ids, [tokens]; the loss is the cross-entropy of all but the first.
             given: input of every layer, then of the head, each [tokens, hidden].
+            extras: what comes with every input.
             look: called with the name of each parameter and its gradient; tied parameters use the
                 name of their stored tensor, with one call for each.
 
@@ -227,10 +235,11 @@ class Layerwise:
             torch.enable_grad(),
         ):
             (first,) = forward.begin([call])
+            computed = forward.cut()
             for index in reversed(range(len(self.layers))):
                 gradient, state = state.grad, given[index].to(self.device).requires_grad_()
                 assert gradient is not None
-                step = self._back_through(index, state, gradient, {}, look)
+                step = self._back_through(index, state, extras[index], gradient, {}, look)
                 if step is None:
                     continue
                 idle.append(self.layers[index][0])
@@ -239,20 +248,31 @@ class Layerwise:
                 assert state.grad is not None
                 scale = STEP * state.detach().square().mean().sqrt()
                 stepped = (state - scale * state.grad.sign()).detach().requires_grad_()
-                self._back_through(index, stepped, gradient, step, look)
-            torch.autograd.backward([first], [state.grad])
+                self._back_through(index, stepped, extras[index], gradient, step, look)
+            reached = [each for each in computed if each[1].grad is not None]
+            torch.autograd.backward(
+                [first, *(whole for whole, _ in reached)],
+                [state.grad, *(cut.grad for _, cut in reached)],
+            )
             assert rows.grad is not None
             look(embedding, of_head.pop() + rows.grad if tied else rows.grad)
         return idle[::-1]
 
     def _back_through(
-        self, index: int, state: Tensor, gradient: Tensor, step: Mapping[str, Tensor], look: Look
+        self,
+        index: int,
+        state: Tensor,
+        extras: Extras,
+        gradient: Tensor,
+        step: Mapping[str, Tensor],
+        look: Look,
     ) -> dict[str, Tensor] | None:
         """Run a layer in the only call, and backpropagate through it.
 
         Args:
             index: index of the layer.
             state: input of the layer, [tokens, hidden].
+            extras: what comes with it.
             gradient: gradient of the output, [tokens, hidden].
             step: first step of some parameters, by name; ``look`` already has their gradients.
             look: called with the name of each parameter and its gradient.
@@ -274,7 +294,7 @@ class Layerwise:
         with patch.object(self.lender, "steps", step), self.layer(index):
             parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
             with _taking_gradients(parameters, take):
-                output = self._forward.alone(index, state)
+                output = self._forward.alone(index, state, extras)
                 idle = output.equal(state)
                 torch.autograd.backward([output], [gradient])
             del parameters
@@ -546,20 +566,47 @@ class Forward:
         for cache in self.caches:
             keep_shapes(cache, index)
 
-    def alone(self, index: int, state: Tensor) -> Tensor:
+    def cut(self) -> list[tuple[Tensor, Tensor]]:
+        """Cut the graph between the layers of the only call and what else their arguments need.
+
+        Returns:
+            Arguments that are computed from parameters, such as embeddings of each layer, and the
+            tensors in their place, which gather the gradients of all layers.
+        """
+        (recorded,) = self._recorded
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def leaf(value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.grad_fn is None:
+                return value
+            return found.setdefault(id(value), (value, value.detach().requires_grad_()))[1]
+
+        arguments = [each.changed(leaf) for each in recorded.arguments]
+        self._recorded = [recorded._replace(arguments=arguments)]
+        return [*found.values()]
+
+    def alone(self, index: int, state: Tensor, extras: Extras) -> Tensor:
         """Run a layer in the only call for another input, [tokens, hidden], with gradients.
 
+        Args:
+            index: index of the layer.
+            state: input of the layer.
+            extras: what the layer before it passes on besides.
+
         Raises:
-            InputError: a layer needs extras of the layer before it.
+            InputError: a layer needs numbers of the layer before it, which pass on gradients.
         """
         ((_, arguments, placeholders),) = self._recorded
-        # Only hidden states are passed on here; placeholders stay in the place of extras.
-        self._extras = [placeholders]
+        self._extras = [extras or placeholders]
         output, _ = self.run_layer(index, 0, state)
-        tensors = {id(each) for each in placeholders if isinstance(each, Tensor)}
+        numbers = {
+            id(each)
+            for each in placeholders
+            if isinstance(each, Tensor) and each.is_floating_point()
+        }
         later = ((*each.positional, *each.named.values()) for each in arguments[1:])
         with self._model.guarded():
-            if any(id(value) in tensors for values in later for value in values):
+            if any(id(value) in numbers for values in later for value in values):
                 raise NoStackError("layers pass on more than hidden states")
         return output
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.limits import within
-from growkit.engine.calls import Call, Spool
+from growkit.engine.calls import Call, Extras, Spool
 from growkit.engine.layerwise import Stage
 from growkit.engine.lending import scaled
 from growkit.engine.metrics import Distance, Head, distance_of, error_of
@@ -35,6 +35,7 @@ class Probe:
         only: part of the names of the parameters that may be changed.
         wanted: whether to keep the inputs of the target's layers, for the gradients.
         given: inputs of every layer, and of the head, of the target, each [tokens, hidden].
+        extras: what comes with these inputs.
         fault: the changed parameter; empty until a layer is found in which a fault has an effect.
         control: distance between the logits with and without the fault.
         rounding: distance between the logits with and without the noise.
@@ -46,6 +47,7 @@ class Probe:
     wanted: bool
     only: str = ""
     given: Spool = field(default_factory=Spool)
+    extras: list[Extras] = field(default_factory=list)
     fault: str = ""
     control: Distance = field(default_factory=Distance)
     rounding: Distance = field(default_factory=Distance)
@@ -74,6 +76,7 @@ class Probe:
         for stage in stages:
             if self.wanted:
                 self.given.append(stage.after[call])
+                self.extras.append(stage.extras[call])
             if self._spoiled is not None:
                 self._spoiled = stage.again(call, self._spoiled)
             elif before is not None and stage.layer is not None and stage.layer >= first:

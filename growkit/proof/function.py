@@ -231,7 +231,8 @@ class FunctionProof:
                     f"ones take {share:.2g} of the softmax"
                 )
             if probe.wanted:
-                idle = target.gradients(probe.call.ids, probe.given, gradients.look)
+                found = probe.given, probe.extras
+                idle = target.gradients(probe.call.ids, *found, gradients.look)
         names = [name for name, _ in target.model.named_parameters() if target.stores(name)]
         self.trainability = gradients.found(names, len(idle)) if probe.wanted else None
         self.symmetry = gradients.symmetry
