@@ -89,10 +89,10 @@ class Source:
     warning: str = ""
 
     def whole(self) -> Checkpoint:
-        """Open the checkpoint, a quantised one as the dense model that it stands for.
+        """Open the checkpoint; a quantised one is read as a dense model.
 
         Raises:
-            InputError: see ``Checkpoint``; or the quantised weights cannot be read.
+            InputError: see ``Checkpoint``; or growkit does not read the quantised weights.
         """
         return dense(Checkpoint(self.folder))
 
@@ -153,9 +153,9 @@ def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
     after = target.whole()
     if after.quantised:
         raise InputError(
-            f"the target in {after.folder} is quantised, and runs with other arithmetic than what "
-            "it is compared with; dequantise it first (growkit convert TARGET OUT --to "
-            "dense-weights), and compare that"
+            f"the target in {after.folder} is quantised, so its own arithmetic would not be "
+            "compared; dequantise it first (growkit convert TARGET OUT --to dense-weights), and "
+            "compare that"
         )
     return source.whole() if "text_config" in after.config else source.open(), after
 
@@ -181,7 +181,7 @@ def address_of(source: Path | str) -> tuple[str, str | None] | None:
         if not match or ".." in text or not (usable or NAME.fullmatch(name)):
             given = address_in(text if "/" in text else f"{text}/")
             raise InputError(
-                f"{given} is no address of a model on the Hub; write "
+                f"{given} is not an address of a model on the Hub; write "
                 "hf://ORG/NAME@REVISION, such as hf://meta-llama/Llama-3.2-1B@main"
             )
         return name, match["revision"]
@@ -225,12 +225,12 @@ def fetch(name: str, revision: str | None, given: str, weights: bool) -> tuple[P
             folder.weight_files(folder.json("config.json"))
     except InputError as missing:
         raise InputError(
-            f"{given} is not whole in the cache of the Hub ({missing}), and {why}; "
-            f"fetch the rest where it can be had (hf download {name})"
+            f"{given} is incomplete in the cache of the Hub ({missing}), and {why}; "
+            f"download the rest where the Hub can be reached (hf download {name})"
         ) from failure
     return folder.path, (
-        f"{name} was taken from the cache of the Hub as it is, since {why}; files that are not "
-        "in the cache, such as a tokenizer, are missing"
+        f"{name} was read from the cache of the Hub without an update, since {why}; files that are "
+        "not in the cache, such as a tokenizer, are missing"
     )
 
 
@@ -269,9 +269,9 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
 def _why(error: Exception) -> str:
     """The reason for the Hub's failure, as part of a sentence."""
     if type(error).__name__ == "OfflineModeIsEnabled":
-        return "HF_HUB_OFFLINE forbids to ask the Hub"
+        return "HF_HUB_OFFLINE forbids access to the Hub"
     quoted = reason(error).partition(" for url")[0]
-    return f"the Hub did not give it ({type(error).__name__}: {quoted})"
+    return f"the Hub did not deliver it ({type(error).__name__}: {quoted})"
 
 
 class Inside(Checkpoint):

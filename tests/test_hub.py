@@ -66,7 +66,7 @@ def test_what_is_an_address(
     Path("here").mkdir()
     assert address_of(source) == address
     for wrong in ("hf://", "hf://a b", "hf://a/b/c", "hf://o/n@../x", "hf://o/n@"):
-        assert f"{wrong} is no address of a model on the Hub" in refused(wrong)
+        assert f"{wrong} is not an address of a model on the Hub" in refused(wrong)
 
 
 def test_a_model_is_grown_from_its_commit(hub: StandIn, models: Path, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_only_the_cache(
     for source in ("org/small", f"hf://org/small@{commit}", "hf://org/small@main"):
         found = find(source)
         assert (found.folder, found.name) == (fetched.folder, fetched.name)
-        assert "was taken from the cache" in found.warning
+        assert "was read from the cache" in found.warning
         assert "500" in found.warning
     hub.broken = False
     hub.asked.clear()
@@ -153,7 +153,7 @@ def test_only_the_cache(
 
     (fetched.folder / "model-00002-of-00003.safetensors").unlink()
     told = refused("org/small")
-    assert "is not whole in the cache" in told
+    assert "is incomplete in the cache" in told
     assert "model-00002-of-00003.safetensors" in told
 
 

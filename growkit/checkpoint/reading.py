@@ -1,7 +1,7 @@
-"""Reading a Hugging Face folder: headers at once, tensors one at a time, as they are or rounded.
+"""Reading of model folders: headers at once, tensors on demand, as stored or in another dtype.
 
-Rounding to another dtype happens once, before anything else is done: a promise is then about the
-rounded source.
+A source is rounded to a narrower dtype once, before all steps; a promise then holds for the rounded
+source.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from growkit.checkpoint.weight_file import WeightFile, open_weights
 from growkit.checkpoint.writing import header_of
 
 MOST_DIGITS = 18
-"""Of a whole number in a config: more do not fit into 64 bits."""
+"""Largest number of digits of a whole number in a config; more do not fit into 64 bits."""
 
 
 class Checkpoint(Weights):
-    """A model folder: ``config.json`` and weights, whose tensors are read on demand.
+    """A model folder: ``config.json``, and weights whose tensors are read on demand.
 
-    Weights are ``model.safetensors``, or the shards that ``model.safetensors.index.json`` lists,
-    or, where there are none, the same of ``pytorch_model.bin`` (weights-only loading), or files of
-    torch.distributed.checkpoint.
+    The weights are ``model.safetensors``, or the shards listed by ``model.safetensors.index.json``.
+    Without these, they are ``pytorch_model.bin`` or its shards (loaded as weights only), or files
+    of torch.distributed.checkpoint.
 
     Attributes:
-        folder: its path.
-        opened: the folder, from which all its files are read.
+        folder: path of the folder.
+        opened: the folder, through which all its files are read.
         config: the contents of ``config.json``.
-        files: the files with the weights.
-        distributed: whether these are of torch.distributed.checkpoint.
-        stands_alone: whether the folder holds nothing but this model, in files of transformers.
+        files: paths of the files with weights.
+        distributed: whether these are files of torch.distributed.checkpoint.
+        stands_alone: whether transformers loads exactly this model from the folder.
         tensors: the header of every tensor, by name.
 
     Raises:
-        InputError: the folder is no checkpoint, or a file is missing, truncated or malformed.
+        InputError: the folder is not a checkpoint, or a file is missing, truncated or malformed.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -65,7 +65,7 @@ class Checkpoint(Weights):
             for name in file.tensors.keys() & self._file_of.keys():
                 raise InputError(
                     f"tensor {name} is in both {self._file_of[name].path} and {file.path}; remove "
-                    "one, one of the shards may be left over from another model"
+                    "one of the files, which may be left over from another model"
                 )
             self._file_of |= dict.fromkeys(file.tensors, file)
         self.tensors = {name: file.tensors[name] for name, file in self._file_of.items()}
@@ -88,19 +88,19 @@ class Checkpoint(Weights):
         return {file.relative_to(self.folder).as_posix(): file for file in files}
 
     def where(self, name: str | None = None) -> str:
-        """The file that holds a tensor; the folder, if none is named."""
+        """See ``Weights``; the file of a tensor, or the folder."""
         return str(self._file_of[name].path if name else self.folder)
 
     def read(self, name: str, *where: slice | None) -> Tensor:
-        """A part of a tensor, in the dtype in which it is stored.
+        """Read a slice of a tensor in its stored dtype.
 
         Raises:
-            InputError: it holds NaN or infinity, or the file can no longer be read.
+            InputError: the slice holds NaN or infinity, or the file cannot be read any more.
         """
         return check_finite(self._file_of[name].read(name, *where), name, self.where(name))
 
     def as_read(self, model: torch.nn.Module) -> torch.nn.Module:
-        """A model that transformers has loaded from the folder, with the weights of this."""
+        """Give a model that transformers loaded from the folder the weights of this checkpoint."""
         return model
 
     def cuts(self, name: str) -> int:
@@ -109,41 +109,41 @@ class Checkpoint(Weights):
 
 
 def check_finite(tensor: Tensor, name: str, where: str) -> Tensor:
-    """The tensor, of a file.
+    """Refuse a tensor of a file that is not finite; return any other.
 
     Raises:
-        InputError: it holds NaN or infinity.
+        InputError: the tensor holds NaN or infinity.
     """
     if not tensor.is_floating_point():
         return tensor
     numbers = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no sum
-    # A finite sum proves finite elements; only where it overflows is a slower look needed.
+    # A finite sum proves finite elements; if it overflows, each element is checked.
     if not (numbers.sum().isfinite() or numbers.isfinite().all()):
         raise InputError(
-            f"tensor {name} in {where} holds NaN or infinity; "
-            "a model like that cannot be grown or proved, use an earlier checkpoint"
+            f"tensor {name} in {where} holds NaN or infinity, so the model cannot be grown or "
+            "proved; use an earlier checkpoint"
         )
     return tensor
 
 
 NARROWEST = 2
-"""Bytes per number that a source is rounded to, at least: fewer need a scale for every tensor."""
+"""Bytes per number of the narrowest dtype to round to; narrower ones need scales."""
 
 
 def rounds(dtype: str, other: str) -> bool:
-    """Whether some number of the one format is none of the other, with fewer bits for a part."""
+    """Whether another dtype cannot represent all numbers of a dtype (safetensors names)."""
     one, two = (torch.finfo(TensorInfo((), each).torch_dtype) for each in (dtype, other))
     exponents = [each.bits + math.log2(each.eps) for each in (one, two)]
     return one.eps < two.eps or exponents[0] > exponents[1]
 
 
 def too_narrow(main: str, wanted: str) -> bool:
-    """Whether weights of one dtype are not rounded to another, both by their safetensors names."""
+    """Whether a dtype is too narrow to round weights to it (safetensors names)."""
     return rounds(main, wanted) and FLOAT_BYTES[wanted] < NARROWEST
 
 
 def rounded(source: Weights, dtype: str | None) -> str | None:
-    """The dtype to which most weights are rounded when they are stored in another; None if none.
+    """The dtype to which most weights are rounded if they are stored in it; None if none are.
 
     Args:
         source: the checkpoint.
@@ -155,18 +155,18 @@ def rounded(source: Weights, dtype: str | None) -> str | None:
 
 
 class Widened(Weights):
-    """The tensors of a checkpoint in another dtype; single ones that are wider than most stay so.
+    """A checkpoint in another dtype; tensors that are wider than most stay as wide as they are.
 
     Args:
         source: the checkpoint.
         dtype: torch name of the dtype, e.g. ``float32``; a narrower one rounds every weight once,
-            to the nearest number, to the even one of two.
+            to the nearest number, with ties to even.
 
     Raises:
-        InputError: the dtype is unknown, or too narrow to round to.
+        InputError: the dtype is unknown or too narrow.
 
     Attributes:
-        rounded: the dtype, if it rounds.
+        rounded: the dtype if weights are rounded to it, else None.
     """
 
     def __init__(self, source: Weights, dtype: str) -> None:
@@ -199,11 +199,11 @@ class Widened(Weights):
         }
 
     def where(self, name: str | None = None) -> str:
-        """Where the tensor comes from."""
+        """See ``Weights``."""
         return self._source.where(name)
 
     def read(self, name: str, *where: slice | None) -> Tensor:
-        """A part of a tensor in its new dtype.
+        """Read a slice of a tensor in its new dtype.
 
         Raises:
             InputError: a number is too large for the new dtype.
@@ -221,12 +221,12 @@ class Widened(Weights):
         return found
 
     def cuts(self, name: str) -> int:
-        """As the tensor before."""
+        """See ``Weights``."""
         return self._source.cuts(name)
 
 
 class RoundedCheckpoint(Widened, Checkpoint):
-    """A model folder whose weights are read as they are once rounded; for the proof.
+    """A rounded checkpoint that is also a folder, for the proof.
 
     Args:
         source: the folder.
@@ -248,12 +248,12 @@ class RoundedCheckpoint(Widened, Checkpoint):
 
 @contextmanager
 def outlined(weights: Weights, config: Config) -> Iterator[Checkpoint]:
-    """A temporary folder with the headers of a planned checkpoint, and no numbers behind them.
+    """Make a temporary folder with the headers of a planned checkpoint, but without its data.
 
-    transformers can be asked about a model that is written nowhere. The folder takes no room.
+    transformers can then examine a model that is not written. The folder takes no disk space.
 
     Args:
-        weights: the tensors in its headers; their numbers are not to be read.
+        weights: the planned tensors; they must not be read from the folder.
         config: the contents of ``config.json``.
 
     Raises:

@@ -101,7 +101,7 @@ def load_model(
         if not parameter.isfinite().all():
             raise InputError(
                 f"tensor {name} of {folder} holds NaN or infinity in {dtype}; "
-                "a model like that cannot be proved"
+                "such a model cannot be proved"
             )
     fit_experts(model)
     model.eval().to(device)

@@ -332,24 +332,28 @@ class _Description:
                 )
         entries = [(name, self._entry(name, said)) for name, said in _each(content, "pattern")]
         embeddings = [entry for name, entry in entries if name in self._tied.values()]
-        root = next((each["root"] for each in embeddings if "root" in each), None)
+        powers: Mapping[str, float] = next((e["powers"] for e in embeddings if "powers" in e), {})
         return tuple(
-            tensor for name, entry in entries for tensor in self._variants(name, entry, root)
+            tensor for name, entry in entries for tensor in self._variants(name, entry, powers)
         )
 
-    def _variants(self, name: str, entry: dict[str, Any], root: str | None) -> Iterator[Tensor]:
+    def _variants(
+        self, name: str, entry: dict[str, Any], embedding: Mapping[str, float]
+    ) -> Iterator[Tensor]:
         """The tensor in tied models and in untied ones, each with its bias."""
         of = f"tensor {name}"
         conditions = [self._condition(entry["when"], of)] if "when" in entry else []
-        scale = partial(_root, entry["root"], 1) if "root" in entry else None
+        own: Mapping[str, float] = entry.get("powers", {})
         if "tied" in entry:
             # A tied head reads the embedding as it is stored, without the factor of the class.
-            unscaled = partial(_root, root, -1) if root else scale
+            powers = {
+                axis: own.get(axis, 0) - embedding.get(axis, 0) for axis in {*own, *embedding}
+            }
             tied = [*conditions, self._expression(TIED, of)]
-            yield from self._with_bias(name, entry, entry["tied"], tied, unscaled)
+            yield from self._with_bias(name, entry, entry["tied"], tied, powers)
         if name in self._tied or "tied" in entry:
             conditions = [*conditions, self._expression(f"not {TIED}", of)]
-        yield from self._with_bias(name, entry, entry["pattern"], conditions, scale)
+        yield from self._with_bias(name, entry, entry["pattern"], conditions, own)
 
     def _with_bias(
         self,
@@ -357,7 +361,7 @@ class _Description:
         entry: dict[str, Any],
         pattern: str,
         conditions: Sequence[Expression],
-        scale: Any,
+        powers: Mapping[str, float],
     ) -> Iterator[Tensor]:
         order, dense = self._order(entry, name), entry.get("dense")
         dense = tuple(dense) if isinstance(dense, list) else dense
@@ -367,7 +371,8 @@ class _Description:
             canonical=entry.get("canonical"),
             order=order,
             norm=self._norm(entry, name) if "norm" in entry else None,
-            scale=scale,
+            scale=partial(_product, powers) if powers else None,
+            idle=entry.get("idle"),
             offset=entry.get("offset", 0.0),
             component=entry.get("component"),
             dense=NEW if dense == "new" else (dense,) if isinstance(dense, str) else dense,
@@ -406,8 +411,8 @@ class _Description:
         for key in ("pattern", "tied"):
             if key in said:
                 self._check_pattern(said[key], f"{of} in {self._where}")
-        if "root" in said:
-            self._check_axis(said["root"], f"{of} in {self._where}")
+        for axis in said.get("powers", ()):
+            self._check_axis(axis, f"{of} in {self._where}")
         return dict(said)
 
     def _norm(self, entry: Mapping[str, Any], of: str) -> Norm:
@@ -546,5 +551,5 @@ def _written(pattern: str) -> str:
     return pattern.partition(" -> ")[2] or pattern.partition(" <- ")[0]
 
 
-def _root(axis: str, power: int, sizes: Mapping[str, int]) -> float:
-    return math.sqrt(sizes[axis]) ** power
+def _product(powers: Mapping[str, float], sizes: Mapping[str, int]) -> float:
+    return math.prod(math.sqrt(sizes[axis]) ** round(2 * power) for axis, power in powers.items())

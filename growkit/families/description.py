@@ -64,6 +64,8 @@ class Tensor:
         layers: the layers that have the tensor.
         norm: the norm, for the weight of one.
         scale: the factor that the class applies to the tensor, from the sizes of the axes.
+        idle: what it holds in a new layer, so that the layer changes nothing; None if that does not
+            matter.
         offset: the number that the class adds to the tensor before it applies the factor.
         component: its part of the model, for users who search for a fault; None to derive it from
             the name (``component_of``).
@@ -79,6 +81,7 @@ class Tensor:
     layers: InLayer = lambda config, layer: True
     norm: Norm | None = None
     scale: Callable[[Mapping[str, int]], float] | None = None
+    idle: float | None = None
     offset: float = 0.0
     component: str | None = None
     dense: tuple[str, ...] | None = None
@@ -504,15 +507,17 @@ TENSOR = NORM | {
     "bias": CONDITION,
     "when": CONDITION,
     "offset": float,
-    "root": str,
+    "powers": {ANY: float},
+    "idle": float,
     "order": [str],
     "component": str,
     "dense": ([str], str),
     "canonical": str,
 }
 """The keys of a tensor's entry and the kinds of their values.
-``tied`` is its pattern in tied models; ``bias`` the models with a bias next to a weight; ``root``
-an axis whose root its class multiplies it by; ``order`` one of ``ORDERS`` and its axes.
+``tied`` is its pattern in tied models; ``bias`` the models with a bias next to a weight;
+``powers`` those of axes that its class multiplies it by;
+``idle`` what it holds in a layer that changes nothing; ``order`` one of ``ORDERS`` and its axes.
 """
 
 MULTIPLE = {"of": str, "why": str}

@@ -13,13 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from growkit.algebra.expansion import IndexMap, index_map, placed
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
 from growkit.families.description import MOST_LAYERS, Member
 from growkit.families.family import Family, stored_family
 from growkit.planning.operation import Change, Operation, Option, SizeOption
 from growkit.planning.plan import Plan, unused_tensors
-from growkit.planning.transforms import Constant, Kept, Transform
+from growkit.planning.transforms import Constant, Kept, Mapped, Transform
 
 PLACES = ("even", "end")
 
@@ -82,6 +83,8 @@ class Depth(Operation):
         """See ``growkit.planning.operation.Operation``."""
         family = stored_family(source)
         unused = unused_tensors(source, family)
+        if family.numbered(family.complete(source.config)) and options.get("place") == PLACES[0]:
+            options = {**options, "place": PLACES[1]}
         order = arrangement(family.sizes(source.config)["layers"], options)
         _check(family, family.complete(source.config), order, source.where())
         config = family.relayered(source.config, [layer.of for layer in order], source.where())
@@ -242,30 +245,46 @@ def _transforms(
                 f"no config of a {family.name} model makes layer {place} of the same kind as layer "
                 f"{layer.of} of {source.where()}; choose --blocks identity or interpose"
             )
-    writing = family.writers(source.config)
+    writing, sizes = family.writers(source.config), family.sizes(source.config)
     made: dict[str, Transform] = {
-        each.name: Kept(each.name) for each in family.members(config) if each.layer is None
+        each.name: _of_all_layers(each, sizes, [layer.of for layer in order])
+        for each in family.members(config)
+        if each.layer is None
     }
     for place, layer in enumerate(order):
         for inside, (name, described, *_) in after[place].items():
             of = before[layer.of][inside].name
             if not layer.idle:
                 made[name] = Kept(of, why=f"layer {layer.of} as it is")
-            elif described.name in writing:
-                why = "zero, so that the new layer passes on its input unchanged"
-                made[name] = Constant(source.tensors[of].dtype, 0.0 - described.offset, why, of)
+            elif described.idle is not None or described.name in writing:
+                idle = described.idle or 0.0
+                why = f"{idle:g}, so that the new layer passes on its input unchanged"
+                made[name] = Constant(source.tensors[of].dtype, idle - described.offset, why, of)
             else:
                 made[name] = Kept(of, why=f"in a new layer, as in layer {layer.of}", new=True)
     return {name: made[name] for name in family.patterns(config)}
 
 
+def _of_all_layers(member: Member, sizes: Mapping[str, int], layers: Sequence[int]) -> Transform:
+    """A tensor outside of the layers, in which every layer may have a part."""
+    dimensions = member.pattern.dimensions
+    if not any("layers" in dimension.axes for dimension in dimensions):
+        return Kept(member.name)
+
+    def maps() -> tuple[IndexMap, ...]:
+        along = {"layers": placed(len(before), layers, [1.0] * len(layers))}
+        return tuple(index_map(each, sizes, along) for each in dimensions)
+
+    before = range(sizes["layers"])
+    return Mapped(member.name, maps, "the part of every layer goes with it")
+
+
 def _by_layer(family: Family, config: Config) -> dict[int, dict[tuple[str, int | None], Member]]:
-    """The tensors of every layer, by their names within the layer."""
+    """The tensors of every layer, by their names with ``{layer}``."""
     found: dict[int, dict[tuple[str, int | None], Member]] = {}
     for each in family.members(config):
         if each.layer is not None:
-            inside = each.tensor.name.partition("{layer}")[2], each.number
-            found.setdefault(each.layer, {})[inside] = each
+            found.setdefault(each.layer, {})[each.tensor.name, each.number] = each
     return found
 
 

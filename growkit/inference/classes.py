@@ -18,6 +18,7 @@ from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.engine.user_family import ALSO, NAMED, Shapes
 from growkit.families.description import MOST_LAYERS
+from growkit.families.family import PER_LAYER
 
 SMALL = {
     "vocab": 61,
@@ -44,8 +45,17 @@ DESCRIBE = "describe its family as docs/adding-a-family.md says"
 WIDTH = re.compile(r"(?i)intermediate|ffn|feed_forward|d_ff|dff|dim_ff|inner|mlp_dim|mlp_size")
 """Names of keys that are widths of an MLP."""
 
+LAYERS = re.compile(r"(?i)layer|block|depth")
+"""Names of keys that may count layers."""
+
 EXPERTS = re.compile(r"(?i)^(moe_)?(num|n)_(routed_|local_)?experts$")
 """Names of keys that count the experts of a layer."""
+
+KV_HEADS = re.compile(r"(?i)kv(_n)?_heads|key_value_heads|multi_query_group_num")
+"""Names of keys that count key-value heads."""
+
+USUAL = {"experts": EXPERTS, "kv_heads": KV_HEADS, "ffn": WIDTH}
+"""Axes of keys with such names, for classes that lack the common ones."""
 
 
 def not_inferred(problem: str) -> InputError:
@@ -58,7 +68,7 @@ class ModelClass:
 
     Attributes:
         name: of the class.
-        prefix: of the layers' names, such as ``model.layers.``.
+        class_prefixes: of the layers' names in the class, such as ``model.layers.``.
         layers: number of layers of the model.
         sizes: keys of the config by axis; several keys of one axis must be equal.
         ratio: a key that is the product of some keys divided by another; None if there is none.
@@ -124,7 +134,7 @@ class ModelClass:
         """Keys with a whole number, and the class's values of them."""
         return {key: value for key, value in self._resolved.items() if type(value) is int}
 
-    @property
+    @cached_property
     def lists(self) -> dict[str, Sequence[Any]]:
         """Keys with one entry per layer, and the class's values of them."""
         return {
@@ -132,8 +142,8 @@ class ModelClass:
             for key, value in self._resolved.items()
             if isinstance(value, list | tuple)
             and len(value) == self.layers
-            and ("layer" in key or all(isinstance(each, str) for each in value))
             and key not in self.listed
+            and not key.endswith("_token_id")
         }
 
     @cached_property
@@ -177,6 +187,9 @@ class ModelClass:
         plain[self.layers_key] = count
         for key in self.lists.keys() & self._plain.keys():
             plain[key] = (self._plain[key] * count)[:count]
+        if single := self._plain.get(PER_LAYER):
+            of = {str(at): single.get(str(at % self.layers)) for at in range(count)}
+            plain[PER_LAYER] = {at: each for at, each in of.items() if each}
         for key, value in changes.items():
             *path, last = key.split(".")
             place = plain
@@ -225,8 +238,8 @@ class ModelClass:
         }
 
     def shapes_of(self, sizes: Mapping[str, int]) -> Shapes | None:
-        """See ``shapes``, for the sizes of axes."""
-        return self.shapes(self.changes(sizes))
+        """See ``shapes``, for the sizes of axes, and the number of layers."""
+        return self.shapes(self.changes(sizes), sizes.get("layers"))
 
     def model(self, config: Any, device: str) -> nn.Module:
         """A model of the class, without weights of its own."""
@@ -255,39 +268,29 @@ class ModelClass:
         """Find the layers, and the smallest number of layers that shows all kinds of them."""
         self._base = dict(self._plain)
         self._repeated: frozenset[str] = frozenset()
-        self.layers_key = self._keys["layers"]
-        count = self.value(self.layers_key)
-        if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
+        named = self._keys["layers"]
+        count = self.value(named)
+        if isinstance(count, int) and not 0 < count <= MOST_LAYERS:
             raise InputError(
-                f"{self._where} has {self.layers_key} {count!r}; a whole number up to "
-                f"{MOST_LAYERS:,} was expected, correct it"
+                f"{self._where} has {named} {count!r}; a whole number up to {MOST_LAYERS:,} was "
+                "expected, correct it"
             )
-        self.layers = self.small_layers = count
         with quiet(), foreign(f"{self.name} takes no config like {self._where}", DESCRIBE):
-            model: Any = self.model(self.config({}), "meta")
-        lists = {n: len(m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)}
-        outer = [name for name in lists if not any(name.startswith(f"{o}.") for o in lists)]
-        if not any(lists[name] >= count for name in outer):
-            others = [
-                (key, value)
-                for key, value in self._resolved.items()
-                if "layer" in key and type(value) is int and value in map(lists.get, outer)
-            ]
-            if not others:
-                raise not_inferred(f"{self.name} has no list of {count} layers")
-            self.layers_key, self.layers = others[0]
-            self.small_layers = count = self.layers
-        outer = [name for name in outer if lists[name] >= count]
-        head: Any = model.get_output_embeddings()
+            model: Any = self.model(type(self._read).from_dict(deepcopy(self._plain)), "meta")
+        lists = _lists(model)
+        keys = sorted((key for key in self.numbers if LAYERS.search(key)), key=named.__ne__)
+        longer = next((found for key in keys if (found := self._longer(key, lists))), None)
+        if longer is None:
+            raise not_inferred(
+                f"no key of the config of {self.name} adds a layer to a list of them"
+            )
         names = {module: name for name, module in model.named_modules()}
+        head = f"{names.get(model.get_output_embeddings())}.weight"
         tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-        self._repeated = frozenset(tied) - {f"{names.get(head)}.weight"}
+        self._repeated = frozenset(tied) - {head}
         stored = as_in_files(model, model.state_dict())
-        own = max(
-            outer, key=lambda name: sum(p.numel() for p in model.get_submodule(name).parameters())
-        )
-        self.class_prefix = f"{own}."
-        self.prefix = _stored_prefix(model, stored, self.class_prefix)
+        self.class_prefixes = tuple(f"{name}." for name in longer)
+        self._prefixes = tuple(_stored_prefix(model, stored, each) for each in self.class_prefixes)
         shapes = {n: tuple(t.shape) for n, t in stored.items() if n not in self._repeated}
         whole = self._signature(shapes)
         first: dict[str, int] = {}
@@ -296,24 +299,35 @@ class ModelClass:
             if layer is not None:
                 first[self.template(name)] = min(layer, first.get(self.template(name), layer))
         last = max(first.values(), default=0) + 1
-        for few in range(max(2, last), count):
-            found = self.shapes({}, few)
-            if found is not None and self._signature(found) == whole:
+        for few in range(max(2, last), self.layers):
+            fewer = self.shapes({}, few)
+            if fewer is not None and self._signature(fewer) == whole:
                 self.small_layers = few
                 return
 
+    def _longer(self, key: str, lists: Mapping[str, int]) -> list[str]:
+        """The lists of modules that get longer with a key, which then counts the layers."""
+        count = self.numbers[key]
+        self.layers_key, self.layers, self.small_layers = key, count, count
+        for each in ("listed", "lists"):
+            self.__dict__.pop(each, None)
+        for more in (1, count):  # some classes want whole periods
+            with suppress(Exception), quiet():
+                deeper = _lists(self.model(self.config({}, count + more), "meta"))
+                return [name for name, size in lists.items() if deeper.get(name, 0) > size]
+        return []
+
     def template(self, name: str) -> str:
         """The name of a tensor with ``{layer}`` and ``{expert}`` in place of numbers."""
-        if name.startswith(self.prefix):
-            rest = re.sub(r"^\d+\.", "{layer}.", name.removeprefix(self.prefix))
-            name = self.prefix + rest
+        for prefix in self._prefixes:
+            if name.startswith(prefix):
+                name = prefix + re.sub(r"^\d+\.", "{layer}.", name.removeprefix(prefix))
         return re.sub(r"(experts\.)\d+\.", r"\1{expert}.", name)
 
     def layer_of(self, name: str) -> int | None:
         """The layer of a tensor; None outside of the layers."""
-        if "{layer}" not in self.template(name):
-            return None
-        return int(name.removeprefix(self.prefix).partition(".")[0])
+        before, found, _ = self.template(name).partition("{layer}")
+        return int(name.removeprefix(before).partition(".")[0]) if found else None
 
     def _signature(self, shapes: Shapes) -> set[tuple[str, tuple[int, ...]]]:
         return {(self.template(name), shape) for name, shape in shapes.items()}
@@ -471,8 +485,7 @@ class ModelClass:
 
     def _add(self, axis: str | None, keys: tuple[str, ...], size: int) -> None:
         if axis is None or axis in self.small:
-            usual = {"experts": EXPERTS, "ffn": WIDTH}
-            fitting = (each for each, name in usual.items() if name.search(keys[0].split(".")[-1]))
+            fitting = (each for each, name in USUAL.items() if name.search(last_part(keys[0])))
             axis = next(
                 (each for each in fitting if each not in self.small), re.sub(r"\W", "_", keys[0])
             )
@@ -551,14 +564,24 @@ class ModelClass:
         return False
 
 
+def _lists(model: nn.Module) -> dict[str, int]:
+    """The outermost lists of modules, and their lengths."""
+    lists = {n: len(m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)}
+    return {n: size for n, size in lists.items() if not any(n.startswith(f"{o}.") for o in lists)}
+
+
+def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters of a model, and other tensors that its class saves."""
+    stored = model.state_dict(keep_vars=True)
+    buffers = {name: each for name, each in model.named_buffers() if name in stored}
+    return dict(model.named_parameters()) | buffers
+
+
 def random_weights(model: nn.Module) -> nn.Module:
     """Fill a model with random weights, each of a size that shows."""
     generator = torch.Generator().manual_seed(0)
-    stored = model.state_dict(keep_vars=True)
-    buffers = (each for each in dict(model.named_buffers()) if each in stored)
-    tensors = dict(model.named_parameters()) | {name: stored[name] for name in buffers}
     with torch.no_grad():
-        for name, tensor in tensors.items():
+        for name, tensor in stored_tensors(model).items():
             if not tensor.is_floating_point():
                 continue
             noise = torch.randn(tensor.shape, generator=generator)
@@ -608,6 +631,11 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, list):
         return [_decoded(each) for each in value]
     return value
+
+
+def last_part(key: str) -> str:
+    """A key without the part of the config that it is in."""
+    return key.rpartition(".")[2]
 
 
 def _leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, int]]:

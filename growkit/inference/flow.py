@@ -5,12 +5,15 @@ Dimensions along which numbers are multiplied, added or compared one by one belo
 hidden states that a layer is given, and what is added to them, are its stream.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from growkit.inference.classes import stored_tensors
 
 Place = tuple[str, int]
 """A parameter and one of its dimensions."""
@@ -19,7 +22,7 @@ PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "mv": (0, 1), "bmm": (0, 1), "baddbmm
 """Arguments of torch's products of matrices that are multiplied."""
 
 SUMS = frozenset({"add", "sub"})
-KEEPING = frozenset({"_to_copy", "clone", "div", "mul", "native_dropout"})
+KEEPING = frozenset({"_to_copy", "clone", "div", "mul"})
 """Operations that keep a stream: sums, and if no other tensor is given, factors and copies."""
 
 
@@ -29,7 +32,10 @@ class Flow(TorchDispatchMode):
     Attributes:
         reads: dimensions that products sum over, or that are looked up.
         stacks: dimensions that count matrices, each of which is used alone.
+        gains: parameters by which a stream is multiplied.
         used: parameters of which a number was used.
+        factors: for parameters, the product of single numbers by which what they make, or what they
+            read, is multiplied.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -37,13 +43,17 @@ class Flow(TorchDispatchMode):
         self.reads: set[Place] = set()
         self.stacks: set[Place] = set()
         self.used: set[str] = set()
+        self.factors: dict[str, float] = {}
         self._kept: list[torch.Tensor] = []  # so that no other tensor gets their memory
         self._parameters: dict[int, list[tuple[int, int, Place]]] = {}
         self._made: dict[int, list[tuple[int, int, Place]]] = {}
-        self._stream: set[int] = set()
+        self.gains: set[str] = set()
+        self._stream: dict[int, bool] = {}  # and whether a norm was applied to it
+        self._makers: dict[int, set[str]] = {}
+        self._times: dict[int, float] = {}
         self._joined: dict[Place, Place] = {}
-        for name, parameter in model.named_parameters():
-            self._name(parameter, [(name, at) for at in range(parameter.dim())])
+        for name, tensor in stored_tensors(model).items():
+            self._name(tensor, [(name, at) for at in range(tensor.dim())])
 
     # Spaces.
 
@@ -73,15 +83,15 @@ class Flow(TorchDispatchMode):
 
     def begin_stream(self, tensor: torch.Tensor) -> None:
         """Take hidden states as the stream of the next layer."""
-        self._stream = {_memory(tensor)}
+        self._stream = {_memory(tensor): False}
 
     def is_stream(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is the stream of the present layer."""
         return _memory(tensor) in self._stream
 
-    def keep_stream(self, tensor: torch.Tensor) -> None:
-        """Take a tensor as the stream as well."""
-        self._stream.add(_memory(tensor))
+    def keep_normed(self, tensor: torch.Tensor) -> None:
+        """Take a stream to which a norm was applied as one as well."""
+        self._stream[_memory(tensor)] = True
 
     # What torch does.
 
@@ -89,9 +99,8 @@ class Flow(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         operation = func.overloadpacket.__name__
         given = [*_floating(args), *_floating((kwargs or {}).values())]
-        for tensor in given:
-            known = self._parameters.get(_memory(tensor), [])
-            self.used |= {name for *_, (name, _) in known}
+        learned = {each for tensor in given for each in self._named(tensor)}
+        self.used |= learned
         if operation in PRODUCTS:
             one, other = (args[at] for at in PRODUCTS[operation])
             self._multiply(one, other, args[0], made)
@@ -106,6 +115,10 @@ class Flow(TorchDispatchMode):
         else:
             for outcome in _floating([made]):
                 self._join_elementwise(given, outcome, operation)
+        if learned:
+            self._follow_parameters(learned, given, made)
+        elif operation.removesuffix("_") in KEEPING:
+            self._follow_factor(given, args, made, operation.startswith("div"))
         return made
 
     def _multiply(self, one: Any, other: Any, added: Any, made: torch.Tensor) -> None:
@@ -143,12 +156,55 @@ class Flow(TorchDispatchMode):
             self._name(made, copied)  # in another dtype, say
         elif operation.endswith("_") or _memory(made) not in map(_memory, given):
             self._keep(made, spaces)
-        name = operation.removesuffix("_")
-        keeps = name in SUMS or (name in KEEPING and len(alone) == 1)
-        if keeps and any(map(self.is_stream, like)):
-            self.keep_stream(made)
+        self._keep_stream(given, made, operation.removesuffix("_"))
+
+    def _keep_stream(self, given: list[Any], made: torch.Tensor, operation: str) -> None:
+        """Keep a stream that is copied, added to, or multiplied by one number or a parameter."""
+        like = [_memory(tensor) for tensor in given if tensor.shape == made.shape]
+        streams = [memory for memory in like if memory in self._stream]
+        learned = {each for tensor in given for each in self._named(tensor)}
+        alone = all(tensor.numel() == 1 or _memory(tensor) in streams for tensor in given)
+        if streams and (operation in SUMS or (operation in KEEPING and (alone or learned))):
+            normed = all(self._stream[memory] for memory in streams)
+            self._stream[_memory(made)] = normed
+            if operation == "mul" and not normed:
+                self.gains |= learned
+
+    # Factors.
+
+    def _follow_parameters(self, learned: set[str], given: list[Any], made: Any) -> None:
+        """Note which parameters make a tensor, and by what the tensor that they read was scaled."""
+        for tensor in given:
+            self._scale(learned, self._times.get(_memory(tensor), 1.0))
+        for tensor in _floating([made]):
+            self._makers[_memory(tensor)] = learned
+
+    def _follow_factor(self, given: list[Any], args: Any, made: Any, divides: bool) -> None:
+        """Note that a tensor is multiplied by a single number."""
+        (tensor, *others) = [each for each in given if each.numel() > 1] or [None]
+        if tensor is None or others:
+            return
+        numbers = [each for each in args[1:2] if isinstance(each, int | float)]
+        numbers += [
+            float(t) for t in given if t.numel() == 1 and _memory(t) not in self._parameters
+        ]
+        factor = prod(numbers) or 1.0
+        factor = 1 / factor if divides else factor
+        if makers := self._makers.get(_memory(tensor)):
+            self._scale(makers, factor)
+            self._makers[_memory(made)] = makers
+        else:
+            self._times[_memory(made)] = self._times.get(_memory(tensor), 1.0) * factor
+
+    def _scale(self, parameters: Iterable[str], factor: float) -> None:
+        for name in parameters:
+            self.factors[name] = self.factors.get(name, 1.0) * factor
 
     # Dimensions of tensors.
+
+    def _named(self, tensor: torch.Tensor) -> set[str]:
+        """The parameter that a tensor is, or is a part of."""
+        return {name for *_, (name, _) in self._parameters.get(_memory(tensor), [])}
 
     def _read(self, tensor: torch.Tensor, at: int) -> None:
         if (place := self._of_parameter(tensor, at)) is not None:

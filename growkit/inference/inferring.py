@@ -37,10 +37,10 @@ from growkit.results.operation import Evidence, Inference, Trial
 from growkit.sources import find
 
 GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "hidden": (
-        {"hidden": "x2", "ffn": "x1", "heads": "x1", "kv_heads": "x1"},
-        {"hidden": "x2"},
-        {"hidden": "x4"},
+    "hidden": tuple(
+        {"hidden": factor, **others}
+        for factor in ("x2", "x4")
+        for others in ({"ffn": "x1", "heads": "x1", "kv_heads": "x1"}, {})
     ),
     "ffn": ({"ffn": "x2"}, {"hidden": "x2"}),
     "heads": ({"heads": "x2"}, {"hidden": "x2"}),
@@ -155,7 +155,7 @@ def _descriptions(
         return
     others: list[dict[str, Any]] = [{}]
     if axis == "hidden":
-        others += [{"rooted": True}, {"places": {"heads": "slopes"}, "groups": {"heads": []}}]
+        others += [{"places": {"heads": "slopes"}, "groups": {"heads": []}}]
         yield from ((dict(chosen), {**more, **other}) for other in others[1:])
     near = {"hidden", "heads"} if axis == "hidden" else {axis}
     for changed in choices(ways, near | {"head_dim"} if "heads" in near else near):

@@ -124,11 +124,13 @@ class Conditions:
         if "%" in condition:
             return {}
         found: dict[str, Any] = {}
+        every = self._asked.layers_key
         for key in self.deciding:
             for sign, rule in (
                 ("in|not in", {"layers": f"layer in {key}"}),
                 ("<|>=", {"count": f"layer < {key}"}),
                 ("<=|>", {"last": f"layer <= {key}"}),
+                (f"(?:<|>=) {every} -", {"count": f"layer >= {every} - {key}"}),
             ):
                 if re.search(rf"layer (?:{sign}) {key}\b", condition):
                     found[key] = rule
@@ -153,18 +155,19 @@ class Conditions:
     def _possible(self, numbers: Iterable[str], listed: Iterable[str]) -> Iterator[str]:
         """What a part of a condition may say, most likely first."""
         deciding = [key for key in numbers if key in self.deciding]
+        every = self._asked.layers_key
         for key in listed:
             if key in self.deciding:
                 yield from (f"layer in {key}", f"layer not in {key}")
         for key in deciding:
             yield from (f"layer {sign} {key}" for sign in ("<", ">=", "<=", ">"))
+            yield from (f"layer {sign} {every} - {key}" for sign in ("<", ">="))
             for at in ("layer", "(layer + 1)"):
                 yield from (f"{at} % {key} {sign} 0" for sign in ("==", "!="))
         for period, offset in permutations(deciding, 2):
             yield from (f"layer % {period} {sign} {offset}" for sign in ("==", "!="))
-        last = f"{self._asked.layers_key} - 1"
         few = self._asked.small_layers
-        for number in [*map(str, range(few)), last]:
+        for number in [*map(str, range(few)), f"{every} - 1"]:
             yield from (f"layer {sign} {number}" for sign in ("==", "!=", ">"))
         for steps in range(2, 2 * few):
             yield from (f"layer % {steps} == {rest}" for rest in range(steps))

@@ -13,7 +13,7 @@ from typing import Any
 
 from growkit.algebra.axes import Pattern
 from growkit.families.described import TIED
-from growkit.inference.classes import WIDTH, ModelClass
+from growkit.inference.classes import WIDTH, ModelClass, last_part
 from growkit.inference.layers import Conditions
 from growkit.inference.running import Observation
 
@@ -27,6 +27,9 @@ LAST = ("hidden", "head_dim", "ffn")
 """The factors that come last when a product of axes is stored."""
 
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
+
+LAYERS = "layers"
+"""The axis of the layers, along which some tensors have a part for each."""
 
 SCALAR = "()"
 """The pattern of a single number."""
@@ -66,7 +69,7 @@ class Composed:
         return list(dict.fromkeys(found))
 
 
-COUNTS = re.compile(r"heads|num|^n_|mult|groups|experts")
+COUNTS = re.compile(r"layers|heads|num|^n_|mult|groups|experts")
 """Names of axes that count, which stand in front of those that measure."""
 
 
@@ -96,6 +99,8 @@ def _counted(factors: list[str], count: int) -> list[str]:
     if not factors:
         return [number(count)]
     places = [1, 0, len(factors)] if len(factors) > 1 else [0, 1]
+    if count not in NUMBERS:  # rather the size of something than how often it is there
+        places.reverse()
     each = [[*factors[:at], number(count), *factors[at:]] for at in dict.fromkeys(places)]
     return [".".join(names) for names in each]
 
@@ -104,7 +109,7 @@ def composed(asked: ModelClass) -> dict[str, list[Composed]]:
     """Decompose every dimension of every tensor of a small model."""
     here = asked.shapes({})
     assert here is not None
-    axes = [axis for axis in asked.small if not (asked.derived and axis == "hidden")]
+    axes = [axis for axis in asked.small if not (asked.derived and axis == "hidden")] + [LAYERS]
     moved = {axis: asked.shapes_of(_doubled(asked, (axis,))) for axis in axes}
     found = {}
     for name, shape in here.items():
@@ -116,8 +121,13 @@ def composed(asked: ModelClass) -> dict[str, list[Composed]]:
     return found
 
 
+def _sizes(asked: ModelClass) -> dict[str, int]:
+    return asked.small | {LAYERS: asked.small_layers}
+
+
 def _doubled(asked: ModelClass, axes: tuple[str, ...]) -> dict[str, int]:
-    return asked.small | {axis: 2 * asked.small[axis] for axis in axes}
+    sizes = _sizes(asked)
+    return sizes | {axis: 2 * sizes[axis] for axis in axes}
 
 
 def _terms(asked: ModelClass, name: str, at: int, size: int, axes: list[str]) -> Terms:
@@ -140,7 +150,7 @@ def _terms(asked: ModelClass, name: str, at: int, size: int, axes: list[str]) ->
         part = sum(
             (-1) ** (len(more) - len(some)) * changes[more] for more in values if {*some} <= {*more}
         )
-        count, rest = divmod(part, prod(asked.small[axis] for axis in some))
+        count, rest = divmod(part, prod(_sizes(asked)[axis] for axis in some))
         if rest or count < 0:
             return constant
         terms += [(some, count)] if count else []
@@ -254,10 +264,9 @@ class Proposal:
 
         Args:
             chosen: the pattern of every tensor, as ``ways`` names them.
-            more: other entries; ``rooted`` says that the class multiplies embeddings by the square
-                root of hidden.
+            more: other entries.
         """
-        asked, rooted = self.asked, bool(more.get("rooted"))
+        asked = self.asked
         arranged: dict[str, Any] = {}
         tensors: dict[str, Any] = {}
         for template, kinds in self._names.items():
@@ -266,7 +275,7 @@ class Proposal:
                 pattern, when = chosen[f"{template}#{at}"], self._when.get(f"{template}#{at}")
                 arranged |= self._conditions.arranged(when) if when else {}
                 for some, condition in self._apart(names):
-                    entry = self._tensor(some[0], pattern, rooted)
+                    entry = self._tensor(some[0], pattern)
                     if both := " and ".join(each for each in (when, condition) if each):
                         entry["when"] = both
                     entries.append(entry)
@@ -314,8 +323,7 @@ class Proposal:
             "tied": self._tied,
             "tensors": tensors,
         }
-        content |= {key: value for key, value in more.items() if key != "rooted"}
-        return {key: value for key, value in content.items() if value}
+        return {key: value for key, value in {**content, **more}.items() if value}
 
     def _groups(self, axes: set[str]) -> dict[str, Any]:
         """Heads form groups by position, each with its key-value head, or alone."""
@@ -373,7 +381,9 @@ class Proposal:
                 yield found | {"scaling": key, "alone": True}
 
     def _wide(self, axis: str) -> bool:
-        return any(WIDTH.search(key) for key in self.asked.sizes.get(axis, ()))
+        return axis != "experts" and any(
+            WIDTH.search(last_part(key)) for key in self.asked.sizes.get(axis, ())
+        )
 
     def _assumed(
         self, sizes: Mapping[str, str], axes: set[str], tensors: Mapping[str, Any]
@@ -403,10 +413,12 @@ class Proposal:
             found[TIED] = bool(asked.value(TIED))
         return {key: value for key, value in found.items() if value is not None}
 
-    def _tensor(self, name: str, pattern: str, rooted: bool) -> dict[str, Any]:
+    def _tensor(self, name: str, pattern: str) -> dict[str, Any]:
         said: dict[str, Any] = {"pattern": pattern}
-        if rooted and pattern == "vocab -> hidden":
-            return said | {"root": "hidden"}
+        if power := self.seen.powers.get(name):
+            said["powers"] = {"hidden": power}
+        if name in self.seen.gains:
+            said["idle"] = 1.0
         norm = self.seen.norms.get(name)
         if norm is None:
             return said

@@ -5,7 +5,9 @@ space (``flow``). The effect of a norm is measured on the norm itself.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import log
 from typing import Any
 
 import torch
@@ -13,7 +15,8 @@ from torch import nn
 
 from growkit.base.errors import foreign
 from growkit.base.limits import within
-from growkit.inference.classes import DESCRIBE, ModelClass, as_in_files, run
+from growkit.engine.oracle import quiet
+from growkit.inference.classes import DESCRIBE, ModelClass, as_in_files, random_weights, run
 from growkit.inference.flow import Flow, Place
 
 EPS = ("eps", "epsilon", "norm_eps")
@@ -50,6 +53,9 @@ class Observation:
         hidden: that of hidden states.
         norms: the behaviour of every norm, by the names of its tensors.
         bare: the behaviour of norms without a weight, each with the width of its input.
+        gains: tensors by which the hidden states that a layer is given are multiplied.
+        powers: for tensors, the power of hidden by which their class multiplies what they make or
+            read.
         normed_sums: whether what layers return comes from a norm.
     """
 
@@ -57,6 +63,8 @@ class Observation:
     stacks: set[tuple[str, int]] = field(default_factory=set)
     spaces: dict[tuple[str, int], Place] = field(default_factory=dict)
     hidden: Place | None = None
+    gains: set[str] = field(default_factory=set)
+    powers: dict[str, float] = field(default_factory=dict)
     norms: dict[str, NormSeen] = field(default_factory=dict)
     bare: set[tuple[NormSeen, int]] = field(default_factory=set)
     normed_sums: bool = False
@@ -75,10 +83,10 @@ def see(asked: ModelClass) -> Observation:
     with foreign(f"no small model of {asked.name} runs", DESCRIBE):
         model = asked.small_model()
         flow = Flow(model)
-        watched = _Watch(model, flow, asked.class_prefix)
+        watched = _Watch(model, flow, asked.class_prefixes)
         with watched, flow:
             run(model)
-    places = _places(model)
+    places, powers = _places(model), _powers(asked, flow)
     norms = _norms(asked, model, watched)
     seen = Observation(normed_sums=watched.normed_sums, hidden=watched.hidden)
     seen.bare = {
@@ -89,6 +97,10 @@ def see(asked: ModelClass) -> Observation:
     for name, (parameter, dimensions) in places.items():
         if (module := parameter.rpartition(".")[0]) in norms:
             seen.norms[name] = norms[module]
+        if parameter in flow.gains:
+            seen.gains.add(name)
+        if parameter in powers:
+            seen.powers[name] = powers[parameter]
         for at, dimension in enumerate(dimensions):
             if dimension is None:
                 continue
@@ -100,6 +112,25 @@ def see(asked: ModelClass) -> Observation:
             if parameter in flow.used:
                 seen.spaces[name, at] = flow.root(place)
     return seen
+
+
+def _powers(asked: ModelClass, flow: Flow) -> dict[str, float]:
+    """Compare the factors of parameters with those in a model that is four times as wide."""
+    axis = "heads" if asked.derived else "hidden"
+    changes = asked.changes(asked.small | {axis: 4 * asked.small[axis]})
+    wider = None
+    with suppress(Exception), quiet():
+        model = random_weights(asked.model(asked.config(changes), "cpu"))
+        wider = Flow(model)
+        with wider:
+            run(model)
+    if wider is None:
+        return {}
+    powers = {
+        name: round(log(abs(wider.factors.get(name, 1.0) / factor), 4), 3)
+        for name, factor in flow.factors.items()
+    }
+    return {name: power for name, power in powers.items() if power and not power * 2 % 1}
 
 
 def _places(model: nn.Module) -> dict[str, tuple[str, list[int | None]]]:
@@ -139,8 +170,8 @@ class _Watch:
         normed_sums: whether what the last layer returns comes from a norm.
     """
 
-    def __init__(self, model: nn.Module, flow: Flow, layers: str) -> None:
-        self._model, self._flow, self._prefix = model, flow, layers
+    def __init__(self, model: nn.Module, flow: Flow, layers: tuple[str, ...]) -> None:
+        self._model, self._flow, self._prefixes = model, flow, layers
         self._hidden: Place | None = None
         self._spaces: dict[str, Place | None] = {}
         self._outside: set[str] = set()
@@ -156,7 +187,8 @@ class _Watch:
 
     def __enter__(self) -> None:
         for name, module in self._model.named_modules():
-            norm, layer = name in self.norms, name.removeprefix(self._prefix).isdigit()
+            norm = name in self.norms
+            layer = any(name.removeprefix(prefix).isdigit() for prefix in self._prefixes)
             if norm or layer:
                 before = self._before_norm(name) if norm else self._before_layer
                 after = self._after_norm if norm else self._after_layer
@@ -199,7 +231,7 @@ class _Watch:
                 self.widths[name] = given.shape[-1]
                 self._spaces.pop(name, None)  # the last time decides on the order
                 self._spaces[name] = self._flow.space(given, -1)
-                if name.startswith(self._prefix) and not self._flow.is_stream(given):
+                if name.startswith(self._prefixes) and not self._flow.is_stream(given):
                     self._outside.add(name)
 
         return hook
@@ -207,7 +239,7 @@ class _Watch:
     def _after_norm(self, module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
         self._normed = made
         if any(self._flow.is_stream(given) for given in _tensors(args, kwargs)[:1]):
-            self._flow.keep_stream(made)
+            self._flow.keep_normed(made)
 
 
 def _tensors(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

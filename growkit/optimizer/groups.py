@@ -1,11 +1,11 @@
-"""The parameters of a model as its class has them, and the groups in which they are trained.
+"""The parameters of a model's class, and the groups in which they are trained.
 
-The law of updates (``growkit.planning.updates``) is known for the tensors in files. Here it becomes
-what the settings of each parameter of the class are multiplied with, for training
-(``docs/training.md``) and for optimizers' states.
+The law of updates (``growkit.planning.updates``) is derived for tensors in files. Here it becomes
+factors for the settings of each parameter of the class, for training (``docs/training.md``) and for
+optimizer states.
 
-A single eps serves all rows of a tensor. Where these differ (signal and noise heads in one
-``q_proj``), it is between theirs, where the largest change that it makes is least.
+All rows of a parameter share one eps. If the law gives rows different values (signal and noise
+heads in one ``q_proj``), the shared value lies between them and minimises the largest deviation.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from growkit.planning.layouts import read_layout
 from growkit.planning.updates import stepped
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
-"""Options of a group that are learning rates: its own, and those that schedulers keep there."""
+"""Options of a group that are learning rates, including those that schedulers add."""
 
 OPTIMIZERS = ("adamw", "muon")
 
 ENGINES = r"module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module"
-"""What DDP, torch.compile, FSDP and checkpointing of activations put into names."""
+"""Parts of names that DDP, torch.compile, FSDP and activation checkpointing insert."""
 
 WRAPPERS = re.compile(rf"\b({ENGINES}|base_layer|modules_to_save\.\w+)\.")
-"""What these and PEFT put into the names of a model's own parameters."""
+"""Parts of names that these and PEFT insert for a model's own parameters."""
 
 OF_ADAPTERS = re.compile(
     r"(?<=\.)(lora_(?:embedding_)?[AB]|lora_magnitude_vector|ia3_l|hada_w[12]_[ab]"
     r"|trainable_tokens_delta)\.\w+"
 )
-"""What PEFT calls a parameter of an adapter, and the name of the adapter behind it."""
+"""PEFT's name of an adapter's parameter, followed by the adapter's name."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,11 @@ class Parameters:
 
     Attributes:
         where: the model's folder.
-        shapes: of every parameter, by name, in the order of the class; tied ones come once.
-        decayed: those that ``Trainer`` lets decay, which come first in its groups.
-        vocabulary: those with a row for every token.
-        conversions: how transformers makes them of the tensors in files.
+        shapes: shape of every parameter, by name, in the order of the class; tied parameters occur
+            once.
+        decayed: parameters with weight decay in ``Trainer``, which come first in its groups.
+        vocabulary: parameters with a row for every token.
+        conversions: transformers' conversions from tensors in files to parameters.
     """
 
     where: str
@@ -74,10 +75,10 @@ class Parameters:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Parameters:
-        """Those of the model in a folder, as transformers has them.
+        """List the parameters of a checkpoint's class.
 
         Raises:
-            InputError: it has no class for the model, or the files do not fit it.
+            InputError: transformers has no class for the model, or the files do not fit it.
         """
         check_trainable(checkpoint.config, str(checkpoint.folder))
         model, _, stored = empty_model(checkpoint, torch.float32, "eager")
@@ -99,17 +100,17 @@ def check_trainable(config: Config, where: str) -> None:
     """Refuse a model that transformers cannot train.
 
     Raises:
-        InputError: it has no class for it.
+        InputError: transformers has no class for the model.
     """
     if lacks_class(config):
         raise InputError(
             f"transformers has no class for the {config['model_type']} model in {where}, so it "
-            "does not train there; leave out --optimizer"
+            "cannot train it; leave out --optimizer"
         )
 
 
 def without_ends(model: nn.Module) -> set[str]:
-    """Names of all parameters but those of the embedding and the output head."""
+    """Names of all parameters except those of the embedding and the output head."""
     ends: set[int] = set()
     for get in ("get_input_embeddings", "get_output_embeddings"):
         module = getattr(model, get)() if hasattr(model, get) else None
@@ -118,17 +119,17 @@ def without_ends(model: nn.Module) -> set[str]:
 
 
 def decayed(model: nn.Module) -> frozenset[str]:
-    """Names of the parameters that transformers' ``Trainer`` lets decay: all but norms and biases.
+    """Names of the parameters with weight decay in ``Trainer``: all except norms and biases.
 
     Args:
-        model: as it is or wrapped; the names are those of its ``named_parameters``.
+        model: the model, perhaps wrapped; the names are those of its ``named_parameters``.
     """
     from transformers import Trainer
 
-    # A method that uses nothing of its trainer.
+    # The method does not use its trainer.
     paths = Trainer.get_decay_parameter_names(cast(Trainer, None), model)
-    # Wrappers around all of a model (FSDP, checkpointing) leave themselves out of the names that
-    # they give, but not of these paths. Of norms without weights there are paths to None.
+    # Wrappers of a whole model (FSDP, checkpointing) do not occur in its parameters' names, but do
+    # in these paths. Paths of norms without weights lead to None.
     chosen = {id(reduce(getattr, path.split("."), model)) for path in paths}
     return frozenset(name for name, each in model.named_parameters() if id(each) in chosen)
 
@@ -138,12 +139,12 @@ def decayed(model: nn.Module) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Factors:
-    """What the settings of a parameter are multiplied with.
+    """Factors of a parameter's settings.
 
     Attributes:
-        lr: of the learning rate.
-        weight_decay: of decoupled weight decay.
-        eps: of AdamW's eps.
+        lr: factor of the learning rate.
+        weight_decay: factor of decoupled weight decay.
+        eps: factor of AdamW's eps.
     """
 
     lr: float = 1.0
@@ -154,25 +155,25 @@ class Factors:
     def of(
         cls, update: Update, shape: tuple[int, ...], muon: str | None, *, coupled: bool = False
     ) -> Factors:
-        """The factors of a parameter.
+        """Derive the factors of a parameter.
 
         Args:
-            update: how it is to be updated.
-            shape: of the parameter.
+            update: the law of updates of the parameter.
+            shape: shape of the parameter.
             muon: ``adjust_lr_fn`` of Muon; None for AdamW.
-            coupled: whether weight decay is a part of the gradient, as in Adam.
+            coupled: whether weight decay is part of the gradient, as in Adam.
         """
         if muon is None:
             decay = update.eps / update.rate if coupled else update.decay
             return cls(update.rate, decay, update.eps)
         if len(shape) != 2:
-            return cls()  # Muon is for matrices alone
+            return cls()  # Muon trains only matrices
         n_out = 1 / (update.eps * update.factor)
         rate = muon_rate(update.factor, update.n_in, n_out, (shape[0], shape[1]), muon)
         return cls(rate, 1 / rate)
 
     def scaled(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a group, multiplied."""
+        """Scale the options of a group."""
         by = dict.fromkeys(RATES, self.lr) | {"weight_decay": self.weight_decay, "eps": self.eps}
         return {
             key: value * by[key] if key in by and isinstance(value, int | float) else value
@@ -185,10 +186,10 @@ class ParamGroup:
     """A group of parameters.
 
     Attributes:
-        parameters: their names in the class, in order.
-        options: everything else, e.g. ``lr`` and ``betas``.
-        rate: by what its learning rates were scaled.
-        origin: the number of the group that it was a part of.
+        parameters: names of the parameters in the class, in order.
+        options: all other entries, e.g. ``lr`` and ``betas``.
+        rate: factor by which its learning rates were scaled.
+        origin: index of the group from which it was split.
     """
 
     parameters: tuple[str, ...]
@@ -197,15 +198,14 @@ class ParamGroup:
     origin: int = 0
 
     def split(self, factors: Mapping[str, Factors], origin: int = 0) -> list[ParamGroup]:
-        """A group for each set of factors in this one, with the options scaled by these.
+        """Split the group by factors, and scale the options of each part.
 
-        Groups come in the order in which their factors come up; parameters keep their order. A
-        group without parameters is left out: ``param_groups`` makes none, and
-        torch.distributed.checkpoint cannot load them.
+        Groups are in the order in which their factors first occur; parameters keep their order. A
+        group without parameters is left out, as torch.distributed.checkpoint cannot load one.
 
         Args:
-            factors: of parameters, by name; parameters without factors stay unchanged.
-            origin: the number of this group.
+            factors: factors of parameters, by name; other parameters stay unchanged.
+            origin: index of this group.
         """
         alike: dict[Factors, list[str]] = {}
         for name in self.parameters:
@@ -219,31 +219,31 @@ class ParamGroup:
 def class_updates(
     checkpoint: Checkpoint, updates: Mapping[str, Update], *, by_element: bool = True
 ) -> dict[str, Update]:
-    """How the parameters of a model are updated, by the names that its class has for them.
+    """Turn the law of updates for tensors in files into that for parameters of the class.
 
     Args:
-        checkpoint: of the model.
-        updates: of all tensors in its files.
-        by_element: whether a parameter that is made of tensors with different updates gets one for
-            each element; else the one nearest to all.
+        checkpoint: the model.
+        updates: the law for all tensors in its files.
+        by_element: whether a parameter that combines tensors with different updates gets one for
+            each element; otherwise it gets the one nearest to all.
     """
     if lacks_class(checkpoint.config):
         return stepped(read_layout(checkpoint), updates)
     return {
-        name: _joined(checkpoint, name, conversion, updates, by_element)
+        name: _combine(checkpoint, name, conversion, updates, by_element)
         for conversion in loading(checkpoint).conversions
         for name in conversion.shapes
     }
 
 
-def _joined(
+def _combine(
     checkpoint: Checkpoint,
     name: str,
     conversion: Conversion,
     updates: Mapping[str, Update],
     by_element: bool,
 ) -> Update:
-    """The update of a parameter that transformers makes of tensors."""
+    """Combine the updates of the tensors that transformers makes into a parameter."""
     of = [updates[each] for each in conversion.sources]
     distinct = {
         each if each.n_out.size > 1 else (each.rate, each.eps, each.new, each.why) for each in of
@@ -272,16 +272,16 @@ def _joined(
 
 
 def recorded_updates(folder: Folder, tensors: Iterable[str]) -> dict[str, Update]:
-    """The law of updates in a grown folder's manifest.
+    """Read the law of updates from a grown folder's manifest.
 
-    A single number of shares serves all rows of a tensor, where its effect on eps is least.
+    If rows of a tensor have different shares, all rows get the middle, which changes eps least.
 
     Args:
-        folder: of a model or an adapter.
+        folder: folder of a model or an adapter.
         tensors: names of all tensors in its files.
 
     Raises:
-        InputError: the folder does not record them, or is damaged.
+        InputError: the folder has no such record, or is damaged.
     """
     file = folder.path / MANIFEST
     if not folder.has(MANIFEST):
@@ -297,7 +297,7 @@ def recorded_updates(folder: Folder, tensors: Iterable[str]) -> dict[str, Update
             by_kind |= dict.fromkeys(map(str, group["tensors"]), Update(n_in, shares, lr * n_in))
     except (TypeError, KeyError, ValueError):
         raise InputError(
-            f"{file} has no updates as growkit writes them; make the model again with "
+            f"'updates' in {file} is not what growkit writes; make the model again with "
             f"'growkit run {file}'"
         ) from None
     found = {}
@@ -305,8 +305,8 @@ def recorded_updates(folder: Folder, tensors: Iterable[str]) -> dict[str, Update
         update_of = by_kind.get(name) or by_kind.get(re.sub(r"(?<=\.)[0-9]+(?=\.)", "*", name))
         if update_of is None:
             raise InputError(
-                f"{file} does not mention tensor {name}; the files in {folder} are not those that "
-                "growkit wrote"
+                f"{file} does not mention tensor {name}; the files in {folder} are not the ones "
+                "that growkit wrote"
             )
         found[name] = update_of
     return found
@@ -327,28 +327,27 @@ def param_groups(
     decays: Callable[[str, nn.Parameter], bool] | None = None,
     only: Callable[[str, nn.Parameter], bool] | None = None,
 ) -> list[dict[str, Any]]:
-    """Parameter groups for ``torch.optim.AdamW`` or ``torch.optim.Muon``.
+    """Make parameter groups for ``torch.optim.AdamW`` or ``torch.optim.Muon``.
 
-    Every setting is the one with which the source would be trained; each group has what becomes of
-    it. Decayed groups come first, as in transformers' Trainer. What the folder does not have (an
-    new adapter, a head for another task) gets the settings as they are.
+    Settings are those for training the source; each group has them scaled for the grown model.
+    Groups with weight decay come first, as in transformers' Trainer. Parameters that are not in the
+    folder (a new adapter, a head for another task) get the settings unscaled.
 
     Args:
-        model: the grown model, as it is or wrapped (FSDP2, DDP, torch.compile, peft).
-        folder: what growkit wrote; of its files, the weights are not read. That of an adapter for
-            an adapter that was grown. None for a model that was not grown, whose parameters all get
-            the settings as they are.
+        model: the grown model, perhaps wrapped (FSDP2, DDP, torch.compile, peft).
+        folder: folder of the grown model, or of its grown adapter if only that is trained; weights
+            are not read. None for a model that was not grown: all its settings stay unscaled.
         lr: the learning rate.
-        weight_decay: of what decays.
-        eps: of AdamW; Muon keeps its own, which scales with the gradient by itself.
+        weight_decay: weight decay of the parameters that have any.
+        eps: AdamW's eps; Muon, which normalises gradients, keeps its own.
         optimizer: ``adamw`` or ``muon``.
-        adjust_lr_fn: that of Muon.
-        decays: whether a parameter decays; without, what transformers' Trainer lets decay does.
-        only: whether a parameter is wanted; all are without, for Muon all ``hidden_matrices``.
+        adjust_lr_fn: Muon's ``adjust_lr_fn``.
+        decays: whether a parameter has weight decay; None for the choice of transformers' Trainer.
+        only: whether a parameter is included; None for all, or with Muon all ``hidden_matrices``.
 
     Raises:
-        InputError: the folder is none that growkit wrote, or the model is another one; an option
-            has an unknown value.
+        InputError: growkit did not write the folder, or the model is another one; or an option has
+            an unknown value.
     """
     for value, known in ((optimizer, OPTIMIZERS), (adjust_lr_fn, tuple(MUON_ADJUSTMENTS))):
         if value not in known:
@@ -367,10 +366,10 @@ def param_groups(
         if not parameter.requires_grad or not wanted:
             continue
         if muon and parameter.dim() != 2:
-            raise InputError(f"{name} is no matrix, but Muon takes nothing else; leave it out")
+            raise InputError(f"{name} is not a matrix, but Muon trains only these; leave it out")
         factors[name] = Factors.of(updates.get(name, Update()), tuple(parameter.shape), muon)
-        loses = decays(name, parameter) if decays else name in usual
-        (decaying if loses else others).append(name)
+        has_decay = decays(name, parameter) if decays else name in usual
+        (decaying if has_decay else others).append(name)
     options = {"lr": lr, **({"adjust_lr_fn": muon} if muon else {"eps": eps})}
     groups = [
         ParamGroup(tuple(names), {**options, "weight_decay": decay})
@@ -384,13 +383,13 @@ def param_groups(
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:
-    """Names of the matrices that Muon is made for: all but the embedding and the output head."""
+    """Names of the matrices that Muon should train: all except the embedding and the head."""
     matrices = {name for name, parameter in model.named_parameters() if parameter.dim() == 2}
     return matrices & without_ends(model)
 
 
 def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
-    """How all parameters of a model are updated, by its own names; plainly if they are not known.
+    """Find the update of every parameter of a model; parameters not in the folder are unscaled.
 
     Raises:
         InputError: the model, or its adapter, is not the one in the folder.
@@ -421,7 +420,7 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
 
 
 def _matched_adapter(model: nn.Module, folder: Folder) -> dict[str, Update]:
-    """How the parameters of an adapter are updated, which is that in a folder; see ``matched``."""
+    """Find the update of every parameter of a model whose adapter is in a folder."""
     name = next((each for each in ADAPTER_WEIGHTS if folder.find(each)), ADAPTER_WEIGHTS[0])
     held = open_weights(folder, name).tensors
     known, updates, found = recorded_updates(folder, held), {}, {}
@@ -435,7 +434,7 @@ def _matched_adapter(model: nn.Module, folder: Folder) -> dict[str, Update]:
 
 
 def _adapter_key(name: str) -> str:
-    """What PEFT calls a parameter of an adapter in its file."""
+    """The name of an adapter's parameter in its file."""
     plain = re.sub(rf"\b({ENGINES}|modules_to_save\.\w+)\.", "", name)
     plain = OF_ADAPTERS.sub(r"\1", plain).replace("magnitude_vector.weight", "magnitude_vector")
     return f"base_model.model.{plain.removeprefix('base_model.model.')}"
@@ -445,12 +444,12 @@ def check_same(model: nn.Module, found: Mapping[str, tuple[int, ...]], folder: s
     """Refuse a model that is not the one in a folder.
 
     Args:
-        model: in memory.
-        found: shapes in the folder, by the names that the model has for its parameters.
+        model: the model in memory.
+        found: shapes in the folder, by the names of the model's parameters.
         folder: the folder.
 
     Raises:
-        InputError: no parameter was found, or one has another shape.
+        InputError: the folder has no parameter of the model, or one of another shape.
     """
     kind, remedy = type(model).__name__, "give the folder that it was loaded from"
     for name, parameter in model.named_parameters():
@@ -460,9 +459,9 @@ def check_same(model: nn.Module, found: Mapping[str, tuple[int, ...]], folder: s
                 f"{list(found[name])} in {folder}; {remedy}"
             )
     if not found:
-        raise InputError(f"no parameter of the {kind} is one of the model in {folder}; {remedy}")
+        raise InputError(f"{folder} has no parameter of the {kind}; {remedy}")
 
 
 def class_name(name: str) -> str:
-    """The name of a parameter without what engines have put into it."""
+    """The name of a parameter without the parts that wrappers insert."""
     return WRAPPERS.sub("", name.removeprefix("base_model.model."))

@@ -1,9 +1,9 @@
-"""Grow the optimizer of a source: its moments go through the transforms of the weights.
+"""Growth of an optimizer's state: moments go through the transforms of the weights.
 
-The state is read and refused before anything is written, and streamed after the weights.
+The state is read and checked before anything is written, and is streamed after the weights.
 
-The class may have in one parameter what files hold in several tensors, experts above all. Moments
-are taken apart into the tensors of files, grown like these, and put together for the class again.
+One parameter of the class may combine several tensors of the files, such as experts. Its moments
+are split into those of the tensors, grown with them, and combined again.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from growkit.planning.transforms import Constant
 from growkit.planning.updates import Law, law_of
 from growkit.results.operation import OptimizerResult
 
-OF_COMPUTED = "moments do not go through what is computed"
+OF_COMPUTED = "there are no moments for a computed tensor"
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Of AdamW."""
+"""AdamW's moments."""
 
 Moments = dict[str, dict[str, Tensor]]
-"""The moments of AdamW in memory, by parameter and by ``MOMENTS``."""
+"""AdamW's moments in memory, by parameter and by ``MOMENTS``."""
 
 
 class Optimizer:
-    """The optimizer of a source, and what becomes of it.
+    """The optimizer of a source, whose state grows with the model.
 
     Args:
-        path: of its state.
+        path: path of the optimizer's state.
         source: the checkpoint that it trained.
-        lineage: from the source to the target.
+        lineage: the plans from the source to the target.
 
     Attributes:
-        state: as it was read.
-        bytes: about how much will be written.
+        state: the source's state.
+        bytes: approximate size of the grown state.
 
     Raises:
         InputError: see ``open_state``; or transformers has no class for the source; or a schedule
-            that is saved with the state holds rates that cannot be scaled, or is of other groups.
+            in the state has learning rates that cannot be scaled, or other groups.
     """
 
     def __init__(self, path: Path, source: Checkpoint, lineage: Lineage) -> None:
@@ -73,19 +73,19 @@ class Optimizer:
         self._check_schedules()
 
     def grown(self, target: Checkpoint, law: Law) -> GrownState:
-        """The state of the target's optimizer.
+        """Make the state of the target's optimizer.
 
         Args:
-            target: what the lineage makes; of its files, headers are enough.
-            law: how it is to be updated.
+            target: the target; headers are enough.
+            law: the law of updates of the target.
 
         Raises:
-            InputError: transformers has no class for it.
+            InputError: transformers has no class for the target.
         """
         after, groups, muon = Parameters.of(target), self.state.groups, None
         if MUON in self.state.kinds.values():
             muon = str(groups[0].options.get("adjust_lr_fn") or "original")
-        # This option is false in Adam, whose decay is a part of the gradient.
+        # This option is false in Adam, whose weight decay is part of the gradient.
         coupled = any(each.options.get("decoupled_weight_decay") is False for each in groups)
         factors = {
             name: Factors.of(each, after.shapes.get(name, ()), muon, coupled=coupled)
@@ -95,14 +95,14 @@ class Optimizer:
 
     @property
     def files(self) -> Sequence[Path]:
-        """All files that are read."""
+        """All files that growkit reads."""
         return self.state.files
 
     def _check_schedules(self) -> None:
-        """Try whether schedules that are saved with the state can be carried over.
+        """Check that schedules in the state can be grown.
 
         Raises:
-            InputError: one holds rates that cannot be scaled, or is of other groups.
+            InputError: a schedule has learning rates that cannot be scaled, or other groups.
         """
         target = self._lineage.target
         if holds_schedule(self.state.schedules):
@@ -110,13 +110,13 @@ class Optimizer:
                 self.grown(outline, law_of(self._lineage)).schedules()
 
     def write(self, folder: Path, law: Law, progress: Progress, hashes: Hashes) -> OptimizerResult:
-        """Write the grown state into a folder that holds the target already.
+        """Write the grown state into the folder of the written target.
 
         Args:
-            folder: of the target.
-            law: how the target is to be updated.
-            progress: where progress is shown.
-            hashes: of the files, which are computed while they are written.
+            folder: folder of the target.
+            law: the law of updates of the target.
+            progress: receives the progress.
+            hashes: receives the hashes of the files.
 
         Raises:
             InputError: the state cannot be read, or transformers has no class for the target.
@@ -127,7 +127,7 @@ class Optimizer:
         return self.result(grown)
 
     def result(self, grown: GrownState | None = None) -> OptimizerResult:
-        """What is known of it: before anything is written, or of what was written."""
+        """Describe the growth, as planned or, given the grown state, as written."""
         state = self.state
         steps = [step for step in state.steps.values() if step]
         return OptimizerResult(
@@ -147,18 +147,18 @@ class GrownState(TargetState):
     """The state of a grown model's optimizer, computed while it is written.
 
     Args:
-        state: of the source's optimizer.
-        lineage: from the source to the target.
-        before: the parameters of the source.
-        after: those of the target.
-        factors: by what the law of updates scales options of parameters of the target.
+        state: state of the source's optimizer.
+        lineage: the plans from the source to the target.
+        before: parameters of the source.
+        after: parameters of the target.
+        factors: factors of the settings of the target's parameters, by name.
 
     Attributes:
-        state: that of the source.
-        groups: of the target's parameters.
-        steps: that every parameter has taken, as far as its moments tell.
+        state: state of the source's optimizer.
+        groups: groups of the target's parameters.
+        steps: step count of every parameter; 0 for those in ``reset``.
         tensors: the header of every tensor, by the name ``parameter.kind``.
-        reset: parameters that begin with no moments, and why.
+        reset: parameters that start without moments, with the reason.
     """
 
     def __init__(
@@ -175,9 +175,9 @@ class GrownState(TargetState):
         for kind in sorted({kind for each in state.kinds.values() for kind in each}):
             stage: Weights = _StoredMoments(state, kind, before, lineage.source)
             for plan in lineage.plans:
-                stage = _through(plan, stage, ORDERS[kind])
+                stage = _grow_moments(plan, stage, ORDERS[kind])
             self._made[kind] = _for_class(stage, after.conversions)
-        groups = self._grouped()
+        groups = self._assign_groups()
         self.reset = {
             name: self._why(name)
             for group, known in groups
@@ -203,9 +203,10 @@ class GrownState(TargetState):
         } | {f"{name}.{STEP}": TensorInfo((), "F32") for name in self.steps}
 
     def schedules(self) -> dict[str, Any]:
-        """Schedules that were saved with the state, for the target's groups; see there for errors.
+        """Grow the schedules in the state, by their names in ``State.schedules``.
 
-        They are named as in ``State.schedules``.
+        Raises:
+            InputError: see ``grown_schedule``.
         """
         count, found = len(self.state.groups), self.state.schedules.items()
         return {where: grown_schedule(each, where, count, self.groups) for where, each in found}
@@ -220,7 +221,7 @@ class GrownState(TargetState):
                 yield block.to(self.tensors[name].torch_dtype)
 
     def read(self, name: str, *where: slice | None) -> Tensor:
-        """A part of a tensor."""
+        """See ``Weights``."""
         parameter, _, kind = name.rpartition(".")
         info = self.tensors[name]
         if kind == STEP:
@@ -231,14 +232,14 @@ class GrownState(TargetState):
         return self._made[kind].read(parameter, *where).to(info.torch_dtype)
 
     def cuts(self, name: str) -> int:
-        """As those of what it is made from."""
+        """See ``Weights``."""
         parameter, _, kind = name.rpartition(".")
         fixed = kind == STEP or parameter in self.reset
         return ANYWHERE if fixed else self._made[kind].cuts(parameter)
 
     @cached_property
     def _origins(self) -> dict[str, str]:
-        """For each parameter of the target the first of the source's that it is made from."""
+        """For each parameter of the target, the first of the source from which it is made."""
         parameter = {
             tensor: name
             for each in self._before.conversions
@@ -258,29 +259,29 @@ class GrownState(TargetState):
             found |= {name: named[0] for name in each.shapes if named}
         return found
 
-    def _grouped(self) -> list[tuple[ParamGroup, frozenset[str]]]:
-        """The target's parameters in the source's groups, and the kinds that these have.
+    def _assign_groups(self) -> list[tuple[ParamGroup, frozenset[str]]]:
+        """Assign the target's parameters to the source's groups, with the moments that these have.
 
-        What was grown stays in its group. What is new joins those that decay as it does, and of
-        these what has as many dimensions: some let matrices decay, and no vector.
+        A grown parameter stays in its group. A new parameter joins a group with the same weight
+        decay, and preferably the same number of dimensions: some give decay only to matrices.
         """
         kinds, groups = self.state.kinds, self.state.groups
         number_of = {name: number for number, of in enumerate(groups) for name in of.parameters}
         alike: dict[object, int] = {}
         for name, number in number_of.items():
-            for custom in _customs(self._before, name):
-                alike.setdefault(custom, number)
+            for trait in _traits(self._before, name):
+                alike.setdefault(trait, number)
         names: list[list[str]] = [[] for _ in groups]
         for name in self._after.shapes:
             origin = self._origins.get(name)
             if origin is None:
-                own = (alike[each] for each in _customs(self._after, name) if each in alike)
+                own = (alike[each] for each in _traits(self._after, name) if each in alike)
                 names[next(own, 0)].append(name)
-            elif origin in number_of:  # else another optimizer has it
+            elif origin in number_of:  # otherwise another optimizer trains it
                 names[number_of[origin]].append(name)
         found = []
         for each, of in zip(groups, names, strict=True):
-            # Those of a group are alike, but for what was never needed.
+            # Parameters of a group have the same moments, except those that never had a gradient.
             known = [kinds[name] for name in each.parameters]
             shared = frozenset.intersection(*known) if known else frozenset[str]()
             found.append((ParamGroup(tuple(of), each.options), shared))
@@ -295,7 +296,7 @@ class GrownState(TargetState):
         return TensorInfo(self._after.shapes[name], _moments_dtype(dtype))
 
     def _why(self, name: str) -> str:
-        """Why a parameter has no moments, in the words of the plan where it has some."""
+        """The reason why a parameter has no moments, preferably in the words of the plan."""
         for each in self._after.conversions:
             for target in each.sources if name in each.shapes else ():
                 for rules in self._lineage.steps(target):
@@ -305,24 +306,24 @@ class GrownState(TargetState):
         return OF_COMPUTED
 
 
-def _customs(parameters: Parameters, name: str) -> tuple[object, object]:
-    """What decides on a parameter's group, the closest first."""
+def _traits(parameters: Parameters, name: str) -> tuple[object, object]:
+    """Traits that decide on a parameter's group, the more specific first."""
     is_decayed = name in parameters.decayed
     return (is_decayed, len(parameters.shapes[name]) > 1), is_decayed
 
 
 def _for_class(stage: Weights, conversions: Sequence[Conversion]) -> ClassWeights:
-    """Moments under the names of the class, where all tensors of a parameter have some."""
+    """Convert moments to parameters of the class, if all tensors of a parameter have them."""
     complete = [each for each in conversions if stage.tensors.keys() >= set(each.sources)]
     return ClassWeights(stage, tuple(complete))
 
 
-def _through(plan: Plan, stage: Weights, order: int) -> Planned:
-    """What a step makes of one kind of tensors: those whose sources have some."""
+def _grow_moments(plan: Plan, stage: Weights, order: int) -> Planned:
+    """Apply one step to one kind of moments, for targets whose sources all have them."""
     rules = []
     for rule in plan.rules:
         how = rule.transform.moments(order)
-        # What is new has gathered nothing, in no step.
+        # New tensors have no moments yet.
         if how is None or isinstance(how, Constant) or not stage.tensors.keys() >= {*how.sources}:
             continue
         dtype = stage.tensors[how.sources[0]].dtype if how.sources else "F32"
@@ -331,17 +332,17 @@ def _through(plan: Plan, stage: Weights, order: int) -> Planned:
 
 
 def _moments_dtype(dtype: str) -> str:
-    """That in which moments grow: of float16, squares that are divided would become zero."""
+    """The dtype in which moments grow: in float16, divided squares would become zero."""
     return "F32" if dtype == "F16" else dtype
 
 
 class _StoredMoments(Weights):
-    """One kind of an optimizer's tensors, under the names and in the shapes of the model's files.
+    """One kind of an optimizer's tensors, with the names and shapes of the model's files.
 
     Args:
-        state: of the optimizer.
-        kind: of its tensors.
-        parameters: of the model.
+        state: state of the optimizer.
+        kind: the kind of tensors, e.g. ``exp_avg``.
+        parameters: parameters of the model.
         weights: the model's own tensors.
     """
 
@@ -365,21 +366,21 @@ class _StoredMoments(Weights):
                 self.tensors[tensor] = TensorInfo(weights.tensors[tensor].shape, dtype)
 
     def where(self, name: str | None = None) -> str:
-        """The file or folder of the state."""
+        """See ``Weights``; the file or folder of the state."""
         return str(self._state.where)
 
     def cuts(self, name: str) -> int:
-        """As the state's, where the class has the tensor as it is."""
+        """See ``Weights``; converted tensors are read whole."""
         conversion = self._conversions[name]
         (first, *_) = conversion.shapes
         plain = conversion.transform is None
         return self._state.numbers.cuts(f"{first}.{self._kind}") if plain else 0
 
     def read(self, name: str, *where: slice | None) -> Tensor:
-        """A part of a tensor.
+        """See ``Weights``.
 
         Raises:
-            InputError: it holds what such moments cannot be.
+            InputError: the moments are not finite, or squares are negative.
         """
         conversion = self._conversions[name]
         if conversion.transform is None:
@@ -426,13 +427,13 @@ class _InMemory(Weights):
 def grown_moments(
     moments: Moments, before: Checkpoint, after: Checkpoint, plans: Sequence[Plan]
 ) -> Moments:
-    """Moments of a source as moments of its target; zeros where none go through a transform.
+    """Grow moments in memory; those without a transform become zero.
 
     Args:
-        moments: of the source's parameters.
+        moments: moments of the source's parameters.
         before: the source.
         after: the target.
-        plans: of all steps from one to the other.
+        plans: plans of all steps from the source to the target.
     """
     if lacks_class(after.config):
         plans = (*plans, read_layout(after))
@@ -446,7 +447,7 @@ def grown_moments(
         contents = {n: t for name, of in moments.items() for n, t in stored(name, of[kind].cpu())}
         stage: Weights = _InMemory(contents, before.config)
         for plan in plans:
-            stage = _through(plan, stage, ORDERS[kind])
+            stage = _grow_moments(plan, stage, ORDERS[kind])
         made = stage if lacks_class(after.config) else _for_class(stage, conversions)
         for name, shape in shapes.items():
             empty = torch.zeros(shape, dtype=torch.float64)
