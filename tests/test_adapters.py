@@ -384,13 +384,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "OFT": ({"kind": "OFT", **FEW, "r": 0, "oft_block_size": 4}, {}, "'OFT', which does not grow"),
     "LoKr": ({"kind": "LoKr", **FEW}, {}, "'LOKR', which does not grow"),
     "replicated": ({**FEW, "layer_replication": [(0, 2), (1, 2)]}, {}, "layer_replication"),
-    "pissa": ({**FEW, "init_lora_weights": "pissa"}, {}, "peft changes the weights"),
-    "upcycled": ({**FEW}, {"method": "upcycle", "experts": 2}, "has in model.layers.0.mlp.experts"),
+    "pissa": ({**FEW, "init_lora_weights": "pissa"}, {}, "PEFT changes the model's own"),
+    "upcycled": ({**FEW}, {"method": "upcycle", "experts": 2}, "is in model.layers.0.mlp.experts"),
     "dora in new layers": ({**FEW, "use_dora": True}, {"method": "depth", "layers": 3}, "o_proj"),
     "stacked by number": (
         {**FEW, "modules_to_save": ["layers.0.mlp"]},
         {"method": "depth", "layers": 3},
-        "get others",
+        "indices of layers",
     ),
 }
 
@@ -411,7 +411,7 @@ def test_prompts_and_other_tasks_are_named(tmp_path: Path) -> None:
     adapter.mkdir()
     for config, sentence in (
         ({"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM"}, "'PROMPT_TUNING', which does"),
-        ({"peft_type": "LORA", "task_type": "SEQ_CLS"}, "for SEQ_CLS"),
+        ({"peft_type": "LORA", "task_type": "SEQ_CLS"}, "has task_type SEQ_CLS"),
         ({"peft_type": "LORA", "megatron_config": {"a": 1}}, "has megatron_config"),
         ({"peft_type": "LORA"}, "has no adapter_model.safetensors"),
     ):

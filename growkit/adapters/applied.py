@@ -1,4 +1,4 @@
-"""A model with an adapter, by PEFT itself, which is needed for nothing else."""
+"""A model to which PEFT itself has applied an adapter; nothing else needs PEFT."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from growkit.adapters.folder import AdapterFolder
-from growkit.adapters.parts import PREFIX
+from growkit.adapters.tensors import PREFIX
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import ANYWHERE, TensorInfo, cut
 from growkit.checkpoint.reading import Checkpoint
@@ -18,13 +18,13 @@ from growkit.engine.class_weights import Extended, class_weights
 from growkit.engine.oracle import quiet
 
 AROUND = re.compile(r"\.(base_layer|token_adapter|original_module|modules_to_save\.\w+)(?=\.)")
-"""What PEFT puts into the names of a model's own parameters."""
+"""Parts of names that PEFT inserts for a model's own parameters."""
 
 
 class AdaptedWeights(Extended):
-    """A checkpoint with an adapter, under the names of its class as PEFT changes it.
+    """A checkpoint with an adapter, with the names of its class as PEFT changes them.
 
-    Of an adapter's config, only settings that its method has are used. It is in memory as a whole.
+    Only known settings of the adapter's config are used. The adapter is entirely in memory.
 
     Args:
         checkpoint: the model.
@@ -58,7 +58,7 @@ class AdaptedWeights(Extended):
         """See ``Extended``.
 
         Raises:
-            InputError: PEFT does not take the adapter.
+            InputError: PEFT does not accept the adapter.
         """
         adapter, ties = self._adapter, getattr(model, "all_tied_weights_keys", None) or {}
         loaded = self._loaded(model)
@@ -81,16 +81,16 @@ class AdaptedWeights(Extended):
                     "the adapter of this model"
                 )
             self._names[name], self.tensors[name] = held, self._base.tensors[held]
-        for module in model.modules():  # what PEFT keeps to take an adapter off again
+        for module in model.modules():  # buffers with which PEFT would unload an adapter
             for key, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
                     module._buffers[key] = torch.zeros_like(buffer, device="cpu")
 
     def _loaded(self, model: Any) -> dict[str, Tensor]:
-        """Put the adapter into a model, without numbers; its tensors, by the names of parameters.
+        """Apply the adapter to a model without weights; return its tensors by parameter name.
 
         Raises:
-            InputError: PEFT does not take it.
+            InputError: PEFT does not accept the adapter.
         """
         adapter, loaded = self._adapter, dict[str, Tensor]()
 

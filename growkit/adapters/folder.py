@@ -18,18 +18,18 @@ class AdapterFolder:
     Attributes:
         opened: the folder.
         file: the file with its tensors.
-        tensors: these tensors.
+        tensors: its tensors.
         config: the contents of ``adapter_config.json``.
-        method: see ``METHODS``.
+        method: its method.
 
     Raises:
-        InputError: there is none, it is damaged, or of a method that does not grow.
+        InputError: there is no adapter, it is damaged, or growkit does not grow its method.
     """
 
     def __init__(self, path: Path) -> None:
         self.opened = Folder(path)
         if not self.opened.has(ADAPTER):
-            raise InputError(f"{path} has no {ADAPTER}; give the folder of an adapter of PEFT")
+            raise InputError(f"{path} has no {ADAPTER}; give the folder of a PEFT adapter")
         self.config: Config = self.opened.json(ADAPTER)
         self.method = method_of(self.config, str(path / ADAPTER))
         name = next((each for each in ADAPTER_WEIGHTS if self.opened.find(each)), None)
@@ -40,11 +40,11 @@ class AdapterFolder:
 
     @property
     def files(self) -> list[Path]:
-        """All files that are read."""
+        """All files that growkit reads."""
         return [self.opened.path / ADAPTER, *self.file.paths]
 
     def renamed(self, config: Config, tensors: Weights) -> AdapterFolder:
-        """The same adapter with other names of modules."""
+        """The same adapter with other names of modules, in a config and in tensors."""
         found = copy(self)
         found.config, found.tensors = config, tensors
         return found

@@ -1,7 +1,7 @@
-"""Grow an adapter with its model.
+"""Growth of an adapter with its model.
 
-The adapter is read and refused before anything is written, and written after the weights, into a
-folder of its own in that of the model.
+The adapter is read and checked before anything is written. It is written after the weights, into a
+folder inside the model's folder.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from growkit.adapters.assembly import Assembly
 from growkit.adapters.folder import AdapterFolder
-from growkit.adapters.following import followed
+from growkit.adapters.lineage import adapter_lineage
 from growkit.adapters.modules import Modules
-from growkit.adapters.parts import Parts
-from growkit.adapters.targets import retargeted
-from growkit.adapters.together import Together
+from growkit.adapters.targets import retarget
+from growkit.adapters.tensors import AdapterTensors
 from growkit.base.progress import Progress
 from growkit.base.tensors import total_bytes, total_parameters
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER, ADAPTER_WEIGHTS
@@ -28,46 +28,47 @@ from growkit.version import __version__
 
 
 class Adapter:
-    """An adapter of a source, and what becomes of it.
+    """An adapter of a source, which grows with it.
 
     Args:
-        path: its folder.
+        path: the adapter's folder.
         source: the model that it adapts.
-        lineage: from the source to the target.
-        output: the name of the target in the new adapter.
+        lineage: the plans from the source to the target.
+        output: name of the target in the grown adapter.
 
     Attributes:
-        folder: as it was read.
-        of_class: the same with the names of the source's class, where it is of a multimodal one.
-        lineage: of its tensors.
+        folder: the source's adapter.
+        of_class: the same adapter with the names of the source's class; an adapter of a multimodal
+            model has other names.
+        lineage: the plans of its tensors.
         target: the grown tensors.
-        config: the contents of the new ``adapter_config.json``.
-        bytes: how much will be written.
+        config: the contents of the grown ``adapter_config.json``.
+        bytes: size of the grown tensors.
 
     Raises:
-        InputError: it is damaged, of another model, or nothing follows for a tensor.
+        InputError: the adapter is damaged, belongs to another model, or cannot follow the plans.
     """
 
     def __init__(self, path: Path, source: Checkpoint, lineage: Lineage, output: str) -> None:
         self.folder, self._base, own = AdapterFolder(path), lineage, Modules(source)
-        parts = Parts(self.folder, own)
-        same = Together(parts, parts.entries, own, path)
-        self.of_class = self.folder.renamed(retargeted(self.folder, same.adapted, own), same)
-        self.lineage, entries = followed(parts, lineage)
+        parts = AdapterTensors(self.folder, own)
+        same = Assembly(parts, parts.entries, own, path)
+        self.of_class = self.folder.renamed(retarget(self.folder, same.adapted, own), same)
+        self.lineage, entries = adapter_lineage(parts, lineage)
         with outlined(lineage.target, lineage.target.config) as outline:
             modules = Modules(outline)
-        self.target = Together(self.lineage.target, entries, modules, path)
+        self.target = Assembly(self.lineage.target, entries, modules, path)
         self.bytes = total_bytes(self.target.tensors)
-        config = retargeted(self.folder, self.target.adapted, modules)
+        config = retarget(self.folder, self.target.adapted, modules)
         self.config = {**config, "base_model_name_or_path": output, "revision": None}
 
     @property
     def files(self) -> list[Path]:
-        """All files that are read."""
+        """All files that growkit reads."""
         return self.folder.files
 
     def result(self) -> AdapterResult:
-        """What is known of it before and after it is written."""
+        """Describe the growth."""
         return AdapterResult(
             path=str(self.folder.opened.path),
             method=str(self.folder.config["peft_type"]),
@@ -79,13 +80,13 @@ class Adapter:
         )
 
     def write(self, folder: Path, law: Law, progress: Progress, hashes: Hashes) -> AdapterResult:
-        """Write the grown adapter into a folder that holds the target already.
+        """Write the grown adapter into the folder of the written target.
 
         Args:
-            folder: of the target.
-            law: how the target is to be updated; that of the adapter follows from the same plans.
-            progress: where progress is shown.
-            hashes: of the files, which are computed while they are written.
+            folder: folder of the target.
+            law: not used; the law of the adapter follows from its own plans.
+            progress: receives the progress.
+            hashes: receives the hashes of the files.
 
         Raises:
             InputError: a tensor of the adapter cannot be read.
@@ -103,8 +104,8 @@ class Adapter:
         return result
 
     def _law(self) -> Law:
-        """How the adapter is to be updated, by the names of its tensors in the file."""
+        """The law of updates of the adapter, by the names of its tensors in the file."""
         own, model = law_of(self.lineage), law_of(self._base)
         updates = {key: own.updates[names[0]] for key, names in self.target.made.items()}
-        # Where copies of the model are read in unequal parts, their gradients are unequal as well.
+        # If the model reads copies in unequal parts, their gradients are unequal as well.
         return Law(updates, tuple(dict.fromkeys((*own.why, *model.why))))

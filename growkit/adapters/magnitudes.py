@@ -1,8 +1,8 @@
-"""Magnitudes of DoRA (arXiv 2402.09353), as a weight is grown whose rows they are the norms of.
+"""Growth of DoRA's magnitudes (arXiv 2402.09353).
 
-A row of W + s·B·A is divided by its norm, and multiplied by its magnitude m. Where the weight is
-split, norms are others; the function stays with m' = m · ‖W' + s·B'·A'‖ / ‖W + s·B·A‖. The quotient
-is stored in float64, in which it is rounded once.
+Each row of W + s·B·A is divided by its norm, and multiplied by its magnitude m. Splitting the
+weight changes the norms; m' = m · ‖W' + s·B'·A'‖ / ‖W + s·B·A‖ keeps the function. m' is rounded
+once, to float64, and stored so.
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ from growkit.planning.transforms import Kept, Mapped, Slices, Transform
 
 @dataclass(frozen=True)
 class Direction:
-    """What magnitudes are multiplied with once it is divided by its norms: W + s·B·A.
+    """The matrix W + s·B·A, whose rows DoRA normalises.
 
     Attributes:
-        model: has W, [outputs, inputs].
-        weight: its name.
-        turned: whether W is stored as [inputs, outputs].
-        adapter: has A, [rank, inputs], and B, [outputs, rank].
-        factors: the names of these.
+        model: holds W, [outputs, inputs].
+        weight: name of W.
+        transposed: whether W is stored as [inputs, outputs].
+        adapter: holds A, [rank, inputs], and B, [outputs, rank].
+        factors: names of A and B.
         scale: s.
     """
 
     model: Weights
     weight: str
-    turned: bool
+    transposed: bool
     adapter: Weights
     factors: tuple[str, str]
     scale: float
 
     @cached_property
     def norms(self) -> Tensor:
-        """Of the weights of every output, [outputs] in float64."""
+        """The norm of every row, [outputs] in float64."""
         low, high = (self.adapter.read(name).double() for name in self.factors)
         step, found = max(1, AT_ONCE // max(1, low.shape[1])), []
         for begin in range(0, len(high), step):
             rows = slice(begin, min(begin + step, len(high)))
-            where = (None, rows) if self.turned else (rows, None)
+            where = (None, rows) if self.transposed else (rows, None)
             weight = self.model.read(self.weight, *where).double()
             update = self.scale * high[rows] @ low
-            found.append(((weight.T if self.turned else weight) + update).norm(dim=1))
+            found.append(((weight.T if self.transposed else weight) + update).norm(dim=1))
         return torch.cat(found)
 
 
 @dataclass(frozen=True, eq=False)
 class Magnitudes(Transform):
-    """How the magnitudes of a module are made.
+    """The transform of a module's magnitudes.
 
     Attributes:
-        copied: copies them for copies of outputs.
-        before: of the source.
-        after: of the target.
-        split: how the weight is made.
-        stored: dtype of the source's.
-        holds: see ``Transform``: all but those in float64 come back bit for bit.
-        repeatable: see ``Transform``; norms may have other last bits elsewhere.
+        copied: the transform that copies them with the outputs.
+        before: the matrix of the source.
+        after: the matrix of the target.
+        split: the transform of the weight.
+        stored: dtype of the source's magnitudes.
+        holds: see ``Transform``; true unless ``stored`` is float64.
+        repeatable: see ``Transform``; norms may have other last bits on another machine.
     """
 
     copied: Kept | Mapped
@@ -76,7 +76,7 @@ class Magnitudes(Transform):
     stored: str
     holds: bool
     repeatable: bool = False
-    why: str = "norms of the weight that is split"
+    why: str = "scaled with the norms of the split weight"
     dtype: str | None = "F64"
 
     local = False
@@ -90,7 +90,7 @@ class Magnitudes(Transform):
         """See ``Transform``.
 
         Raises:
-            InputError: a row of the target is zero, by whose norm PEFT would divide.
+            InputError: a row of the target is zero, so PEFT would divide by zero.
         """
         return self.copied.part(source, where).double() * self._ratios[where[0]]
 
@@ -103,14 +103,14 @@ class Magnitudes(Transform):
         return self.copied.undo(copies, of)
 
     def update(self, before: Sequence[Update]) -> Update:
-        """See ``Transform``; equal parts of a row have norms of 1/√n of the row's."""
+        """See ``Transform``; each of n equal parts of a row has 1/√n of its norm."""
         weight = self.split.update([Update()])
         made = self.copied.update(before).times(weight.factor / math.sqrt(weight.n_in))
         return made.because(weight.why)
 
     @cached_property
     def _ratios(self) -> Tensor:
-        """By what each is multiplied, [outputs]."""
+        """The factor of every magnitude, [outputs]."""
         before, after = self.before.norms, self.after.norms
         if isinstance(self.copied, Mapped):
             before = before[torch.from_numpy(self.copied.maps[0].source)]

@@ -1,7 +1,7 @@
-"""The methods of PEFT that growkit grows: the tensors of each, and the settings that matter.
+"""The methods of PEFT that growkit grows: the tensors and the relevant settings of each.
 
-What a tensor follows says how it grows. An update of low rank, B·A, goes through the same map as
-its weight: B is copied where that writes, A is split where it reads.
+A tensor grows with the dimensions of the weight that it adapts. A low-rank update B·A goes through
+the same map as its weight: B is copied where the weight writes, A is split where the weight reads.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from growkit.base.parsing import ANY, check_kind
 from growkit.base.tensors import Config
 
 RANK, IN, OUT, COLUMNS = "rank", "in", "out", "columns"
-"""What a dimension follows: nothing, as it counts ranks or tokens; what the module reads or writes;
-or the columns of its weight, whichever that is."""
+"""Meaning of a dimension: ranks or tokens, which do not grow; inputs or outputs of the module; or
+the columns of its weight, which may be either."""
 
 MAGNITUDE = "lora_magnitude_vector"
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorKind:
     """A kind of tensors in adapters.
 
     Attributes:
-        sides: what each of its dimensions follows.
-        scaled: whether it takes what the weight is multiplied by.
-        copied: whether it is copied where the weight is split.
+        sides: meaning of each dimension.
+        scaled: see ``Attached``.
+        copied: see ``Attached``.
     """
 
     sides: tuple[str, ...]
@@ -39,16 +39,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Method:
-    """A method.
+    """A method of PEFT.
 
     Attributes:
-        parts: its tensors, by the end of their names behind that of the module.
-        settings: keys of ``adapter_config.json`` that decide on what an adapter computes, and what
-            kinds of values they have.
-        without_effect: keys that do not, once an adapter is trained.
+        kinds: kinds of tensors, by their names after the module's name.
+        settings: keys of ``adapter_config.json`` that affect the adapter's function, with the types
+            of their values.
+        without_effect: keys that have no effect after training.
     """
 
-    parts: Mapping[str, Part]
+    kinds: Mapping[str, TensorKind]
     settings: Mapping[str, Any]
     without_effect: frozenset[str]
 
@@ -69,13 +69,13 @@ _ALWAYS |= {"inference_mode", "peft_version", "runtime_config"}
 METHODS = {
     "LORA": Method(
         {
-            "lora_A.weight": Part((RANK, IN)),
-            "lora_B.weight": Part((OUT, RANK), scaled=True),
-            "lora_B.bias": Part((OUT,), scaled=True),
-            "lora_embedding_A": Part((RANK, IN)),
-            "lora_embedding_B": Part((OUT, RANK), scaled=True),
-            MAGNITUDE: Part((OUT,)),
-            "token_adapter.trainable_tokens_delta": Part((RANK, COLUMNS), scaled=True),
+            "lora_A.weight": TensorKind((RANK, IN)),
+            "lora_B.weight": TensorKind((OUT, RANK), scaled=True),
+            "lora_B.bias": TensorKind((OUT,), scaled=True),
+            "lora_embedding_A": TensorKind((RANK, IN)),
+            "lora_embedding_B": TensorKind((OUT, RANK), scaled=True),
+            MAGNITUDE: TensorKind((OUT,)),
+            "token_adapter.trainable_tokens_delta": TensorKind((RANK, COLUMNS), scaled=True),
         },
         {
             **(_CHOOSING | _BY_LAYER | dict.fromkeys(_SWITCHES, bool)),
@@ -89,54 +89,56 @@ METHODS = {
         | {"loftq_config", "eva_config"},
     ),
     "IA3": Method(
-        {"ia3_l": Part((OUT, IN), copied=True)},  # one of the two is 1
+        {"ia3_l": TensorKind((OUT, IN), copied=True)},  # one of the two is 1
         {**_CHOOSING, "feedforward_modules": _NAMES, "fan_in_fan_out": bool},
         frozenset({*_ALWAYS, "init_ia3_weights"}),
     ),
     "LOHA": Method(
         {
-            "hada_w1_a": Part((OUT, RANK), scaled=True),
-            "hada_w1_b": Part((RANK, IN)),
-            "hada_w2_a": Part((OUT, RANK)),
-            "hada_w2_b": Part((RANK, IN), copied=True),
+            "hada_w1_a": TensorKind((OUT, RANK), scaled=True),
+            "hada_w1_b": TensorKind((RANK, IN)),
+            "hada_w2_a": TensorKind((OUT, RANK)),
+            "hada_w2_b": TensorKind((RANK, IN), copied=True),
         },
         {**_CHOOSING, **_BY_LAYER, "alpha": float, "rank_dropout": float, "module_dropout": float},
         frozenset({*_ALWAYS, "init_weights", "use_effective_conv2d"}),
     ),
 }
-"""By the ``peft_type`` of their configs."""
+"""The methods, by ``peft_type``."""
 
-BEGUN_WITH = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""Ways to begin LoRA (``init_lora_weights``) that leave the weights of the model as they are."""
+INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+"""Values of ``init_lora_weights`` with which the model's own weights stay unchanged."""
 
 DEFAULT = 8
-"""Of ranks and of alpha, in PEFT."""
+"""PEFT's default for ranks and for alpha."""
 
 MERGE = "merge it into SRC first (merge_and_unload), and grow that"
 
 
 def method_of(config: Config, where: str) -> Method:
-    """The method of an adapter.
+    """Find the method of an adapter, and check its settings.
 
     Args:
         config: contents of its ``adapter_config.json``.
         where: that file, for messages.
 
     Raises:
-        InputError: it is none that growkit grows, or has a setting that is not known.
+        InputError: growkit does not grow the method, or does not know a setting.
     """
     method = METHODS.get(str(config.get("peft_type")))
     if method is None:
         raise InputError(
-            f"{where} is of {config.get('peft_type')!r}, which does not grow with the weights of "
-            f"a model; growkit grows {', '.join(METHODS)}, {MERGE}"
+            f"{where} has peft_type {config.get('peft_type')!r}, which does not grow with the "
+            f"weights of a model; growkit grows {', '.join(METHODS)}; {MERGE}"
         )
     if (task := config.get("task_type")) not in (None, "CAUSAL_LM"):
-        raise InputError(f"{where} is for {task}; growkit grows adapters of causal language models")
-    if (begun := config.get("init_lora_weights")) not in BEGUN_WITH:
         raise InputError(
-            f"{where} has init_lora_weights {begun!r}, with which peft changes the weights of the "
-            "model; save it as a plain LoRA (path_initial_model_for_weight_conversion)"
+            f"{where} has task_type {task}; growkit grows adapters of causal language models"
+        )
+    if (initial := config.get("init_lora_weights")) not in INITIAL:
+        raise InputError(
+            f"{where} has init_lora_weights {initial!r}, with which PEFT changes the model's own "
+            "weights; save it as a plain LoRA (path_initial_model_for_weight_conversion)"
         )
     for key, value in config.items():
         if key in method.settings and value is not None:
@@ -144,7 +146,7 @@ def method_of(config: Config, where: str) -> Method:
             for pattern in value if key.endswith("_pattern") else ():
                 _check_pattern(pattern, f"{key} in {where}")
         elif value and key not in method.without_effect:
-            raise InputError(f"{where} has {key}, with which growkit grows no adapter; {MERGE}")
+            raise InputError(f"{where} has {key}, with which growkit cannot grow it; {MERGE}")
     return method
 
 
@@ -156,12 +158,12 @@ def _check_pattern(pattern: str, what: str) -> None:
 
 
 def scaling(config: Config, module: str, rank: int) -> float:
-    """What LoRA multiplies B·A of a module with.
+    """LoRA's factor of B·A in a module.
 
     Args:
         config: contents of ``adapter_config.json``.
-        module: its name.
-        rank: of its matrices.
+        module: name of the module.
+        rank: rank of its factors.
     """
     own = pattern_value(config, "alpha_pattern", module)
     alpha = float(config.get("lora_alpha", DEFAULT) if own is None else own)
@@ -169,6 +171,6 @@ def scaling(config: Config, module: str, rank: int) -> float:
 
 
 def pattern_value(config: Config, key: str, module: str) -> Any:
-    """A setting for single modules, of the first pattern that fits, as in PEFT; None for none."""
+    """The value of the first pattern that matches a module, as in PEFT; None if none does."""
     found = (config.get(key) or {}).items()
     return next((value for each, value in found if re.match(rf"(.*\.)?({each})$", module)), None)

@@ -1,4 +1,4 @@
-"""The modules of a model's class, which adapters name, and the tensors in files behind them."""
+"""The modules of a model's class, which adapters name, and their tensors in files."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from growkit.engine.oracle import lacks_class
 
 
 class Modules:
-    """The parameters of a model's class, and the tensors in files that they are made of.
+    """The parameters of a model's class, and their tensors in files.
 
     Args:
-        checkpoint: of the model; headers are enough.
+        checkpoint: the model; headers are enough.
 
     Attributes:
-        tensors: the headers of the files.
-        model: the class's model, without weights.
-        stored: for each parameter the one whose tensor is in the files: another one, if it is tied.
-        conversions: how transformers makes each of tensors.
+        tensors: headers of the tensors in files.
+        model: the transformers model, without weights.
+        stored: for each parameter, the one that is in the files; tied parameters share one.
+        conversions: transformers' conversion for each parameter in the files.
 
     Raises:
-        InputError: transformers has no class for it.
+        InputError: transformers has no class for the model.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         if lacks_class(checkpoint.config):
             raise InputError(
                 f"transformers has no class for the {checkpoint.config['model_type']} model in "
-                f"{checkpoint.folder}, so that PEFT adapts none; leave out --adapter"
+                f"{checkpoint.folder}, so PEFT cannot adapt it; leave out --adapter"
             )
         self.tensors = checkpoint.tensors
         self.conversions = {
@@ -47,39 +47,39 @@ class Modules:
 
     @cached_property
     def by_tensor(self) -> Mapping[str, str]:
-        """The parameter that every tensor is, or is a part of."""
+        """The parameter to which every tensor belongs."""
         made = self.conversions.items()
         return {tensor: name for name, each in made for tensor in each.sources}
 
     def conversion(self, parameter: str) -> Conversion | None:
-        """How a parameter is made; None if there is no such parameter."""
+        """The conversion that makes a parameter; None if there is no such parameter."""
         return self.conversions.get(self.stored.get(parameter, ""))
 
     def of_module(self, module: str, targets: Sequence[str], depth: int) -> str:
-        """The parameter of a module that is adapted.
+        """The adapted parameter of a module.
 
         Args:
-            module: its name.
-            targets: ``target_parameters``, each the end of a parameter's name. PEFT wraps a module
-                once for each of its own, in the order of the class.
-            depth: how many of the wraps are around the one that is meant.
+            module: name of the module.
+            targets: ``target_parameters``, which are suffixes of parameter names. PEFT wraps a
+                module once for each of its targets, in the order of the class.
+            depth: number of wrappers around the wrapper in question.
         """
         own = (name for name in self.stored if name.rpartition(".")[0] == module)
         found = [name for name in own if any(f".{name}".endswith(f".{each}") for each in targets)]
         return found[-1 - depth] if depth < len(found) else f"{module}.weight"
 
     def places(self, parameter: str) -> dict[str, int]:
-        """The dimensions of a matrix, or of that of each expert, by what goes along them."""
+        """The dimension of each meaning in a matrix, or in the matrix of each expert."""
         module = self.model.get_submodule(parameter.rpartition(".")[0])
-        turned = isinstance(module, nn.Embedding) or type(module).__name__ == "Conv1D"
-        reads = 0 if turned or getattr(module, "is_transposed", False) else 1
+        transposed = isinstance(module, nn.Embedding) or type(module).__name__ == "Conv1D"
+        reads = 0 if transposed or getattr(module, "is_transposed", False) else 1
         return {IN: reads, OUT: 1 - reads, COLUMNS: 1}
 
 
 def experts_of(made: Conversion) -> list[list[str]] | None:
-    """The tensors of all experts that a parameter is made of: those of one matrix, then the next.
+    """List the tensors of experts that a conversion stacks: for each matrix, those of all experts.
 
-    None if transformers does not stack them, matrix below matrix.
+    None if the conversion does anything but stack experts, with one matrix below the other.
     """
     if made.transform is None or not stacks(made):
         return None

@@ -1,31 +1,33 @@
-"""Which modules an adapter is for, in its config, where these have other names in a grown model."""
+"""The choice of modules in an adapter's config, if their names change in a grown model."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
 
+from growkit.adapters.assembly import Adapted
 from growkit.adapters.folder import AdapterFolder
 from growkit.adapters.methods import DEFAULT, MERGE, pattern_value
 from growkit.adapters.modules import Modules
-from growkit.adapters.together import Adapted
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 
 BY_MODULE = ("exclude_modules", "layers_to_transform", "rank_pattern", "alpha_pattern")
-"""Keys that choose among modules, or have settings for some."""
+"""Keys that choose among modules, or have settings for some of them."""
 
 
-def retargeted(folder: AdapterFolder, adapted: Mapping[str, Adapted], modules: Modules) -> Config:
-    """The config of a grown adapter: as it was, if it means the same modules; else by their names.
+def retarget(folder: AdapterFolder, adapted: Mapping[str, Adapted], modules: Modules) -> Config:
+    """Make the config of a grown adapter.
+
+    It stays unchanged if it chooses the same modules; otherwise it lists their new names.
 
     Args:
         folder: the adapter of the source.
-        adapted: see ``Together``.
-        modules: of the grown model.
+        adapted: see ``Assembly``.
+        modules: the modules of the grown model.
 
     Raises:
-        InputError: modules are chosen in a way that cannot be written for other names.
+        InputError: the choice cannot be expressed with the new names.
     """
     config, listed = folder.config, folder.config.get("target_parameters") or ()
     if all(name == each.origin for name, each in adapted.items()):
@@ -35,8 +37,8 @@ def retargeted(folder: AdapterFolder, adapted: Mapping[str, Adapted], modules: M
     numbered = any(re.search(r"\d", name) for name in config.get("modules_to_save") or ())
     if numbered or "rank_pattern" not in folder.method.settings:
         raise InputError(
-            f"the adapter in {folder.opened} names modules with the numbers of layers, which get "
-            f"others; {MERGE}"
+            f"the adapter in {folder.opened} names modules by the indices of layers, which change; "
+            f"{MERGE}"
         )
 
     def name_of(parameter: str) -> str:
@@ -60,7 +62,7 @@ def retargeted(folder: AdapterFolder, adapted: Mapping[str, Adapted], modules: M
 
 
 def _chosen(config: Config, modules: Modules) -> set[str]:
-    """The parameters that a config names by the ends of their names, as PEFT understands it."""
+    """The parameters whose names end as a config's targets do, as in PEFT."""
     listed = config.get("target_modules")
     if not isinstance(listed, list):
         return set()

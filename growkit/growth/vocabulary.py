@@ -22,7 +22,7 @@ from growkit.families.description import MOST_SIZE
 from growkit.families.family import stored_family
 from growkit.planning.operation import Option, SizeOption, Switch
 from growkit.planning.plan import Plan, unused_tensors
-from growkit.planning.transforms import Beside, Kept, Mapped, Slices, Transform, row_maps
+from growkit.planning.transforms import Attached, Kept, Mapped, Slices, Transform, row_maps
 
 AT_A_TIME = 1024
 """Rows that are summed at a time; another number may change the last bits."""
@@ -126,9 +126,9 @@ class MoreRows(Mapped):
                     return None
         return rows(of)
 
-    def beside(self, one: Beside) -> Transform | None:
+    def attached(self, one: Attached) -> Transform | None:
         """See ``Transform``; new rows are zero in a tensor that belongs to this one."""
-        made = super().beside(one)
+        made = super().attached(one)
         return replace(made, found={}) if isinstance(made, MoreRows) else made
 
     @property

@@ -33,18 +33,18 @@ AT_RANDOM = "it is split at random"
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A tensor that goes with another one: a part of an adapter, with the weight that it changes.
+class Attached:
+    """A tensor that grows with a weight: a tensor of an adapter, with the weight that it adapts.
 
     Attributes:
-        source: its name.
-        target: its name in the target, which seeds random splits.
-        shape: in the source.
-        dtype: safetensors name.
-        dimensions: for each of its own the dimension of the weight that it follows, or None for one
-            that stays; None as a whole if it takes the place of the weight.
-        scaled: whether it takes what the weight is multiplied by.
-        copied: whether it is copied where the weight is split.
+        source: name of the tensor.
+        target: name of the grown tensor, which seeds random splits.
+        shape: shape of the tensor.
+        dtype: safetensors name of its dtype.
+        dimensions: for each of its dimensions, the dimension of the weight that it follows, or None
+            if it does not grow; None as a whole if the tensor replaces the weight.
+        scaled: whether the tensor is multiplied by the weight's factor.
+        copied: whether the tensor is copied where the weight is split.
     """
 
     source: str
@@ -147,7 +147,7 @@ class Transform(ABC):
         """
         return None
 
-    def beside(self, one: Beside) -> Transform | None:
+    def attached(self, one: Attached) -> Transform | None:
         """The transform of a tensor that belongs to the source, so that it fits the target.
 
         A low-rank update is mapped like its weight: if W' = E · W · L, E maps its left factor and L
@@ -208,7 +208,7 @@ class Kept(_OneSource):
         """See ``Transform``; a weight twice as large has gradients half as large."""
         return None if self.new else Kept(self.source, (self.factor * self.siblings) ** -order)
 
-    def beside(self, one: Beside) -> Transform:
+    def attached(self, one: Attached) -> Transform:
         """See ``Transform``."""
         return replace(self, source=one.source, factor=self.factor if one.scaled else 1.0)
 
@@ -298,11 +298,11 @@ class Mapped(_OneSource):
             return None
         return Moments(self.source, self.make, self.factor, order, self.resets)
 
-    def beside(self, one: Beside) -> Transform | None:
+    def attached(self, one: Attached) -> Transform | None:
         """See ``Transform``."""
         if one.dimensions is None:
             return replace(self, source=one.source, name=one.target)
-        made = Mapped(one.source, partial(_maps_beside, self.make, one), self.why, one.target)
+        made = Mapped(one.source, partial(_attached_maps, self.make, one), self.why, one.target)
         factor = self.factor if one.scaled else 1.0
         alike, resets, diverges = self.alike, self.resets, self.diverges
         return replace(
@@ -310,7 +310,7 @@ class Mapped(_OneSource):
         )
 
 
-def _maps_beside(make: Callable[[], tuple[IndexMap, ...]], one: Beside) -> tuple[IndexMap, ...]:
+def _attached_maps(make: Callable[[], tuple[IndexMap, ...]], one: Attached) -> tuple[IndexMap, ...]:
     """Select the maps of a tensor that belongs to a weight from the maps of the weight."""
     assert one.dimensions is not None
     found, pairs = make(), zip(one.dimensions, one.shape, strict=True)
@@ -347,9 +347,9 @@ class Rounded(Mapped):
         """See ``Transform``."""
         return super().update(before).because("it is rounded")
 
-    def beside(self, one: Beside) -> Transform | None:
+    def attached(self, one: Attached) -> Transform | None:
         """See ``Transform``; a tensor without the factor is not rounded."""
-        made = super().beside(one)
+        made = super().attached(one)
         return Rounded(**vars(made)) if one.scaled and made else made
 
 
@@ -440,7 +440,7 @@ class Constant(Transform):
         """See ``Transform``; a new tensor has no moments yet, so they are zero."""
         return Constant(self.dtype, 0.0, self.why)
 
-    def beside(self, one: Beside) -> Transform:
+    def attached(self, one: Attached) -> Transform:
         """See ``Transform``; one factor of an update starts at zero, the other lets it train."""
         if one.scaled:
             return Constant(one.dtype, self.value if one.dimensions is None else 0.0, self.why)
@@ -482,10 +482,10 @@ class Section(Transform):
         whole = self.whole.moments(order)
         return None if whole is None else Section(whole, self.begin, self.why)
 
-    def beside(self, one: Beside) -> Transform | None:
+    def attached(self, one: Attached) -> Transform | None:
         """See ``Transform``."""
         of_all = replace(one, target=one.source)  # sections share one split
-        whole, order = self.whole.beside(of_all), one.dimensions or range(len(self.begin))
+        whole, order = self.whole.attached(of_all), one.dimensions or range(len(self.begin))
         begin = tuple(0 if dimension is None else self.begin[dimension] for dimension in order)
         return None if whole is None else Section(whole, begin, self.why)
 

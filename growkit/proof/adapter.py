@@ -1,7 +1,8 @@
-"""Does the target compute with its adapter what the source computes with its own?
+"""Proof of an adapter: the target with its adapter computes the same as the source with its own.
 
-The adapter's tensors must give the source's back, bit for bit, and its config must be what growkit
-writes. Both models then run with their adapters in PEFT, one layer at a time in strict float64.
+The tensors of the source's adapter must be recovered bit for bit, and the grown config must be the
+one that growkit writes. Then both models run with their adapters in PEFT, one layer at a time in
+strict float64.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from growkit.adapters.applied import AdaptedWeights
 from growkit.adapters.folder import AdapterFolder
 from growkit.adapters.growing import Adapter
 from growkit.adapters.modules import Modules
-from growkit.adapters.parts import Parts
+from growkit.adapters.tensors import AdapterTensors
 from growkit.base.errors import InputError
 from growkit.base.limits import Limit, rounded_sum, strict_limit, within
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER
@@ -33,7 +34,7 @@ from growkit.results.proof import Finding
 NAME = "adapter"
 
 OF_FOLDERS = ("base_model_name_or_path", "revision")
-"""Keys that change where a model goes."""
+"""Config keys that name the model's folder."""
 
 
 def prove_adapter(
@@ -53,32 +54,32 @@ def prove_adapter(
         origin: how the target was made.
         path: the adapter of the source.
         prompt: token ids, [tokens].
-        device: where both run.
-        limit: of the models without adapters, where the function is not to be the same.
+        device: device that both run on.
+        limit: limit for the models without adapters, if the promise is not *exact*.
 
     Raises:
-        InputError: there is no adapter, or one that PEFT does not take.
+        InputError: there is no adapter, or PEFT does not accept it.
     """
     inside = after.folder / ADAPTER_FOLDER
     if not inside.exists():
         raise InputError(
-            f"{after.folder} holds no {ADAPTER_FOLDER} that could be compared with {path}; leave "
-            "--adapter out, or grow the model with it"
+            f"{after.folder} has no folder {ADAPTER_FOLDER} to compare with {path}; leave out "
+            "--adapter, or grow the model with it"
         )
     if origin.unknown:
         raise InputError(
-            f"comparing {inside} with {path} needs to know how it was made, but {origin.unknown}; "
-            "leave --adapter out"
+            f"{inside} can be compared with {path} only if it is known how it was made, but "
+            f"{origin.unknown}; leave out --adapter"
         )
     planned, written = Adapter(path, before, origin.lineage, ""), AdapterFolder(inside)
-    lost = compare_weights(Origin(planned.lineage), Parts(written, Modules(after))).lost
+    lost = compare_weights(Origin(planned.lineage), AdapterTensors(written, Modules(after))).lost
     wrong = (
         f"{ADAPTER_FOLDER}/{ADAPTER}"
         if _settings(planned.config) != _settings(written.config)
         else ""
     )
     if lost or wrong:
-        does = "does not give the source's adapter back" if lost else "is not what growkit writes"
+        does = "does not recover the source's adapter" if lost else "is not what growkit writes"
         place = lost or wrong
         return Finding(name=NAME, kept=False, sentence=f"{place} {does}", place=place)
     exact = origin.lineage.promise == "exact"
@@ -86,9 +87,12 @@ def prove_adapter(
     own = strict_limit(probe.rounding.relative)
     largest = own.largest if exact else limit and limit.largest
     kept = within(found.relative, largest)
-    sentence = f"with the adapter they differ by {found.relative:.1e}"
+    sentence = f"with the adapter, they differ by {found.relative:.1e}"
     if within(probe.control.relative, own.largest):
-        kept, sentence = False, f"with the adapter a fault ({probe.fault}) was not noticed"
+        kept, sentence = (
+            False,
+            f"with the adapter, a deliberate fault ({probe.fault}) went unnoticed",
+        )
     return Finding(
         name=NAME, kept=kept, sentence=sentence, measured=finite(found.relative), limit=largest
     )
@@ -106,7 +110,7 @@ def _run(
     *,
     exact: bool,
 ) -> tuple[Distance, Probe]:
-    """The distance between the logits, and what it is judged by."""
+    """Measure the distance between the logits, and the noise and the control that judge it."""
     tokens = before[0].config["vocab_size"]
     more = tokens if after[0].config["vocab_size"] > tokens else None
     call, noise = Call(prompt), rounded_sum(widest(before[0]))
@@ -126,7 +130,7 @@ def _run(
 
 
 def _end(stages: Iterator[Stage]) -> Tensor:
-    """What the last layer returns."""
+    """The output of the last layer."""
     for stage in stages:
         end = stage.after[0]
     return end

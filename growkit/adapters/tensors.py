@@ -1,7 +1,7 @@
-"""The tensors of an adapter, and the tensors in a model's files with which each grows.
+"""The tensors of an adapter, each with the tensor in the model's files with which it grows.
 
-The class may have in one parameter what files hold in several tensors: experts. Its factors are
-taken apart into those of each tensor, and put together again for the class, as moments of
+One parameter of the class may combine several tensors of the files: experts. Its factors are split
+into those of each tensor, and combined again (``growkit.adapters.assembly``), as moments of
 optimizers are (``growkit.optimizer.growing``).
 """
 
@@ -16,52 +16,52 @@ from typing import NamedTuple
 from torch import Tensor
 
 from growkit.adapters.folder import AdapterFolder
-from growkit.adapters.methods import COLUMNS, IN, MERGE, OUT, RANK, Part
+from growkit.adapters.methods import COLUMNS, IN, MERGE, OUT, RANK, TensorKind
 from growkit.adapters.modules import Modules, experts_of
 from growkit.base.errors import InputError
 from growkit.base.tensors import ANYWHERE, FLOAT_BYTES, TensorInfo, Weights, cut
-from growkit.planning.transforms import Beside
+from growkit.planning.transforms import Attached
 
 PREFIX, INSIDE = "base_model.model.", ".base_layer"
-"""What PEFT puts before the name of a module, and behind it for each wrap around the module."""
+"""PEFT's prefix of a module's name, and the suffix that each wrapper around the module adds."""
 
 WHOLE_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?")
-"""Where a multimodal class has the language model inside, which is grown alone."""
+"""Prefix of the language model inside a multimodal model; only the language model is grown."""
 
 LINEAR = {OUT: 0, IN: 1, COLUMNS: 1}
-"""Dimensions of the weight of a linear layer."""
+"""The dimension of each meaning in the weight of a linear layer."""
 
-WHOLE = Part((), scaled=True)
-"""A tensor that takes the place of the model's."""
+WHOLE = TensorKind((), scaled=True)
+"""A tensor that replaces a tensor of the model."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor of an adapter, or the part of it that goes with a single tensor of a model's files.
+    """A tensor of an adapter, or the part of it that belongs to one tensor in the model's files.
 
     Attributes:
         tensor: name of the tensor in the model's files.
-        parameter: the class's parameter; empty if the adapter goes by names in files.
-        tail: the end of its name in the adapter, behind that of the module.
+        parameter: the adapted parameter; empty if the adapter uses the names in the files.
+        tail: its name in the adapter, after the name of the module.
         info: its header.
-        part: what kind of tensor it is.
-        dimensions: see ``Beside``.
-        tied: whether the parameter has its tensor from another one.
-        origin: the source's parameter, or tensor, which it adapts.
+        kind: its kind.
+        dimensions: see ``Attached``.
+        tied: whether the parameter is tied to another one, which is in the files.
+        origin: the parameter or tensor of the source that it adapts.
     """
 
     tensor: str
     parameter: str
     tail: str
     info: TensorInfo
-    part: Part = WHOLE
+    kind: TensorKind = WHOLE
     dimensions: tuple[int | None, ...] | None = None
     tied: bool = False
     origin: str = field(default="", kw_only=True)
 
     @property
     def name(self) -> str:
-        """A name that no other entry has."""
+        """A unique name."""
         return f"{self.tensor}{f':{self.parameter}' * self.tied}{self.tail}"
 
     @property
@@ -70,33 +70,43 @@ class Entry:
         module = (self.parameter or self.tensor).rpartition(".")[0]
         return f"{PREFIX}{module}{self.tail}"
 
-    def beside(self, target: str) -> Beside:
-        """How it grows with its tensor."""
-        part, info = self.part, self.info
-        how = self.dimensions, part.scaled, part.copied
-        return Beside(self.name, target, info.shape, info.dtype, *how)
+    def attached(self, target: str) -> Attached:
+        """The description for ``Transform.attached``.
+
+        Args:
+            target: name of the grown entry.
+        """
+        kind, info = self.kind, self.info
+        how = self.dimensions, kind.scaled, kind.copied
+        return Attached(self.name, target, info.shape, info.dtype, *how)
 
 
 class _Piece(NamedTuple):
-    """Where an entry is in the adapter's file: its tensor, in another shape, and a part of that."""
+    """The location of an entry in the adapter's file.
+
+    Attributes:
+        key: name of the tensor in the file.
+        view: shape in which the tensor is viewed; None for its own.
+        where: the part of the view.
+    """
 
     key: str
     view: tuple[int, ...] | None = None
     where: tuple[slice | int, ...] = (slice(None),)
 
 
-class Parts(Weights):
-    """The tensors of an adapter, each with one of the model's files.
+class AdapterTensors(Weights):
+    """The tensors of an adapter, each with its tensor in the model's files.
 
     Args:
         adapter: the adapter.
-        modules: of its model.
+        modules: the modules of its model.
 
     Attributes:
-        entries: all of them, by name.
+        entries: all entries, by name.
 
     Raises:
-        InputError: a tensor is of no parameter of the model, or does not fit.
+        InputError: a tensor belongs to no parameter of the model, or does not fit it.
     """
 
     def __init__(self, adapter: AdapterFolder, modules: Modules) -> None:
@@ -104,16 +114,16 @@ class Parts(Weights):
         self.entries: dict[str, Entry] = {}
         self._pieces: dict[str, _Piece] = {}
         self._ranks: dict[str, int] = {}
-        ends = "|".join(map(re.escape, adapter.method.parts))
+        ends = "|".join(map(re.escape, adapter.method.kinds))
         known = re.compile(rf"(.*?)((?:{re.escape(INSIDE)})*)\.({ends})")
         for key in adapter.file.tensors:
-            around, name = self._inside(key.removeprefix(PREFIX))
+            prefix, name = self._without_prefix(key.removeprefix(PREFIX))
             found = known.fullmatch(name)
             made = self._factor(key, *found.groups()) if found else self._whole(key, name)
             for entry, piece in made:
                 self._check(key, entry, piece)
                 origin = entry.parameter or entry.tensor
-                origin = around + origin.removeprefix("model.") if around else origin
+                origin = prefix + origin.removeprefix("model.") if prefix else origin
                 self.entries[entry.name] = replace(entry, origin=origin)
                 self._pieces[entry.name] = piece
         self.tensors = {name: each.info for name, each in self.entries.items()}
@@ -131,7 +141,7 @@ class Parts(Weights):
         """See ``Weights``.
 
         Raises:
-            InputError: it holds NaN or infinity.
+            InputError: the tensor holds NaN or infinity.
         """
         key, view, inside = self._pieces[name]
         found = self.adapter.file.read(key, *(() if view else where))
@@ -140,11 +150,11 @@ class Parts(Weights):
         return cut(found.view(view)[inside], where) if view else found
 
     def is_tied(self, parameter: str) -> bool:
-        """Whether a parameter has its tensor from another one."""
+        """Whether a parameter is tied to another one, which is in the files."""
         return self._modules.stored.get(parameter, parameter) != parameter
 
-    def _inside(self, name: str) -> tuple[str, str]:
-        """What a multimodal class has before a name; and the name in the language model."""
+    def _without_prefix(self, name: str) -> tuple[str, str]:
+        """Split a name into the prefix of a multimodal class and the name in the language model."""
         found = WHOLE_MODEL.match(name)
         if not found or any(each.startswith(found[0]) for each in self._modules.stored):
             return "", name
@@ -153,74 +163,74 @@ class Parts(Weights):
     def _factor(
         self, key: str, module: str, inside: str, end: str
     ) -> Iterator[tuple[Entry, _Piece]]:
-        """The entries of a tensor that goes with a weight of a module."""
-        info, part = self.adapter.file.tensors[key], self.adapter.method.parts[end]
-        self._check_ranks(key, f"{module}{inside}", part)
+        """Make the entries of a tensor that belongs to a weight."""
+        info, kind = self.adapter.file.tensors[key], self.adapter.method.kinds[end]
+        self._check_ranks(key, f"{module}{inside}", kind)
         targets, tail = self.adapter.config.get("target_parameters") or (), f"{inside}.{end}"
         parameter = self._modules.of_module(module, targets, inside.count(INSIDE))
         made = self._modules.conversion(parameter)
         if made is None and parameter not in self._modules.tensors:
-            raise self._no_part(key, f"adapts {parameter}")
+            raise self._unknown(key, f"adapts {parameter}")
         places = self._modules.places(parameter) if made else LINEAR
-        pairs = zip(part.sides, info.shape, strict=True)
-        one = part.sides == (OUT, IN)  # of which the other dimension is 1
+        pairs = zip(kind.sides, info.shape, strict=True)
+        one = kind.sides == (OUT, IN)  # the other dimension is 1
         sides = [None if one and size == 1 else places.get(side) for side, size in pairs]
         if made and (grid := experts_of(made)):
             rows = sum(self._modules.tensors[names[0]].shape[0] for names in grid)
-            if part.sides[0] == OUT and info.shape[0] != rows:
+            if kind.sides[0] == OUT and info.shape[0] != rows:
                 raise self._misfit(key, parameter, made.shapes[parameter])
-            for tensor, shape, piece in _taken_apart(key, part, info.shape, grid, self._modules):
+            for tensor, shape, piece in _split_experts(key, kind, info.shape, grid, self._modules):
                 seen = TensorInfo(shape, info.dtype)
-                yield Entry(tensor, parameter, tail, seen, part, tuple(sides)), piece
+                yield Entry(tensor, parameter, tail, seen, kind, tuple(sides)), piece
             return
         if made and made.transform is not None:
             raise InputError(
-                f"{key} in {self.adapter.file.path} adapts {parameter}, which transformers makes "
-                f"of several tensors; {MERGE}"
+                f"{key} in {self.adapter.file.path} adapts {parameter}, which transformers "
+                f"combines from several tensors; {MERGE}"
             )
-        tensor, tied = parameter, False  # of an expert, which PEFT puts into that of all
+        tensor, tied = parameter, False  # an expert's, which PEFT combines with the others
         if made:
             (tensor,), tied = made.sources, self.is_tied(parameter)
         weight, piece = self._modules.tensors[tensor].shape, _Piece(key)
         if len(weight) > 2 and len(sides) > 1:
-            behind = [None if side is None else side + 1 for side in sides]
-            sides = [0, *behind] if part.sides[0] == RANK else [*behind, 0]
-            view = _of_experts(part, info.shape, weight[0])
+            inner = [None if side is None else side + 1 for side in sides]
+            sides = [0, *inner] if kind.sides[0] == RANK else [*inner, 0]
+            view = _of_experts(kind, info.shape, weight[0])
             info, piece = TensorInfo(view, info.dtype), _Piece(key, view)
         name = parameter if made else ""
-        yield Entry(tensor, name, tail, info, part, tuple(sides), tied), piece
+        yield Entry(tensor, name, tail, info, kind, tuple(sides), tied), piece
 
     def _whole(self, key: str, name: str) -> Iterator[tuple[Entry, _Piece]]:
-        """The entry of a tensor that takes the place of one of the model."""
+        """Make the entry of a tensor that replaces one of the model."""
         parameter = name.replace(INSIDE, "")
         made = self._modules.conversion(parameter)
         if made is None or made.transform is not None:
-            raise self._no_part(key, f"takes the place of {parameter}")
+            raise self._unknown(key, f"replaces {parameter}")
         tail, info = name[len(parameter.rpartition(".")[0]) :], self.adapter.file.tensors[key]
         (tensor,), tied = made.sources, self.is_tied(parameter)
         yield Entry(tensor, parameter, tail, info, tied=tied), _Piece(key)
 
-    def _no_part(self, key: str, does: str) -> InputError:
+    def _unknown(self, key: str, does: str) -> InputError:
         return InputError(
             f"{key} in {self.adapter.file.path} {does}, which a "
             f"{type(self._modules.model).__name__} does not have; give the adapter of this model"
         )
 
-    def _check_ranks(self, key: str, wrapped: str, part: Part) -> None:
-        """Both factors of a product have one rank."""
+    def _check_ranks(self, key: str, wrapped: str, kind: TensorKind) -> None:
+        """Check that both factors of a product have the same rank."""
         shape = self.adapter.file.tensors[key].shape
-        fits = len(shape) == len(part.sides)
-        if fits and RANK in part.sides and COLUMNS not in part.sides:
-            rank = shape[part.sides.index(RANK)]
+        fits = len(shape) == len(kind.sides)
+        if fits and RANK in kind.sides and COLUMNS not in kind.sides:
+            rank = shape[kind.sides.index(RANK)]
             fits = 0 < rank == self._ranks.setdefault(wrapped, rank)
         if not fits:
             raise InputError(
                 f"{key} in {self.adapter.file.path} has shape {list(shape)}, which does not fit "
-                "what else the adapter has for the module; save it again"
+                "the other tensors of its module; save it again"
             )
 
     def _check(self, key: str, entry: Entry, piece: _Piece) -> None:
-        """A tensor has the sizes of that which it goes with."""
+        """Check that a tensor has the sizes of the tensor with which it grows."""
         shape, info = self._modules.tensors[entry.tensor].shape, self.adapter.file.tensors[key]
         order = range(len(shape)) if entry.dimensions is None else entry.dimensions
         own, sizes = entry.info.shape, dict(enumerate(shape))
@@ -243,27 +253,27 @@ class Parts(Weights):
         )
 
 
-def _of_experts(part: Part, shape: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The shape of a factor with a dimension for experts, as PEFT orders them.
+def _of_experts(kind: TensorKind, shape: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The shape of a factor with its own dimension for experts.
 
-    The rows of A are those of the first expert, then the next; columns of B are those of the first
-    rank of every expert, then the next (``peft.tuners.lora.ParamWrapper``).
+    PEFT orders the rows of A by expert and then rank, but the columns of B by rank and then expert
+    (``peft.tuners.lora.ParamWrapper``).
     """
     rows, columns = shape
-    if part.sides[0] == RANK:
+    if kind.sides[0] == RANK:
         return count, rows // count, columns
     return rows, columns // count, count
 
 
-def _taken_apart(
-    key: str, part: Part, shape: tuple[int, ...], grid: list[list[str]], modules: Modules
+def _split_experts(
+    key: str, kind: TensorKind, shape: tuple[int, ...], grid: list[list[str]], modules: Modules
 ) -> Iterator[tuple[str, tuple[int, ...], _Piece]]:
-    """The factors of all experts: the tensor of each, its shape, and where it is."""
-    view, begin = _of_experts(part, shape, len(grid[0])), 0
+    """Split a factor by experts: the tensor of each, its shape, and its location."""
+    view, begin = _of_experts(kind, shape, len(grid[0])), 0
     for names in grid:
         end = begin + modules.tensors[names[0]].shape[0]
         for number, tensor in enumerate(names):
-            if part.sides[0] == RANK:  # which all matrices share
+            if kind.sides[0] == RANK:  # all matrices share A
                 yield tensor, view[1:], _Piece(key, view, (number,))
             else:
                 where = (slice(begin, end), slice(None), number)

@@ -1,4 +1,4 @@
-"""A grown adapter under the names and in the shapes that PEFT has for it."""
+"""A grown adapter with PEFT's names and shapes."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from torch import Tensor
 
 from growkit.adapters.methods import IN, MERGE, RANK
 from growkit.adapters.modules import Modules, experts_of
-from growkit.adapters.parts import Entry
+from growkit.adapters.tensors import Entry
 from growkit.base.errors import InputError
 from growkit.base.tensors import ANYWHERE, TensorInfo, Weights, cut
 
 
 class Adapted(NamedTuple):
-    """What adapts a parameter of the grown model.
+    """An adapted parameter of the grown model.
 
     Attributes:
-        origin: the source's parameter from which it comes.
-        rank: of the product; None if there is none.
+        origin: the parameter of the source from which it was grown.
+        rank: rank of the update; None if it is not a product.
     """
 
     origin: str
     rank: int | None
 
 
-class Together(Weights):
-    """The tensors of a grown adapter as PEFT names them; factors of experts are put together.
+class Assembly(Weights):
+    """The tensors of a grown adapter with PEFT's names; factors of experts are combined.
 
     Args:
-        stage: the tensors, each with one of the model's files.
-        entries: what they are.
-        modules: of the grown model.
-        path: of the adapter that they come from, for messages.
+        stage: the grown tensors, by entry.
+        entries: the entries, by name.
+        modules: the modules of the grown model.
+        path: path of the source's adapter, for messages.
 
     Attributes:
-        made: for each tensor those that it is made of.
-        adapted: every parameter that is adapted, or tensor where an adapter goes by these.
+        made: for each tensor, the names of its entries.
+        adapted: the adapted parameters, by name; or tensors, if an adapter uses names in files.
 
     Raises:
-        InputError: the class of the grown model has another form of what was adapted.
+        InputError: an adapted parameter has another form in the class of the grown model.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Together(Weights):
                 parameter = modules.by_tensor.get(entry.tensor, "")
             if parameter.rpartition(".")[2] != entry.parameter.rpartition(".")[2]:
                 raise InputError(
-                    f"the adapter in {path} adapts {entry.origin}, which the grown model has in "
-                    f"{parameter or 'no parameter'}; {MERGE}"
+                    f"the adapter in {path} adapts {entry.origin}, which is in "
+                    f"{parameter or 'no parameter'} of the grown model; {MERGE}"
                 )
             placed = replace(entry, parameter=parameter)
             self.made.setdefault(placed.key, []).append(name)
             self._placed[placed.key] = placed
-            if entry.part.sides[-1:] == (IN,):
-                rank = entry.info.shape[-2] if RANK in entry.part.sides else None
+            if entry.kind.sides[-1:] == (IN,):
+                rank = entry.info.shape[-2] if RANK in entry.kind.sides else None
                 self.adapted[parameter or entry.tensor] = Adapted(entry.origin, rank)
         self._grids: dict[str, list[list[str]]] = {}
         for key, entry in self._placed.items():
@@ -85,18 +85,18 @@ class Together(Weights):
 
     def cuts(self, name: str) -> int:
         """See ``Weights``."""
-        return ANYWHERE if self._is_put_together(name) else self._stage.cuts(self.made[name][0])
+        return ANYWHERE if self._is_combined(name) else self._stage.cuts(self.made[name][0])
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """See ``Weights``."""
-        if self._is_put_together(name):
+        if self._is_combined(name):
             yield self.read(name)
         else:
             yield from self._stage.blocks(self.made[name][0])
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """See ``Weights``."""
-        if not self._is_put_together(name):
+        if not self._is_combined(name):
             return self._stage.read(self.made[name][0], *where)
         grid, read = self._grids.get(name), self._stage.read
         if grid is None:
@@ -109,17 +109,17 @@ class Together(Weights):
         return cut(whole.reshape(self.tensors[name].shape), where)
 
     def _by_expert(self, key: str) -> bool:
-        """Whether the rows of a factor are those of one expert, then the next."""
-        return self._placed[key].part.sides[0] == RANK
+        """Whether the rows of a factor are ordered by expert."""
+        return self._placed[key].kind.sides[0] == RANK
 
-    def _is_put_together(self, key: str) -> bool:
+    def _is_combined(self, key: str) -> bool:
         entry = self._placed[key]
         return key in self._grids or (entry.dimensions is not None and len(entry.dimensions) > 2)
 
     def _shape(self, key: str) -> tuple[int, ...]:
-        """Of a tensor in the file, in which experts have no dimension of their own."""
+        """The shape of a tensor in the file, where experts have no dimension of their own."""
         shape = self._placed[key].info.shape
-        if not self._is_put_together(key):
+        if not self._is_combined(key):
             return shape
         if grid := self._grids.get(key):
             rows = sum(self._stage.tensors[names[0]].shape[0] for names in grid)
