@@ -15,7 +15,8 @@ import pytest
 import growkit
 from growkit import InputError
 from growkit.checkpoint import publishing
-from growkit.checkpoint.publishing import Scratch, write_whole
+from growkit.checkpoint.publishing import write_whole
+from growkit.checkpoint.scratch import Scratch
 from growkit.pipeline import running
 from tests.conftest import cli, edit_weights, folder_bytes, save_model, seeded
 from tests.faults import ANYWHERE, PUBLISHING, World, in_child, without_exchange

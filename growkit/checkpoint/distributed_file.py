@@ -25,7 +25,7 @@ from growkit.base.tensors import ANYWHERE, STORED_NAMES, TensorInfo, Weights, fu
 from growkit.checkpoint import weight_file
 from growkit.checkpoint.folder import LIST as LIST
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.publishing import temporary
+from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import TorchFile, WeightFile, open_saved, plain_tensors, sizes
 from growkit.checkpoint.writing import Shard, divide
 

@@ -1,7 +1,4 @@
-"""Publication of outputs: temporary folders, and names that are given only to complete outputs.
-
-A temporary folder contains a file that is locked while its run is alive: the system releases the
-lock when the run ends, in whatever way. So a folder whose lock is free was left by a killed run.
+"""Publication of outputs: a name is given only to a complete output.
 
 An output gets its name only when it is complete, proved and on the disk. Until then it is ``new``
 in the folder ``.OUT.xxxxxxxx`` next to the name. To replace an earlier output, the two exchange
@@ -9,52 +6,37 @@ their names in one step. Where the system cannot do that, the earlier output fir
 ``old.OUT`` in that folder, and the next run completes an unfinished replacement (``tidy``).
 
 The manifest records every file of an output with its SHA-256. Outputs are replaced or deleted only
-while they match this record, one recorded name after the other. Files that a run reads are never
-replaced. They may have many names (links, other letter cases, mounts), so they are identified by
-device and inode.
+while they match this record, one recorded name after the other.
 """
 
 import ctypes
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import islice
 from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from growkit.base.errors import InputError, PlaceError, plain, reason
+from growkit.base.errors import InputError, PlaceError, plain
 from growkit.base.units import size
-from growkit.checkpoint.folder import MOST_ENTRIES, State, read_json, state_of
+from growkit.checkpoint.folder import State, read_json, state_of
+from growkit.checkpoint.inputs import Identity, Inputs, below, identity
+from growkit.checkpoint.scratch import ENDING, LOCK, MODE, NAMES, Scratch, clear, free
 from growkit.checkpoint.writing import flush, sha256
 
-MANIFEST, LOCK = "growkit.json", "growkit.lock"
-ENDING = 8
-"""Number of random characters at the end of a temporary folder's name."""
-
-NAMES = rf"(\..+\.|growkit-[a-z]+-)[0-9a-f]{{{ENDING}}}"
-"""Names of temporary folders, next to an output or in the system's temporary folder."""
-
-MODE = 0o700
-"""Permissions of temporary folders."""
-
+MANIFEST = "growkit.json"
 NEW, OLD = "new", "old."
 LEFT = "%s is left over from a run; keep what you need of it, and delete the rest"
 
 Contents = dict[str, State]
 """The state of everything in a folder, by relative path."""
-
-Identity = tuple[int, int]
-"""Device and inode."""
 
 _NO_CALL = frozenset({errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP})
 """Errors of kernels, sandboxes and file systems without renameat2."""
@@ -63,240 +45,6 @@ _HERE = -100  # AT_FDCWD
 _NOREPLACE, _EXCHANGE = 1, 2
 
 _log = getLogger("growkit")
-
-
-# Temporary folders
-
-
-class Scratch:
-    """A temporary folder with a unique name.
-
-    ``make`` creates the folder, and not the constructor, so that an interrupt at any moment finds
-    the object that deletes it.
-
-    Args:
-        stem: the path without the random end of its name.
-    """
-
-    def __init__(self, stem: Path) -> None:
-        self._stem = stem
-        self._lock: int | None = None
-        self.path = self._random_path()
-
-    def _random_path(self) -> Path:
-        return self._stem.with_name(self._stem.name + secrets.token_hex(ENDING // 2))
-
-    def make(self) -> None:
-        """Create and lock the folder.
-
-        Raises:
-            OSError: the folder cannot be created.
-        """
-        while self._lock is None:
-            with suppress(FileExistsError):
-                self.path.mkdir(mode=MODE)
-                # Before the folder is locked, another run may delete it as a dead run's.
-                with suppress(FileNotFoundError):
-                    self._lock = _new_lock(self.path / LOCK)
-                    if os.fstat(self._lock).st_nlink:
-                        return
-                    self.release()
-            self.path = self._random_path()
-
-    def close(self) -> None:
-        """Delete the folder."""
-        clear(self.path)
-        self.release()
-
-    def release(self) -> None:
-        """Release the lock, and leave the folder."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-
-@contextmanager
-def temporary(kind: str) -> Iterator[Path]:
-    """Create a folder for temporary files, which the end of the context deletes.
-
-    Raises:
-        InputError: the disk is full.
-    """
-    scratch = temporary_scratch(kind)
-    try:
-        scratch.make()
-        yield scratch.path
-    except Exception as error:  # an error of safetensors has the number only in its message
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full or f"(os error {errno.ENOSPC})" in str(error):
-            raise InputError(
-                f"{scratch.path.parent} cannot take temporary files ({reason(error)}); set TMPDIR "
-                "to a folder that has room"
-            ) from error
-        raise
-    finally:
-        scratch.close()
-
-
-def temporary_scratch(kind: str) -> Scratch:
-    """A folder for temporary files, which the caller makes and closes."""
-    return Scratch(Path(tempfile.gettempdir()) / f"growkit-{kind}-")
-
-
-def clear(folder: Path) -> None:
-    """Delete a temporary folder as far as possible, and its lock last."""
-    with suppress(OSError):
-        for path in folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name != LOCK:
-                path.unlink()
-        if [path.name for path in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink()
-        folder.rmdir()
-
-
-@contextmanager
-def holding(file: Path) -> Iterator[None]:
-    """Hold a lock in the folder of another process, to show that this process is alive.
-
-    Raises:
-        OSError: the lock cannot be created, for example because the folder is gone.
-    """
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        with suppress(OSError):  # the file system may lack locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def held(file: Path) -> bool:
-    """Whether a live process holds a lock."""
-    with free(file) as is_free:
-        return not is_free and file.exists()
-
-
-@contextmanager
-def free(file: Path) -> Iterator[bool]:
-    """Whether the process of a lock is dead; if so, this process holds the lock in the context."""
-    descriptor, taken = None, False
-    try:
-        with suppress(OSError):
-            descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            taken = True
-        yield taken
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _new_lock(file: Path) -> int:
-    """Create and lock a file; without locks in the file system, only create it."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-# Inputs of a run
-
-
-class Inputs:
-    """Files and model folders that a run reads, in their state at its start.
-
-    Args:
-        paths: their paths; a path that does not exist is ignored.
-        states: paths of further files, and of folders that are read as a whole.
-    """
-
-    def __init__(self, paths: Iterable[Path | str], states: Iterable[Path | str] = ()) -> None:
-        self._named: dict[Identity, Path] = {}
-        self._folders: dict[Identity, Path] = {}
-        self._states: dict[Path, State] = {}
-        whole = {*map(Path, states)}
-        for path in (*map(Path, paths), *whole):
-            self._add(path, path)
-            # A folder without a config is refused later, since it is no model.
-            if path in whole or os.path.lexists(path / "config.json"):
-                for each in islice(below(path), MOST_ENTRIES):
-                    if not (each.is_symlink() and os.path.isdir(each)):  # its target is not read
-                        self._add(each, path)
-
-    def _add(self, path: Path, given: Path) -> None:
-        state = _state(path)
-        if state is None:
-            return
-        self._states[path] = state
-        self._named.setdefault(state[:2], given)
-        if os.path.isdir(path):
-            self._folders.setdefault(state[:2], given)
-        if path == given or path.is_symlink():
-            for identity in _above(path):
-                self._named.setdefault(identity, given)
-
-    def overlap(self, path: Path) -> Path | None:
-        """Find an input that is the path, is inside it or contains it, under any name."""
-        found = self.around(path) or self._named.get(_identity(path))
-        # Replacing a folder removes the links in it, but not their targets.
-        inside = (self._named.get(_identity(each, follow=False)) for each in below(path))
-        return found or next(filter(None, inside), None)
-
-    def around(self, path: Path) -> Path | None:
-        """Find the input folder that contains a path, which need not exist."""
-        identities = (_identity(path), *_above(path))
-        return next((self._folders[each] for each in identities if each in self._folders), None)
-
-    def check_unchanged(self, paths: Iterable[Path]) -> None:
-        """Refuse files that were changed or replaced while they were read.
-
-        Args:
-            paths: paths of inputs.
-
-        Raises:
-            InputError: a file was changed; the message names it.
-        """
-        for path in paths:
-            if _state(path) is None or _state(path) != self._states.get(path):
-                raise InputError(
-                    f"{path} was changed while it was read, so the output was discarded; "
-                    "run this again when nothing writes to it"
-                )
-
-
-def below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[Path]:
-    """Iterate over everything in a folder, without following links.
-
-    Args:
-        folder: the folder.
-        onerror: called for a folder that cannot be listed; None to ignore it.
-    """
-    for where, folders, files in os.walk(folder, onerror=onerror):
-        for name in (*folders, *files):
-            yield Path(where, name)
-
-
-def _above(path: Path) -> Iterator[Identity]:
-    """The folders that contain a path after links are resolved; it need not exist."""
-    return (_identity(parent) for parent in Path(os.path.realpath(path)).parents)
-
-
-def _identity(path: Path, follow: bool = True) -> Identity:
-    state = _state(path, follow)
-    return state[:2] if state else (-1, -1)
-
-
-def _state(path: Path, follow: bool = True) -> State | None:
-    try:
-        return state_of(path.stat() if follow else path.lstat())
-    except (OSError, ValueError):
-        return None
 
 
 # Outputs of growkit
@@ -544,13 +292,13 @@ class Staging:
         self.scratch.make()
         self.folder = self.scratch.path / NEW
         self.folder.mkdir()
-        self._identity = _identity(self.folder)
+        self._identity = identity(self.folder)
 
     @property
     def final(self) -> Path | None:
         """The path under which the folder was published; None if it was not."""
         names = (self._output, rejected_name(self._output))
-        return next((name for name in names if _identity(name, False) == self._identity), None)
+        return next((name for name in names if identity(name, False) == self._identity), None)
 
     def tidy(self) -> list[Path]:
         """Delete the temporary folder; see ``tidy``."""
@@ -677,7 +425,7 @@ def tidy(
                 _remove(old, known)
             if os.path.lexists(old):
                 left.append(old)
-        if not left and _identity(new, False) != own:
+        if not left and identity(new, False) != own:
             _remove(new, known)
             if os.path.lexists(new / MANIFEST):  # else it is incomplete
                 left.append(new)

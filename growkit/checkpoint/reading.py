@@ -18,7 +18,8 @@ from growkit.base.names import perhaps
 from growkit.base.tensors import FLOAT_BYTES, TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.checkpoint.distributed_file import DistributedFile, open_model
 from growkit.checkpoint.folder import LIST, Folder
-from growkit.checkpoint.publishing import temporary, write_json
+from growkit.checkpoint.publishing import write_json
+from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import WeightFile, open_weights
 from growkit.checkpoint.writing import header_of
 

@@ -17,7 +17,8 @@ import typer
 
 from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Settings
-from growkit.checkpoint.publishing import Inputs, rejected_name, sweep, write_whole
+from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.publishing import rejected_name, sweep, write_whole
 from growkit.cli import commands as cli
 from growkit.cli.commands import JSON, OUTPUT, SOURCE, RecipeOptions, command, print_result
 from growkit.cli.signals import handle_signals

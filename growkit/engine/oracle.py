@@ -18,8 +18,8 @@ from typing import Any
 from growkit.base.errors import InputError, foreign
 from growkit.base.lazy import torch
 from growkit.base.tensors import Config, Weights
-from growkit.checkpoint.publishing import temporary
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import temporary
 from growkit.families.family import families, family_of
 from growkit.modeling import register
 from growkit.planning.layouts import as_diff_transformer, read_layout

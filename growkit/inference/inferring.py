@@ -18,8 +18,8 @@ import yaml
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError, foreign, reason
 from growkit.base.tensors import Config, Weights
-from growkit.checkpoint.publishing import temporary
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import temporary
 from growkit.engine.metrics import error_of
 from growkit.engine.oracle import load_model, quiet
 from growkit.engine.strict import CPU, strict_float64

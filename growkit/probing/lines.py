@@ -14,7 +14,9 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import open_regular, read
-from growkit.checkpoint.publishing import LOCK, Inputs, held, holding, made_around, temporary
+from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.publishing import made_around
+from growkit.checkpoint.scratch import LOCK, held, holding, temporary
 
 JOURNAL = "growkit.probe.jsonl"
 

@@ -18,7 +18,7 @@ from growkit.base.names import name_of
 from growkit.base.progress import Progress, Silent, steps
 from growkit.base.units import size
 from growkit.checkpoint.folder import TOKENIZER_FILES, is_of_tokenizer
-from growkit.checkpoint.publishing import Inputs
+from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
 from growkit.engine.prompts import read_text

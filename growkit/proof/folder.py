@@ -16,8 +16,9 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import ADAPTER_FOLDER, Folder, is_of_tokenizer, matches
-from growkit.checkpoint.publishing import MANIFEST, temporary
+from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
+from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
 from growkit.engine.user_code import is_trusted

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config, total_parameters
 from growkit.base.units import size
-from growkit.checkpoint.publishing import temporary
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import temporary
 from growkit.engine.calls import Call
 from growkit.engine.metrics import error_of, finite
 from growkit.engine.oracle import load_model, longest_context, quiet

@@ -11,7 +11,7 @@ from typing import Any
 from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.folder import GENERATION, TEMPLATES, Folder, is_of_tokenizer, matches
 from growkit.checkpoint.folder import TOKENIZER_FILES as FILES
-from growkit.checkpoint.publishing import temporary
+from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import generation
 from growkit.engine.oracle import quiet
 from growkit.engine.prompts import first_difference, load_tokenizer

@@ -38,7 +38,8 @@ from growkit.checkpoint.folder import (
     check_name,
     read_yaml,
 )
-from growkit.checkpoint.publishing import MANIFEST, Inputs
+from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.user_family import load_description
 from growkit.families.described import extended
 from growkit.families.family import described

@@ -17,7 +17,8 @@ from markupsafe import Markup
 from growkit.base.errors import InputError, plain
 from growkit.base.units import size
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.publishing import MANIFEST, Inputs, made_around, write_whole
+from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.publishing import MANIFEST, made_around, write_whole
 from growkit.families.description import EAGER_EXPERTS
 from growkit.modeling import OLDEST_TRANSFORMERS
 from growkit.report import proof as proofs
