@@ -219,7 +219,7 @@ def test_convert_only_dequantises(qwen3: Path, tmp_path: Path) -> None:
     assert "dequantise it first" in refused.output
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", sorted(cases()))
 def test_every_bit_is_as_the_library_has_it(case: str, tmp_path: Path) -> None:
     settings, stored, expected = cases()[case]
     folder = with_tensors(tmp_path / case, {f"m{key}": each for key, each in stored.items()})
