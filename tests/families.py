@@ -233,6 +233,7 @@ FAMILIES: dict[str, Kind] = {
         usual(
             "attention_bias",
             layer_types=one_of(DELTA, DELTA[::-1]),
+            full_attention_interval=2,  # without these, some layer has a cache with a length
             linear_num_key_heads=2,
             linear_num_value_heads=one_of(2, 4),
             linear_key_head_dim=4,
