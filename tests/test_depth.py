@@ -42,8 +42,11 @@ class Deep:
         self.config = CONFIGS[kind](choose)
         self.config["num_hidden_layers"] = LAYERS
         if "layer_types" in self.config:
-            kinds = ["full_attention", "sliding_attention"]
+            linear = "linear_attention" in self.config["layer_types"]
+            kinds = ["full_attention", "linear_attention" if linear else "sliding_attention"]
             self.config["layer_types"] = [choose.choice(kinds) for _ in range(LAYERS)]
+            if linear:  # the class counts tokens in a layer with attention
+                self.config["layer_types"][-1] = "full_attention"
             if coin(choose):  # what the class makes of the number of a layer
                 del self.config["layer_types"]
         if "no_rope_layers" in self.config:
@@ -80,6 +83,8 @@ class Deep:
                 for key in ("layer_types", "no_rope_layers"):
                     if self.config.get(key) is None:
                         config.pop(key, None)
+                every = "full_attention_interval"
+                config |= {every: self.config[every]} if every in self.config else {}
         return folder
 
     def grow(self, folder: Path, **more: Any) -> tuple[Path, Path]:
