@@ -98,19 +98,15 @@ class AdaptedWeights(Extended):
             loaded.update(state)
 
         with quiet(), foreign(f"PEFT cannot load {adapter.opened}", "save it again with PEFT"):
-            from peft import (
-                PEFT_TYPE_TO_CONFIG_MAPPING,
-                inject_adapter_in_model,
-                set_peft_model_state_dict,
-            )
+            import peft
 
             settings = {k: v for k, v in adapter.config.items() if k in adapter.method.settings}
-            kind: Any = PEFT_TYPE_TO_CONFIG_MAPPING[adapter.config["peft_type"]]
-            inject_adapter_in_model(kind(**settings), model, low_cpu_mem_usage=True)
+            kind: Any = peft.PEFT_TYPE_TO_CONFIG_MAPPING[adapter.config["peft_type"]]
+            peft.inject_adapter_in_model(kind(**settings), model, low_cpu_mem_usage=True)
             held = adapter.tensors
             tensors = {n.removeprefix(PREFIX): held.read(n) for n in held.tensors}
             with patch.object(model, "load_state_dict", load):
-                set_peft_model_state_dict(model, tensors)
+                peft.set_peft_model_state_dict(model, tensors)
         known = dict(model.named_parameters(remove_duplicate=False))
         for name, tensor in loaded.items():
             if name not in known or known[name].shape != tensor.shape:

@@ -18,6 +18,7 @@ class AdapterFolder:
     Attributes:
         opened: the folder.
         file: the file with its tensors.
+        files: all files that growkit reads.
         tensors: its tensors.
         config: the contents of ``adapter_config.json``.
         method: its method.
@@ -36,12 +37,8 @@ class AdapterFolder:
         if name is None:
             raise InputError(f"{path} has no {ADAPTER_WEIGHTS[0]}; copy the adapter again")
         self.file = open_weights(self.opened, name)
+        self.files = [self.opened.path / ADAPTER, *self.file.paths]
         self.tensors: Weights = self.file
-
-    @property
-    def files(self) -> list[Path]:
-        """All files that growkit reads."""
-        return [self.opened.path / ADAPTER, *self.file.paths]
 
     def renamed(self, config: Config, tensors: Weights) -> AdapterFolder:
         """The same adapter with other names of modules, in a config and in tensors."""

@@ -38,6 +38,7 @@ class Adapter:
 
     Attributes:
         folder: the source's adapter.
+        files: all files that growkit reads.
         of_class: the same adapter with the names of the source's class; an adapter of a multimodal
             model has other names.
         lineage: the plans of its tensors.
@@ -51,6 +52,7 @@ class Adapter:
 
     def __init__(self, path: Path, source: Checkpoint, lineage: Lineage, output: str) -> None:
         self.folder, self._base, own = AdapterFolder(path), lineage, Modules(source)
+        self.files = self.folder.files
         parts = AdapterTensors(self.folder, own)
         same = Assembly(parts, parts.entries, own, path)
         self.of_class = self.folder.renamed(retarget(self.folder, same.adapted, own), same)
@@ -61,11 +63,6 @@ class Adapter:
         self.bytes = total_bytes(self.target.tensors)
         config = retarget(self.folder, self.target.adapted, modules)
         self.config = {**config, "base_model_name_or_path": output, "revision": None}
-
-    @property
-    def files(self) -> list[Path]:
-        """All files that growkit reads."""
-        return self.folder.files
 
     def result(self) -> AdapterResult:
         """Describe the growth."""

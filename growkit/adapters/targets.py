@@ -46,14 +46,12 @@ def retarget(folder: AdapterFolder, adapted: Mapping[str, Adapted], modules: Mod
 
     ranks, alphas = {}, {}
     for parameter, each in adapted.items():
-        key, alpha = (
-            name_of(parameter),
-            pattern_value(config, "alpha_pattern", name_of(each.origin)),
-        )
+        pattern = re.escape(name_of(parameter))
         if each.rank != config.get("r", DEFAULT):
-            ranks[re.escape(key)] = each.rank
+            ranks[pattern] = each.rank
+        alpha = pattern_value(config, "alpha_pattern", name_of(each.origin))
         if alpha is not None:
-            alphas[re.escape(key)] = alpha
+            alphas[pattern] = alpha
     within = [each for each in adapted if _ends(each, listed)]
     chosen = [name_of(each) for each in adapted if each not in within]
     changed: Config = {"target_modules": chosen, "rank_pattern": ranks, "alpha_pattern": alphas}

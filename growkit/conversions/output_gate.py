@@ -25,7 +25,7 @@ from growkit.base.tensors import Weights
 from growkit.families.family import families, stored_family
 from growkit.growth.copying import PROMISE
 from growkit.growth.upcycling import config_with
-from growkit.planning.operation import Change, Operation, Option
+from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Computed, Kept, Mapped, Slices, Transform, row_maps
 
@@ -35,11 +35,7 @@ class OutputGate(Operation):
 
     name = "output-gate"
     paper = "https://arxiv.org/abs/2505.06708"
-
-    @property
-    def options(self) -> tuple[Option, ...]:
-        """See ``Operation``."""
-        return (PROMISE,)
+    options = (PROMISE,)
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""

@@ -31,7 +31,6 @@ the router distinguishes copies of an expert:
   all copies. They share the places, and a little noise in their rows lets them diverge.
 """
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from math import frexp
@@ -46,7 +45,7 @@ from growkit.families.family import Family, stored_family
 from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
 from growkit.growth.expert_use import copies_by_use
 from growkit.planning import transforms
-from growkit.planning.operation import Change, Operation, Option, SizeOption, Value
+from growkit.planning.operation import Change, Operation, Option, SizeOption, Value, is_count
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Computed, Kept, Mapped, Section, Transform
 
@@ -55,11 +54,6 @@ EXPERTS = "experts"
 
 Order = tuple[int, ...]
 """For each expert of a layer, the expert that it copies: all first copies, all second ones, ..."""
-
-
-def is_count(text: str) -> bool:
-    """Whether a text is a positive whole number."""
-    return bool(re.fullmatch(r"[1-9][0-9]{0,5}", text))
 
 
 def _are_counts(text: str) -> bool:

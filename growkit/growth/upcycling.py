@@ -31,17 +31,9 @@ from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.families.description import NEW, Experts, Member, Without
 from growkit.families.family import Family, families, stored_family
-from growkit.growth.experts import (
-    EXPERTS,
-    NUMBER,
-    TOP_K,
-    expert_of,
-    is_count,
-    is_last,
-    wanted_experts,
-)
+from growkit.growth.experts import EXPERTS, NUMBER, TOP_K, expert_of, is_last, wanted_experts
 from growkit.planning import transforms
-from growkit.planning.operation import Change, Operation, Option, is_within
+from growkit.planning.operation import Change, Operation, Option, is_count, is_within
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Section, Transform
 

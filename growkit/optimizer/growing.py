@@ -54,6 +54,7 @@ class Optimizer:
 
     Attributes:
         state: the source's state.
+        files: all files that growkit reads.
         bytes: approximate size of the grown state.
 
     Raises:
@@ -66,6 +67,7 @@ class Optimizer:
         check_trainable(lineage.target.config, f"the grown {source.folder}")
         self._before = Parameters.of(source)
         self.state = open_state(path, self._before)
+        self.files = self.state.files
         headers = self.state.numbers.tensors
         kinds = {name.rpartition(".")[2]: info.dtype for name, info in headers.items()}
         elements = tensors.total_parameters(lineage.target.tensors)
@@ -92,11 +94,6 @@ class Optimizer:
             for name, each in class_updates(target, law.updates, by_element=False).items()
         }
         return GrownState(self.state, self._lineage, self._before, after, factors)
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """All files that growkit reads."""
-        return self.state.files
 
     def _check_schedules(self) -> None:
         """Check that schedules in the state can be grown.

@@ -283,6 +283,11 @@ def complete(operation: Operation, options: Mapping[str, Value]) -> dict[str, st
 _SIZE = re.compile(r"([x×]?)([0-9]{1,12})(?:\.([0-9]{1,12})|/([0-9]{1,12}))?")
 
 
+def is_count(text: str) -> bool:
+    """Whether a text is a positive whole number of at most six digits."""
+    return bool(re.fullmatch(r"[1-9][0-9]{0,5}", text))
+
+
 def is_within(
     text: str, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
 ) -> bool:

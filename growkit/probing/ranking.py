@@ -36,14 +36,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.probing.settings import Candidate, ProbeSettings
 from growkit.probing.training import Look
 from growkit.recipe.recipe import with_paths
-from growkit.results.probe import (
-    OUTCOMES,
-    PairedDifference,
-    ProbeCandidate,
-    ProbeCurve,
-    ProbeDifference,
-    probe_sentence,
-)
+from growkit.results import probe as results
 from growkit.results.proof import counted
 
 FEW = 30
@@ -64,7 +57,9 @@ RULE = (
 )
 
 
-def paired_difference(differences: Sequence[Sequence[float]], pairs: int = 1) -> PairedDifference:
+def paired_difference(
+    differences: Sequence[Sequence[float]], pairs: int = 1
+) -> results.PairedDifference:
     """Compute the confidence interval of a difference; unbounded for one seed and one window.
 
     Args:
@@ -83,7 +78,9 @@ def paired_difference(differences: Sequence[Sequence[float]], pairs: int = 1) ->
         free = total**2 / sum(square**2 / free for square, free in spreads)
         reach = t_beyond((1 - CONFIDENCE) / pairs, math.floor(free + 1e-9)) * math.sqrt(total)
     noise = abs(mean) <= reach or within(abs(mean), ROUNDING)
-    return PairedDifference(difference=mean, low=mean - reach, high=mean + reach, noise=noise)
+    return results.PairedDifference(
+        difference=mean, low=mean - reach, high=mean + reach, noise=noise
+    )
 
 
 def t_beyond(probability: float, freedom: int) -> float:
@@ -125,7 +122,7 @@ class Arm:
         runs: measurements of its trainings, by rate and seed.
     """
 
-    found: ProbeCandidate
+    found: results.ProbeCandidate
     candidate: Candidate | None = None
     stored: Path | Checkpoint | None = None
     runs: dict[tuple[float, int], list[Look]] = field(default_factory=dict)
@@ -162,7 +159,7 @@ def new_arm(name: str, candidate: Candidate | None = None) -> Arm:
         candidate: the candidate; None for the source.
     """
     steps = with_paths(candidate.recipe.as_dict()["steps"], name_of) if candidate else []
-    found = ProbeCandidate(
+    found = results.ProbeCandidate(
         name=name,
         source=candidate is None,
         outcome="ranked",
@@ -191,7 +188,7 @@ def conclude(arms: Sequence[Arm], settings: ProbeSettings) -> dict[str, Any]:
     }
     order = sorted(
         (arm.found for arm in arms),
-        key=lambda each: (OUTCOMES.index(each.outcome), each.loss or 0.0),
+        key=lambda each: (results.OUTCOMES.index(each.outcome), each.loss or 0.0),
     )
     for number, candidate in enumerate(order, 1):
         candidate.rank = number if candidate.outcome != "refused" else None
@@ -204,7 +201,7 @@ def conclude(arms: Sequence[Arm], settings: ProbeSettings) -> dict[str, Any]:
         "rule": RULE,
         "warnings": [*early, *_at_an_end(order, settings.lr)],
     }
-    return found | {"reason": probe_sentence(found)}
+    return found | {"reason": results.probe_sentence(found)}
 
 
 def _compare(arm: Arm, at: float) -> list[list[float]]:
@@ -221,7 +218,7 @@ def _compare(arm: Arm, at: float) -> list[list[float]]:
     for (lr, seed), looks in arm.runs.items():
         means = [fmean(look.losses) if look.losses else None for look in looks]
         steps = [look.step for look in looks]
-        candidate.curves.append(ProbeCurve(lr=lr, seed=seed, steps=steps, losses=means))
+        candidate.curves.append(results.ProbeCurve(lr=lr, seed=seed, steps=steps, losses=means))
     found = {rate: [_losses_at(looks, at) for looks in runs] for rate, runs in finite.items()}
     by_rate = {rate: _mean(losses) for rate, losses in found.items()}
     candidate.by_lr = [by_rate.get(rate) for rate in dict.fromkeys(rate for rate, _ in arm.runs)]
@@ -240,7 +237,7 @@ def _compare(arm: Arm, at: float) -> list[list[float]]:
     return found[best]
 
 
-def _early(candidates: Sequence[ProbeCandidate], warmup: int) -> Iterator[str]:
+def _early(candidates: Sequence[results.ProbeCandidate], warmup: int) -> Iterator[str]:
     """Warn of trainings that were too short at equal compute, or ended above their first loss."""
     least = max(FEW, 3 * warmup)
     ranked = [each for each in candidates if each.equal_step is not None]
@@ -262,7 +259,9 @@ def _early(candidates: Sequence[ProbeCandidate], warmup: int) -> Iterator[str]:
         )
 
 
-def _at_an_end(candidates: Sequence[ProbeCandidate], rates: Sequence[float]) -> Iterator[str]:
+def _at_an_end(
+    candidates: Sequence[results.ProbeCandidate], rates: Sequence[float]
+) -> Iterator[str]:
     """Warn of best rates at an end of the tried range."""
     ends = ("smallest", min(rates)), ("largest", max(rates))
     for word, end in ends if len(rates) > 1 else ():
@@ -271,7 +270,7 @@ def _at_an_end(candidates: Sequence[ProbeCandidate], rates: Sequence[float]) -> 
             yield f"{', '.join(names)} did best with the {word} rate, {end:g}; try one beyond it"
 
 
-def differences_of(losses: Mapping[str, list[list[float]]]) -> list[ProbeDifference]:
+def differences_of(losses: Mapping[str, list[list[float]]]) -> list[results.ProbeDifference]:
     """Compute the differences of all pairs.
 
     Args:
@@ -283,7 +282,7 @@ def differences_of(losses: Mapping[str, list[list[float]]]) -> list[ProbeDiffere
         seeds = zip(losses[better], losses[worse], strict=True)
         above = [[high - low for low, high in zip(*seed, strict=True)] for seed in seeds]
         apart = paired_difference(above, len(pairs))
-        found.append(ProbeDifference(better=better, worse=worse, **apart))
+        found.append(results.ProbeDifference(better=better, worse=worse, **apart))
     return found
 
 

@@ -73,14 +73,9 @@ def prove_adapter(
         )
     planned, written = Adapter(path, before, origin.lineage, ""), AdapterFolder(inside)
     lost = compare_weights(Origin(planned.lineage), AdapterTensors(written, Modules(after))).lost
-    wrong = (
-        f"{ADAPTER_FOLDER}/{ADAPTER}"
-        if _settings(planned.config) != _settings(written.config)
-        else ""
-    )
-    if lost or wrong:
+    if lost or _settings(planned.config) != _settings(written.config):
         does = "does not recover the source's adapter" if lost else "is not what growkit writes"
-        place = lost or wrong
+        place = lost or f"{ADAPTER_FOLDER}/{ADAPTER}"
         return Finding(name=NAME, kept=False, sentence=f"{place} {does}", place=place)
     exact = origin.lineage.promise == "exact"
     found, probe = _run((before, planned.of_class), (after, written), prompt, device, exact=exact)
