@@ -30,7 +30,7 @@ from typing import Any
 
 import yaml
 
-from growkit.algebra.axes import ORDERS, PLACES, Axis, Order, Pattern
+from growkit.algebra.axes import ORDERS, PLACES, Axis, Order, Pattern, Role
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.parsing import check_kind
@@ -333,8 +333,8 @@ class _Description:
         entries = [(name, self._entry(name, said)) for name, said in _each(content, "pattern")]
         embeddings = [entry for name, entry in entries if name in self._tied.values()]
         powers: Mapping[str, float] = next((e["powers"] for e in embeddings if "powers" in e), {})
-        return tuple(
-            tensor for name, entry in entries for tensor in self._variants(name, entry, powers)
+        return _with_idle(
+            [tensor for name, entry in entries for tensor in self._variants(name, entry, powers)]
         )
 
     def _variants(
@@ -385,6 +385,7 @@ class _Description:
                 name=_bias(name),
                 pattern=_written(pattern),
                 norm=None,
+                idle=tensor.idle and 0.0,
                 scale=None,
                 offset=0.0,
                 dense=tensor.dense and tuple(map(_bias, tensor.dense)),
@@ -549,6 +550,28 @@ def _bias(name: str) -> str:
 def _written(pattern: str) -> str:
     """The written axes of a matrix's pattern; the whole pattern of a vector."""
     return pattern.partition(" -> ")[2] or pattern.partition(" <- ")[0]
+
+
+def _with_idle(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Zero for all that writes hidden states in layers, if no tensor says what it is when idle."""
+    if any(tensor.idle is not None for tensor in tensors):
+        return tuple(tensors)
+    norms = {_module(tensor) for tensor in tensors if tensor.norm}
+    return tuple(
+        replace(tensor, idle=0.0)
+        if "{layer}" in tensor.name and _module(tensor) not in norms and _writes_hidden(tensor)
+        else tensor
+        for tensor in tensors
+    )
+
+
+def _module(tensor: Tensor) -> str:
+    return tensor.name.rpartition(".")[0]
+
+
+def _writes_hidden(tensor: Tensor) -> bool:
+    dimensions = Pattern.parse(tensor.pattern.replace("_{layer}", "")).dimensions
+    return any(each.role is Role.WRITTEN and each.axes == {"hidden"} for each in dimensions)
 
 
 def _product(powers: Mapping[str, float], sizes: Mapping[str, int]) -> float:

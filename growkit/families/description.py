@@ -41,13 +41,11 @@ class Norm:
         over: the axis of the mean.
         eps: the config key of the number added to the mean; None if the class fixes it.
         centred: whether the mean of the coordinates is subtracted first (LayerNorm).
-        behind: whether it follows attention or MLP, and its output is added to the hidden states.
     """
 
     over: str
     eps: str | None
     centred: bool = False
-    behind: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,8 @@ class Tensor:
         layers: the layers that have the tensor.
         norm: the norm, for the weight of one.
         scale: the factor that the class applies to the tensor, from the sizes of the axes.
-        idle: what it holds in a new layer, so that the layer changes nothing; None if that does not
-            matter.
+        idle: its value in a layer that returns its input, as the class has it; None if that does
+            not matter.
         offset: the number that the class adds to the tensor before it applies the factor.
         component: its part of the model, for users who search for a fault; None to derive it from
             the name (``component_of``).
@@ -499,7 +497,7 @@ def _is_size(value: Any, least: int) -> bool:
 TEXTS = {ANY: str}
 CONDITION = (bool, str)
 
-NORM = {"norm": str, "eps": str, "centred": bool, "behind": bool}
+NORM = {"norm": str, "eps": str, "centred": bool}
 
 TENSOR = NORM | {
     "pattern": str,

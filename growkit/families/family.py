@@ -251,25 +251,6 @@ class Family(description.HasSizes):
                     found.append(Member(name, described, layer, number))
         return found
 
-    def writers(self, config: Config) -> frozenset[str]:
-        """Names of the tensors of a layer that write its contribution to the hidden states.
-
-        These are the last matrices of attention and MLP with their biases, or the norms behind
-        them. If all of them are zero, as the class has them, the layer returns its input.
-        """
-        inside = [each.tensor for each in self.members(config) if each.layer is not None]
-        norms = {_module(each) for each in inside if each.norm}
-        behind = {_module(each) for each in inside if each.norm and each.norm.behind}
-        return frozenset(
-            each.name
-            for each in inside
-            if any(
-                dimension.role is Role.WRITTEN and dimension.axes == {"hidden"}
-                for dimension in Pattern.parse(each.pattern).dimensions
-            )
-            and (_module(each) in behind if behind else _module(each) not in norms)
-        )
-
     def relayered(self, config: Config, layers: Sequence[int], where: str) -> Config:
         """Make the config of a model that consists of layers of another one, in this order.
 
@@ -317,10 +298,6 @@ class Family(description.HasSizes):
         arranged = self.arranged(before, layers)
         after = self.complete(deeper)
         return deeper | {key: value for key, value in arranged.items() if value != after.get(key)}
-
-
-def _module(tensor: Tensor) -> str:
-    return tensor.name.rpartition(".")[0]
 
 
 TEMPORARY: ContextVar[Family | None] = ContextVar("temporary family", default=None)

@@ -245,7 +245,7 @@ def _transforms(
                 f"no config of a {family.name} model makes layer {place} of the same kind as layer "
                 f"{layer.of} of {source.where()}; choose --blocks identity or interpose"
             )
-    writing, sizes = family.writers(source.config), family.sizes(source.config)
+    sizes = family.sizes(source.config)
     made: dict[str, Transform] = {
         each.name: _of_all_layers(each, sizes, [layer.of for layer in order])
         for each in family.members(config)
@@ -256,8 +256,7 @@ def _transforms(
             of = before[layer.of][inside].name
             if not layer.idle:
                 made[name] = Kept(of, why=f"layer {layer.of} as it is")
-            elif described.idle is not None or described.name in writing:
-                idle = described.idle or 0.0
+            elif (idle := described.idle) is not None:
                 why = f"{idle:g}, so that the new layer passes on its input unchanged"
                 made[name] = Constant(source.tensors[of].dtype, idle - described.offset, why, of)
             else:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from math import prod
 from typing import Any
 
@@ -143,7 +143,7 @@ class ModelClass:
             if isinstance(value, list | tuple)
             and len(value) == self.layers
             and key not in self.listed
-            and not key.endswith("_token_id")
+            and (self._every_list or "layer" in key or all(isinstance(e, str) for e in value))
         }
 
     @cached_property
@@ -268,6 +268,7 @@ class ModelClass:
         """Find the layers, and the smallest number of layers that shows all kinds of them."""
         self._base = dict(self._plain)
         self._repeated: frozenset[str] = frozenset()
+        self._every_list = False
         named = self._keys["layers"]
         count = self.value(named)
         if isinstance(count, int) and not 0 < count <= MOST_LAYERS:
@@ -278,7 +279,8 @@ class ModelClass:
         with quiet(), foreign(f"{self.name} takes no config like {self._where}", DESCRIBE):
             model: Any = self.model(type(self._read).from_dict(deepcopy(self._plain)), "meta")
         lists = _lists(model)
-        keys = sorted((key for key in self.numbers if LAYERS.search(key)), key=named.__ne__)
+        others = [key for key in self.numbers if LAYERS.search(key) and key != named]
+        keys = [*([named] if isinstance(count, int) else []), *others]
         longer = next((found for key in keys if (found := self._longer(key, lists))), None)
         if longer is None:
             raise not_inferred(
@@ -307,11 +309,12 @@ class ModelClass:
 
     def _longer(self, key: str, lists: Mapping[str, int]) -> list[str]:
         """The lists of modules that get longer with a key, which then counts the layers."""
-        count = self.numbers[key]
+        count = self.value(key)
         self.layers_key, self.layers, self.small_layers = key, count, count
-        for each in ("listed", "lists"):
-            self.__dict__.pop(each, None)
-        for more in (1, count):  # some classes want whole periods
+        for more, self._every_list in product((1, count), (False, True)):
+            # Some classes want whole periods, or have lists of other names for each layer.
+            for each in ("listed", "lists"):
+                self.__dict__.pop(each, None)
             with suppress(Exception), quiet():
                 deeper = _lists(self.model(self.config({}, count + more), "meta"))
                 return [name for name, size in lists.items() if deeper.get(name, 0) > size]
@@ -322,7 +325,7 @@ class ModelClass:
         for prefix in self._prefixes:
             if name.startswith(prefix):
                 name = prefix + re.sub(r"^\d+\.", "{layer}.", name.removeprefix(prefix))
-        return re.sub(r"(experts\.)\d+\.", r"\1{expert}.", name)
+        return one_of_experts(name)
 
     def layer_of(self, name: str) -> int | None:
         """The layer of a tensor; None outside of the layers."""
@@ -631,6 +634,11 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, list):
         return [_decoded(each) for each in value]
     return value
+
+
+def one_of_experts(name: str) -> str:
+    """The name of a tensor with ``{expert}`` in place of the number of one."""
+    return re.sub(r"(experts\.)\d+\.", r"\1{expert}.", name)
 
 
 def last_part(key: str) -> str:

@@ -33,6 +33,7 @@ class Flow(TorchDispatchMode):
         reads: dimensions that products sum over, or that are looked up.
         stacks: dimensions that count matrices, each of which is used alone.
         gains: parameters by which a stream is multiplied.
+        added: parameters that are zero if nothing is added to a stream.
         used: parameters of which a number was used.
         factors: for parameters, the product of single numbers by which what they make, or what they
             read, is multiplied.
@@ -48,6 +49,7 @@ class Flow(TorchDispatchMode):
         self._parameters: dict[int, list[tuple[int, int, Place]]] = {}
         self._made: dict[int, list[tuple[int, int, Place]]] = {}
         self.gains: set[str] = set()
+        self.added: set[str] = set()
         self._stream: dict[int, bool] = {}  # and whether a norm was applied to it
         self._makers: dict[int, set[str]] = {}
         self._times: dict[int, float] = {}
@@ -169,6 +171,17 @@ class Flow(TorchDispatchMode):
             self._stream[_memory(made)] = normed
             if operation == "mul" and not normed:
                 self.gains |= learned
+            elif operation in SUMS and not normed:
+                others = (tensor for tensor in given if _memory(tensor) not in streams)
+                self.added |= {name for tensor in others for name in self._written_by(tensor)}
+
+    def _written_by(self, tensor: torch.Tensor) -> set[str]:
+        """The parameters that make a tensor, or all that write its space."""
+        if makers := self._makers.get(_memory(tensor)):
+            return makers
+        space = self.space(tensor, -1) if tensor.dim() else None
+        places = {*self._joined, *([space] if space else [])} - self.reads
+        return {name for name, at in places if self.root((name, at)) == space}
 
     # Factors.
 

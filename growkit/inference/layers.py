@@ -19,8 +19,8 @@ MOST = 3
 """Limit for the parts of a condition."""
 
 Layers = frozenset[int]
-Kind = tuple[str, tuple[int, ...]]
-"""A tensor's name with ``{layer}``, and its shape."""
+Kind = frozenset[tuple[str, tuple[int, ...]]]
+"""The tensors of a layer: their names with ``{layer}``, and their shapes."""
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,31 @@ class Asked:
 
     Attributes:
         config: its config, as the class resolves it.
-        layers: its layers.
-        having: the layers that have a tensor of a name and shape.
+        kinds: the kind of every layer.
     """
 
     config: Config
-    layers: Layers
-    having: Mapping[Kind, Layers]
+    kinds: Sequence[Kind]
 
     @property
-    def kinds(self) -> set[tuple[str, Layers]]:
-        """The tensors that have the same shape in some layers, and these layers."""
-        return {(name, layers) for (name, _), layers in self.having.items()}
+    def layers(self) -> Layers:
+        """The numbers of its layers."""
+        return frozenset(range(len(self.kinds)))
 
-    def of(self, kinds: Iterable[Kind]) -> Layers:
-        """The layers with a tensor of some kinds."""
-        return frozenset().union(*(self.having.get(kind, ()) for kind in kinds))
+    @property
+    def alike(self) -> set[tuple[str, Layers]]:
+        """The tensors that have the same shape in some layers, and these layers."""
+        every = frozenset().union(*self.kinds)
+        return {
+            (each[0], frozenset(at for at, kind in enumerate(self.kinds) if each in kind))
+            for each in every
+        }
+
+    def having(self, template: str) -> Layers:
+        """The layers that have a tensor."""
+        return frozenset(
+            at for at, kind in enumerate(self.kinds) if any(name == template for name, _ in kind)
+        )
 
 
 class Conditions:
@@ -66,58 +75,77 @@ class Conditions:
         more = self._models[-1]
         numbers = {key: asked.value(key) for key in _numbers(asked, many)}
         listed = asked.listed
-        if {*more.having.values()} != {more.layers} or listed:
+        if len({*more.kinds}) > 1 or listed:
             self._vary(numbers, many, lambda value: (value + 1, value - 1))
             self._vary(listed, many, lambda value: (value[:-1], [*value, many - 1]))
-        self._lists = [key for key in asked.lists if key not in listed]
+            self._vary(asked.lists, many, lambda value: (([*value[1:], value[0]] * many)[:many],))
+        self._lists = [*asked.lists]
         self._parts = self._evaluated(self._possible(numbers, listed))
 
     def _ask(self, changes: Mapping[str, Any], count: int) -> Asked | None:
         shapes = self._asked.shapes(changes, count)
         if shapes is None:
             return None
-        having: dict[Kind, set[int]] = {}
+        found: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in range(count)]
         for name, shape in shapes.items():
-            layer = self._asked.layer_of(name)
-            if layer is not None:
-                having.setdefault((self._asked.template(name), shape), set()).add(layer)
-        return Asked(
-            self._asked.config(changes, count).to_dict(),
-            frozenset(range(count)),
-            {kind: frozenset(layers) for kind, layers in having.items()},
-        )
+            if (layer := self._asked.layer_of(name)) is not None:
+                found[layer].add((self._asked.template(name), shape))
+        config = self._asked.config(changes, count).to_dict()
+        return Asked(config, [frozenset(each) for each in found])
 
     def _vary(self, keys: Mapping[str, Any], count: int, others: Any) -> None:
         """Ask for models with other values of keys, and keep those in which layers differ."""
         as_it_is = self._models[-1 if len(self._models) < 3 else 1]
         for key, value in keys.items():
             found = (self._ask({key: other}, count) for other in others(value))
-            different = [each for each in found if each and each.kinds != as_it_is.kinds]
+            different = [each for each in found if each and each.alike != as_it_is.alike]
             if different:
                 self.deciding.append(key)
                 self._models += different
 
-    def of(self, template: str, shapes: Iterable[tuple[int, ...]]) -> str | None:
-        """The condition of the layers that have a tensor of one of these shapes.
+    def of(self, template: str, layers: Layers) -> str | None:
+        """The condition of the layers in which a tensor is as it is in some layers.
 
-        None if all layers have it, also in deeper models.
+        None if it is so in all layers, also in deeper models.
+
+        Args:
+            template: name of the tensor, with ``{layer}``.
+            layers: those of the small model.
         """
-        kinds = [(template, shape) for shape in shapes]
-        wanted = [model.of(kinds) for model in self._models]
-        if all(some == model.layers for some, model in zip(wanted, self._models, strict=True)):
+        wanted = [self._like(model, template, layers) for model in self._models]
+        known = [at for at, some in enumerate(wanted) if some is not None]
+        mine = [wanted[at] or frozenset() for at in known]
+        every = [self._models[at].layers for at in known]
+        if mine == every:
             return None
-        rest = [model.layers - some for some, model in zip(wanted, self._models, strict=True)]
+        rest = [layers - some for layers, some in zip(every, mine, strict=True)]
         for count in range(1, MOST + 1):
-            for some, form in ((wanted, "{}"), (rest, "not ({})")):
-                parts = {
-                    text: its
-                    for text, its in chain(self._entries(some), self._parts.items())
-                    if all(a <= b for a, b in zip(some, its, strict=True))
-                }
+            for some, form in ((mine, "{}"), (rest, "not ({})")):
+                possible = chain(self._entries(known, some), self._parts.items())
+                restricted = ((text, [its[at] for at in known]) for text, its in possible)
+                parts = {text: its for text, its in restricted if _covers(its, some)}
                 for texts in combinations(parts, count):
                     if _common([parts[text] for text in texts]) == some:
                         return form.format(" and ".join(texts))
-        return " or ".join(f"layer == {layer}" for layer in sorted(wanted[0]))
+        return " or ".join(f"layer == {layer}" for layer in sorted(layers))
+
+    def _like(self, model: Asked, template: str, layers: Layers) -> Layers | None:
+        """The layers of a model in which a tensor is as in some layers of the small model.
+
+        Layers of the same kind have it alike, or the last one has it otherwise. None if the model
+        has kinds of layers that the small model does not have.
+        """
+        small, having = self._models[0], model.having(template)
+        others = small.having(template) - layers
+        if not others:
+            return having
+        mine = {small.kinds[layer] for layer in layers}
+        if mine & {small.kinds[layer] for layer in others}:
+            last = frozenset({len(model.kinds) - 1})
+            return having & last if layers == {len(small.kinds) - 1} else having - last
+        if any(model.kinds[layer] not in small.kinds for layer in having):
+            return None
+        return frozenset(layer for layer in having if model.kinds[layer] in mine)
 
     def arranged(self, condition: str) -> dict[str, Any]:
         """How the keys of a condition follow the layers, where that can be said."""
@@ -136,13 +164,15 @@ class Conditions:
                     found[key] = rule
         return found
 
-    def _entries(self, wanted: Sequence[Layers]) -> Iterator[tuple[str, list[Layers]]]:
+    def _entries(
+        self, known: Sequence[int], wanted: Sequence[Layers]
+    ) -> Iterator[tuple[str, list[Layers]]]:
         """Conditions by lists with an entry for each layer."""
         for key in self._lists:
             lists = [each for m in self._models if isinstance(each := m.config.get(key), list)]
             if len(lists) < len(self._models):
                 continue
-            pairs = list(zip(lists, wanted, strict=True))
+            pairs = [(lists[at], some) for at, some in zip(known, wanted, strict=True)]
             values = {each[layer] for each, some in pairs for layer in some if layer < len(each)}
             if values and all(isinstance(value, str | int) for value in values):
                 text = " or ".join(f"{key}[layer] == {v!r}" for v in sorted(values, key=str))
@@ -195,6 +225,10 @@ def _numbers(asked: ModelClass, layers: int) -> list[str]:
         for key, value in asked.numbers.items()
         if 0 <= value <= 4 * layers and key not in sizes and not key.endswith("_token_id")
     ]
+
+
+def _covers(all_of: Sequence[Layers], some: Sequence[Layers]) -> bool:
+    return all(few <= many for few, many in zip(some, all_of, strict=True))
 
 
 def _common(parts: Sequence[Sequence[Layers]]) -> list[Layers]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from growkit.algebra.axes import Pattern
 from growkit.families.described import TIED
-from growkit.inference.classes import WIDTH, ModelClass, last_part
+from growkit.inference.classes import WIDTH, ModelClass, last_part, one_of_experts
 from growkit.inference.layers import Conditions
 from growkit.inference.running import Observation
 
@@ -106,18 +106,20 @@ def _counted(factors: list[str], count: int) -> list[str]:
 
 
 def composed(asked: ModelClass) -> dict[str, list[Composed]]:
-    """Decompose every dimension of every tensor of a small model."""
+    """Decompose every dimension of every tensor of a small model, of one expert for all."""
     here = asked.shapes({})
     assert here is not None
     axes = [axis for axis in asked.small if not (asked.derived and axis == "hidden")] + [LAYERS]
     moved = {axis: asked.shapes_of(_doubled(asked, (axis,))) for axis in axes}
     found = {}
     for name, shape in here.items():
+        if one_of_experts(name) in found:
+            continue
         dimensions = []
         for at, size in enumerate(shape):
             relevant = [a for a in axes if (moved[a] or {}).get(name, shape)[at] != size]
             dimensions.append(Composed(_terms(asked, name, at, size, relevant)))
-        found[name] = dimensions
+        found[one_of_experts(name)] = dimensions
     return found
 
 
@@ -180,16 +182,18 @@ class Proposal:
         self._dimensions = composed(self.asked)
         self._multiple = self._name_multiple()
         self._tied = self._ties()
-        self._names: dict[str, dict[str, list[str]]] = {}
-        """For each template, its tensors in the small model, by their possible patterns."""
+        self._names: dict[str, dict[Any, list[str]]] = {}
+        """For each template, its tensors in the small model, by their patterns and their use."""
         for name in self._dimensions:
-            template = self.asked.template(name)
-            ways = " | ".join(self._ways(name))
-            self._names.setdefault(template, {}).setdefault(ways, []).append(name)
-        shapes = self.asked.shapes({}) or {}
+            norm = self.seen.norms.get(name)
+            used = self.seen.idle.get(name), norm and norm.last
+            kinds = self._names.setdefault(self.asked.template(name), {})
+            kinds.setdefault((tuple(self._ways(name)), used), []).append(name)
         self._conditions = Conditions(self.asked)
         self._when = {
-            f"{template}#{at}": self._conditions.of(template, {shapes[name] for name in names})
+            f"{template}#{at}": self._conditions.of(
+                template, frozenset(int(self.asked.layer_of(name) or 0) for name in names)
+            )
             for template, kinds in self._names.items()
             if "{layer}" in template
             for at, names in enumerate(kinds.values())
@@ -231,9 +235,9 @@ class Proposal:
     def ways(self) -> dict[str, list[str]]:
         """Possible patterns of every tensor, most likely first, by template and kind of layer."""
         return {
-            f"{template}#{at}": ways.split(" | ")
+            f"{template}#{at}": [*ways]
             for template, kinds in self._names.items()
-            for at, ways in enumerate(kinds)
+            for at, (ways, _) in enumerate(kinds)
         }
 
     def _ways(self, name: str) -> list[str]:
@@ -274,11 +278,8 @@ class Proposal:
             for at, names in enumerate(kinds.values()):
                 pattern, when = chosen[f"{template}#{at}"], self._when.get(f"{template}#{at}")
                 arranged |= self._conditions.arranged(when) if when else {}
-                for some, condition in self._apart(names):
-                    entry = self._tensor(some[0], pattern)
-                    if both := " and ".join(each for each in (when, condition) if each):
-                        entry["when"] = both
-                    entries.append(entry)
+                entry = self._tensor(names[0], pattern)
+                entries.append(entry | ({"when": when} if when else {}))
             (first, *others) = entries
             plain = first["pattern"] if first.keys() == {"pattern"} else first
             tensors[template] = entries if others else plain
@@ -344,15 +345,6 @@ class Proposal:
                 found.append({key: value for key, value in said.items() if value})
         return found
 
-    def _apart(self, names: list[str]) -> list[tuple[list[str], str | None]]:
-        """Tensors of a kind, without that of the last layer if only its norm precedes the head."""
-        lasts = [name for name in names if name in self.seen.norms and self.seen.norms[name].last]
-        rest = [name for name in names if name not in lasts]
-        if not lasts or not rest:
-            return [(names, None)]
-        last = f"{self.asked.layers_key} - 1"
-        return [(rest, f"layer < {last}"), (lasts, f"layer == {last}")]
-
     def _ratios(self) -> dict[str, str]:
         if self.asked.ratio is None:
             return {}
@@ -417,8 +409,8 @@ class Proposal:
         said: dict[str, Any] = {"pattern": pattern}
         if power := self.seen.powers.get(name):
             said["powers"] = {"hidden": power}
-        if name in self.seen.gains:
-            said["idle"] = 1.0
+        if name in self.seen.idle:
+            said["idle"] = self.seen.idle[name]
         norm = self.seen.norms.get(name)
         if norm is None:
             return said
@@ -428,7 +420,8 @@ class Proposal:
             said["norm"] = pattern.rpartition(", ")[2].split(".")[0]
             if norm.eps:
                 said["eps"] = norm.eps
-            said |= {key: True for key in ("centred", "behind") if getattr(norm, key)}
+            if norm.centred:
+                said["centred"] = True
             if norm.offset:
                 said["offset"] = norm.offset
         return said

@@ -16,7 +16,14 @@ from torch import nn
 from growkit.base.errors import foreign
 from growkit.base.limits import within
 from growkit.engine.oracle import quiet
-from growkit.inference.classes import DESCRIBE, ModelClass, as_in_files, random_weights, run
+from growkit.inference.classes import (
+    DESCRIBE,
+    ModelClass,
+    as_in_files,
+    one_of_experts,
+    random_weights,
+    run,
+)
 from growkit.inference.flow import Flow, Place
 
 EPS = ("eps", "epsilon", "norm_eps")
@@ -30,14 +37,12 @@ class NormSeen:
     Attributes:
         centred: whether it subtracts the mean first.
         offset: number that it adds to its weight.
-        behind: whether it reads the output of attention or MLP, before the residual addition.
         last: whether no other norm of hidden states follows.
         eps: config key of the number that it adds to a mean; None if the class fixes it.
     """
 
     centred: bool
     offset: float
-    behind: bool
     last: bool
     eps: str | None
 
@@ -53,7 +58,7 @@ class Observation:
         hidden: that of hidden states.
         norms: the behaviour of every norm, by the names of its tensors.
         bare: the behaviour of norms without a weight, each with the width of its input.
-        gains: tensors by which the hidden states that a layer is given are multiplied.
+        idle: what tensors hold in a layer that returns its input, where that matters.
         powers: for tensors, the power of hidden by which their class multiplies what they make or
             read.
         normed_sums: whether what layers return comes from a norm.
@@ -63,7 +68,7 @@ class Observation:
     stacks: set[tuple[str, int]] = field(default_factory=set)
     spaces: dict[tuple[str, int], Place] = field(default_factory=dict)
     hidden: Place | None = None
-    gains: set[str] = field(default_factory=set)
+    idle: dict[str, float] = field(default_factory=dict)
     powers: dict[str, float] = field(default_factory=dict)
     norms: dict[str, NormSeen] = field(default_factory=dict)
     bare: set[tuple[NormSeen, int]] = field(default_factory=set)
@@ -90,15 +95,16 @@ def see(asked: ModelClass) -> Observation:
     norms = _norms(asked, model, watched)
     seen = Observation(normed_sums=watched.normed_sums, hidden=watched.hidden)
     seen.bare = {
-        (replace(norm, behind=False, last=False), watched.widths[name])
+        (replace(norm, last=False), watched.widths[name])
         for name, norm in norms.items()
         if not [*model.get_submodule(name).parameters()]
     }
-    for name, (parameter, dimensions) in places.items():
+    for stored, (parameter, dimensions) in places.items():
+        name = one_of_experts(stored)
         if (module := parameter.rpartition(".")[0]) in norms:
             seen.norms[name] = norms[module]
-        if parameter in flow.gains:
-            seen.gains.add(name)
+        if parameter in flow.gains | flow.added:
+            seen.idle[name] = float(parameter in flow.gains)
         if parameter in powers:
             seen.powers[name] = powers[parameter]
         for at, dimension in enumerate(dimensions):
@@ -174,7 +180,6 @@ class _Watch:
         self._model, self._flow, self._prefixes = model, flow, layers
         self._hidden: Place | None = None
         self._spaces: dict[str, Place | None] = {}
-        self._outside: set[str] = set()
         self.widths: dict[str, int] = {}
         self.norms = [
             name
@@ -209,10 +214,6 @@ class _Watch:
         """The last norm of hidden states."""
         return next((norm for norm in reversed(self._spaces) if self._is_of_hidden(norm)), "")
 
-    def is_behind(self, norm: str) -> bool:
-        """Whether a norm reads what attention or MLP add to hidden states."""
-        return norm in self._outside and self._is_of_hidden(norm)
-
     def _is_of_hidden(self, norm: str) -> bool:
         space = self._spaces[norm]
         return space is not None and self._flow.root(space) == self.hidden
@@ -231,8 +232,6 @@ class _Watch:
                 self.widths[name] = given.shape[-1]
                 self._spaces.pop(name, None)  # the last time decides on the order
                 self._spaces[name] = self._flow.space(given, -1)
-                if name.startswith(self._prefixes) and not self._flow.is_stream(given):
-                    self._outside.add(name)
 
         return hook
 
@@ -260,7 +259,7 @@ def _norms(asked: ModelClass, model: nn.Module, watched: _Watch) -> dict[str, No
         if behaviour is None:
             continue
         eps = next((key for key in keys if _eps(varied[key].get_submodule(name)) == 0.123), None)
-        found[name] = NormSeen(*behaviour, watched.is_behind(name), name == watched.last, eps)
+        found[name] = NormSeen(*behaviour, name == watched.last, eps)
     return found
 
 
