@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.base.errors import InputError
-from growkit.families.family import Family, families
+from growkit.families.family import families
 from growkit.growth import depth
 from growkit.growth.depth import arrangement
 from growkit.results.proof import trainability_sentence

@@ -556,22 +556,25 @@ def _with_idle(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Zero for all that writes hidden states in layers, if no tensor says what it is when idle."""
     if any(tensor.idle is not None for tensor in tensors):
         return tuple(tensors)
-    norms = {_module(tensor) for tensor in tensors if tensor.norm}
+    norms = {module_of(tensor.name) for tensor in tensors if tensor.norm}
     return tuple(
         replace(tensor, idle=0.0)
-        if "{layer}" in tensor.name and _module(tensor) not in norms and _writes_hidden(tensor)
+        if "{layer}" in tensor.name and writes_hidden(tensor.name, tensor.pattern, norms)
         else tensor
         for tensor in tensors
     )
 
 
-def _module(tensor: Tensor) -> str:
-    return tensor.name.rpartition(".")[0]
+def module_of(tensor: str) -> str:
+    """The module of a tensor, by their names."""
+    return tensor.rpartition(".")[0]
 
 
-def _writes_hidden(tensor: Tensor) -> bool:
-    dimensions = Pattern.parse(tensor.pattern.replace("_{layer}", "")).dimensions
-    return any(each.role is Role.WRITTEN and each.axes == {"hidden"} for each in dimensions)
+def writes_hidden(tensor: str, pattern: str, norms: Collection[str]) -> bool:
+    """Whether a tensor writes hidden states, and is no part of one of these norms."""
+    dimensions = Pattern.parse(pattern.replace("_{layer}", "")).dimensions
+    writes = any(each.role is Role.WRITTEN and each.axes == {"hidden"} for each in dimensions)
+    return writes and module_of(tensor) not in norms
 
 
 def _product(powers: Mapping[str, float], sizes: Mapping[str, int]) -> float:

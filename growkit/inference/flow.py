@@ -101,6 +101,8 @@ class Flow(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         operation = func.overloadpacket.__name__
         given = [*_floating(args), *_floating((kwargs or {}).values())]
+        if operation.endswith("_like") or operation.startswith("new_"):  # only the shape is used
+            given = []
         learned = {each for tensor in given for each in self._named(tensor)}
         self.used |= learned
         if operation in PRODUCTS:
@@ -116,11 +118,14 @@ class Flow(TorchDispatchMode):
                 self._stack(given[0], args[1] if len(args) > 1 else 0)
         else:
             for outcome in _floating([made]):
+                self._keep_stream(given, outcome, operation.removesuffix("_"))
                 self._join_elementwise(given, outcome, operation)
         if learned:
             self._follow_parameters(learned, given, made)
         elif operation.removesuffix("_") in KEEPING:
             self._follow_factor(given, args, made, operation.startswith("div"))
+        elif operation.endswith("_") and isinstance(made, torch.Tensor):
+            self._makers.pop(_memory(made), None)
         return made
 
     def _multiply(self, one: Any, other: Any, added: Any, made: torch.Tensor) -> None:
@@ -158,7 +163,6 @@ class Flow(TorchDispatchMode):
             self._name(made, copied)  # in another dtype, say
         elif operation.endswith("_") or _memory(made) not in map(_memory, given):
             self._keep(made, spaces)
-        self._keep_stream(given, made, operation.removesuffix("_"))
 
     def _keep_stream(self, given: list[Any], made: torch.Tensor, operation: str) -> None:
         """Keep a stream that is copied, added to, or multiplied by one number or a parameter."""
@@ -245,7 +249,9 @@ class Flow(TorchDispatchMode):
         self._kept.append(tensor)
         dimensions = zip(tensor.stride(), tensor.shape, spaces, strict=True)
         known = self._made.setdefault(_memory(tensor), [])
-        known += [(stride, size, place) for stride, size, place in dimensions if place]
+        known += [
+            (s, n, place) for s, n, place in dimensions if place and (s, n, place) not in known
+        ]
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from growkit.algebra.axes import Pattern
-from growkit.families.described import TIED
+from growkit.families.described import TIED, module_of, writes_hidden
 from growkit.inference.classes import WIDTH, ModelClass, last_part, one_of_experts
 from growkit.inference.layers import Conditions
 from growkit.inference.running import Observation
@@ -272,7 +272,7 @@ class Proposal:
         """
         asked = self.asked
         arranged: dict[str, Any] = {}
-        tensors: dict[str, Any] = {}
+        described: dict[str, list[dict[str, Any]]] = {}
         for template, kinds in self._names.items():
             entries = []
             for at, names in enumerate(kinds.values()):
@@ -280,9 +280,9 @@ class Proposal:
                 arranged |= self._conditions.arranged(when) if when else {}
                 entry = self._tensor(names[0], pattern)
                 entries.append(entry | ({"when": when} if when else {}))
-            (first, *others) = entries
-            plain = first["pattern"] if first.keys() == {"pattern"} else first
-            tensors[template] = entries if others else plain
+            described[template] = entries
+        _leave_out_idle(described)
+        tensors = {template: _shortest(entries) for template, entries in described.items()}
         patterns = [each for each in chosen.values() if each != SCALAR]
         dimensions = [each for p in patterns for each in Pattern.parse(p).dimensions]
         axes = {axis for dimension in dimensions for axis in dimension.axes}
@@ -425,6 +425,25 @@ class Proposal:
             if norm.offset:
                 said["offset"] = norm.offset
         return said
+
+
+def _leave_out_idle(tensors: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Leave out what tensors are in a layer that returns its input, if it is what is assumed."""
+    norms = {module_of(name) for name, entries in tensors.items() if "norm" in entries[0]}
+    every = [(name, entry) for name, entries in tensors.items() for entry in entries]
+    if all(
+        entry.get("idle")
+        == (0.0 if "{layer}" in name and writes_hidden(name, entry["pattern"], norms) else None)
+        for name, entry in every
+    ):
+        for _, entry in every:
+            entry.pop("idle", None)
+
+
+def _shortest(entries: list[dict[str, Any]]) -> Any:
+    """The entries of a tensor as short as a description may have them."""
+    (first, *others) = entries
+    return entries if others else first["pattern"] if first.keys() == {"pattern"} else first
 
 
 def _with_roles(dimensions: tuple[str, ...], reads: set[int]) -> str:
