@@ -103,8 +103,11 @@ class Flow(TorchDispatchMode):
         given = [*_floating(args), *_floating((kwargs or {}).values())]
         if operation.endswith("_like") or operation.startswith("new_"):  # only the shape is used
             given = []
-        learned = {each for tensor in given for each in self._named(tensor)}
-        self.used |= learned
+        self._follow_spaces(operation, args, given, made)
+        self._follow_numbers(operation, args, given, made)
+        return made
+
+    def _follow_spaces(self, operation: str, args: Any, given: list[Any], made: Any) -> None:
         if operation in PRODUCTS:
             one, other = (args[at] for at in PRODUCTS[operation])
             self._multiply(one, other, args[0], made)
@@ -113,20 +116,23 @@ class Flow(TorchDispatchMode):
             self._keep(made, [*[None] * (made.dim() - 1), self.space(args[0], 1)])
         elif operation == "convolution":
             self._convolve(args[0], args[1], args[8], made)
-        elif operation in ("select", "unbind") and given:
-            if given[0].dim() > 2:
+        elif operation in ("select", "unbind"):
+            if given and given[0].dim() > 2:
                 self._stack(given[0], args[1] if len(args) > 1 else 0)
         else:
             for outcome in _floating([made]):
                 self._keep_stream(given, outcome, operation.removesuffix("_"))
                 self._join_elementwise(given, outcome, operation)
+
+    def _follow_numbers(self, operation: str, args: Any, given: list[Any], made: Any) -> None:
+        learned = {each for tensor in given for each in self._named(tensor)}
+        self.used |= learned
         if learned:
             self._follow_parameters(learned, given, made)
         elif operation.removesuffix("_") in KEEPING:
             self._follow_factor(given, args, made, operation.startswith("div"))
         elif operation.endswith("_") and isinstance(made, torch.Tensor):
             self._makers.pop(_memory(made), None)
-        return made
 
     def _multiply(self, one: Any, other: Any, added: Any, made: torch.Tensor) -> None:
         for tensor, at in ((one, -1), (other, -2 if other.dim() > 1 else -1)):
