@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 import growkit
-from growkit.engine import layerwise
-from growkit.engine.layerwise import Forward
+from growkit.engine import layers
+from growkit.engine.forward import Forward
 from growkit.engine.oracle import uninitialised
 from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, reproducible, strict_float64
 from growkit.modeling import register
@@ -142,7 +142,7 @@ def test_mkl_chooses_its_kernels_before_threads_share_a_call(
 ) -> None:
     """Each function is first called with a single element."""
     if not chosen:
-        monkeypatch.setattr(layerwise, "choose_kernels", lambda: None)
+        monkeypatch.setattr(layers, "choose_kernels", lambda: None)
     choose_kernels.cache_clear()
     first: dict[tuple[str, torch.dtype], int] = {}
 

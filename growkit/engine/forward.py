@@ -1,0 +1,346 @@
+"""One run of some calls through a model, one layer at a time.
+
+The class's own ``forward`` runs first, while the layers only record their arguments. Then each
+layer runs with these in all calls. Finally ``forward`` runs again, from the last layer to the
+logits. So the transformers class does all arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from growkit.engine.calls import (
+    Arguments,
+    Call,
+    CallError,
+    Extras,
+    Form,
+    NoStackError,
+    RecordedCall,
+    batches,
+    nan_like,
+)
+from growkit.engine.layers import Layers
+
+
+class _ArrivedError(Exception):
+    """Stops ``forward`` at the last layer, since the modules after it have no weights yet."""
+
+
+class Forward:
+    """A run of some calls through a model, whose modules have weights only while they compute.
+
+    Args:
+        model: the model.
+
+    Attributes:
+        batches: calls that run together, since large products are faster: by the index of the
+            first call, the number of calls and the arguments of every layer.
+        caches: keys, values and recurrent states of the cached calls.
+    """
+
+    def __init__(self, model: Layers) -> None:
+        self._model = model
+        self._recorded: list[RecordedCall] = []
+        self.batches: dict[int, tuple[int, list[Arguments]]] = {}
+        self._length = 1  # tokens of the first call
+        self.caches: list[Any] = []
+        self._extras: list[Extras] = []  # from the last layer, by call
+
+    def begin(self, calls: Sequence[Call]) -> list[Tensor]:
+        """Run every call up to the first layer, and record the arguments of the layers.
+
+        Returns:
+            Input of the first layer in each call, [tokens, hidden].
+
+        Raises:
+            InputError: the class cannot run with its config, or is not a stack of layers.
+        """
+        from transformers import DynamicCache
+
+        self._length = len(calls[0].ids)
+        self._extras = [()] * len(calls)
+        caches: list[tuple[Any, Any]] = []
+        states = []
+        for index, call in enumerate(calls):
+            shadow, real = caches[call.continues] if call.continues is not None else (None, None)
+            with self._model.guarded(index):
+                if call.cached and shadow is None:
+                    shadow = DynamicCache(config=self._model.model.config)
+                state, recorded = self._record(index, call, shadow)
+                if call.cached:
+                    # Copied only now: the class may have prepared the empty cache.
+                    if real is None:
+                        real = deepcopy(shadow)
+                        self.caches.append(real)
+                    lengthen(shadow, len(self._model.layers), len(call.ids))
+                    arguments = [each.replaced((shadow,), (real,)) for each in recorded.arguments]
+                    recorded = recorded._replace(arguments=arguments)
+            caches.append((shadow, real))
+            states.append(state)
+            self._recorded.append(recorded)
+        if self._model.returned is None:
+            self._record_batches(calls)
+        return states
+
+    def through(self, index: int, before: list[Tensor]) -> tuple[list[Tensor], list[Extras]]:
+        """Run a layer in all calls.
+
+        Args:
+            index: index of the layer.
+            before: input of the layer in each call, [tokens, hidden]; the list is emptied on the
+                way, since states of many prompts are large and are used once.
+
+        Returns:
+            Hidden states and extras of each call.
+        """
+        states: list[Tensor] = []
+        extras: list[Extras] = []
+        with torch.no_grad():
+            while before:
+                call = len(states)
+                if call not in self.batches:
+                    state, more = self.run_layer(index, call, before.pop(0))
+                    states.append(state)
+                    extras.append(more)
+                    continue
+                count, arguments = self.batches[call]
+                form = self._recorded[call].form
+                together = torch.cat([form.formed(state) for state in before[:count]])
+                del before[:count]
+                with self._model.guarded(call):
+                    output, _ = self._output(index, arguments[index], together)
+                states += [form.flat(state) for state in output.split(1)]
+                extras += [()] * count
+        return states, extras
+
+    def leave(self, index: int, extras: list[Extras]) -> None:
+        """Finish a layer, which does not run again: keep its extras, and shrink its caches."""
+        self._extras = extras
+        for cache in self.caches:
+            keep_shapes(cache, index)
+
+    def cut(self) -> list[tuple[Tensor, Tensor]]:
+        """Detach the layers' arguments in the only call from the graph that computes them.
+
+        Returns:
+            Arguments that are computed from parameters, such as embeddings for each layer, each
+            with the leaf in its place, which collects the gradients of all layers.
+        """
+        (recorded,) = self._recorded
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def leaf(value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.grad_fn is None:
+                return value
+            return found.setdefault(id(value), (value, value.detach().requires_grad_()))[1]
+
+        arguments = [each.changed(leaf) for each in recorded.arguments]
+        self._recorded = [recorded._replace(arguments=arguments)]
+        return [*found.values()]
+
+    def alone(self, index: int, state: Tensor, extras: Extras) -> Tensor:
+        """Run a layer in the only call for another input, [tokens, hidden], with gradients.
+
+        Args:
+            index: index of the layer.
+            state: input of the layer.
+            extras: extras of the layer before it.
+
+        Raises:
+            InputError: a layer needs float extras of the layer before it, which have gradients.
+        """
+        ((_, arguments, placeholders),) = self._recorded
+        self._extras = [extras or placeholders]
+        output, _ = self.run_layer(index, 0, state)
+        numbers = {
+            id(each)
+            for each in placeholders
+            if isinstance(each, Tensor) and each.is_floating_point()
+        }
+        later = ((*each.positional, *each.named.values()) for each in arguments[1:])
+        with self._model.guarded():
+            if any(id(value) in numbers for values in later for value in values):
+                raise NoStackError("layers pass on more than hidden states")
+        return output
+
+    @contextmanager
+    def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Load the head: a function from [tokens, hidden] to logits, [tokens, vocabulary]."""
+
+        def run(hidden: Tensor) -> Tensor:
+            # At most as many tokens as in the first call: the class may not have more positions.
+            whole = len(hidden) - len(hidden) % self._length if self.batches else 0
+            form, parts = self._recorded[0].form, []
+            if whole:
+                prompts = hidden[:whole].split(self._length)
+                batch = torch.cat([form.formed(each) for each in prompts])
+                parts.append(logits_of(batch, (len(prompts), self._length)))
+            for rest in hidden[whole:].split(self._length):
+                if len(rest):
+                    parts.append(logits_of(form.formed(rest), (1, len(rest))))
+            return torch.cat(parts)
+
+        def logits_of(formed: Tensor, tokens: Sequence[int]) -> Tensor:
+            def given(*args: Any, **kwargs: Any) -> Any:
+                return self._returned(formed)
+
+            ids = torch.zeros(*tokens, dtype=torch.long, device=self._model.device)
+            with self._model.replaced_layers(given), self._model.guarded():
+                logits: Tensor = self._model.model(input_ids=ids, use_cache=False).logits
+            return logits.flatten(0, 1)
+
+        with self._model.behind():
+            yield run
+
+    def _record_batches(self, calls: Sequence[Call]) -> None:
+        for first, batch in batches(calls):
+            ids = torch.stack([call.ids for call in batch])
+            inputs = {
+                key: torch.cat([call.inputs[key] for call in batch]) for key in batch[0].inputs
+            }
+            try:
+                with self._model.guarded(first):
+                    state, arguments = self._arguments(Call(ids, inputs), None)
+            except CallError:  # a class may take one prompt at a time
+                return
+            form = self._recorded[first].form
+            if form.axis == 1 and state.shape == (len(batch), *form.shape[1:]):
+                self.batches[first] = len(batch), arguments
+
+    def _record(self, index: int, call: Call, cache: Any) -> tuple[Tensor, RecordedCall]:
+        """Record the input of the first layer and the arguments of all layers."""
+        try:
+            state, arguments = self._arguments(call, cache)
+        except Exception:  # a class that unpacks a tuple, say, may fail in any way on a tensor
+            if index or self._model.returned is not None:
+                raise
+            # The class then expects more than a tensor from its layers.
+            first, (only,) = self._arguments(Call(call.ids, call.inputs), None, layers=1)
+            with self._model.layer(0):
+                _, extras = only.apart().call(self._model.layers[0][1], first)
+            self._model.returned = tuple(map(nan_like, extras or ()))
+            state, arguments = self._arguments(call, cache)
+        form = Form.of(state, len(call.ids))
+        return form.flat(state), RecordedCall(form, arguments, self._model.returned or ())
+
+    def _returned(self, state: Tensor) -> Any:
+        """Form a layer's output from hidden states and the known placeholders."""
+        extras = self._model.returned
+        return state if extras is None else (state, *extras)
+
+    def _arguments(
+        self, call: Call, cache: Any, layers: int | None = None
+    ) -> tuple[Tensor, list[Arguments]]:
+        """Record the first layer's input and the arguments of the first ``layers`` layers.
+
+        The class's own ``forward`` runs up to the last of these; layers return their input.
+        """
+        given: list[tuple[Tensor, int]] = []
+        arguments: list[Arguments] = []
+        count = layers or len(self._model.layers)
+
+        def record(*args: Any, **kwargs: Any) -> Any:
+            state, rest = Arguments.of(args, kwargs)
+            if given and not _untouched(state, *given[0]):
+                raise NoStackError("something is computed between layers")
+            given.append((state, state._version))
+            arguments.append(rest)
+            if len(arguments) == count:
+                raise _ArrivedError
+            return self._returned(state)
+
+        device = self._model.device
+        inputs: dict[str, Any] = {key: each.to(device) for key, each in call.inputs.items()}
+        if cache is not None:
+            inputs["cache"] = cache
+        ids = torch.atleast_2d(call.ids).to(device)
+        with self._model.replaced_layers(record), suppress(_ArrivedError):
+            self._model.model(input_ids=ids, use_cache=call.cached, **inputs)
+        if len(arguments) < count:
+            raise NoStackError(f"{len(arguments)} of {count} layers are called")
+        return given[0][0], arguments
+
+    def run_layer(
+        self, index: int, call: int, state: Tensor, *, apart: bool = False
+    ) -> tuple[Tensor, Extras]:
+        """Run a layer in one call.
+
+        Args:
+            index: index of the layer.
+            call: index of the call.
+            state: input of the layer, [tokens, hidden].
+            apart: copy the containers among the arguments, to keep the originals unchanged.
+
+        Returns:
+            Hidden states, [tokens, hidden], and extras.
+        """
+        recorded = self._recorded[call]
+        arguments, placeholders = recorded.arguments[index], recorded.placeholders
+        if index and placeholders:
+            arguments = arguments.replaced(placeholders, self._extras[call])
+        if apart:
+            arguments = arguments.apart()
+        with self._model.guarded(call):
+            output, extras = self._output(index, arguments, recorded.form.formed(state))
+            if index and placeholders and len(placeholders) != len(extras):
+                raise NoStackError("layers pass on different numbers of outputs")
+            return recorded.form.flat(output), extras
+
+    def _output(self, index: int, arguments: Arguments, state: Tensor) -> tuple[Tensor, Extras]:
+        output, extras = arguments.call(self._model.layers[index][1], state)
+        if (extras is None) != (self._model.returned is None):
+            # A single layer: no earlier output has shown whether there are extras.
+            self._model.returned = None if extras is None else tuple(map(nan_like, extras))
+        return output, extras or ()
+
+
+def _untouched(state: Tensor, output: Tensor, version: int) -> bool:
+    """Whether the input of a layer is the unchanged output of the layer before it."""
+    same = state is output or (
+        state.shape == output.shape
+        and state.stride() == output.stride()
+        and state.data_ptr() == output.data_ptr()
+    )
+    return same and output._version == version
+
+
+def lengthen(cache: Any, layers: int, tokens: int) -> None:
+    """Add zero entries to a cache, so that a class computes the right masks and positions.
+
+    Args:
+        cache: a transformers cache.
+        layers: number of layers of the model.
+        tokens: number of tokens to add.
+    """
+    nothing = torch.zeros(1, 1, tokens, 1)
+    for index in range(len(cache.layers) or layers):
+        layer = cache.layers[index] if cache.layers else None
+        recurrent = getattr(layer, "has_previous_state", None)
+        if recurrent is not None:
+            recurrent.update(dict.fromkeys(recurrent, True))
+        # Stateless layers have an entry in the cache, too.
+        if layer is None or (hasattr(layer, "update") and hasattr(layer, "lazy_initialization")):
+            cache.update(nothing, nothing, index)
+
+
+def keep_shapes(cache: Any, index: int) -> None:
+    """Replace the cached tensors of a layer by NaN of the same shape, which take no memory."""
+
+    def unknown(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        return value.new_full((), torch.nan).expand(value.shape)
+
+    for layer in cache.layers[index : index + 1]:
+        for name, value in vars(layer).items():
+            changed = value
+            if isinstance(value, dict):
+                changed = {key: unknown(each) for key, each in value.items()}
+            setattr(layer, name, unknown(changed))
