@@ -11,20 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, cast
 
+from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, members, torch
-from growkit.base.tensors import (
-    FLOAT_BYTES,
-    QUANTISED,
-    SAFETENSORS_NAMES,
-    TORCH_NAMES,
-    Config,
-    TensorInfo,
-    Weights,
-    cut,
-    full,
-    slabs,
-)
+from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.checkpoint.reading import NARROWEST, Checkpoint, check_finite
 
 REMEDY = (
@@ -222,15 +212,15 @@ class Dequantised(Checkpoint):
         if name not in self.parts:
             return self.stored.read(name, *where)
         info, parts = self.tensors[name], self.parts[name]
-        (rows, *_), inner = full(info.shape, where), (None, *where[1:])
+        (rows, *_), inner = tensors.full(info.shape, where), (None, *where[1:])
         with torch._C.DisableTorchFunction():  # strict float64 must not apply
             found = torch.empty(
-                [each.stop - each.start for each in full(info.shape, where)],
+                [each.stop - each.start for each in tensors.full(info.shape, where)],
                 dtype=info.torch_dtype,
             )
-            for part, *_ in slabs(info.shape, self.cuts(name), where=[rows]):
+            for part, *_ in tensors.slabs(info.shape, self.cuts(name), where=[rows]):
                 made = self.format.rows(parts, self.settings, info, part)
-                found[part.start - rows.start : part.stop - rows.start] = cut(made, inner)
+                found[part.start - rows.start : part.stop - rows.start] = tensors.cut(made, inner)
             return check_finite(found, name, self.where(name))
 
     def cuts(self, name: str) -> int:
@@ -256,7 +246,7 @@ def format_of(config: Config, where: str) -> tuple[Format, Config] | None:
     Raises:
         InputError: growkit does not read the format.
     """
-    given = next((config[key] for key in QUANTISED if config.get(key) is not None), None)
+    given = next((config[key] for key in tensors.QUANTISED if config.get(key) is not None), None)
     if given is None:
         return None
     formats = cast("dict[str, Format]", members("growkit.checkpoint.quantised", "FORMAT"))
@@ -294,19 +284,19 @@ def dense_config(config: Config, where: str) -> tuple[Config, str]:
 
 def without_settings(config: Config) -> Config:
     """Remove the settings of quantisation from a config."""
-    return {key: value for key, value in config.items() if key not in QUANTISED}
+    return {key: value for key, value in config.items() if key not in tensors.QUANTISED}
 
 
 def _describe(format: Format, dtypes: Collection[str]) -> str:  # noqa: A002
-    names = " and ".join(sorted(TORCH_NAMES[dtype] for dtype in dtypes))
+    names = " and ".join(sorted(tensors.TORCH_NAMES[dtype] for dtype in dtypes))
     holds = "which represents every number" if format.exact else "to which every number is rounded"
     return f"{format.title}; it is read as a dense model in {names}, {holds}"
 
 
 def _dtype_of(config: Config) -> str:
     """The safetensors name of a config's dtype; BF16 if it has none."""
-    dtype = SAFETENSORS_NAMES.get(str(config.get("dtype", config.get("torch_dtype"))), "")
-    return dtype if FLOAT_BYTES.get(dtype, 0) >= NARROWEST else "BF16"
+    dtype = tensors.SAFETENSORS_NAMES.get(str(config.get("dtype", config.get("torch_dtype"))), "")
+    return dtype if tensors.FLOAT_BYTES.get(dtype, 0) >= NARROWEST else "BF16"
 
 
 def _parts(stored: Checkpoint, form: Format) -> dict[str, Parts]:

@@ -28,16 +28,7 @@ from growkit.base.names import NOTHING, did_you_mean
 from growkit.base.parsing import check_kind
 from growkit.base.settings import SEEDS, Settings, check_number, option
 from growkit.base.tensors import TORCH_NAMES
-from growkit.checkpoint.folder import (
-    ADAPTER,
-    ADAPTER_WEIGHTS,
-    HUB_NAME,
-    STORE,
-    Folder,
-    address_in,
-    check_name,
-    read_yaml,
-)
+from growkit.checkpoint import folder as folders
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.user_family import load_description
@@ -169,11 +160,11 @@ class Recipe:
             if path == "" or (path is None and name in REQUIRED):
                 raise InputError(f"the recipe's {name} is empty; name a file or folder")
             if path is not None:
-                check_name(str(path))
+                folders.check_name(str(path))
         if isinstance(self.family, Mapping):  # a manifest outlives the family that it extends
             object.__setattr__(self, "family", extended(self.family, "the family"))
         base = self.base_model
-        if base is not None and (len(base) > 96 or not HUB_NAME.fullmatch(base)):
+        if base is not None and (len(base) > 96 or not folders.HUB_NAME.fullmatch(base)):
             raise InputError(
                 f"base_model {base!r} is not a name on the Hub; give ORG/NAME, or leave it out"
             )
@@ -202,9 +193,9 @@ class Recipe:
             InputError: the output is a Hub address, which cannot be written to.
         """
         output = Path(self.output)
-        if STORE.fullmatch(self.output.lower()) and not os.path.lexists(output.parts[0]):
+        if folders.STORE.fullmatch(self.output.lower()) and not os.path.lexists(output.parts[0]):
             raise InputError(
-                f"{address_in(self.output)} is an address; name a folder, and upload that"
+                f"{folders.address_in(self.output)} is an address; name a folder, and upload that"
             )
         if ".." in output.parts:  # behind a link, ".." is the parent of the link's target
             output = Path(os.path.realpath(output.parent)) / output.name
@@ -230,7 +221,9 @@ class Recipe:
             # Any other folder is refused later. It is not listed, since it may be very large.
             (states if any(each.holds(path) for each in formats) else paths).append(path)
         if self.adapter:
-            files = (Path(self.adapter) / name for name in (ADAPTER, *ADAPTER_WEIGHTS))
+            files = (
+                Path(self.adapter) / name for name in (folders.ADAPTER, *folders.ADAPTER_WEIGHTS)
+            )
             paths += [self.adapter, *files]
         return Inputs(paths, states)
 
@@ -320,7 +313,7 @@ def load_recipe(
         InputError: a key is unknown, missing or of the wrong type; the message names it.
     """
     file = recipe_file(Path(file))
-    content = _manifest(file) if file.suffix == ".json" else read_yaml(file, "recipe")
+    content = _manifest(file) if file.suffix == ".json" else folders.read_yaml(file, "recipe")
     if not isinstance(content, dict) or content.keys().isdisjoint(REQUIRED):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
     given: dict[str, Any] = {"source": source, "output": output}
@@ -336,7 +329,7 @@ def _manifest(file: Path) -> Any:
     A manifest has file names without folders. A file that is not in the current folder is looked up
     next to the model. The output is the model itself.
     """
-    recipe: Any = Folder(file.parent).json(file.name)
+    recipe: Any = folders.Folder(file.parent).json(file.name)
     if "growkit" not in recipe:
         return recipe
     recipe = recipe.get("recipe")
