@@ -362,7 +362,7 @@ def test_what_a_class_assumes_of_long_texts_is_named() -> None:
 
 # Arguments that are exchanged.
 
-SAID = "the arguments appear to be exchanged"
+SAID = "the arguments seem to be swapped"
 
 
 def made(source: Path, target: Path, how: str) -> Path:

@@ -68,7 +68,7 @@ def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
     for checkpoint in (before, after):
         check_vocabulary(checkpoint)
     if after.config["vocab_size"] < before.config["vocab_size"]:
-        order = f"the source comes first; if it is {after.folder}, exchange the two"
+        order = f"the source comes first; if it is {after.folder}, swap the two"
         raise vocabulary_error(before, after, f"only a target may have more tokens ({order})")
 
 

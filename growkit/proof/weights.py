@@ -105,7 +105,7 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
     if made is None or _explains(before, after, recipe) or not _explains(after, before, made):
         return
     raise InputError(
-        f"the arguments appear to be exchanged: according to its {MANIFEST}, {before.folder} was "
+        f"the arguments seem to be swapped: according to its {MANIFEST}, {before.folder} was "
         f"made from a model like {after.folder}; the source comes first: "
         f"growkit verify {quote(str(after.folder))} {quote(str(before.folder))} (or remove that "
         "file to compare the two as models of unknown origin)"
@@ -195,7 +195,7 @@ class Recovered:
         if self.unknown:
             kept, sentence = None, f"weights were not compared, because {self.unknown}"
         elif self.lost:
-            does_not = "does not give the source's weights back"
+            does_not = "does not yield the source's weights"
             difference = does_not if promise == "exact" else "is not what the recipe makes"
             kept, sentence = False, f"tensor {self.lost} {difference}"
         elif self.unchecked:
