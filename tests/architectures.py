@@ -89,7 +89,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": LINEAR,
     "qwen3_5_text": LINEAR,
     "qwen3_next": LINEAR,
-    "qwen4_exp_text": {**LINEAR, "ngram_vocab_size_base": 100, "split_ngram_parts": 4},
+    "qwen4_exp_text": {
+        **LINEAR,
+        "ngram_vocab_size_base": 100,
+        "split_ngram_parts": 4,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+    },
     "recurrent_gemma": {"block_types": ("recurrent", "attention")},
     "reformer": {
         "is_decoder": True,

@@ -148,10 +148,11 @@ def load_strict(folder: Path) -> PreTrainedModel:
 def strict_logits(folder: Path, seed: int = 0) -> torch.Tensor:
     """Logits of seeded random tokens, in strict float64."""
     model = load_strict(folder)
-    count = model.config.get_text_config(decoder=True).vocab_size
+    config = model.config.get_text_config(decoder=True)
+    count = getattr(config, "unpadded_vocab_size", None) or config.vocab_size
     ids = torch.randint(count, (1, TOKENS), generator=torch.Generator().manual_seed(seed))
     with strict_float64(), torch.no_grad():
-        return model(ids).logits[0]
+        return model(ids, use_cache=False).logits[0]
 
 
 def relative_error(source: Path, target: Path) -> float:

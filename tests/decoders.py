@@ -1,11 +1,11 @@
-"""The table of ``docs/decoders.md``: how every causal language model of transformers can grow.
+"""The tables of ``docs/decoders.md``: how every causal language model of transformers can grow.
 
 Tiny random models of every type grow along every axis. Logits of transformers' own classes, loaded
 from both folders in strict float64, show whether the promise holds, and ``growkit.verify`` must say
 the same; it must also notice a matrix of the grown model that is 1 % larger.
 
-``python -m tests.decoders LINES [TYPE ...]`` adds the types that the file of JSON lines does not
-have yet, so that it can be stopped at any time, and writes the page once it has all of them.
+``python -m tests.decoders LINES [TYPE ...]`` adds types to a file of JSON lines, so that it can be
+stopped at any time, and writes the page once the file has all types.
 """
 
 import json
@@ -51,14 +51,17 @@ GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 }
 """Growths to try for each axis, until one is possible."""
 
-SEEDS = range(3)
 FEW = growkit.Settings(prompts=1, length=16)
 LIMITS = {"exact": 1e-12, "bounded": 0.1, "different": math.inf}
 """Of the error, by promise."""
 
 
-def line_of(kind: str) -> dict[str, Any]:
+def line_of(kind: str, seeds: Sequence[int] = range(3)) -> dict[str, Any]:
     """What becomes of tiny models of a type.
+
+    Args:
+        kind: the type.
+        seeds: of the models.
 
     Returns:
         ``unmade``, the reason why transformers makes no such model; or ``refused``, the reason why
@@ -68,11 +71,14 @@ def line_of(kind: str) -> dict[str, Any]:
     with TemporaryDirectory() as scratch:
         place = Path(scratch)
         try:
-            sources = [save(kind, place / f"source-{seed}", seed) for seed in SEEDS]
+            sources = [save(kind, place / f"source-{seed}", seed) for seed in seeds]
             expected = [strict_logits(source) for source in sources]
         except Exception as error:  # transformers itself cannot
             return line | {"unmade": _sentence(error, place)}
-        line["copy"] = outcome(sources[0], sources[0]).replace(scratch, "")
+        try:
+            line["copy"] = outcome(sources[0], sources[0]).replace(scratch, "")
+        except Exception as error:
+            line["copy"] = f"not judged: {_sentence(error, place)}"
         try:
             family, how = family_for(find(sources[0]), None)
             config = find(sources[0]).open().config
@@ -123,7 +129,7 @@ class Models:
 
     def _all_grown(self, axis: str, options: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {"options": options, "error": 0.0}
-        chosen = list(GROWTHS).index(axis) % len(SEEDS)
+        chosen = list(GROWTHS).index(axis) % len(self.sources)
         for seed, source in enumerate(self.sources):
             out = self.place / f"{axis}-{seed}"
             growth = {"family": self.family, "seed": seed, "verify": False, **options}
@@ -132,7 +138,7 @@ class Models:
             found["error"], wrong = max(found["error"], error), not error < LIMITS[found["promise"]]
             said = judged(source, out) if seed == chosen or wrong else {}
             shutil.rmtree(out)
-            if wrong and not said["kept"]:
+            if said and not said["kept"] and (wrong or said.get("unable")):
                 raise InputError(f"the proof refuses it: {said['reason']}")
             found |= said
         return found
@@ -152,10 +158,11 @@ def judged(source: Path, target: Path) -> dict[str, Any]:
     try:
         found = growkit.verify(source, target, FEW)
     except InputError as error:
-        return {"kept": False, "reason": _sentence(error, target.parent)}
+        return {"kept": False, "unable": True, "reason": _sentence(error, target.parent)}
     said: dict[str, Any] = {"kept": found["kept"]}
     if not found["kept"]:
-        return said | {"reason": found["reason"]}
+        unable = [mode.note for mode in found["modes"] if "the source can, but" in mode.note]
+        return said | {"reason": found["reason"], "unable": unable}
     said["modes"] = {mode.name: mode.note for mode in found["modes"] if not mode.tried}
     spoiled = target.with_name("spoiled")
     if with_fault(target, spoiled):
@@ -220,8 +227,18 @@ def as_markdown(lines: Sequence[Mapping[str, Any]]) -> str:
         stated |= {each: line[each] for each in ("refused", "unmade") if each in line}
         for axis, why in stated.items():
             whys.setdefault(_shorter(why), {}).setdefault(axis, []).append(kind)
+    grown = [line["growths"] for line in lines if "growths" in line]
+    exact = {
+        axis: sum(said.get(axis, {}).get("promise") == "exact" for said in grown)
+        for axis in ("hidden", "layers")
+    }
     named = {"unmade": "not made", "refused": "any size"}
-    shown = [f"| types | {' | '.join(GROWTHS)} |", "|" + " --- |" * (1 + len(GROWTHS))]
+    shown = [
+        f"With transformers {lines[0]['transformers']}, of {len(grown)} types hidden grows exactly "
+        f"in {exact['hidden']}, layers in {exact['layers']}.",
+        "",
+    ]
+    shown += [f"| types | {' | '.join(GROWTHS)} |", "|" + " --- |" * (1 + len(GROWTHS))]
     several = sorted(rows.items(), key=lambda row: (-len(row[1]), row[1]))
     shown += [f"| {', '.join(types)} | {' | '.join(cells)} |" for cells, types in several]
     shown += ["", "| why not | types |", "| --- | --- |"]
@@ -255,18 +272,28 @@ def _shorter(why: str) -> str:
     return why.strip().replace("|", "\\|")
 
 
+def table(page: str) -> dict[str, tuple[str, ...]]:
+    """The cells of every type in the first table of the page."""
+    rows = (re.findall(r"(?<=\| )[^|]+(?= \|)", line) for line in page.splitlines())
+    found = [row for row in rows if len(row) == 1 + len(GROWTHS)]
+    return {kind: tuple(cells) for types, *cells in found for kind in types.split(", ")}
+
+
 def main(file: Path, *kinds: str) -> list[str]:
-    """Add what becomes of types to a file of JSON lines; what is wrong of any in it."""
-    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    done = {line["type"] for line in lines}
+    """Add types to a file of JSON lines, and write the page if it has all; what is wrong of any."""
+    file.touch()
+    lines = {line["type"]: line for line in map(json.loads, file.read_text("utf-8").splitlines())}
     for kind in kinds or TYPES:
-        if kind not in done:
-            lines.append(line_of(kind))
+        if kind not in lines:
+            lines[kind] = line_of(kind)
             with file.open("a", encoding="utf-8") as more:
-                more.write(json.dumps(lines[-1]) + "\n")
-    return [f"{line['type']}: {fault}" for line in lines for fault in faults(line)]
+                more.write(json.dumps(lines[kind]) + "\n")
+    if lines.keys() >= {*TYPES}:
+        before, _, rest = FILE.read_text("utf-8").partition(BEGIN)
+        written = as_markdown([lines[kind] for kind in TYPES])
+        FILE.write_text(before + written + rest.partition(END)[2], encoding="utf-8")
+    return [f"{kind}: {fault}" for kind, line in lines.items() for fault in faults(line)]
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).touch()
     sys.exit("\n".join(main(Path(sys.argv[1]), *sys.argv[2:])))

@@ -154,6 +154,12 @@ def longest_context(config: Config) -> Any:
     return config.get("max_position_embeddings")
 
 
+def tokens_of(config: Config) -> int:
+    """Number of tokens that have logits; Inkling has none for those that only fill its table."""
+    filled: int = config["vocab_size"]
+    return min(filled, config.get("unpadded_vocab_size") or filled)
+
+
 def lacks_class(config: Config) -> bool:
     """Whether growkit has a class for a model, and transformers has none."""
     from transformers import CONFIG_MAPPING

@@ -19,7 +19,7 @@ from growkit.base.lazy import Tensor, torch
 from growkit.base.settings import Settings
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import TOKENIZER_FILES, Folder, is_of_tokenizer, open_regular, read
-from growkit.engine.oracle import longest_context, quiet
+from growkit.engine.oracle import longest_context, quiet, tokens_of
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
             )
         generator = torch.Generator().manual_seed(settings.seed)
         shape = (prompts, length)
-        return Prompts(tuple(torch.randint(config["vocab_size"], shape, generator=generator)), None)
+        return Prompts(tuple(torch.randint(tokens_of(config), shape, generator=generator)), None)
     file, raw = Path(settings.text), read_text(settings.text)
     tokenizer = load_tokenizer(folder)
     ids = [torch.tensor(ids_of(tokenizer, each), dtype=torch.long) for each in documents(raw)]

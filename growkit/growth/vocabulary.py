@@ -40,7 +40,7 @@ def plan_head(source: Weights, options: Mapping[str, str]) -> Plan | None:
     """Plan a separate head; None if ``UNTIE`` is not set.
 
     Raises:
-        InputError: the model already has one.
+        InputError: the model already has one, or no tensor is its embedding alone.
     """
     if "untie" not in options:
         return None
@@ -49,7 +49,13 @@ def plan_head(source: Weights, options: Mapping[str, str]) -> Plan | None:
         raise InputError(f"{source.where()} already has a separate head; leave out --untie")
     before = family.patterns(source.config)
     config = {**source.config, "tie_word_embeddings": False}
-    (embedding,) = (name for name, each in before.items() if "vocab" in each.axes(Role.READ))
+    named = [name for name, each in before.items() if "vocab" in each.axes(Role.READ)]
+    if len(named) != 1:
+        raise InputError(
+            f"the head of {source.where()} cannot be separate, since no tensor of it is the "
+            "embedding of its tokens alone; leave out --untie"
+        )
+    (embedding,) = named
     separate = Kept(embedding, why="the embedding, as it is")
     made = {name: Kept(name) if name in before else separate for name in family.patterns(config)}
     return Plan.checked(source, family, config, made, unused=unused_tensors(source, family))

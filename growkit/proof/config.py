@@ -237,13 +237,18 @@ def _is_size(key: str, first: Config, second: Config) -> bool:
 
 
 def _entries(config: Config, key: str, missing: Any) -> Any:
-    """The value of a key; lists with entries per layer are cut to the number of layers."""
-    value = config.get(key, missing)
-    if key == "rope_parameters" and isinstance(value, dict):  # all of a head, as without the key
-        return {k: v for k, v in value.items() if (k, v) != ("partial_rotary_factor", 1)}
+    """The value of a key; lists with entries per layer are cut to the number of layers.
+
+    A mapping from layers to their settings is such a list, with nothing for the others.
+    """
+    value, count = config.get(key, missing), layers_of(config)
+    inside = value if key.endswith("config") and isinstance(value, dict) else {}
+    if inside and all(str(each).isdigit() for each in inside):
+        numbered = {int(each): entry for each, entry in inside.items()}
+        return [numbered.get(layer) for layer in range(count)]
     family = listed_family(config)
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
-    return value[: layers_of(config)] if of_layers else value
+    return value[:count] if of_layers else value
 
 
 def _harmless(key: str, was: Any, now: Any) -> bool:

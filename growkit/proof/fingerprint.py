@@ -17,7 +17,7 @@ from growkit.base.tensors import TORCH_NAMES, TensorInfo, main_dtype
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
-from growkit.engine.oracle import longest_context
+from growkit.engine.oracle import longest_context, tokens_of
 from growkit.engine.strict import CPU, reproducible, strict_float64
 from growkit.results.proof import Fingerprint
 
@@ -55,7 +55,7 @@ def question(checkpoint: Checkpoint, longest: int = TOKENS) -> Question:
         checkpoint: the checkpoint.
         longest: length of the sequence if the config has no longest context.
     """
-    vocabulary = checkpoint.config["vocab_size"]
+    vocabulary = tokens_of(checkpoint.config)
     tokens = min(TOKENS, longest_context(checkpoint.config) or longest)
     ids = (2 * (STRIDE * torch.arange(tokens) % tokens) + 1) * vocabulary // (2 * tokens)
     places = torch.arange(LOGITS * tokens).view(LOGITS, tokens).T * vocabulary // (LOGITS * tokens)
