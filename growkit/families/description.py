@@ -200,6 +200,8 @@ class Experts:
         alone: the models that leave router weights unnormalised; otherwise the weights of all
             experts, or of the chosen ones, sum to one.
         scaling: the key of a factor of all weights.
+        divided: whether corrections are added to a softmax over all experts, of which every copy
+            has a part.
         groups: keys of the number of expert groups, and of the groups that a token may use.
         float32: whether routers compute in float32 in every dtype.
         dense: dense models that can become models with experts, by ``model_type``.
@@ -214,6 +216,7 @@ class Experts:
     top_k: str = "num_experts_per_tok"
     alone: When = lambda config: False
     scaling: str | None = None
+    divided: bool = False
     groups: tuple[str, ...] = ()
     float32: bool = False
     dense: Mapping[str, Without] = field(default_factory=dict)
@@ -541,6 +544,7 @@ EXPERTS = {
     "scaling": str,
     "groups": [str],
     "float32": bool,
+    "divided": bool,
     "dense": WITHOUT,
     "config": dict,
     "part": float,

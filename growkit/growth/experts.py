@@ -8,7 +8,8 @@ were chosen before. The weights of the copies add up to the weight of the expert
   the sum, so each copy weighs w_i / c.
 - Softmax over all experts before the choice: the same, with the sum over all experts.
 - Sigmoid of each logit, divided by the sum over the chosen experts: the same. Without the division
-  each copy weighs as much as the expert, so the factor of all weights is divided by c.
+  each copy weighs as much as the expert, so the factor of all weights is divided by c. If there
+  is no factor, the last matrices are parts that add up to the expert's matrix.
 - Groups of experts, some of which are chosen first: copies come in blocks, so that whole groups are
   copied and c times as many groups are chosen.
 
@@ -33,14 +34,14 @@ the router distinguishes copies of an expert:
 
 from collections.abc import Mapping
 from functools import partial
-from math import frexp
+from math import frexp, prod
 
 from growkit.algebra.axes import Role
 from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import Weights
-from growkit.families.description import MOST_EXPERTS, Member
+from growkit.families.description import MOST_EXPERTS, Member, value_at, with_value
 from growkit.families.family import Family, stored_family
 from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
 from growkit.growth.expert_use import copies_by_use
@@ -141,6 +142,7 @@ class _Copying:
         top_k: number of experts that a token of the target goes through.
         config: config of the target.
         members: all tensors of the target.
+        weight: weight of a copy, as a part of that of its expert, if all copies are chosen.
         together: whether all copies of a chosen expert are chosen.
         shares: shares of the last matrices; noise distinguishes copies only if these diverge.
 
@@ -170,13 +172,14 @@ class _Copying:
         copies, rest = divmod(self.count, self.present)
         self._evenly = not rest and not {COPIES.name, USE.name} & options.keys()
         self.config = dict(family.resized(source.config, sizes | {EXPERTS: self.count}))
-        chosen = complete.get(experts.top_k)
+        chosen = value_at(complete, experts.top_k)
         if not isinstance(chosen, int) or not 1 <= chosen <= self.present:
             raise InputError(
                 f"config.json in {source.where()} has {experts.top_k} {chosen!r}; a number from 1 "
                 f"to {self.present} was expected"
             )
-        self.top_k = self.config[experts.top_k] = int(top_k) if top_k else copies * chosen
+        self.top_k = int(top_k) if top_k else copies * chosen
+        self.config = dict(with_value(self.config, experts.top_k, self.top_k))
         if self.top_k > self.count:
             raise InputError(
                 f"top_k {top_k} is more than {self.count} experts; choose at most {self.count}"
@@ -191,10 +194,13 @@ class _Copying:
         for key in groups if self.together else groups[: self._evenly]:
             self.config[key] = copies * complete[key]
         self._one_group = self._evenly and [complete[key] for key in groups[1:]] == [1]
-        if self.together and experts.alone(complete):
-            assert experts.scaling
+        alone = experts.alone(complete)
+        if self.together and alone and experts.scaling:
             self.config[experts.scaling] = complete[experts.scaling] / copies
-        if self.together and self.shares.parting and copies & (copies - 1):
+        self.weight = 1.0 if alone and not experts.scaling else 1.0 / copies
+        self._divided = experts.divided
+        halves = (self.shares.parting and self.weight < 1) or experts.divided
+        if self.together and halves and copies & (copies - 1):
             raise InputError(
                 f"{copies} copies of an expert cannot be split exactly, as their number is not a "
                 "power of two; choose one that is, or --symmetry keep for copies that stay equal"
@@ -223,7 +229,8 @@ class _Copying:
             InputError: there are no such layers, the given copies do not fit, or the text cannot be
                 used.
         """
-        with_experts = (m for m in self.members if expert_of(m) is not None or _of_all_experts(m))
+        every, nothing = self.members, (None, None)
+        with_experts = (m for m in every if (expert_of(m), _along_experts(m)) != nothing)
         layers = sorted({member.layer for member in with_experts if member.layer is not None})
         if not layers:
             raise InputError(f"no layer of {self._source.where()} has experts to copy")
@@ -253,30 +260,31 @@ class _Copying:
             place: the tensor in the target.
             order: the order of its layer; empty for layers without experts.
         """
-        parting, expert = self.together and self.shares.parting and is_last(place), expert_of(place)
-        copies = self.count // self.present
-        why = f"copies of experts, times {copies} and split" if parting else "copies of experts"
-        of, rows, copy = place.name, order, 0
+        splits = self.together and is_last(place) and (self.shares.parting or self.weight == 1)
+        parting, expert, copies = splits, expert_of(place), self.count // self.present
+        times = 1 / self.weight
+        why = f"copies of experts, times {times:g} and split" if parting else "copies of experts"
+        of, rows, copy, at = place.name, order, 0, _along_experts(place)
         if expert is not None:
             of = place.tensor.name.format(layer=place.layer, expert=order[expert])
             copy, every = order[:expert].count(order[expert]), order.count(order[expert])
             if not parting:
                 siblings = every if self.together else 1
                 return Kept(of, why=f"copy {copy + 1} of {every} of an expert", siblings=siblings)
-            rows = (*range(self._source.tensors[of].shape[0]),) * copies
-        elif not _of_all_experts(place):
+            rows, at = (*range(self._source.tensors[of].shape[0]),) * copies, 0
+        elif at is None:
             return Kept(of)
         elif self.shares.parting and not self.together and (noisy := self._noisy(place, order)):
             return noisy
         # Copies of all rows, or of all experts, block by block; or the parts of a split.
         shape, role = self._source.tensors[of].shape, Role.READ if parting else Role.WRITTEN
-        maps = partial(transforms.row_maps, shape, rows, role, uneven=self.shares.uneven)
+        maps = partial(transforms.row_maps, shape, rows, role, at=at, uneven=self.shares.uneven)
         # Rows of routers diverge with their experts: on a prompt, rows that are not chosen may have
         # equal gradients.
         diverges = place.pattern.axes(Role.WRITTEN) != {EXPERTS}
-        whole = Mapped(
-            of, maps, why, of, self.shares, copies if parting else 1.0, diverges=diverges
-        )
+        divides = self.together and self._divided and self._is_correction(place)
+        factor = times if parting else 1 / copies if divides else 1.0
+        whole = Mapped(of, maps, why, of, self.shares, factor, diverges=diverges)
         if expert is None:
             return whole
         begin = (copy * shape[0], *(0 for _ in shape[1:]))
@@ -299,7 +307,8 @@ class _Copying:
     def _is_correction(self, place: Member) -> bool:
         """Whether a tensor is a correction of router scores that affects only the choice."""
         weight = f"{place.name.removesuffix('bias')}weight"
-        alone = place.pattern.notation == EXPERTS
+        along = _along_experts(place) is not None
+        alone = along and prod(self._source.tensors[place.name].shape) == self.present
         return alone and weight not in self._source.tensors
 
 
@@ -361,9 +370,10 @@ def expert_of(member: Member) -> int | None:
     return member.number if member.tensor.counts == EXPERTS else None
 
 
-def _of_all_experts(member: Member) -> bool:
-    """Whether a tensor has a row, or a matrix, for each expert."""
-    return member.pattern.dimensions[0].axes == {EXPERTS}
+def _along_experts(member: Member) -> int | None:
+    """The dimension of a tensor that has a coordinate for each expert; None if there is none."""
+    every = enumerate(member.pattern.dimensions)
+    return next((at for at, dimension in every if dimension.axes == {EXPERTS}), None)
 
 
 def _is_router(member: Member) -> bool:

@@ -75,6 +75,7 @@ class ModelClass:
         derived: whether the class computes the size of a head from hidden and heads; hidden is then
             as wide as all heads together.
         small: size of every axis in the small models.
+        resolved: the config as the class resolves it.
 
     Raises:
         InputError: transformers has no such class, or it is made of several models.
@@ -100,7 +101,7 @@ class ModelClass:
         self._read, self._where = read, where
         self.name = str(getattr(known[type(read)], "__name__", kind))
         self._keys = {axis: read.attribute_map.get(key, key) for key, axis in NAMED.items()}
-        self._resolved = {key: value for key, value in read.to_dict().items() if key != "auto_map"}
+        self.resolved = {key: value for key, value in read.to_dict().items() if key != "auto_map"}
         self._plain: dict[str, Any] = {
             key: value for key, value in _decoded(config).items() if key != "auto_map"
         }
@@ -117,13 +118,9 @@ class ModelClass:
 
     def value(self, key: str) -> Any:
         """The class's value of a key, also if the config leaves it out."""
-        if key in self._resolved:
-            return self._resolved[key]
+        if key in self.resolved:
+            return self.resolved[key]
         return getattr(self._read, key, None)
-
-    def resolves(self, key: str) -> bool:
-        """Whether the class's config has a key under this name, with a value."""
-        return self._resolved.get(key) is not None
 
     def said(self, key: str) -> Any:
         """The config's value of a key; None if it has none."""
@@ -132,14 +129,14 @@ class ModelClass:
     @property
     def numbers(self) -> dict[str, int]:
         """Keys with a whole number, and the class's values of them."""
-        return {key: value for key, value in self._resolved.items() if type(value) is int}
+        return {key: value for key, value in self.resolved.items() if type(value) is int}
 
     @cached_property
     def lists(self) -> dict[str, Sequence[Any]]:
         """Keys with one entry per layer, and the class's values of them."""
         return {
             key: value
-            for key, value in self._resolved.items()
+            for key, value in self.resolved.items()
             if isinstance(value, list | tuple)
             and len(value) == self.layers
             and key not in self.listed
@@ -156,7 +153,7 @@ class ModelClass:
         more = self.layers + 3
         found = {
             key: [*value]
-            for key, value in self._resolved.items()
+            for key, value in self.resolved.items()
             if isinstance(value, list | tuple)
             and all(type(each) is int and 0 <= each < self.layers for each in value)
             and len({*value}) == len(value)
@@ -344,7 +341,7 @@ class ModelClass:
             axis: key for key, axis in ALSO.items() if axis not in named and self._counts(key)
         }
         small = {key: SMALL[axis] for axis, key in named.items() if axis in SMALL}
-        ends = {key: 1 for key, _ in _leaves(self._resolved) if key.endswith("_token_id")}
+        ends = {key: 1 for key, _ in _leaves(self.resolved) if key.endswith("_token_id")}
         counts = [(k, v) for k, v in self._numbers() if v > NARROWEST and k != self.layers_key]
         for power in range(8):
             divided = {

@@ -26,6 +26,12 @@ MOST = 6
 LAST = ("hidden", "head_dim", "ffn")
 """The factors that come last when a product of axes is stored."""
 
+TOP_K = re.compile(r"experts_per_tok(en)?$|^moe_(top)?k$|^moe_top_k$")
+"""Names of keys that say how many experts a token goes through."""
+
+SCALING = re.compile(r"rout\w*_scal(e|ing_factor)$")
+"""Names of keys of a factor of all experts."""
+
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 
 LAYERS = "layers"
@@ -354,7 +360,8 @@ class Proposal:
 
     def experts(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Possible ways in which the class uses its experts."""
-        top_k = [key for key in ("num_experts_per_tok",) if self.asked.resolves(key)]
+        value = self.asked.value
+        top_k = [key for key in self.asked.numbers if TOP_K.search(key)]
         widths = [
             axis
             for name, pattern in chosen.items()
@@ -365,12 +372,14 @@ class Proposal:
         if not widths or not top_k:
             return
         found: dict[str, Any] = {"width": widths[0], "top_k": top_k[0]}
-        if self.asked.value("n_group") and self.asked.value("topk_group"):
-            found["groups"] = ["n_group", "topk_group"]
+        groups = [key for key in ("n_group", "num_expert_group", "topk_group") if value(key)]
+        if len(groups) == 2:
+            found["groups"] = groups
         yield found
-        for key in ("routed_scaling_factor", "router_scaling_factor"):
-            if self.asked.value(key):
-                yield found | {"scaling": key, "alone": True}
+        for key in (key for key in self.asked.resolved if SCALING.search(key) and value(key)):
+            yield found | {"scaling": key, "alone": True}
+        yield found | {"alone": True}
+        yield found | {"divided": True}
 
     def _wide(self, axis: str) -> bool:
         return axis != "experts" and any(

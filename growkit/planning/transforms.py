@@ -563,16 +563,20 @@ def row_maps(
     order: tuple[int, ...],
     role: Role = Role.WRITTEN,
     *,
+    at: int = 0,
     uneven: bool = False,
 ) -> tuple[IndexMap, ...]:
-    """Make the maps of a tensor in which only rows are copied or moved.
+    """Make the maps of a tensor in which only rows, or coordinates of another dimension, are moved.
 
     Args:
         shape: shape of the source.
         order: for each row of the target, the row of the source.
         role: whether rows are written (copied) or read (split).
+        at: the dimension, 0 for rows.
         uneven: see ``IndexMap``.
     """
-    first, *others = (placed(shape[0], order), *(in_blocks(size, 1) for size in shape[1:]))
-    rows = IndexMap(role, first.size, first.source, first.share, uneven=uneven)
-    return (rows, *(IndexMap(Role.WRITTEN, e.size, e.source, e.share) for e in others))
+    whole = (in_blocks(size, 1) for size in shape)
+    maps = [IndexMap(Role.WRITTEN, each.size, each.source, each.share) for each in whole]
+    moved = placed(shape[at], order)
+    maps[at] = IndexMap(role, moved.size, moved.source, moved.share, uneven=uneven)
+    return tuple(maps)
