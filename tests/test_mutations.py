@@ -493,7 +493,7 @@ add(
 STALE = f"{THIRD}mlp.down_proj.weight"
 add("a stale shard", "sharded", 2, "shard", STALE, take_a_shard_of_another_source)
 add(
-    *("no shard", "sharded", None, "shard", ".safetensors is missing"),
+    *("no shard", "sharded", None, "shard", "lists, is missing"),
     lambda folder: max(folder.glob("model-*.safetensors")).unlink(),
     refused=True,
 )

@@ -370,7 +370,7 @@ def changed(source: Path, config: dict[str, Any], tensors: dict[str, torch.Tenso
 @pytest.mark.parametrize(
     ("config", "tensors", "says"),
     [
-        ({"model_type": "nobody"}, {}, "growkit inspect --infer"),
+        ({"model_type": "nobody"}, {}, "transformers has no class for it either"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, {}, "no tensor ends in _blocks"),
         ({"quantization_config": {}}, {}, "dequantise it first"),
         ({"compression_config": {"format": "pack-quantized"}}, {}, "dequantise it first"),

@@ -256,7 +256,9 @@ class Mapped(_OneSource):
         """See ``Transform``."""
         grown = self._grown(partial(source.read, self.source), where)
         if self.offset:
-            grown = grown.masked_fill(self._zeros(where[0]), -self.offset)
+            # Eight bits have no kernel that fills them.
+            wide = grown.float() if grown.element_size() == 1 else grown
+            grown = wide.masked_fill(self._zeros(where[0]), -self.offset).to(grown.dtype)
         return _multiply(grown, self.factor, source.where(self.source))
 
     def _grown(self, read: Read, where: Slices) -> Tensor:
