@@ -242,6 +242,8 @@ def _entries(config: Config, key: str, missing: Any) -> Any:
     A mapping from layers to their settings is such a list, with nothing for the others.
     """
     value, count = config.get(key, missing), layers_of(config)
+    if key == "rope_parameters" and isinstance(value, dict):  # all of a head, as without the key
+        return {k: v for k, v in value.items() if (k, v) != ("partial_rotary_factor", 1)}
     inside = value if key.endswith("config") and isinstance(value, dict) else {}
     if inside and all(str(each).isdigit() for each in inside):
         numbered = {int(each): entry for each, entry in inside.items()}
