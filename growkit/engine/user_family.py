@@ -227,7 +227,7 @@ def _check_arranged(family: Family, config: Config, count: int, changed: Config)
         InputError: no tensor of the class depends on the key.
     """
     layers = next(key for key, axes in family.axes.items() if axes == ("layers",))
-    listed = {k: v for k, v in config.items() if isinstance(v, list) and len(v) == config[layers]}
+    listed = {key: config[key] for key in family.lists if isinstance(config.get(key), list)}
     longer = {key: (values * count)[:count] for key, values in listed.items()}
     deeper = {**config, **longer, layers: count} | {key: config.get(key) for key in changed}
     for key, value in changed.items():

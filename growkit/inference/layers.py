@@ -150,7 +150,7 @@ class Conditions:
     def arranged(self, condition: str) -> dict[str, Any]:
         """How the keys of a condition follow the layers, where that can be said."""
         if "%" in condition:
-            return {}
+            return self._explicit(condition)
         found: dict[str, Any] = {}
         every = self._asked.layers_key
         for key in self.deciding:
@@ -163,6 +163,17 @@ class Conditions:
                 if re.search(rf"layer (?:{sign}) {key}\b", condition):
                     found[key] = rule
         return found
+
+    def _explicit(self, condition: str) -> dict[str, Any]:
+        """Name layers one by one, of a key that lists exceptions, and let periods be 1."""
+        parts = re.fullmatch(
+            r"(?:not \()?layer not in (?P<key>\w+) and \(layer \+ 1\) % (?P<period>\w+) == 0\)?",
+            condition,
+        )
+        if parts is None:
+            return {}
+        every = condition.removeprefix("not (").removesuffix(")")
+        return {parts["key"]: {"layers": f"not ({every})"}, parts["period"]: 1}
 
     def _entries(
         self, known: Sequence[int], wanted: Sequence[Layers]
