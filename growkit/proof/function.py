@@ -55,7 +55,7 @@ Pair = tuple[Stage | None, Stage | None, bool]
 """A stage of the source and one of the target, and whether their outputs should correspond."""
 
 Setting = tuple[str, str]
-"""Path of an attribute in a layer, and the class of its module."""
+"""Path of an attribute in a layer, and the classes of its module and of those around it."""
 
 Ends = tuple[list[Tensor], list[Tensor]]
 """Outputs of the last layers of source and target for every call, each [tokens, hidden]."""
@@ -159,8 +159,8 @@ class FunctionProof:
     def changed_layer_settings(self) -> list[str]:
         """Find the first setting of a layer that changed differently than in other layers.
 
-        A setting, such as a size, may change if it changes in the same way in all modules of a
-        class; layers of another kind have other sizes.
+        A setting, such as a size, may change if it changes in the same way wherever modules of the
+        same classes contain it; layers of another kind have other sizes.
         """
         if not self.exact or self._layers is None:
             return []
@@ -570,8 +570,12 @@ def _layer_settings(model: Layerwise) -> list[tuple[str, dict[Setting, Any]]]:
     """Name of every layer, with every plain attribute of its modules."""
     found = []
     for name, layer in model.layers:
+        classes: dict[str, str] = {}
+        for path, module in layer.named_modules():
+            around = classes.get(path.rpartition(".")[0], "")
+            classes[path] = f"{around}/{type(module).__name__}"
         settings = {
-            (f"{path}.{key}".lstrip("."), type(module).__name__): value
+            (f"{path}.{key}".lstrip("."), classes[path]): value
             for path, module in layer.named_modules()
             for key, value in vars(module).items()
             if key not in NUMBERS and isinstance(value, bool | int | float | str | None)
