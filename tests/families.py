@@ -199,6 +199,9 @@ QWEN: Config = {**MOE, "moe_intermediate_size": one_of(8, 16), "num_experts": on
 QWEN |= {"decoder_sparse_step": one_of(1, 2), "hidden_size": 16}
 TOGETHER: Config = {"apart": False, "centred": True}
 BIASES = ("attention_bias", "mlp_bias")
+IDENTITY = {"do_layer_norm_before": True, "apply_residual_connection_post_layernorm": False}
+"""Without these OPT and BLOOM have no blocks that change nothing."""
+
 DELTA = ["linear_attention", "full_attention"]
 
 FAMILIES: dict[str, Kind] = {

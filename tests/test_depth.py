@@ -19,7 +19,7 @@ from growkit.growth import depth
 from growkit.growth.depth import arrangement
 from growkit.results.proof import trainability_sentence
 from tests.conftest import edit_json, edit_weights, relative_error, seeded
-from tests.families import CONFIGS, Config, coin, save_lively
+from tests.families import CONFIGS, IDENTITY, Config, coin, save_lively
 
 QUICK = growkit.Settings(prompts=1, length=16)
 FEW = {"prompts": 1, "length": 12}
@@ -28,9 +28,6 @@ Make = Callable[..., Path]
 
 
 LAYERS = 4
-
-IDENTITY = {"do_layer_norm_before": True, "apply_residual_connection_post_layernorm": False}
-"""Without these OPT and BLOOM have no blocks that change nothing."""
 
 
 class Deep:

@@ -22,7 +22,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST, write_manifest
 from growkit.proof.folder import FolderDifferences
 from tests.conftest import CONFIGS, edit_json, edit_weights, save_random, seeded
-from tests.families import FAMILIES, Case, random_model, windows
+from tests.families import FAMILIES, IDENTITY, Case, random_model, windows
 from tests.test_tampering import (
     TAMPERINGS,
     add_tokenizer,
@@ -241,7 +241,8 @@ def make_pair(kind: str, way: str, folder: Path) -> Pair:
         family = growkit.infer(folder / "source")["family"]
     elif kind in FAMILIES:
         case = Case(FAMILIES[kind], choose)
-        save_random(folder / "source", CONFIG_MAPPING[kind](**(case.config | COMMON)))
+        switches = {key: on for key, on in IDENTITY.items() if key in case.config}
+        save_random(folder / "source", CONFIG_MAPPING[kind](**(case.config | COMMON | switches)))
         grown = case.sizes
     else:
         save_random(folder / "source", CONFIG_MAPPING[kind](**more_of(kind, choose)))

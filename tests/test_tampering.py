@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +47,9 @@ class Tampering:
     spoil: Spoil
     pairs: tuple[str, ...] = ALL
     bare: bool = True
+
+
+LAYER = re.compile(r".*?\.\d+(?=\.)")
 
 
 def in_weights(edit: Callable[[dict[str, torch.Tensor], random.Random], str]) -> Spoil:
@@ -96,9 +100,11 @@ def of(tensors: dict[str, torch.Tensor], choose: random.Random, *parts: str) -> 
 
 
 def scale_a_matrix(tensors: dict[str, torch.Tensor], choose: random.Random) -> str:
-    name = choose.choice([n for n, t in sorted(tensors.items()) if "mlp" in n and t.dim() > 1])
+    matrices = [name for name, tensor in sorted(tensors.items()) if tensor.dim() > 1]
+    in_layers = [name for name in matrices if LAYER.match(name)]
+    name = choose.choice([name for name in in_layers if "mlp" in name] or in_layers)
     tensors[name] *= 1.01
-    return name.split(".mlp")[0]
+    return LAYER.findall(name)[0]
 
 
 def change_the_last_bit(tensors: dict[str, torch.Tensor], choose: random.Random) -> str:
