@@ -69,7 +69,7 @@ class _Last:
 
 
 @dataclass(frozen=True)
-class Entry:
+class StateEntry:
     """A tensor that is computed when it is indexed, with the interface of safetensors' slices.
 
     Attributes:
@@ -118,9 +118,9 @@ class Entry:
             into[place].copy_(self.weights.read(self.name, *slab))
 
 
-def entries_of(weights: Weights, last: _Last) -> dict[str, Entry]:
+def entries_of(weights: Weights, last: _Last) -> dict[str, StateEntry]:
     """Entries for all tensors, by name."""
-    return {name: Entry(weights, name, last) for name in weights.tensors}
+    return {name: StateEntry(weights, name, last) for name in weights.tensors}
 
 
 class Grown:
@@ -191,7 +191,7 @@ class Grown:
         return [name for name, entry in self.entries.items() if not entry.weights.cuts(entry.name)]
 
     @cached_property
-    def by_class(self) -> dict[str, Entry]:
+    def by_class(self) -> dict[str, StateEntry]:
         """Every parameter and persistent buffer of the model's class, by name.
 
         Raises:
@@ -203,7 +203,7 @@ class Grown:
             weights, names = planned_parameters(self.target, self.config)
         plain = {name: weights.stored_as(of) for name, of in names.items()}
         return {
-            name: self.entries[tensor] if tensor else Entry(weights, names[name], self._last)
+            name: self.entries[tensor] if tensor else StateEntry(weights, names[name], self._last)
             for name, tensor in plain.items()
         }
 
@@ -222,7 +222,7 @@ class Grown:
             optimizer = Optimizer(Path(self.recipe.optimizer), self.source, self.lineage)
             return optimizer.grown(outline, law_of(self.lineage))
 
-    def moments(self) -> dict[str, Entry]:
+    def moments(self) -> dict[str, StateEntry]:
         """The optimizer's tensors, by the name ``parameter.kind``."""
         state = self.optimizer
         return {} if state is None else entries_of(state, self._last)

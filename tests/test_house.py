@@ -41,10 +41,10 @@ class Unscaled(OnDiffTransformer):
 OPERATION = Unscaled()
 """
 FORMAT = """
-from growkit.checkpoint.dequantising import Format
+from growkit.checkpoint.dequantising import Scheme
 
 
-class Mirrored(Format):
+class Mirrored(Scheme):
     method, title, suffixes, exact = "mirrored", "mirrors", (".mirrored",), True
 
     def header(self, parts, settings, dtype):

@@ -26,7 +26,7 @@ from transformers.distributed import DistributedConfig
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import slabs
-from growkit.distributed import Entry, Grown, GrownStorageReader
+from growkit.distributed import Grown, GrownStorageReader, StateEntry
 from tests.conftest import edit_weights, load_strict, save_model
 from tests.fsdp import on_ranks
 from tests.test_optimizer_state import FLAT, load_distributed, save_distributed, step, trained
@@ -249,9 +249,9 @@ def look_at_optimizer(folder: Path, found: dict[str, Any], ways: Collection[str]
 def look_at_fault(folder: Path, found: dict[str, Any]) -> None:
     recipe = growkit.load_recipe(folder / "hypercloning" / "recipe.yaml")
     expected = AutoModelForCausalLM.from_pretrained(recipe.output).state_dict()
-    fill = Entry.fill
+    fill = StateEntry.fill
 
-    def misplaced(entry: Entry, into: Tensor, where: Any) -> None:
+    def misplaced(entry: StateEntry, into: Tensor, where: Any) -> None:
         rows, *others = where
         if entry.name == "model.layers.1.mlp.up_proj.weight" and rows.start:
             where = [slice(rows.start - 1, rows.stop - 1), *others]
@@ -259,7 +259,7 @@ def look_at_fault(folder: Path, found: dict[str, Any]) -> None:
 
     model = spread(AutoConfig.from_pretrained(recipe.output), on_rows, torch.bfloat16)
     state = model.state_dict()
-    with mock.patch.object(Entry, "fill", misplaced):
+    with mock.patch.object(StateEntry, "fill", misplaced):
         dcp.load(state, storage_reader=GrownStorageReader(recipe))
     found["fault"] = spread_tensors(state), differing(state, expected)
 

@@ -30,7 +30,7 @@ from transformers import (
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.dequantising import Dequantised, Format
+from growkit.checkpoint.dequantising import Dequantised, Scheme
 from growkit.engine.class_weights import class_weights
 from growkit.recipe.recipe import parse_recipe
 from growkit.sources import find
@@ -191,7 +191,7 @@ def test_a_fault_of_ours_is_caught(
 
     rows = Fp8.rows
 
-    def wrong(self: Format, parts: Any, *rest: Any) -> Tensor:
+    def wrong(self: Scheme, parts: Any, *rest: Any) -> Tensor:
         return rows(self, parts, *rest) * (1 + ("1.mlp.up_proj" in parts.name))
 
     monkeypatch.setattr(Fp8, "rows", wrong)

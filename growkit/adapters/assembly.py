@@ -5,28 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from growkit.adapters.methods import IN, MERGE, RANK
-from growkit.adapters.modules import Modules, experts_of
+from growkit.adapters.folder import IN, MERGE, RANK
+from growkit.adapters.modules import Adapted, Modules, experts_of
 from growkit.adapters.tensors import Entry
 from growkit.base.errors import InputError
 from growkit.base.tensors import ANYWHERE, TensorInfo, Weights, cut
-
-
-class Adapted(NamedTuple):
-    """An adapted parameter of the grown model.
-
-    Attributes:
-        origin: the parameter of the source from which it was grown.
-        rank: rank of the update; None if it is not a product.
-    """
-
-    origin: str
-    rank: int | None
 
 
 class Assembly(Weights):

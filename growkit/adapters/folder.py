@@ -1,15 +1,183 @@
-"""The folder of an adapter, as PEFT saves it."""
+"""The folder of an adapter, as PEFT saves it, and the methods of PEFT that growkit grows.
+
+A tensor grows with the dimensions of the weight that it adapts. A low-rank update B·A goes through
+the same map as its weight: B is copied where the weight writes, A is split where the weight reads.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from growkit.adapters.methods import method_of
 from growkit.base.errors import InputError
+from growkit.base.parsing import ANY, check_kind
 from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
 from growkit.checkpoint.weight_file import open_weights
+
+RANK, IN, OUT, COLUMNS = "rank", "in", "out", "columns"
+"""Meaning of a dimension: ranks or tokens, which do not grow; inputs or outputs of the module; or
+the columns of its weight, which may be either."""
+
+MAGNITUDE = "lora_magnitude_vector"
+
+
+@dataclass(frozen=True)
+class TensorKind:
+    """A kind of tensors in adapters.
+
+    Attributes:
+        sides: meaning of each dimension.
+        scaled: see ``Attached``.
+        copied: see ``Attached``.
+    """
+
+    sides: tuple[str, ...]
+    scaled: bool = False
+    copied: bool = False
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of PEFT.
+
+    Attributes:
+        kinds: kinds of tensors, by their names after the module's name.
+        settings: keys of ``adapter_config.json`` that affect the adapter's function, with the types
+            of their values.
+        without_effect: keys that have no effect after training.
+    """
+
+    kinds: Mapping[str, TensorKind]
+    settings: Mapping[str, Any]
+    without_effect: frozenset[str]
+
+
+_NAMES = (str, [str])
+_CHOOSING = {"target_modules": _NAMES, "exclude_modules": _NAMES, "modules_to_save": [str]}
+_BY_LAYER = {
+    "r": int,
+    "layers_to_transform": (int, [int]),
+    "layers_pattern": _NAMES,
+    "rank_pattern": {ANY: int},
+    "alpha_pattern": {ANY: float},
+}
+_SWITCHES = ("fan_in_fan_out", "use_rslora", "use_dora", "lora_bias", "ensure_weight_tying")
+_ALWAYS = {"peft_type", "task_type", "auto_mapping", "base_model_name_or_path", "revision"}
+_ALWAYS |= {"inference_mode", "peft_version", "runtime_config"}
+
+METHODS = {
+    "LORA": Method(
+        {
+            "lora_A.weight": TensorKind((RANK, IN)),
+            "lora_B.weight": TensorKind((OUT, RANK), scaled=True),
+            "lora_B.bias": TensorKind((OUT,), scaled=True),
+            "lora_embedding_A": TensorKind((RANK, IN)),
+            "lora_embedding_B": TensorKind((OUT, RANK), scaled=True),
+            MAGNITUDE: TensorKind((OUT,)),
+            "token_adapter.trainable_tokens_delta": TensorKind((RANK, COLUMNS), scaled=True),
+        },
+        {
+            **(_CHOOSING | _BY_LAYER | dict.fromkeys(_SWITCHES, bool)),
+            "lora_alpha": float,
+            "lora_dropout": float,
+            "bias": str,
+            "target_parameters": [str],
+            "trainable_token_indices": ([int], {ANY: [int]}),
+        },
+        frozenset({*_ALWAYS, "init_lora_weights", "megatron_core", "qalora_group_size"})
+        | {"loftq_config", "eva_config"},
+    ),
+    "IA3": Method(
+        {"ia3_l": TensorKind((OUT, IN), copied=True)},  # one of the two is 1
+        {**_CHOOSING, "feedforward_modules": _NAMES, "fan_in_fan_out": bool},
+        frozenset({*_ALWAYS, "init_ia3_weights"}),
+    ),
+    "LOHA": Method(
+        {
+            "hada_w1_a": TensorKind((OUT, RANK), scaled=True),
+            "hada_w1_b": TensorKind((RANK, IN)),
+            "hada_w2_a": TensorKind((OUT, RANK)),
+            "hada_w2_b": TensorKind((RANK, IN), copied=True),
+        },
+        {**_CHOOSING, **_BY_LAYER, "alpha": float, "rank_dropout": float, "module_dropout": float},
+        frozenset({*_ALWAYS, "init_weights", "use_effective_conv2d"}),
+    ),
+}
+"""The methods, by ``peft_type``."""
+
+INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+"""Values of ``init_lora_weights`` with which the model's own weights stay unchanged."""
+
+DEFAULT = 8
+"""PEFT's default for ranks and for alpha."""
+
+MERGE = "merge it into SRC first (merge_and_unload), and grow that"
+
+
+def method_of(config: Config, where: str) -> Method:
+    """Find the method of an adapter, and check its settings.
+
+    Args:
+        config: contents of its ``adapter_config.json``.
+        where: that file, for messages.
+
+    Raises:
+        InputError: growkit does not grow the method, or does not know a setting.
+    """
+    method = METHODS.get(str(config.get("peft_type")))
+    if method is None:
+        raise InputError(
+            f"{where} has peft_type {config.get('peft_type')!r}, which does not grow with the "
+            f"weights of a model; growkit grows {', '.join(METHODS)}; {MERGE}"
+        )
+    if (task := config.get("task_type")) not in (None, "CAUSAL_LM"):
+        raise InputError(
+            f"{where} has task_type {task}; growkit grows adapters of causal language models"
+        )
+    if (initial := config.get("init_lora_weights")) not in INITIAL:
+        raise InputError(
+            f"{where} has init_lora_weights {initial!r}, with which PEFT changes the model's own "
+            "weights; save it as a plain LoRA (path_initial_model_for_weight_conversion)"
+        )
+    for key, value in config.items():
+        if key in method.settings and value is not None:
+            check_kind(value, method.settings[key], f"{key} in {where}")
+            for pattern in value if key.endswith("_pattern") else ():
+                _check_pattern(pattern, f"{key} in {where}")
+        elif value and key not in method.without_effect:
+            raise InputError(f"{where} has {key}, with which growkit cannot grow it; {MERGE}")
+    return method
+
+
+def _check_pattern(pattern: str, what: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise InputError(f"{what} has the pattern {pattern!r}, {error}; correct it") from None
+
+
+def scaling(config: Config, module: str, rank: int) -> float:
+    """LoRA's factor of B·A in a module.
+
+    Args:
+        config: contents of ``adapter_config.json``.
+        module: name of the module.
+        rank: rank of its factors.
+    """
+    own = pattern_value(config, "alpha_pattern", module)
+    alpha = float(config.get("lora_alpha", DEFAULT) if own is None else own)
+    return alpha / (rank**0.5 if config.get("use_rslora") else rank)
+
+
+def pattern_value(config: Config, key: str, module: str) -> Any:
+    """The value of the first pattern that matches a module, as in PEFT; None if none does."""
+    found = (config.get(key) or {}).items()
+    return next((value for each, value in found if re.match(rf"(.*\.)?({each})$", module)), None)
 
 
 class AdapterFolder:

@@ -12,8 +12,7 @@ from pathlib import Path
 from growkit.adapters.assembly import Assembly
 from growkit.adapters.folder import AdapterFolder
 from growkit.adapters.lineage import adapter_lineage
-from growkit.adapters.modules import Modules
-from growkit.adapters.targets import retarget
+from growkit.adapters.modules import Modules, retarget
 from growkit.adapters.tensors import AdapterTensors
 from growkit.base.progress import Progress
 from growkit.base.tensors import total_bytes, total_parameters

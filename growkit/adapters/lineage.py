@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from growkit.adapters.folder import MAGNITUDE, MERGE, scaling
 from growkit.adapters.magnitudes import Direction, Magnitudes
-from growkit.adapters.methods import MAGNITUDE, MERGE, scaling
 from growkit.adapters.tensors import AdapterTensors, Entry
 from growkit.base.errors import InputError
 from growkit.base.tensors import TensorInfo, Weights

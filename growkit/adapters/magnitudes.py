@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from growkit.adapters.methods import MERGE
+from growkit.adapters.folder import MERGE
 from growkit.algebra.law import Rows
 from growkit.algebra.update import Update
 from growkit.base.errors import InputError

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from growkit.adapters.folder import AdapterFolder
-from growkit.adapters.methods import COLUMNS, IN, MERGE, OUT, RANK, TensorKind
+from growkit.adapters.folder import COLUMNS, IN, MERGE, OUT, RANK, AdapterFolder, TensorKind
 from growkit.adapters.modules import Modules, experts_of
 from growkit.base.errors import InputError
 from growkit.base.tensors import ANYWHERE, FLOAT_BYTES, TensorInfo, Weights, cut

@@ -92,7 +92,7 @@ class Parts:
             )
 
 
-class Format(ABC):
+class Scheme(ABC):
     """A format of quantised weights.
 
     Attributes:
@@ -176,7 +176,7 @@ class Dequantised(Checkpoint):
         InputError: the stored tensors do not fit together.
     """
 
-    def __init__(self, stored: Checkpoint, format: Format, settings: Config) -> None:  # noqa: A002
+    def __init__(self, stored: Checkpoint, format: Scheme, settings: Config) -> None:  # noqa: A002
         self.__dict__.update(stored.__dict__)  # the same folder, opened once
         self.stored, self.format, self.settings = stored, format, settings
         self.stands_alone = False
@@ -240,7 +240,7 @@ def dense(checkpoint: Checkpoint) -> Checkpoint:
     return Dequantised(checkpoint, *found) if found else checkpoint
 
 
-def format_of(config: Config, where: str) -> tuple[Format, Config] | None:
+def format_of(config: Config, where: str) -> tuple[Scheme, Config] | None:
     """Find the format and the settings of a quantised model; None if it is not quantised.
 
     Raises:
@@ -249,7 +249,7 @@ def format_of(config: Config, where: str) -> tuple[Format, Config] | None:
     given = next((config[key] for key in tensors.QUANTISED if config.get(key) is not None), None)
     if given is None:
         return None
-    formats = cast("dict[str, Format]", members("growkit.checkpoint.quantised", "FORMAT"))
+    formats = cast("dict[str, Scheme]", members("growkit.checkpoint.quantised", "FORMAT"))
     for each in formats.values() if isinstance(given, dict) else ():
         if each.applies(given):
             if variant := each.unread(given):
@@ -287,7 +287,7 @@ def without_settings(config: Config) -> Config:
     return {key: value for key, value in config.items() if key not in tensors.QUANTISED}
 
 
-def _describe(format: Format, dtypes: Collection[str]) -> str:  # noqa: A002
+def _describe(format: Scheme, dtypes: Collection[str]) -> str:  # noqa: A002
     names = " and ".join(sorted(tensors.TORCH_NAMES[dtype] for dtype in dtypes))
     holds = "which represents every number" if format.exact else "to which every number is rounded"
     return f"{format.title}; it is read as a dense model in {names}, {holds}"
@@ -299,7 +299,7 @@ def _dtype_of(config: Config) -> str:
     return dtype if tensors.FLOAT_BYTES.get(dtype, 0) >= NARROWEST else "BF16"
 
 
-def _parts(stored: Checkpoint, form: Format) -> dict[str, Parts]:
+def _parts(stored: Checkpoint, form: Scheme) -> dict[str, Parts]:
     """Find the stored tensors of every dense tensor.
 
     Raises:

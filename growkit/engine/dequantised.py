@@ -20,7 +20,7 @@ from growkit.engine.loader import Conversion, dequantisations, loading
 
 
 @dataclass
-class Comparison:
+class Agreement:
     """Names of a source's quantised tensors, by the outcome of the comparison.
 
     Attributes:
@@ -36,11 +36,11 @@ class Comparison:
     why: str = ""
 
 
-def compare(source: Checkpoint) -> Comparison:
+def compare(source: Checkpoint) -> Agreement:
     """Compare the quantised tensors of a source, bit for bit."""
     if not isinstance(source, Dequantised):
-        return Comparison(why="it is part of a larger model")
-    found = Comparison()
+        return Agreement(why="it is part of a larger model")
+    found = Agreement()
     ours = class_weights(source)
     made = {name: dense for dense, parts in source.parts.items() for name in parts.names.values()}
     settings = source.format.transformers(source.settings)
@@ -63,7 +63,7 @@ def compare(source: Checkpoint) -> Comparison:
 
 
 @contextmanager
-def _explain_errors(found: Comparison) -> Iterator[None]:
+def _explain_errors(found: Agreement) -> Iterator[None]:
     """Suppress errors of transformers and libraries, and keep the first as the reason."""
     try:
         yield

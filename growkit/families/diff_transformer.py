@@ -37,7 +37,7 @@ OF_SOME = ("attention_output_bias", "qk_norm", *MULTIPLIERS)
 """Those of these keys that only some families have, with the value assumed for the rest."""
 
 
-def check(config: Config) -> None:
+def check_config(config: Config) -> None:
     """Refuse configs that the class would refuse for reasons beyond axes and switches.
 
     Raises:
@@ -145,7 +145,7 @@ FAMILY = replace(
         "lambda_init": default_lambda_init,
         "attention_multiplier": lambda config: config["head_dim"] ** -0.5,
     },
-    check=check,
+    check=check_config,
     loads_with=(
         f"transformers {OLDEST_TRANSFORMERS} or later with trust_remote_code=True (the code is "
         "next to the weights)"

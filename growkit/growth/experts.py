@@ -32,19 +32,21 @@ the router distinguishes copies of an expert:
   all copies. They share the places, and a little noise in their rows lets them diverge.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import frexp, prod
+from pathlib import Path
+from typing import Any
 
 from growkit.algebra.axes import Role
 from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
-from growkit.base.tensors import Weights
+from growkit.base.settings import Settings
+from growkit.base.tensors import TORCH_NAMES, Weights, main_dtype
 from growkit.families.description import MOST_EXPERTS, Member, value_at, with_value
 from growkit.families.family import Family, stored_family
 from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
-from growkit.growth.expert_use import copies_by_use
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation, Option, SizeOption, Value, is_count
 from growkit.planning.plan import Plan, unused_tensors
@@ -237,7 +239,7 @@ class _Copying:
         whole, more = divmod(self.count, self.present)
         counts = [[whole + (expert < more) for expert in range(self.present)]]
         if USE.name in options:
-            counts = copies_by_use(self._source, options[USE.name], self.present, self.count)
+            counts = _copies_by_use(self._source, options[USE.name], self.present, self.count)
         elif COPIES.name in options:
             counts = [[*map(int, each.split(","))] for each in options[COPIES.name].split("/")]
         counts *= len(layers) if len(counts) == 1 else 1
@@ -328,6 +330,66 @@ def _add_noise(key: str, order: Order, drawn: Order, size: float, tensor: Tensor
     _, exponent = frexp(float(tensor.abs().max()))
     added = torch.from_numpy(fields[list(drawn)]) * (size * 2.0 ** (exponent - 1))
     return (copied + added).reshape(len(order), *tensor.shape[1:]).to(tensor.dtype)
+
+
+WINDOWS = 64
+"""Number of windows of the text: at 512 tokens each, choices for 32,768 tokens are counted."""
+
+
+def _copies_by_use(source: Weights, text: str, present: int, count: int) -> list[list[int]]:
+    """Choose the number of copies of each expert, for every layer with experts.
+
+    Every expert has one copy. Each further copy goes to the expert with the most tokens per copy.
+    The model is streamed from its files, one layer at a time, and its own router chooses experts.
+
+    Args:
+        source: a model with experts.
+        text: path of a UTF-8 text.
+        present: number of experts in a layer of the source.
+        count: number of experts in a layer of the target.
+
+    Raises:
+        InputError: the text or the model cannot be used, or the class does not pass the chosen
+            indices to its experts.
+    """
+    from growkit.engine.calls import Call
+    from growkit.engine.layerwise import Layerwise
+    from growkit.engine.prompts import make_prompts
+
+    folder = Path(source.where())
+    windows = make_prompts(Settings(text, WINDOWS), folder, source.config).windows
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = getattr(torch, TORCH_NAMES[main_dtype(source.tensors)])
+    model, used = Layerwise(source, dtype, device, None), torch.zeros(present, dtype=torch.long)
+
+    def count_choices(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for each in (*args, *kwargs.values()):
+            if isinstance(each, torch.Tensor) and not each.is_floating_point():
+                used.add_(each.flatten().bincount(minlength=present)[:present].cpu())
+
+    for module in model.model.modules():
+        if type(module).__name__.endswith("Experts"):
+            module.register_forward_pre_hook(count_choices, with_kwargs=True)
+    found = []
+    for _ in model.stages([Call(window) for window in windows]):
+        if used.any():
+            found.append(_copies(used.tolist(), count))
+            used.zero_()
+    if not found:
+        raise InputError(
+            f"{type(model.model).__name__} does not show which experts it chooses; give the number "
+            "of copies of each (--copies) instead of --calibration"
+        )
+    return found
+
+
+def _copies(used: Sequence[int], count: int) -> list[int]:
+    """Distribute copies among experts, at least one to each."""
+    copies = [1] * len(used)
+    for _ in range(count - len(used)):
+        most = max(range(len(used)), key=lambda expert: used[expert] / copies[expert])
+        copies[most] += 1
+    return copies
 
 
 def wanted_experts(size: str, present: int, layers: int, *, multiple: bool = True) -> int:

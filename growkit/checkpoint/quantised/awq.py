@@ -5,7 +5,7 @@ arXiv 2306.00978; the layout "gemm" of AutoAWQ (https://github.com/casper-hansen
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Blocks, Format, Parts, unpack
+from growkit.checkpoint.dequantising import Blocks, Parts, Scheme, unpack
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place within a word of each of eight consecutive outputs."""
@@ -13,7 +13,7 @@ ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 BITS = 4
 
 
-class Awq(Format):
+class Awq(Scheme):
     """See the module."""
 
     method = "awq"
@@ -21,7 +21,7 @@ class Awq(Format):
     suffixes = (".qweight", ".qzeros", ".scales")
 
     def unread(self, settings: Config) -> str:
-        """See ``Format``."""
+        """See ``Scheme``."""
         bits = settings.get("bits", settings.get("w_bit"))
         if bits != BITS:
             return f"bits {bits!r}"
@@ -29,7 +29,7 @@ class Awq(Format):
         return "" if version.lower() == "gemm" else f"version {version!r}"
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
-        """See ``Format``; weights have the dtype of the scales."""
+        """See ``Scheme``; weights have the dtype of the scales."""
         inputs, words = (*parts.shape(".qweight"), 0, 0)[:2]
         parts.check(".qweight", (inputs, words), "I32")
         groups = parts.shape(".scales")[0] if ".scales" in parts and parts.shape(".scales") else 0
@@ -40,7 +40,7 @@ class Awq(Format):
         return TensorInfo((words * len(ORDER), inputs), scales.dtype)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
-        """See ``Format``; rows are stored as columns."""
+        """See ``Scheme``; rows are stored as columns."""
         words = slice(rows.start // len(ORDER), -(-rows.stop // len(ORDER)))
         first = rows.start - words.start * len(ORDER)
         wanted = slice(first, first + rows.stop - rows.start)

@@ -8,7 +8,7 @@ https://github.com/bitsandbytes-foundation/bitsandbytes
 from growkit.base.lazy import Tensor, torch
 from growkit.base.parsing import parse_json
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo
-from growkit.checkpoint.dequantising import Format, Parts, unpack
+from growkit.checkpoint.dequantising import Parts, Scheme, unpack
 
 STATE = ".weight.quant_state.bitsandbytes__"
 """Prefix of the suffixes of tensors that hold the size of blocks and the shape, as JSON."""
@@ -17,7 +17,7 @@ MOST_STATE = 1 << 12
 """Largest size of this JSON in bytes."""
 
 
-class Bitsandbytes4bit(Format):
+class Bitsandbytes4bit(Scheme):
     """See the module."""
 
     method = "bitsandbytes"
@@ -28,11 +28,11 @@ class Bitsandbytes4bit(Format):
     )
 
     def applies(self, settings: Config) -> bool:
-        """See ``Format``."""
+        """See ``Scheme``."""
         return super().applies(settings) and bool(settings.get("load_in_4bit"))
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
-        """See ``Format``."""
+        """See ``Scheme``."""
         state = _state(parts)
         rows, columns = state["shape"]
         blocks = -(-rows * columns // state["blocksize"])
@@ -47,7 +47,7 @@ class Bitsandbytes4bit(Format):
         return TensorInfo((rows, columns), dtype)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
-        """See ``Format``; numbers have the original dtype, as bitsandbytes computes them."""
+        """See ``Scheme``; numbers have the original dtype, as bitsandbytes computes them."""
         state, columns = _state(parts), info.shape[1]
         begin, end = rows.start * columns, rows.stop * columns
         pairs = parts.read(".weight", slice(begin // 2, -(-end // 2)))

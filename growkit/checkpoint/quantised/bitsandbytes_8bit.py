@@ -5,13 +5,13 @@ LLM.int8(), arXiv 2208.07339. https://github.com/bitsandbytes-foundation/bitsand
 
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Format, Parts
+from growkit.checkpoint.dequantising import Parts, Scheme
 
 OVER_127 = 7.874015718698502e-3
 """1/127, with the digits that the library uses."""
 
 
-class Bitsandbytes8bit(Format):
+class Bitsandbytes8bit(Scheme):
     """See the module."""
 
     method = "bitsandbytes"
@@ -19,11 +19,11 @@ class Bitsandbytes8bit(Format):
     suffixes = (".SCB", ".weight", ".weight_format")
 
     def applies(self, settings: Config) -> bool:
-        """See ``Format``."""
+        """See ``Scheme``."""
         return super().applies(settings) and bool(settings.get("load_in_8bit"))
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
-        """See ``Format``."""
+        """See ``Scheme``."""
         shape = parts.shape(".weight") if ".weight" in parts else ()
         parts.check(".weight", shape, "I8")
         parts.require(len(shape) == 2, f"weights of shape {list(shape)} and rows")
@@ -34,7 +34,7 @@ class Bitsandbytes8bit(Format):
         return TensorInfo(shape, dtype)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
-        """See ``Format``; float32."""
+        """See ``Scheme``; float32."""
         return parts.read(".weight", rows) * parts.read(".SCB", rows)[:, None] * OVER_127
 
 

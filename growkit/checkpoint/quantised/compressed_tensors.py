@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Blocks, Format, Parts, unpack
+from growkit.checkpoint.dequantising import Blocks, Parts, Scheme, unpack
 
 FORMATS = (
     *("dense", "mixed-precision", "naive-quantized", "int-quantized", "float-quantized"),
@@ -24,7 +24,7 @@ BITS = (2, 4, 8)
 """Bits of packed numbers; other numbers of bits were packed in several ways."""
 
 
-class CompressedTensors(Format):
+class CompressedTensors(Scheme):
     """See the module."""
 
     method = "compressed-tensors"
@@ -39,13 +39,13 @@ class CompressedTensors(Format):
     )
 
     def applies(self, settings: Config) -> bool:
-        """See ``Format``; older settings do not name the method."""
+        """See ``Scheme``; older settings do not name the method."""
         return super().applies(settings) or (
             "quant_method" not in settings and "config_groups" in settings
         )
 
     def unread(self, settings: Config) -> str:
-        """See ``Format``."""
+        """See ``Scheme``."""
         for each in (settings, *_groups(settings)):
             if each.get("format") not in (None, *FORMATS):
                 return f"format {each['format']!r}"
@@ -56,7 +56,7 @@ class CompressedTensors(Format):
         return ""
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
-        """See ``Format``."""
+        """See ``Scheme``."""
         if ".weight_packed" in parts:
             parts.check(".weight_shape", (2,), "I32", "I64")
             rows, columns = shape = tuple(parts.read(".weight_shape").tolist())
@@ -78,7 +78,7 @@ class CompressedTensors(Format):
         return TensorInfo(shape, dtype)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
-        """See ``Format``; in the dtype of the scales."""
+        """See ``Scheme``; in the dtype of the scales."""
         blocks, zeros = _blocks(parts, info.shape, settings), None
         scales = blocks.read(parts, ".weight_scale", rows)
         if ".weight_packed" in parts:
@@ -96,7 +96,7 @@ class CompressedTensors(Format):
         return blocks.scale(numbers[:, : info.shape[1]], scales, zeros, rows)
 
     def transformers(self, settings: Config) -> Config:
-        """See ``Format``."""
+        """See ``Scheme``."""
         kept: Config = {k: settings[k] for k in ("format", "config_groups") if k in settings}
         return {**kept, "quant_method": self.method, "dequantize": True}
 

@@ -6,13 +6,13 @@ scale of its block of 128 by 128 weights.
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Blocks, Format, Parts, powers_of_two
+from growkit.checkpoint.dequantising import Blocks, Parts, Scheme, powers_of_two
 
 EXPONENTS = ("U8", "F8_E8M0")
 """Dtypes of scales that are powers of two, stored as exponents."""
 
 
-class Fp8(Format):
+class Fp8(Scheme):
     """See the module."""
 
     method = "fp8"
@@ -21,7 +21,7 @@ class Fp8(Format):
     unused = (".activation_scale", ".input_scale")
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
-        """See ``Format``."""
+        """See ``Scheme``."""
         shape = parts.shape(".weight") if ".weight" in parts else ()
         parts.check(".weight", shape, "F8_E4M3", "F8_E5M2")
         scales = parts.shape(".weight_scale_inv")
@@ -30,14 +30,14 @@ class Fp8(Format):
         return TensorInfo(shape, dtype)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
-        """See ``Format``; products in float32."""
+        """See ``Scheme``; products in float32."""
         blocks = _blocks(parts, info.shape, settings)
         scales = blocks.read(parts, ".weight_scale_inv", rows)
         scales = powers_of_two(scales) if scales.dtype == torch.uint8 else scales.float()
         return blocks.scale(parts.read(".weight", rows), scales, None, rows)
 
     def transformers(self, settings: Config) -> Config:
-        """See ``Format``."""
+        """See ``Scheme``."""
         block = settings.get("weight_block_size")
         return {"quant_method": self.method, "dequantize": True, "weight_block_size": block}
 

@@ -5,7 +5,7 @@ arXiv 2210.17323; the layout of AutoGPTQ and GPTQModel (https://github.com/Model
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Format, Parts, scale, unpack
+from growkit.checkpoint.dequantising import Parts, Scheme, scale, unpack
 
 WORD = 32
 """Bits of the words into which numbers are packed."""
@@ -14,7 +14,7 @@ FORMATS = ("gptq", "gptq_v2")
 """Values of ``checkpoint_format`` that growkit reads; the first stores zeros minus one."""
 
 
-class Gptq(Format):
+class Gptq(Scheme):
     """See the module."""
 
     method = "gptq"
@@ -22,14 +22,14 @@ class Gptq(Format):
     suffixes = (".qweight", ".qzeros", ".scales", ".g_idx")
 
     def unread(self, settings: Config) -> str:
-        """See ``Format``."""
+        """See ``Scheme``."""
         if settings.get("bits") not in (2, 4, 8):
             return f"bits {settings.get('bits')!r}"
         form = settings.get("checkpoint_format") or FORMATS[0]
         return "" if form in FORMATS else f"checkpoint_format {form!r}"
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
-        """See ``Format``; weights have the dtype of the scales."""
+        """See ``Scheme``; weights have the dtype of the scales."""
         each = WORD // settings["bits"]
         words, outputs = (*parts.shape(".qweight"), 0, 0)[:2]
         parts.check(".qweight", (words, outputs), "I32")
@@ -41,7 +41,7 @@ class Gptq(Format):
         return TensorInfo((outputs, words * each), scales.dtype)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
-        """See ``Format``; rows are stored as columns."""
+        """See ``Scheme``; rows are stored as columns."""
         bits = settings["bits"]
         each = WORD // bits
         numbers = unpack(parts.read(".qweight", None, rows).T.contiguous(), bits)

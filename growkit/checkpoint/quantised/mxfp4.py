@@ -5,7 +5,7 @@ Open Compute Project, Microscaling Formats (MX) Specification v1.0.
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Format, Parts, powers_of_two, unpack
+from growkit.checkpoint.dequantising import Parts, Scheme, powers_of_two, unpack
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """E2M1 numbers by their lower three bits; the fourth is the sign."""
@@ -14,7 +14,7 @@ BYTES = 16
 """Bytes of a block of 32 numbers."""
 
 
-class Mxfp4(Format):
+class Mxfp4(Scheme):
     """See the module."""
 
     method = "mxfp4"
@@ -24,7 +24,7 @@ class Mxfp4(Format):
     exact = True
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
-        """See ``Format``; [experts, inputs, outputs]; inputs are the last axis of the files."""
+        """See ``Scheme``; [experts, inputs, outputs]; inputs are the last axis of the files."""
         shape = parts.shape("_blocks")
         parts.check("_blocks", (*shape[:3], BYTES), "U8")
         parts.check("_scales", shape[:3], "U8")
@@ -36,7 +36,7 @@ class Mxfp4(Format):
         )
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
-        """See ``Format``."""
+        """See ``Scheme``."""
         blocks, scales = parts.read("_blocks", rows), parts.read("_scales", rows)
         signed = torch.tensor([*VALUES, *(-each for each in VALUES)], dtype=info.torch_dtype)
         pairs = signed[unpack(torch.arange(256, dtype=torch.uint8)[:, None], 4).long()]
@@ -45,7 +45,7 @@ class Mxfp4(Format):
         return numbers.flatten(-2).transpose(1, 2)
 
     def transformers(self, settings: Config) -> Config:
-        """See ``Format``."""
+        """See ``Scheme``."""
         return {"quant_method": self.method, "dequantize": True}
 
 
