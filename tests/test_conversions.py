@@ -197,7 +197,7 @@ REFUSED: list[tuple[str, Any, str, Any, str]] = [
     ("diff_transformer", GROUPED, "gda", {}, r"it is grouped already"),
     ("diffllama", {}, "diff", {}, r"it is DIFF already"),
     ("diffllama", {}, "diff", {"head_norm": "plain"}, r"head_norm is for softmax models"),
-    ("diffllama", {}, "shared-diff", {}, r"rank is missing; give the rank"),
+    ("diffllama", {}, "shared-diff", {}, r"rank is missing; give it as N.*: the rank"),
     (
         "diffllama",
         {},

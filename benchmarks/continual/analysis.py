@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.continual.campaign import Found, best_rate
+from benchmarks.continual.campaign import Found, best_rate, tried
 from benchmarks.continual.experiment import Experiment
 from growkit.probing.lines import Line
 from growkit.probing.ranking import paired_difference
@@ -35,14 +35,14 @@ class Outcome:
         name: of the arm.
         rate: that was best.
         at_edge: whether a rate beyond those that were tried might be better.
-        tried: validation loss at the last point by rate; None where it diverged.
+        tried: validation loss at the last point by rate; infinite where it diverged.
         lines: by seed, at the best rate.
     """
 
     name: str
     rate: float
     at_edge: bool
-    tried: Mapping[float, float | None]
+    tried: Mapping[float, float]
     lines: Mapping[int, Line]
 
     @property
@@ -72,19 +72,15 @@ class Outcome:
 
 def outcomes(experiment: Experiment, found: Found) -> dict[str, Outcome]:
     """Of all sources and arms whose rates were tried."""
-    made, rates, first = {}, experiment.learning_rates, experiment.seeds[0]
+    made, rates = {}, experiment.learning_rates
     for name in (*experiment.sources, *experiment.arms):
         rate = best_rate(experiment, found, name)
         if rate is None:
             continue
-        tried = {}
-        for each in rates:
-            line = found[name, first, each]
-            tried[each] = None if "diverged" in line else line["points"][-1]["validation"]
         lines = {seed: found.get((name, seed, rate)) for seed in experiment.seeds}
         sound = {seed: line for seed, line in lines.items() if line and "diverged" not in line}
         at_edge = len(rates) > 1 and rate in (min(rates), max(rates))
-        made[name] = Outcome(name, rate, at_edge, tried, sound)
+        made[name] = Outcome(name, rate, at_edge, tried(experiment, found, name), sound)
     return made
 
 

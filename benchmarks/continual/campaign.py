@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.continual import results
 from benchmarks.continual.experiment import Experiment, Job, settings_of
@@ -157,12 +159,13 @@ def wanted(experiment: Experiment, found: Found) -> Iterator[Key]:
 
 
 def _of(experiment: Experiment, found: Found, name: str) -> Iterator[Key]:
-    """All rates with the first seed, then the best one with the others."""
-    first, *others = experiment.seeds
-    for rate in experiment.learning_rates:
-        yield name, first, rate
+    """The next rates with the seeds that choose one, then the best one with the others."""
+    losses = tried(experiment, found, name)
+    for rate in _next_rates(experiment.learning_rates, losses):
+        for seed in experiment.seeds[: experiment.tuned_with]:
+            yield name, seed, rate
     if best := best_rate(experiment, found, name):
-        for seed in others:
+        for seed in experiment.seeds:
             yield name, seed, best
 
 
@@ -191,10 +194,34 @@ def _other_source(experiment: Experiment, found: Found, line: Line) -> float | N
 
 
 def best_rate(experiment: Experiment, found: Found, name: str) -> float | None:
-    """The rate with the lowest validation loss at the last point; None until all were tried."""
-    tried = [found.get((name, experiment.seeds[0], rate)) for rate in experiment.learning_rates]
-    known: list[Line] = [line for line in tried if line is not None]
-    sound = [line for line in known if "diverged" not in line]
-    if len(known) < len(tried) or not sound:
+    """The rate with the lowest validation loss; None until its neighbours were tried too."""
+    losses = tried(experiment, found, name)
+    if _next_rates(experiment.learning_rates, losses):
         return None
-    return float(min(sound, key=lambda line: line["points"][-1]["validation"])["rate"])
+    best = min(losses, key=lambda rate: losses[rate])
+    return best if losses[best] < math.inf else None
+
+
+def tried(experiment: Experiment, found: Found, name: str) -> dict[float, float]:
+    """Validation loss at the last point by rate, the mean over the seeds that choose one.
+
+    Rates that diverged have an infinite one, rates that some of these seeds lack none.
+    """
+    losses = {}
+    for rate in experiment.learning_rates:
+        seeds = experiment.seeds[: experiment.tuned_with]
+        lines = [line for seed in seeds if (line := found.get((name, seed, rate)))]
+        if len(lines) == len(seeds):
+            losses[rate] = fmean(
+                math.inf if "diverged" in line else line["points"][-1]["validation"]
+                for line in lines
+            )
+    return losses
+
+
+def _next_rates(rates: Sequence[float], losses: Mapping[float, float]) -> list[float]:
+    """The middle rate, then those next to the best one; none once these were tried."""
+    if not losses:
+        return [rates[len(rates) // 2]]
+    best = rates.index(min(losses, key=lambda rate: losses[rate]))
+    return [rate for rate in rates[max(0, best - 1) : best + 2] if rate not in losses]

@@ -36,6 +36,7 @@ class Scale:
         eps: of AdamW.
         dtype: what is computed in; weights and moments are float32.
         text_bytes: of the text; None for all.
+        packages: installed packages whose sources are read with the standard library.
         learning_rates: instead of the experiment's; None for those.
         seeds: likewise.
     """
@@ -56,6 +57,7 @@ class Scale:
     eps: float = 1e-8
     dtype: str = "float32"
     text_bytes: int | None = None
+    packages: tuple[str, ...] = ()
     learning_rates: tuple[float, ...] | None = None
     seeds: tuple[int, ...] | None = None
 
@@ -110,13 +112,13 @@ class Source:
         name: what it is called.
         model: which of the scale's models it is.
         trained: whether arms begin with its weights.
-        tokens: with which it is trained; the scale's without.
+        times: tokens with which it is trained, in multiples of the scale's.
     """
 
     name: str
     model: str
     trained: bool = True
-    tokens: int | None = None
+    times: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,9 @@ class Experiment:
         question: what it asks.
         scale_name: of the scale.
         scale: how large everything is.
-        seeds: of weights, splits and the order of the text; rates are chosen with the first.
-        learning_rates: which every arm is tried with.
+        seeds: of weights, splits and the order of the text.
+        learning_rates: in ascending order. An arm is tried with the middle one, then with the
+            neighbours of the best one, until both are worse.
         sources: by name.
         arms: by name.
         baseline: the arm that others are held against.
@@ -139,6 +142,7 @@ class Experiment:
             ``against`` which, if that is another), and where that is said; ``of`` names a measure
             instead of the test loss, of which less is better without ``more``.
         goals: arms whose last losses the others are to reach; the baseline's without any.
+        tuned_with: how many of the seeds choose the rate.
     """
 
     name: str
@@ -154,10 +158,11 @@ class Experiment:
     charts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     claims: tuple[Mapping[str, Any], ...] = ()
     goals: tuple[str, ...] = ()
+    tuned_with: int = 1
 
     def source_tokens(self, name: str) -> int:
         """Tokens with which a source is trained."""
-        return self.sources[name].tokens or self.scale.source_tokens
+        return round(self.sources[name].times * self.scale.source_tokens)
 
 
 def names() -> list[str]:

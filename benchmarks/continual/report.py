@@ -13,7 +13,7 @@ from statistics import fmean
 
 from benchmarks.continual import results, tables
 from benchmarks.continual.analysis import Outcome, differences, judged, outcomes
-from benchmarks.continual.campaign import shared, sorted_lines
+from benchmarks.continual.campaign import shared, sorted_lines, wanted
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
 from benchmarks.continual.tables import count
 from growkit.probing.lines import Line
@@ -32,12 +32,14 @@ class Section:
     Attributes:
         experiment: which.
         runs: lines of it.
+        missing: how many runs are known to be missing.
         left_out: how many lines come from other settings.
         made: outcomes of its sources and arms.
     """
 
     experiment: Experiment
     runs: Sequence[Line]
+    missing: int
     left_out: int
     made: Mapping[str, Outcome]
 
@@ -87,7 +89,8 @@ def _sections(name: str, folder: Path) -> Iterator[Section]:
             own, others = own | mine, others | theirs
         fit = shared(experiment, own, others)
         left_out = sum(line["scale"] == scale for line in lines) - len(own)
-        yield Section(experiment, [*fit.values()], left_out, outcomes(experiment, fit))
+        missing = sum(each not in fit for each in wanted(experiment, fit))
+        yield Section(experiment, [*fit.values()], missing, left_out, outcomes(experiment, fit))
 
 
 def _claims(sections: Sequence[Section]) -> Iterator[str]:
@@ -120,14 +123,10 @@ def _section(section: Section, charts: Path, link: str) -> Iterator[str]:
 
 
 def _state(section: Section) -> str:
-    experiment = section.experiment
-    trained = [name for name, each in experiment.sources.items() if each.trained]
-    each = len(experiment.learning_rates) + len(experiment.seeds) - 1
-    wanted, done = each * (len(trained) + len(experiment.arms)), len(section.runs)
     parts = []
-    if done < wanted:
-        parts.append(f"**Unfinished:** {done} of {wanted} runs are done.")
-        seeds = len(experiment.seeds)
+    if section.missing:
+        parts.append(f"**Unfinished:** {section.missing} runs are missing.")
+        seeds = len(section.experiment.seeds)
         if some := [name for name, each in section.made.items() if len(each.lines) < seeds]:
             parts.append(f"Fewer seeds than the others: {', '.join(some)}.")
     if section.left_out:

@@ -159,10 +159,12 @@ def rates(experiment: Experiment, made: Mapping[str, Outcome]) -> str:
     rows = []
     for name, outcome in made.items():
         rows.append([name])
-        for rate, loss in outcome.tried.items():
-            cell = "diverged" if loss is None else f"{loss:.3f}"
+        for rate in experiment.learning_rates:
+            loss = outcome.tried.get(rate)
+            cell = "" if loss is None else f"{loss:.3f}" if math.isfinite(loss) else "diverged"
             rows[-1].append(f"**{cell}**" if rate == outcome.rate else cell)
-    text = "Validation loss at the last point with every learning rate, on the first seed:\n\n"
+    seeds = "the first seed" if experiment.tuned_with == 1 else f"{experiment.tuned_with} seeds"
+    text = f"Validation loss at the last point with every learning rate, on {seeds}:\n\n"
     text += table(["", *(f"{each:g}" for each in experiment.learning_rates)], rows)
     if edges := [name for name, each in made.items() if each.at_edge]:
         text += f"\nAt the edge of what was tried: {', '.join(edges)}.\n"

@@ -1,5 +1,7 @@
 """The text: Python's own standard library, which every machine with Python has; or any other.
 
+Sources of installed packages can be added to it.
+
 Whole files are held out, by the hash of their path: a twentieth for choosing learning rates
 (``validation``), as much for what is reported (``test``). The tokenizer sees neither.
 """
@@ -13,6 +15,7 @@ import platform
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +66,13 @@ class Text:
         return tokens[: len(tokens) // context * context].view(-1, context)
 
 
-def read_text(path: Path | None, vocabulary: int, work: Path, most: int | None = None) -> Text:
+def read_text(
+    path: Path | None,
+    vocabulary: int,
+    work: Path,
+    most: int | None = None,
+    packages: Sequence[str] = (),
+) -> Text:
     """The text as tokens; made once, then read from the work folder.
 
     Args:
@@ -71,8 +80,12 @@ def read_text(path: Path | None, vocabulary: int, work: Path, most: int | None =
         vocabulary: tokens of the tokenizer.
         work: where it is kept.
         most: bytes that are used; None for all.
+        packages: installed packages that are read with the standard library.
     """
-    documents = _up_to(most, _of_path(path) if path else standard_library())
+    documents = _of_path(path) if path else standard_library()
+    for package in () if path else packages:
+        documents += _sources(Path(sysconfig.get_paths()["purelib"]), package)
+    documents = _up_to(most, documents)
     found = hashlib.sha256(str(vocabulary).encode())
     for name, content in documents:
         found.update(f"{name}\0{content}\0".encode())
@@ -82,6 +95,7 @@ def read_text(path: Path | None, vocabulary: int, work: Path, most: int | None =
         folder.mkdir(parents=True, exist_ok=True)
         _prepare(documents, vocabulary, folder)
         library = f"standard library of Python {platform.python_version()}"
+        library += "".join(f", {each} ({_licence(each)})" for each in packages)
         kept = {
             "text": path.name if path else library,
             "sha256": found.hexdigest(),
@@ -104,6 +118,19 @@ def standard_library() -> list[Document]:
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     return _documents(root, [".py"], skip=("site-packages", "dist-packages", "_sysconfigdata"))
+
+
+def _sources(root: Path, package: str) -> list[Document]:
+    """The sources of an installed package."""
+    found = _documents(root / package, [".py"])
+    return [(f"{package}/{name}", content) for name, content in found]
+
+
+def _licence(package: str) -> str:
+    """The version and the licence of an installed package, as its metadata state them."""
+    about = metadata.metadata(package)
+    licence = about.get("License-Expression") or about.get("License") or "no licence stated"
+    return f"{about['Version']}, {licence.splitlines()[0]}"
 
 
 def _of_path(path: Path) -> list[Document]:

@@ -26,6 +26,16 @@ TORCH_NAMES = {
 }
 """The torch (and ``config.json``) name of every float dtype, by its safetensors name."""
 
+FLOAT_BITS = {
+    "F64": (11, 52),
+    "F32": (8, 23),
+    "BF16": (8, 7),
+    "F16": (5, 10),
+    "F8_E4M3": (4, 3),
+    "F8_E5M2": (5, 2),
+}
+"""Number of bits of the exponent and of the fraction, by safetensors name."""
+
 INTEGERS = {f"{k[0].upper()}{n}": f"{k}{n}" for k in ("int", "uint") for n in (64, 32, 16, 8)}
 
 STORED_NAMES = {

@@ -6,7 +6,6 @@ source.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,15 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.names import perhaps
-from growkit.base.tensors import FLOAT_BYTES, TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
+from growkit.base.tensors import (
+    FLOAT_BITS,
+    FLOAT_BYTES,
+    TORCH_NAMES,
+    Config,
+    TensorInfo,
+    Weights,
+    main_dtype,
+)
 from growkit.checkpoint.distributed_file import DistributedFile, open_model
 from growkit.checkpoint.folder import LIST, Folder
 from growkit.checkpoint.publishing import write_json
@@ -133,9 +140,7 @@ NARROWEST = 2
 
 def rounds(dtype: str, other: str) -> bool:
     """Whether another dtype cannot represent all numbers of a dtype (safetensors names)."""
-    one, two = (torch.finfo(TensorInfo((), each).torch_dtype) for each in (dtype, other))
-    exponents = [each.bits + math.log2(each.eps) for each in (one, two)]
-    return one.eps < two.eps or exponents[0] > exponents[1]
+    return any(own > of for own, of in zip(FLOAT_BITS[dtype], FLOAT_BITS[other], strict=True))
 
 
 def too_narrow(main: str, wanted: str) -> bool:

@@ -29,7 +29,7 @@ def family_for(
     config = Folder(source.folder).json("config.json", MOST_DIGITS)
     kind = config.get("model_type")
     known = {each for of in families().values() for each in of.model_types}
-    if family is not None or kind in known or "text_config" in config:
+    if family is not None or not isinstance(kind, str) or kind in known or "text_config" in config:
         return family, None
     from transformers import CONFIG_MAPPING
 

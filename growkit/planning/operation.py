@@ -52,7 +52,7 @@ class Option:
         """
         if value is None:
             if self.needed:
-                raise InputError(f"{self.name} is missing; give {self.help} ({self.form})")
+                raise InputError(f"{self.name} is missing; give it as {self.form}: {self.help}")
             return self.values[0] if self.values else None
         if isinstance(value, bool) or not isinstance(value, str | int | float | list):
             raise InputError(f"{self.name} is {value!r}; text or a number was expected")

@@ -407,6 +407,7 @@ def _parse_step(step: Any, where: str) -> Step:
 
 
 def _parse_verify(content: Any, where: str) -> Settings | None:
+    check_kind(content, (bool, dict), where)
     if isinstance(content, bool):
         return Settings() if content else None
     return Settings(**_fields(Settings, content, where))
