@@ -463,7 +463,8 @@ def _remove(folder: Path, known: Collection[Contents]) -> None:
                     (folder / name).unlink()
             if [path.name for path in folder.iterdir()] == [MANIFEST]:
                 (folder / MANIFEST).unlink()
-                folder.rmdir()
+    with suppress(OSError):  # it is not empty; if it is, its manifest may have gone in another run
+        folder.rmdir()
 
 
 def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
