@@ -148,8 +148,8 @@ class FunctionProof:
         total = total_bytes(before.tensors) + total_bytes(after.tensors)
         self._advance = partial(advance, total // (max(len(source), len(target)) + 1))
         self._layers: Sequence[int | None] | None = self.lineage.layers
-        if self._layers is None or len(self._layers) != len(target):
-            self._layers = range(len(target)) if len(source) == len(target) else None
+        if self._layers is None and (self.lineage.plans or len(source) == len(target)):
+            self._layers = range(len(source))
 
     def _both(self, dtype: torch.dtype) -> Models:
         tokens = self.before.config["vocab_size"] if self.more_tokens else None
@@ -166,7 +166,7 @@ class FunctionProof:
             return []
         before, after = map(_layer_settings, self._models)
         became: dict[tuple[Setting, Any], Any] = {}
-        for (name, found), number in zip(after, self._layers, strict=True):
+        for (name, found), number in zip(after, self._layers, strict=False):
             given = before[number][1] if number is not None and number < len(before) else {}
             for setting in sorted(given.keys() & found.keys()):
                 if became.setdefault((setting, given[setting]), found[setting]) != found[setting]:

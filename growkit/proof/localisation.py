@@ -93,7 +93,8 @@ def tensor_fault(lineage: Lineage, target: Weights, name: str, layer: int | None
         name: name of the tensor; of the source's tensor if the target lacks it.
         layer: index of the first layer that differs.
     """
-    members = {each.name: each.tensor for each in stored_family(target).members(target.config)}
+    untied = {**target.config, "tie_word_embeddings": False}  # a tied model's head may be at fault
+    members = {each.name: each.tensor for each in stored_family(target).members(untied)}
     component = component_of(members[name]) if name in members else None
     found = Fault(layer=layer, component=component, tensor=name)
     rule = lineage.plans[-1].by_target.get(name)
