@@ -167,6 +167,9 @@ def grown(source: Path, out: Path, wanted: Asked, dtype: torch.dtype) -> float |
             return None
         raise
     assert result["promise"] == wanted.promise, result["promise"]
+    if not result["kept"] and wanted.may_refuse:  # one epsilon serves norms that change apart
+        assert result["verification"].reason.startswith("not as asked")
+        return None
     assert result["kept"], result["verification"]
     found = error(source, out)
     assert found < (1e-12 if wanted.promise == "exact" else ROUNDING[dtype]), found

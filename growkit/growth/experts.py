@@ -324,10 +324,11 @@ def _add_noise(key: str, order: Order, drawn: Order, size: float, tensor: Tensor
         size: largest noise, relative to the tensor's largest number, rounded to a power of two.
         tensor: the source, [experts, ...].
     """
-    copied = tensor.double()[list(order)].reshape(len(order), -1)
+    exact = tensor.double()
+    copied = exact[list(order)].reshape(len(order), -1)
     fields = noise(key, np.arange(max(drawn) + 1), copied.shape[1]).astype(np.float64) / 2**15
     fields[0] = 0
-    _, exponent = frexp(float(tensor.abs().max()))
+    _, exponent = frexp(float(exact.abs().max()))
     added = torch.from_numpy(fields[list(drawn)]) * (size * 2.0 ** (exponent - 1))
     return (copied + added).reshape(len(order), *tensor.shape[1:]).to(tensor.dtype)
 

@@ -334,7 +334,7 @@ class Rounded(Mapped):
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
         dtype = source.tensors[self.source].torch_dtype
-        wide = torch.promote_types(dtype, torch.float32)
+        wide = dtype if dtype.itemsize > 4 else torch.float32
 
         def read(rows: slice, columns: slice | None = None) -> Tensor:
             return source.read(self.source, rows, columns).to(wide) + self.offset
