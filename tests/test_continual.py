@@ -1,6 +1,7 @@
 """The experiments in ``benchmarks/continual``: what their runs do, count, measure and report."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, MixtralConfig
 
-from benchmarks.continual import models, results, runs
+from benchmarks.continual import ages, models, results, runs
 from benchmarks.continual.__main__ import LINES, ROOT
-from benchmarks.continual.campaign import Campaign
+from benchmarks.continual.campaign import Campaign, next_rates
 from benchmarks.continual.experiment import Experiment, Job, load, names
 from benchmarks.continual.report import write
 from benchmarks.continual.retrieval import MEASURES, QUESTION, WIDTH
@@ -263,3 +264,38 @@ def test_attention_of_a_model_without_weights_is_even(kind: str, text: Text) -> 
         (seen - QUESTION + WIDTH - 2) / seen, rel=0.2
     )
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_the_age_from_which_on_a_growth_leads() -> None:
+    """By hand: halfway between 16 and 64 in the logarithm, before all ages, and after them."""
+    crossed = ages.crossings({16.0: {0: -0.1, 1: 0.1, 2: -0.3}, 64.0: {0: 0.1, 1: 0.2, 2: -0.1}})
+    assert [sign for sign, _ in crossed] == ["=", "<", ">"]
+    assert [math.exp(at) for _, at in crossed] == pytest.approx([32, 16, 64])
+    several = {16.0: {0: 0.1}, 64.0: {0: -0.1}, 256.0: {0: 0.1}}
+    assert math.exp(ages.crossings(several)[0][1]) == pytest.approx(128)
+    both = {16.0: {0: -0.1, 1: -0.2}, 64.0: {0: 0.1, 1: 0.2}}
+    assert ages.crossing(both) == "32 (32 to 32)"
+    assert ages.crossing({16.0: {0: -0.1, 1: 0.2}, 64.0: {0: 0.1, 1: 0.2}}) == "32, < 16"
+
+
+@pytest.mark.parametrize(
+    ("losses", "wanted"),
+    [
+        ({}, [1e-3]),
+        ({1e-3: 2.0}, [1e-4, 1e-2]),
+        ({1e-4: 3.0, 1e-3: 2.0, 1e-2: 1.0}, []),
+        ({1e-4: 1.0, 1e-3: 2.0, 1e-2: 3.0}, [1e-5]),
+        ({1e-4: 3.0, 1e-3: 2.0, 1e-2: math.inf}, []),
+    ],
+)
+def test_rates_are_tried_next_to_the_best_one(losses: dict[float, float], wanted: Any) -> None:
+    assert next_rates((1e-5, 1e-4, 1e-3, 1e-2), losses) == wanted
+
+
+def test_an_arm_with_several_sources_is_one_arm_for_each() -> None:
+    experiment = load("when", "17k")
+    every = ages.ways(experiment)
+    assert all([*each] == [*experiment.sources] for each in every.values())
+    assert len(every) == 5
+    assert experiment.arms["four experts, 64"].source == "64"
+    assert not ages.ways(load("growth", "small"))

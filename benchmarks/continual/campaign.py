@@ -161,7 +161,7 @@ def wanted(experiment: Experiment, found: Found) -> Iterator[Key]:
 def _of(experiment: Experiment, found: Found, name: str) -> Iterator[Key]:
     """The next rates with the seeds that choose one, then the best one with the others."""
     losses = tried(experiment, found, name)
-    for rate in _next_rates(experiment.learning_rates, losses):
+    for rate in next_rates(experiment.learning_rates, losses):
         for seed in experiment.seeds[: experiment.tuned_with]:
             yield name, seed, rate
     if best := best_rate(experiment, found, name):
@@ -196,7 +196,7 @@ def _other_source(experiment: Experiment, found: Found, line: Line) -> float | N
 def best_rate(experiment: Experiment, found: Found, name: str) -> float | None:
     """The rate with the lowest validation loss; None until its neighbours were tried too."""
     losses = tried(experiment, found, name)
-    if _next_rates(experiment.learning_rates, losses):
+    if next_rates(experiment.learning_rates, losses):
         return None
     best = min(losses, key=lambda rate: losses[rate])
     return best if losses[best] < math.inf else None
@@ -219,7 +219,7 @@ def tried(experiment: Experiment, found: Found, name: str) -> dict[float, float]
     return losses
 
 
-def _next_rates(rates: Sequence[float], losses: Mapping[float, float]) -> list[float]:
+def next_rates(rates: Sequence[float], losses: Mapping[float, float]) -> list[float]:
     """The middle rate, then those next to the best one; none once these were tried."""
     if not losses:
         return [rates[len(rates) // 2]]

@@ -1,4 +1,7 @@
-"""Experiments as data: what is compared, with which seeds, rates and budgets."""
+"""Experiments as data: what is compared, with which seeds, rates and budgets.
+
+An arm of a file may have several ``sources`` in place of one: ``ARM, SOURCE`` of each is one arm.
+"""
 
 from __future__ import annotations
 
@@ -191,8 +194,9 @@ def load(name: str, scale_name: str, folder: Path = FOLDER, scales: Path = SCALE
     sources = {key: Source(key, **each) for key, each in data.pop("sources").items()}
     first = next(iter(sources))
     arms = {
-        key: Arm(key, **_tuples({"source": first, **defaults, **(each or {})}))
-        for key, each in data.pop("arms").items()
+        each["name"]: Arm(**_tuples({"source": first, **defaults, **each}))
+        for key, given in data.pop("arms").items()
+        for each in _on_every_source(key, given or {})
     }
     charts = {key: tuple(each) for key, each in data.pop("charts", {}).items()}
     named = {data["baseline"], *(arm for each in charts.values() for arm in each)}
@@ -205,6 +209,14 @@ def load(name: str, scale_name: str, folder: Path = FOLDER, scales: Path = SCALE
     for key in ("learning_rates", "seeds"):
         data[key] = getattr(scale, key) or data[key]
     return Experiment(**data)
+
+
+def _on_every_source(name: str, arm: dict[str, Any]) -> list[dict[str, Any]]:
+    """An arm of a file, once for each of its sources."""
+    several = arm.pop("sources", None)
+    if several is None:
+        return [{"name": name, **arm}]
+    return [{"name": f"{name}, {source}", "source": source, **arm} for source in several]
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.continual import results, tables
+from benchmarks.continual import ages, results, tables
 from benchmarks.continual.analysis import Outcome, differences, judged, outcomes
 from benchmarks.continual.campaign import shared, sorted_lines, wanted
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
@@ -115,6 +115,8 @@ def _section(section: Section, charts: Path, link: str) -> Iterator[str]:
         return
     yield from _charts(section, baseline, charts, link)
     yield tables.losses(experiment, shown, baseline)
+    if ages.ways(experiment):
+        yield ages.table(experiment, section.made)
     for goal in experiment.goals or (experiment.baseline,):
         if goal in shown:
             yield from tables.compute_to(experiment, shown, shown[goal])
