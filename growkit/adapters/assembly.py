@@ -1,7 +1,5 @@
 """A grown adapter with PEFT's names and shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The modules of a model's class, which adapters name, and their tensors in files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property

@@ -5,8 +5,6 @@ into those of each tensor, and combined again (``growkit.adapters.assembly``), a
 optimizers are (``growkit.optimizer.growing``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ commands without numpy and torch start at once. Each file of a registry package 
 method.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from functools import cache
 from importlib import import_module

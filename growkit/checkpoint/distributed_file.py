@@ -6,8 +6,6 @@ placeholders that only keep their arguments, and every other name is refused. Ev
 position is checked, and every archive is compared with the list.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections import defaultdict

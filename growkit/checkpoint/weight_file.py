@@ -6,8 +6,6 @@ a safetensors file is read here and not by the library, which maps the file or r
 the data, after names and sizes of its records have been checked.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

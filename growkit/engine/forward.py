@@ -5,8 +5,6 @@ layer runs with these in all calls. Finally ``forward`` runs again, from the las
 logits. So the transformers class does all arithmetic.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy

@@ -4,8 +4,6 @@ The model is built without weights, by its transformers class. The only assumpti
 is the location of its embedding, its layers and its head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial

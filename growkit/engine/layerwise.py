@@ -4,8 +4,6 @@ Each layer in turn runs all calls, and holds its weights only meanwhile. Backpro
 one layer at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -55,6 +53,13 @@ class Stage:
         assert self.layer is not None
         with torch.no_grad():
             return self.forward.run_layer(self.layer, call, state, apart=True)[0]
+
+
+def last_state(stages: Iterator[Stage]) -> Tensor:
+    """Run all stages; return the output of the last layer in the first call, [tokens, hidden]."""
+    for stage in stages:
+        state = stage.after[0]
+    return state
 
 
 class Layerwise(Layers):

@@ -5,8 +5,6 @@ transform of every tensor (``expanding``). All these methods can also add tokens
 from the embedding (``vocabulary``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass

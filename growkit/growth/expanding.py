@@ -9,8 +9,6 @@ input, which no weight can compensate for. A class may also multiply tensors by 
 depends on sizes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -16,7 +16,7 @@ from growkit.base.limits import fingerprint_limits
 from growkit.base.tensors import TORCH_NAMES, TensorInfo, main_dtype
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
-from growkit.engine.layerwise import Layerwise
+from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.oracle import longest_context, tokens_of
 from growkit.engine.strict import CPU, reproducible, strict_float64
 from growkit.results.proof import Fingerprint
@@ -123,9 +123,6 @@ def widest(checkpoint: Checkpoint) -> int:
 
 def _answer(checkpoint: Checkpoint, dtype: torch.dtype, asked: Question) -> Tensor:
     model = Layerwise(checkpoint, dtype, CPU, None)
-    state = None
-    for stage in model.stages([asked.call]):
-        state = stage.after[0]
-    assert state is not None
+    state = last_state(model.stages([asked.call]))
     with model.head() as head:
         return asked.of(head(state))

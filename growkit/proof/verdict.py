@@ -17,7 +17,6 @@ from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes, total_parameters
 from growkit.base.units import given_date, today
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.dequantised import compare
 from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import choose_device, device_name, reproducible
@@ -26,6 +25,7 @@ from growkit.planning.plan import Lineage
 from growkit.proof.adapter import NAME as ADAPTER
 from growkit.proof.adapter import prove_adapter
 from growkit.proof.control import PROBE
+from growkit.proof.dequantised import dequantised_finding
 from growkit.proof.folder import compare_folders
 from growkit.proof.function import FunctionProof
 from growkit.proof.modes import modes, run_whole_models
@@ -267,22 +267,6 @@ def prove(
         seconds=round(time.perf_counter() - started, 3),
         versions=versions(),
     )
-
-
-def dequantised_finding(source: Checkpoint) -> proof.Finding:
-    """Compare growkit's dequantised source with that of transformers."""
-    found = compare(source)
-    if found.different:
-        first = min(found.different)
-        sentence = f"transformers dequantises {first} of the source to other numbers than growkit"
-        return proof.Finding(name="dequantised", kept=False, sentence=sentence, place=first)
-    sentence = "transformers dequantises the source to the same bits"
-    if not found.same:
-        sentence = f"only growkit dequantised the source, without a comparison, since {found.why}"
-    elif found.unchecked:
-        rest = f"{len(found.unchecked)} tensors (first {min(found.unchecked)})"
-        sentence += f", but for {rest} there was no comparison, since {found.why}"
-    return proof.Finding(name="dequantised", kept=bool(found.same) or None, sentence=sentence)
 
 
 def _explain(findings: Sequence[proof.Finding], fault: proof.Fault | None, *, exact: bool) -> None:

@@ -6,7 +6,6 @@ here, one expert at a time if experts are stacked.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,59 +16,58 @@ from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import class_weights, converted, one_row, stacks
 from growkit.engine.loader import Conversion, dequantisations, loading
+from growkit.results.proof import Finding
 
 
-@dataclass
-class Agreement:
-    """Names of a source's quantised tensors, by the outcome of the comparison.
-
-    Attributes:
-        same: tensors that transformers dequantises to the same bits.
-        different: tensors that transformers dequantises to other bits.
-        unchecked: tensors that transformers does not dequantise.
-        why: why it does not.
-    """
-
-    same: set[str] = field(default_factory=set)
-    different: set[str] = field(default_factory=set)
-    unchecked: set[str] = field(default_factory=set)
-    why: str = ""
-
-
-def compare(source: Checkpoint) -> Agreement:
+def dequantised_finding(source: Checkpoint) -> Finding:
     """Compare the quantised tensors of a source, bit for bit."""
-    if not isinstance(source, Dequantised):
-        return Agreement(why="it is part of a larger model")
-    found = Agreement()
-    ours = class_weights(source)
-    made = {name: dense for dense, parts in source.parts.items() for name in parts.names.values()}
+    equal, why, unchecked = dict[str, bool](), "it is part of a larger model", set[str]()
+    if isinstance(source, Dequantised):
+        equal, why = _compare(source)
+        read = {name for each in loading(source).conversions for name in each.sources}
+        unchecked = (source.parts.keys() & read) - equal.keys()
+    kept: bool | None = bool(equal) or None
+    first: str | None = None
+    sentence = "transformers dequantises the source to the same bits"
+    if different := [name for name, same in equal.items() if not same]:
+        kept, first = False, min(different)
+        sentence = f"transformers dequantises {first} of the source to other numbers than growkit"
+    elif not equal:
+        sentence = f"only growkit dequantised the source, without a comparison, since {why}"
+    elif unchecked:
+        rest = f"{len(unchecked)} tensors (first {min(unchecked)})"
+        sentence += f", but for {rest} there was no comparison, since {why}"
+    return Finding(name="dequantised", kept=kept, sentence=sentence, place=first)
+
+
+def _compare(source: Dequantised) -> tuple[dict[str, bool], str]:
+    """Whether transformers makes the same bits of each tensor, and why some were not compared."""
     settings = source.format.transformers(source.settings)
-    conversions: tuple[Conversion, ...] = ()
     if settings is None:
-        found.why = f"transformers does not dequantise {source.format.title} while it loads"
-    else:
-        with _explain_errors(found):
-            conversions = dequantisations(source, settings)
+        return {}, f"transformers does not dequantise {source.format.title} while it loads"
+    ours, equal, errors = class_weights(source), dict[str, bool](), list[str]()
+    made = {name: dense for dense, parts in source.parts.items() for name in parts.names.values()}
+    conversions: tuple[Conversion, ...] = ()
+    with _explain_errors(errors):
+        conversions = dequantisations(source, settings)
     for conversion in conversions:
         dense = {made[name] for name in conversion.sources if name in made}
         if dense and conversion.transform is not None:
-            with _explain_errors(found):
+            with _explain_errors(errors):
                 conversion.shapes = {conversion.name: ours.tensors[conversion.name].shape}
                 same = all(_same(*each) for each in _pairs(source.stored, ours, conversion))
-                (found.same if same else found.different).update(dense)
-    read = {name for each in loading(source).conversions for name in each.sources}
-    found.unchecked = (source.parts.keys() & read) - found.same - found.different
-    return found
+                equal |= {name: same and equal.get(name, True) for name in dense}
+    return equal, "".join(errors[:1])
 
 
 @contextmanager
-def _explain_errors(found: Agreement) -> Iterator[None]:
-    """Suppress errors of transformers and libraries, and keep the first as the reason."""
+def _explain_errors(errors: list[str]) -> Iterator[None]:
+    """Collect errors of transformers and libraries instead of raising them."""
     try:
         yield
     except Exception as error:
         message = plain(reason(error)).partition("\n")[0]
-        found.why = found.why or f"transformers fails with {message!r}"
+        errors.append(f"transformers fails with {message!r}")
 
 
 def _pairs(
