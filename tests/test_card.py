@@ -167,7 +167,7 @@ def test_its_first_table_is_what_became_of_what(kind: str, place: Path) -> None:
     assert "none |" not in card
     assert ("Not verified" in card) is (kind == "unproved")
     # A lossy card leads with what was lost.
-    assert ("What was given up: " in card[: card.index("## ")]) is (kind == "lossy")
+    assert ("What is lost: " in card[: card.index("## ")]) is (kind == "lossy")
     assert ("nothing that was learned is lost" in card) is (kind == "large")
 
 

@@ -267,7 +267,7 @@ def test_heads_stand_where_their_slopes_are(tmp_path: Path) -> None:
         assert len(unread) == 6
         read[:, unread[0], 0] = torch.linspace(-1, 1, 24)
     assert relative_error(source, out) > 1e-3
-    with pytest.raises(InputError, match="its class computes ffn from the others"):
+    with pytest.raises(InputError, match="its class computes ffn from other sizes"):
         growkit.grow(source, tmp_path / "ffn", ffn="x2", verify=False)
 
 

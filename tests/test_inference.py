@@ -184,7 +184,7 @@ NORM = "tensors/model.norm.weight"
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        (NORM, "hiden", "names axis 'hiden', which no size says; did you me"),
+        (NORM, "hiden", "names axis 'hiden', which no size gives; did you me"),
         (NORM, "hidden <-", "the name of an axis is missing"),
         (NORM, {"norm": "hidden"}, "must be a pattern, or a mapping with one"),
         (NORM, {"pattern": "hidden", "norms": "x"}, "unknown key 'norms'"),

@@ -185,7 +185,10 @@ class AdapterTensors(Weights):
                 f"{key} in {self.adapter.file.path} adapts {parameter}, which transformers "
                 f"combines from several tensors; {MERGE}"
             )
-        tensor, tied = parameter, False  # an expert's, which PEFT combines with the others
+        tensor, tied = (
+            parameter,
+            False,
+        )  # an expert's; PEFT combines those of all experts
         if made:
             (tensor,), tied = made.sources, self.is_tied(parameter)
         weight, piece = self._modules.tensors[tensor].shape, _Piece(key)

@@ -63,7 +63,7 @@ class Shares:
 
     @property
     def step(self) -> float:
-        """Distance between adjacent values of u, of which there are 2¹⁶.
+        """Distance between adjacent values of u; there are 2¹⁶ values.
 
         It has nine bits. Its product with a 15-bit number is exact in float32, so the result does
         not depend on whether a machine fuses multiplication and addition.

@@ -411,7 +411,7 @@ def tidy(
 
     Args:
         scratch: the folder ``.OUT.xxxxxxxx`` of this run, or of a dead one.
-        known: contents of earlier outputs that may be deleted; all others are hashed first.
+        known: contents of earlier outputs that may be deleted; all other contents are hashed first.
         own: identity of this run's output, which is deleted if it was not published.
 
     Returns:

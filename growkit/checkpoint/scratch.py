@@ -1,7 +1,7 @@
 """Temporary folders, which outlive their run only if it is killed.
 
 A temporary folder contains a file that is locked while its run is alive: the system releases the
-lock when the run ends, in whatever way. So a folder whose lock is free was left by a killed run.
+lock when the run ends, even if it is killed. So a folder with a free lock was left by a killed run.
 """
 
 import errno

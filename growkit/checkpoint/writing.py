@@ -42,7 +42,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """mallopt(3)."""
 
 LARGEST = 1 << 25
-"""Largest block that glibc can be told to keep, in bytes."""
+"""Largest block that glibc can keep, in bytes."""
 
 _NO_FOLDERS = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF})
 """Errors of file systems that cannot flush folders."""

@@ -68,7 +68,7 @@ class Layers:
         self._wrapped = self.embedding[0] != ends[0][0]
         self.returned: Extras | None = None
         self._unreached = self._watch()
-        # Stored buffers keep the values of the files; the class computes the others.
+        # Stored buffers keep the values of the files; the class computes all other buffers.
         stored = {n for n in persistent_buffers(self.model) if n in self._weights.tensors}
         for path, module in self.model.named_modules(remove_duplicate=False):
             for key, buffer in module._buffers.items():

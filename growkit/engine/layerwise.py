@@ -207,7 +207,7 @@ class Layerwise(Layers):
 
         Returns:
             First step of some parameters, if the layer returns its input; ``look`` does not have
-            the gradients of the others yet. None for all other layers.
+            the gradients of its other parameters yet. None for all other layers.
         """
         name, layer = self.layers[index]
         first_step: dict[str, Tensor] = {}

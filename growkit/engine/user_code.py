@@ -1,4 +1,4 @@
-"""Code of a model folder, which runs only if the user says so.
+"""Code of a model folder, which runs only if the user asks for it.
 
 Its classes are registered with transformers, as if a package had done so. Everything else then
 treats the model as one of transformers.

@@ -125,8 +125,8 @@ def _check_promises(family: Family, description: Mapping[str, Any]) -> None:
         if re.search(OF_EXPERTS, key):
             continue
         raise InputError(
-            f"the description of {family.name} has {key} among its experts, which by its name says "
-            "nothing of them; correct it"
+            f"the description of {family.name} has {key} among its experts, but its name does "
+            "not look like a setting of experts; correct it"
         )
 
 
@@ -300,7 +300,7 @@ def _changes_shapes(key: str, config: Config, shapes: Shapes, partners: Iterable
     if not isinstance(value, int):
         return False
     others = [with_value(config, key, other) for other in (2 * value, value + 1, value - 1, 1)]
-    if _tensors(others[0]) is None:  # the class compares it with others
+    if _tensors(others[0]) is None:  # the class compares it with other keys
         for partner in partners:
             size = value_at(config, partner) or 0
             others += [with_value(others[0], partner, each) for each in (2 * size, size // 2)]

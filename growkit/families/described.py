@@ -247,7 +247,7 @@ class _Description:
         for what, said in _each(self._get("multiples", {}), "of"):
             for number in (what, said.get("of", "")):
                 _check_known(number, numbers, f"multiples in {self._where} name {number!r}")
-            yield Multiple(what, said["of"], said.get("why", "as its description says"))
+            yield Multiple(what, said["of"], said.get("why", "according to its description"))
         for axis, serving in self._get("groups", {}).items():
             for each in _listed(serving):
                 yield Multiple(axis, each, "because each of these serves a whole group")
@@ -328,7 +328,7 @@ class _Description:
             as_layer = re.sub(r"(?<=\.)\d+(?=\.)", "{layer}", name, count=1)
             if as_layer != name and as_layer in content:
                 raise InputError(
-                    f"{self._where} has tensor {name} twice: {as_layer} stands for it as well"
+                    f"{self._where} has tensor {name} twice: {as_layer} describes it as well"
                 )
         entries = [(name, self._entry(name, said)) for name, said in _each(content, "pattern")]
         embeddings = [entry for name, entry in entries if name in self._tied.values()]
@@ -404,7 +404,7 @@ class _Description:
             plain = plain.replace(f"{{{placeholder}}}", "0", 1)
         if not NAME.fullmatch(plain):
             raise InputError(
-                f"{of} in {self._where} has a name that no tensor has; {{layer}} may stand in it "
+                f"{of} in {self._where} has a name that no tensor has; {{layer}} may occur in it "
                 f"once, and likewise {{{'}, {'.join(description.COUNTED)}}}"
             )
         if "pattern" not in said:
@@ -498,7 +498,7 @@ class _Description:
         return self._expression(str(said), of)
 
     def _check_axis(self, axis: str, of: str) -> None:
-        _check_known(axis, self._axes, f"{of} names axis {axis!r}, which no size says")
+        _check_known(axis, self._axes, f"{of} names axis {axis!r}, which no size gives")
 
 
 def _check_known(name: str, known: Collection[str], problem: str) -> None:
@@ -553,7 +553,7 @@ def _written(pattern: str) -> str:
 
 
 def _with_idle(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Zero for all that writes hidden states in layers, if no tensor says what it is when idle."""
+    """Zero for all that writes hidden states in layers, unless a tensor has its own ``idle``."""
     if any(tensor.idle is not None for tensor in tensors):
         return tuple(tensors)
     norms = {module_of(tensor.name) for tensor in tensors if tensor.norm}

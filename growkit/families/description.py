@@ -200,7 +200,7 @@ class Experts:
         alone: the models that leave router weights unnormalised; otherwise the weights of all
             experts, or of the chosen ones, sum to one.
         scaling: the key of a factor of all weights.
-        divided: whether corrections are added to a softmax over all experts, of which every copy
+        divided: whether corrections are added to a softmax over all experts, in which every copy
             has a part.
         groups: keys of the number of expert groups, and of the groups that a token may use.
         float32: whether routers compute in float32 in every dtype.
@@ -524,7 +524,7 @@ TENSOR = NORM | {
 MULTIPLE = {"of": str, "why": str}
 
 ARRANGED = {"layers": str, "count": str, "last": str}
-"""What a key says of the layers that meet a condition: their numbers, how many, or the last one."""
+"""How a key records the layers that meet a condition: their numbers, how many, or the last one."""
 
 FORM = {
     "switches": dict,

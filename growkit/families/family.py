@@ -68,7 +68,7 @@ class Family(description.HasSizes):
         places: for axes whose coordinates compute with their index: from the sizes of source and
             target, the source coordinate that computes the same at each index of the target, or
             None.
-        norms: norms without a weight; the others are described with their weight.
+        norms: norms without a weight; a norm with a weight is described with it.
         recomputed: suffixes of tensors that old checkpoints store and the class recomputes.
         duplicates: for tied models, names that may repeat a tensor, and that tensor.
         architecture: the class in the ``config.json`` of models that growkit writes.
@@ -126,7 +126,7 @@ class Family(description.HasSizes):
             if found.get(axis) != size:  # none, where sizes that become equal are one axis
                 listed = ", ".join(f"{each} {sizes[each]}" for each in sorted(sizes))
                 computed = "".join(
-                    f", since its class computes {axis} from the others"
+                    f", since its class computes {axis} from other sizes"
                     for key in self.derived
                     if self.axes.get(key) == (axis,)
                 )
@@ -281,7 +281,7 @@ class Family(description.HasSizes):
             if per_layer and key not in lists and key not in self.defaults:
                 raise InputError(
                     f"config.json in {where} has {key} with {count} entries, which growkit does "
-                    f"not know in a {self.name} model; remove it, if it says nothing of the layers"
+                    f"not know in a {self.name} model; remove it if it does not describe layers"
                 )
         deeper = {**config, key_of_count: len(layers)}
         single = config.get(PER_LAYER) or {}

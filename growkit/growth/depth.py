@@ -40,7 +40,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "place",
-        "position of new layers of identity and interpose: evenly between the others (even), at "
+        "position of new layers of identity and interpose: evenly between old layers (even), at "
         "the end (end), or after the given layers, numbered from 0; repeat a number for more",
         form="even|end|N,N,…",
         accepts=_is_place,

@@ -10,8 +10,8 @@ were chosen before. The weights of the copies add up to the weight of the expert
 - Sigmoid of each logit, divided by the sum over the chosen experts: the same. Without the division
   each copy weighs as much as the expert, so the factor of all weights is divided by c. If there
   is no factor, the last matrices are parts that add up to the expert's matrix.
-- Groups of experts, some of which are chosen first: copies come in blocks, so that whole groups are
-  copied and c times as many groups are chosen.
+- Groups of experts, if some groups are chosen first: copies come in blocks, so that whole groups
+  are copied and c times as many groups are chosen.
 
 Equal copies stay equal. As they are chosen together with equal weights, their last matrices may be
 c times any parts that add up to the expert's matrix: exact random splits let them diverge.
@@ -218,7 +218,7 @@ class _Copying:
         if not (self._one_group and self._corrected):
             return "different", (
                 f"a token goes through {self.top_k} of {self.count} experts, and several copies "
-                "of one expert may take the places of others"
+                "of one expert may take the places of other experts"
             )
         if not self.shares.parting:
             return "exact", ""

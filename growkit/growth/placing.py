@@ -1,7 +1,7 @@
 """Placement of copies: an expansion for every axis that grows.
 
 Whole factors copy whole axes. For any other size, the first coordinates get one copy more than the
-others. There are three exceptions:
+rest. There are three exceptions:
 
 - Members of groups (query heads) are placed next to the copies that serve them (key-value heads).
 - An axis over which a norm takes its mean gets as many whole copies as fit, and then zeros.

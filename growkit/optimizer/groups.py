@@ -5,7 +5,7 @@ factors for the settings of each parameter of the class, for training (``docs/tr
 optimizer states.
 
 All rows of a parameter share one eps. If the law gives rows different values (signal and noise
-heads in one ``q_proj``), the shared value lies between them and minimises the largest deviation.
+heads in one ``q_proj``), the shared value is between them and minimises the largest deviation.
 """
 
 from __future__ import annotations

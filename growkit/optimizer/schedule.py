@@ -97,8 +97,8 @@ def _grown(key: str, value: Any, where: str, groups: int, grown: Sequence[ParamG
         return None  # so that torch refuses other groups and does not give one rate to all
     shown = str(value)[:40]
     if key in (FLOOR, SMALLEST_CHANGE) and is_number(value):
-        # A negligible change must stay negligible for the smallest rate, so that no group stands
-        # still when its source moves.
+        # A negligible change must stay negligible for the smallest rate, so that every
+        # group moves when its source does.
         negligible = value == 0 or (key == SMALLEST_CHANGE and value <= NEGLIGIBLE)
         if negligible or len(scales) == 1:
             return value * scales[0]

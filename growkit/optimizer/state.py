@@ -221,7 +221,7 @@ def _check_moments(
     for name, shape in parameters.shapes.items():
         if name not in kinds:
             if MUON in kinds.values() and (len(shape) != 2 or name in parameters.vocabulary):
-                continue  # Muon trains only hidden matrices; another optimizer has the others
+                continue  # Muon trains only hidden matrices; another optimizer trains the rest
             for inner in kinds:
                 if inner.startswith(f"{name}."):  # names of bitsandbytes' 8-bit moments
                     _refuse(state, f"{', '.join(sorted(kinds[inner]))} of {inner}")

@@ -76,7 +76,7 @@ class Transform(ABC):
 
     @property
     def parts(self) -> Sequence[Transform]:
-        """The transforms of which this one is composed; empty if it is not."""
+        """The transforms that this one is composed of; empty if it is not."""
         return ()
 
     @property

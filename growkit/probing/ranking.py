@@ -49,8 +49,8 @@ ROUNDING = 1e-5
 """Nats per token; larger than differences from another order of the same computation."""
 
 RULE = (
-    "A difference counts as noise unless the interval of Student's t around it leaves out 0 and it "
-    "is more than rounding makes, 1e-5. "
+    "A difference is noise unless the interval of Student's t around it leaves out 0 and it is "
+    "more than rounding makes, 1e-5. "
     "Losses are paired by seed and by held-out window; the standard error adds the spreads over "
     "both (degrees of freedom: Satterthwaite 1946). Intervals of all pairs hold together with "
     "95 % (Dunn 1961)."
@@ -255,7 +255,7 @@ def _early(candidates: Sequence[results.ProbeCandidate], warmup: int) -> Iterato
     if harmed := [each.name for each in ranked if each.loss > each.curves[0].losses[0]]:  # type: ignore[operator]
         yield (
             f"at equal compute the loss of {', '.join(harmed)} is above where it began, so the "
-            "order says little; take more --steps, a lower --lr or a longer --warmup"
+            "order means little; take more --steps, a lower --lr or a longer --warmup"
         )
 
 

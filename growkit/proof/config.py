@@ -239,7 +239,7 @@ def _is_size(key: str, first: Config, second: Config) -> bool:
 def _entries(config: Config, key: str, missing: Any) -> Any:
     """The value of a key; lists with entries per layer are cut to the number of layers.
 
-    A mapping from layers to their settings is such a list, with nothing for the others.
+    A mapping from layers to their settings is such a list, with nothing for all other layers.
     """
     value, count = config.get(key, missing), layers_of(config)
     if key == "rope_parameters" and isinstance(value, dict):  # all of a head, as without the key

@@ -163,7 +163,7 @@ def compare_with_plan(
         states = target.opened.names(*outputs())
         changed += changed_since(target, states)
         expected.update(states)
-    if recipe is not None and recipe.adapter is not None:  # of which the proof has its own finding
+    if recipe is not None and recipe.adapter is not None:  # which has its own finding
         inside = [name for name in target.opened.names(ADAPTER_FOLDER) if "/" in name]
         changed += changed_since(target, inside)
         expected.update(inside)
@@ -276,7 +276,7 @@ def _changed_buffers(source: Checkpoint, target: Checkpoint) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Format names for a sentence: the first few, and the number of the others."""
+    """Format names for a sentence: the first few, and how many more there are."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more
 

@@ -114,7 +114,7 @@ class FunctionProof:
 
     Attributes:
         exact: whether the promise is exact.
-        modes: the modes in which the source can run; the others have a note.
+        modes: the modes in which the source can run; all other modes have a note.
         strict: the comparison in strict float64.
         native: the comparison in the storage dtype.
         probe: the controls: rounding in the source, and the deliberate fault.

@@ -308,7 +308,7 @@ def reason_of(
     first, exact = proof.failed(findings), lineage.promise == "exact"
     parts = []
     if first:
-        # Failures of weights, files and logits belong together; of others, the first is enough.
+        # Failures of weights, files and logits belong together; else the first is enough.
         together = [each for each in (weights, by_name["files"], strict) if each.kept is False]
         parts = [each.sentence for each in together or [first]]
     if first is None or first.name in AFTERWARDS:

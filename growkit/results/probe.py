@@ -112,7 +112,7 @@ class ProbeResult(Result):
             loss was above its start; see ``warnings``.
         candidates: the source and the candidates by rank, refused ones last.
         differences: differences of all pairs that are ranked by their loss.
-        rule: the rule by which a difference counts as noise.
+        rule: the rule that decides whether a difference is noise.
         steps: number of steps of every training run.
         seeds: number of training runs with every rate.
         lr: learning rates of the source that were tried.

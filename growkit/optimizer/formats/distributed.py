@@ -1,8 +1,8 @@
 """A folder of torch.distributed.checkpoint, with entries by the names of parameters.
 
-transformers, torchtitan and others let torch flatten an optimizer's state to entries such as
-``optimizer.state.NAME.exp_avg`` and ``optimizer.param_groups.NAME.lr``. Such folders are read and
-written like those of weights (``growkit.checkpoint.distributed_file``).
+transformers and torchtitan, among other trainers, let torch flatten an optimizer's state to entries
+such as ``optimizer.state.NAME.exp_avg`` and ``optimizer.param_groups.NAME.lr``. Such folders are
+read and written like those of weights (``growkit.checkpoint.distributed_file``).
 """
 
 import io
