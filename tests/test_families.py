@@ -319,7 +319,7 @@ def test_experts_that_transformers_would_refuse(width: int, ragged: bool, tmp_pa
     with pytest.raises(RuntimeError, match="16 bytes") if ragged else nullcontext():
         model(torch.arange(8)[None])
     card = (out / "README.md").read_text()
-    assert ("no multiples of 16" in card) == ragged
+    assert ("not multiples of 16" in card) == ragged
     (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     names: dict[str, Any] = {}
     exec(snippet.replace('"."', repr(str(out))), names)
