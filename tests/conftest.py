@@ -48,6 +48,15 @@ CONFIGS = {
 TOKENS = 12
 
 
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-13) -> bool:
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    with edit_json(folder / "config.json") as config:
+        config |= changes
+
+
 def randomise(model: PreTrainedModel, seed: int) -> None:
     """Give every parameter a random value: no bias is zero and no norm is one, so faults show."""
     generator = torch.Generator().manual_seed(seed)

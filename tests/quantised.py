@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.conftest import edit_json, edit_weights
+from tests.conftest import edit_config, edit_weights
 
 FILE = Path(__file__).with_suffix(".safetensors")
 ROWS, COLUMNS, GROUP = 32, 64, 32
@@ -43,8 +43,7 @@ def quantise(folder: Path) -> Path:
         for name in [name for name in tensors if name.endswith("_proj.weight")]:
             tensors[f"{name}_scale_inv"] = torch.tensor(0.5)
             tensors[name] = tensors[name].to(torch.float8_e4m3fn)
-    with edit_json(folder / "config.json") as config:
-        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": None}
+    edit_config(folder, quantization_config={"quant_method": "fp8", "weight_block_size": None})
     return folder
 
 

@@ -22,14 +22,11 @@ from growkit.conversions.shared_diff import Calibration
 from growkit.engine.strict import strict_float64
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Planned
-from tests.conftest import load_strict, save_model, seeded, with_tokenizer
+from tests.conftest import close, load_strict, save_model, seeded, with_tokenizer
+from tests.test_low_rank import random
 
 INPUTS, OUTPUTS = 24, 8
 TEXT = "Nothing is lost when a model grows: every weight is split, and the parts sum to it. " * 40
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def read(tokens: int, steepness: float = 2.0, seed: int = 7) -> Tensor:
@@ -192,10 +189,6 @@ class Strict(Calibration):
     def moment(self, layer: int, shrinkage: float = 0.0) -> Tensor:
         with strict_float64():
             return super().moment(layer, shrinkage)
-
-
-def close(found: Tensor, expected: Tensor, tolerance: float = 1e-12) -> bool:
-    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
 def test_moments_are_those_of_the_real_class(folder: Path) -> None:

@@ -18,7 +18,7 @@ from growkit.families.family import families
 from growkit.growth import depth
 from growkit.growth.depth import arrangement
 from growkit.results.proof import trainability_sentence
-from tests.conftest import edit_json, edit_weights, relative_error, seeded
+from tests.conftest import edit_config, edit_json, edit_weights, relative_error, seeded
 from tests.families import CONFIGS, IDENTITY, Config, coin, save_lively
 
 QUICK = growkit.Settings(prompts=1, length=16)
@@ -287,8 +287,7 @@ def test_what_cannot_be_is_refused_with_what_can(
     if kind == "opt" or changes == {"first_k_dense_replace": 1}:  # other tensors
         case.config |= changes
         case.save(source)
-    with edit_json(source / "config.json") as config:
-        config |= changes
+    edit_config(source, **changes)
     with pytest.raises(InputError, match=why):
         growkit.grow(source, tmp_path / "out", **GROW, **options)
     assert not (tmp_path / "out").exists()

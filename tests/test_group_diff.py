@@ -18,7 +18,7 @@ from growkit.base.tensors import total_parameters
 from growkit.families.family import Headers, family_of
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.recipe.planner import plan_recipe
-from tests.conftest import edit_json, edit_weights, relative_error, save_model, seeded
+from tests.conftest import edit_config, edit_weights, relative_error, save_model, seeded
 
 
 def draw_source(choose: Random) -> tuple[str, dict[str, Any], dict[str, int]]:
@@ -229,8 +229,7 @@ def test_folders_load_in_a_python_without_growkit(tmp_path: Path) -> None:
 def test_windows_of_other_classes_are_left_behind(tmp_path: Path) -> None:
     """A cache that takes such a key for its own would forget tokens."""
     source = save_model(tmp_path / "source", "diffllama")
-    with edit_json(source / "config.json") as config:
-        config["sliding_window"] = 4
+    edit_config(source, sliding_window=4)
     growkit.grow(source, tmp_path / "out", method="group-diff", signal_heads="x2", verify=None)
     assert "sliding_window" not in json.loads((tmp_path / "out" / "config.json").read_text())
     with pytest.raises(ValueError, match=r"sliding_window is 4.* has no windows"):

@@ -11,7 +11,7 @@ from growkit.checkpoint import quantised
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
 from growkit.planning.operation import operations
-from tests.conftest import cli, edit_json, edit_weights, relative_error, save_model
+from tests.conftest import cli, edit_config, edit_weights, relative_error, save_model
 
 METHOD = """
 from growkit.growth.copying import CopyMethod
@@ -102,8 +102,7 @@ def test_a_format_of_weights_is_one_new_file(
     with edit_weights(stored) as tensors:
         for name in [name for name in tensors if name.endswith("_proj.weight")]:
             tensors[name.replace(".weight", ".mirrored")] = -tensors.pop(name)
-    with edit_json(stored / "config.json") as config:
-        config["quantization_config"] = {"quant_method": "mirrored"}
+    edit_config(stored, quantization_config={"quant_method": "mirrored"})
     assert growkit.grow(stored, tmp_path / "out", hidden="x2")["kept"]
     assert relative_error(source, tmp_path / "out") < 1e-12
 

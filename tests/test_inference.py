@@ -23,7 +23,7 @@ from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep
 from growkit.results.schema import json_schema
 from tests.architectures import TYPES, save
-from tests.conftest import cli, edit_json, relative_error, save_model, save_random
+from tests.conftest import cli, edit_config, edit_json, relative_error, save_model, save_random
 from tests.families import INFERRED, random_model
 from tests.test_manifests import difference
 from tests.test_python import as_json, wrong
@@ -255,8 +255,7 @@ def lying(folder: Path, family: dict[str, Any], **settings: Any) -> Path:
     """A folder whose manifest has this description, and whose config has these settings."""
     with edit_json(folder / "growkit.json") as manifest:
         manifest["recipe"]["family"] = family
-    with edit_json(folder / "config.json") as config:
-        config |= settings
+    edit_config(folder, **settings)
     return folder
 
 

@@ -22,7 +22,7 @@ from growkit.engine.lending import Stored
 from growkit.engine.oracle import load_model
 from growkit.engine.strict import strict_float64
 from tests.architectures import TYPES, outcome, save, with_fault
-from tests.conftest import save_model, seeded
+from tests.conftest import close, save_model, seeded
 
 CPU = torch.device("cpu")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -56,10 +56,6 @@ def run(model: Layerwise, calls: list[Call]) -> list[Tensor]:
             states = stage.after
         with model.head() as head:
             return [head(state) for state in states]
-
-
-def close(found: Tensor, expected: Tensor, tolerance: float = 1e-13) -> bool:
-    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
 @pytest.fixture(params=["whole", "in parts"])

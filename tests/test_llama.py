@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from tests.conftest import edit_json, edit_weights, relative_error, save_model, seeded
+from tests.conftest import edit_config, edit_weights, relative_error, save_model, seeded
 
 STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 1e4}
 ROPES: list[dict[str, Any] | None] = [
@@ -157,7 +157,6 @@ def test_sizes_are_in_the_units_of_the_config(tmp_path: Path) -> None:
 
 def test_odd_heads_are_refused(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "diffllama")
-    with edit_json(source / "config.json") as config:
-        config["num_attention_heads"] = 3
+    edit_config(source, num_attention_heads=3)
     with pytest.raises(InputError, match=r"num_attention_heads is 3.*multiple of 2"):
         growkit.inspect(source)

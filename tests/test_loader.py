@@ -16,15 +16,14 @@ from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import generation, loading
-from tests.conftest import CONFIGS, edit_json, edit_weights
+from tests.conftest import CONFIGS, edit_config, edit_weights
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 Make = Callable[..., Path]
 
 
 def configure(folder: Path, **values: Any) -> None:
-    with edit_json(folder / "config.json") as config:
-        config |= values
+    edit_config(folder, **values)
 
 
 def doubled(folder: Path, name: str) -> None:

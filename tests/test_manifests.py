@@ -21,7 +21,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST, write_manifest
 from growkit.proof.folder import FolderDifferences
-from tests.conftest import CONFIGS, edit_json, edit_weights, save_random, seeded
+from tests.conftest import CONFIGS, edit_config, edit_json, edit_weights, save_random, seeded
 from tests.families import FAMILIES, IDENTITY, Case, random_model, windows
 from tests.test_tampering import (
     TAMPERINGS,
@@ -467,8 +467,7 @@ def test_the_study_sees_a_verdict_that_is_blind(
     monkeypatch.setattr("growkit.proof.verdict.compare_folders", lambda *_: FolderDifferences())
 
     def another_window(pair: Pair, folder: Path, choose: object) -> str:
-        with edit_json(folder / "config.json") as config:
-            config["sliding_window"] = 40
+        edit_config(folder, sliding_window=40)
         return "sliding_window"
 
     outcome = tried(pair, another_window, 0, tmp_path)

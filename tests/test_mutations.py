@@ -23,7 +23,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.results.proof import VerifyResult
-from tests.conftest import cli, edit_json, save_model, seeded
+from tests.conftest import cli, edit_config, edit_json, save_model, seeded
 from tests.test_group_diff import draw_factors, draw_source, legal
 from tests.test_llama import DTYPES, draw_diffllama
 from tests.test_llama import draw as draw_llama
@@ -368,8 +368,7 @@ def insert_a_layer(folder: Path) -> None:
         for name in [name for name in tensors if name.startswith("model.layers.2.")]:
             tensors[name.replace(".2.", ".3.")] = tensors[name]
             tensors[name] = tensors[name.replace(".2.", ".1.")]
-    with edit_json(folder / "config.json") as config:
-        config["num_hidden_layers"] = 4
+    edit_config(folder, num_hidden_layers=4)
 
 
 def take_a_shard_of_another_source(folder: Path) -> None:

@@ -34,7 +34,15 @@ from growkit.checkpoint.dequantising import Dequantised, Scheme
 from growkit.engine.class_weights import class_weights
 from growkit.recipe.recipe import parse_recipe
 from growkit.sources import find
-from tests.conftest import cli, edit_json, edit_weights, relative_error, save_random, seeded
+from tests.conftest import (
+    cli,
+    edit_config,
+    edit_json,
+    edit_weights,
+    relative_error,
+    save_random,
+    seeded,
+)
 from tests.quantised import NAME, cases, quantise
 from tests.test_inside import save_whole
 
@@ -223,8 +231,7 @@ def test_convert_only_dequantises(qwen3: Path, tmp_path: Path) -> None:
 def test_every_bit_is_as_the_library_has_it(case: str, tmp_path: Path) -> None:
     settings, stored, expected = cases()[case]
     folder = with_tensors(tmp_path / case, {f"m{key}": each for key, each in stored.items()})
-    with edit_json(folder / "config.json") as config:
-        config["quantization_config"] = settings
+    edit_config(folder, quantization_config=settings)
     checkpoint = find(folder).open()
     found = checkpoint.read(NAME)
     assert found.dtype == expected.dtype
@@ -353,8 +360,7 @@ def test_what_is_not_read_is_one_sentence(
     known, tensors, _ = cases()[case]
     kept = {f"m{k}": v for k, v in (tensors | stored).items() if v is not None}
     folder = with_tensors(tmp_path / "source", kept)
-    with edit_json(folder / "config.json") as config:
-        config["quantization_config"] = known | settings
+    edit_config(folder, quantization_config=known | settings)
     with pytest.raises(InputError, match=says):
         find(folder).open().read(NAME)
 
@@ -381,14 +387,12 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     with edit_weights(source) as tensors:
         for name in [name for name in tensors if ".layers.1." in name]:
             tensors[name.replace(".layers.1.", ".layers.2.")] = tensors[name].clone()
-    with edit_json(source / "config.json") as config:
-        config["num_nextn_predict_layers"] = 1
+    edit_config(source, num_nextn_predict_layers=1)
     result = growkit.grow(source, tmp_path / "out", hidden="x2")
     assert result["kept"], result["verification"]["reason"]
     assert "to the same bits" in result["verification"]["reason"]
     assert {name.split(".")[2] for name in result["dropped"]} == {"2"}
-    with edit_json(source / "config.json") as config:
-        config["num_nextn_predict_layers"] = 0
+    edit_config(source, num_nextn_predict_layers=0)
     with pytest.raises(InputError, match=r"layers\.2.* is not part of"):
         growkit.grow(source, tmp_path / "out", hidden="x2", overwrite=True)
 

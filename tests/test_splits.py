@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,10 +210,7 @@ def test_moments_of_copies_that_begin_anew_let_even_copies_part(make: Make, tmp_
             optimizer=source / "optimizer.pt",
             verify=False,
         )
-
-        def groups(model: Any, folder: Path = folder) -> Any:
-            return param_groups(model, folder, lr=RATE, eps=1e-12, decays=lambda *_: True)
-
+        groups = partial(param_groups, folder=folder, lr=RATE, eps=1e-12, decays=lambda *_: True)
         model, optimizer = trained(folder, groups, folder / "optimizer.pt", 0)
         moments[name] = {n: optimizer.state[p] for n, p in model.named_parameters()}
         model, _ = trained(folder, groups, folder / "optimizer.pt", 4)
@@ -236,10 +234,7 @@ def test_copies_part_in_training(make: Make, tmp_path: Path) -> None:
     for symmetry in ("uneven", "break", "keep"):
         folder = tmp_path / symmetry
         growkit.grow(source, folder, hidden="x2", symmetry=symmetry, verify=False)
-
-        def groups(model: Any, folder: Path = folder) -> Any:
-            return param_groups(model, folder, lr=RATE, eps=1e-12, decays=lambda *_: True)
-
+        groups = partial(param_groups, folder=folder, lr=RATE, eps=1e-12, decays=lambda *_: True)
         parted[symmetry] = apart(trained(folder, groups, None, 10)[0])
     assert parted["keep"] < 1e-11
     assert min(parted["uneven"], parted["break"]) > 1e-4

@@ -17,7 +17,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.cli.demo import MODEL
 from growkit.proof.folder import FolderDifferences
-from tests.conftest import edit_json, edit_weights, save_model, save_random
+from tests.conftest import edit_config, edit_json, edit_weights, save_model, save_random
 from tests.families import FAMILIES
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
@@ -193,8 +193,7 @@ def remove_generation(folder: Path, choose: random.Random) -> str:
 
 def add_code_of_a_model(folder: Path, choose: random.Random) -> str:
     (folder / "modeling_evil.py").write_text(EVIL)
-    with edit_json(folder / "config.json") as config:
-        config["auto_map"] = {"AutoModelForCausalLM": "modeling_evil.LlamaForCausalLM"}
+    edit_config(folder, auto_map={"AutoModelForCausalLM": "modeling_evil.LlamaForCausalLM"})
     return "modeling_evil.py" if (folder / "growkit.json").exists() else "auto_map"
 
 

@@ -18,7 +18,7 @@ from growkit.base.parsing import parse_yaml
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import prompts
-from tests.conftest import cli, edit_json, save_model
+from tests.conftest import cli, edit_config, edit_json, save_model
 from tests.test_calibration import with_tokenizer
 
 STEERING = "a\nb\x1b[31m\u202e"
@@ -59,11 +59,6 @@ def refused_by_all(source: Path, sound: Path) -> str:
     assert sorted(source.parent.rglob("*")) == before
     assert len(said) == 1, said
     return said.pop()
-
-
-def edit_config(folder: Path, **changes: Any) -> None:
-    with edit_json(folder / "config.json") as config:
-        config |= changes
 
 
 # -- links and what is no file

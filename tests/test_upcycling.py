@@ -17,7 +17,7 @@ from growkit.growth import experts
 from growkit.proof.trainability import Gradients
 from growkit.recipe.planner import plan_recipe
 from tests.conftest import (
-    edit_json,
+    edit_config,
     edit_weights,
     load_strict,
     relative_error,
@@ -42,11 +42,6 @@ QUICK = growkit.Settings(prompts=1, length=16)
 EIGHT: dict[str, Any] = {"method": "upcycle", "experts": 8, "top_k": 2}
 FINE: dict[str, Any] = {"method": "upcycle", "experts": 16, "top_k": 4, "granularity": 4}
 IDS = torch.randint(29, (2, 24), generator=torch.Generator().manual_seed(0))
-
-
-def configure(folder: Path, **changes: Any) -> None:
-    with edit_json(folder / "config.json") as config:
-        config |= changes
 
 
 def alter(folder: Path, ending: str) -> str:
@@ -86,7 +81,7 @@ def test_weights_that_do_not_sum_to_one_are_another_function(tmp_path: Path) -> 
     source, out = save_dense("qwen3", 2, tmp_path / "source"), tmp_path / "out"
     growkit.grow(source, out, verify=False, **EIGHT)
     assert relative_error(source, out) < 1e-12
-    configure(out, norm_topk_prob=False)
+    edit_config(out, norm_topk_prob=False)
     assert relative_error(source, out) > 1e-3
 
 
@@ -232,7 +227,7 @@ def test_what_cannot_be_copied_is_refused_in_the_plan(
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     source = save_sparse("mixtral", 2, tmp_path / "source")
     experts = json.loads((source / "config.json").read_text())["num_local_experts"]
-    configure(source, num_local_experts=experts + 1)
+    edit_config(source, num_local_experts=experts + 1)
     with pytest.raises(InputError, match=r"tensor model\.layers\.0\..*\.gate\.weight"):
         growkit.inspect(source)
 

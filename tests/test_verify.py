@@ -29,7 +29,15 @@ from growkit.engine.strict import strict_float64
 from growkit.proof import control
 from growkit.results.proof import VerifyResult
 from tests import families
-from tests.conftest import cli, edit_json, edit_weights, folder_bytes, save_model, save_random
+from tests.conftest import (
+    cli,
+    edit_config,
+    edit_json,
+    edit_weights,
+    folder_bytes,
+    save_model,
+    save_random,
+)
 from tests.conftest import save_random as save
 
 QUICK = {"prompts": 2, "length": 12}
@@ -205,8 +213,7 @@ def test_no_room_for_a_fault_or_for_rounding(
 @pytest.mark.parametrize("size", [0, 3.5, True, None])
 def test_a_vocabulary_is_a_number_of_tokens(size: object, make: Make) -> None:
     source, target = make("llama"), make("llama")
-    with edit_json(target / "config.json") as config:
-        config["vocab_size"] = size
+    edit_config(target, vocab_size=size)
     with pytest.raises(InputError, match="a whole number above 0 was expected"):
         growkit.verify(source, target, **QUICK)
 

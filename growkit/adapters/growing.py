@@ -66,6 +66,10 @@ class Adapter:
 
     def result(self) -> AdapterResult:
         """Describe the growth."""
+        own, model = law_of(self.lineage), law_of(self._base)
+        updates = {key: own.updates[names[0]] for key, names in self.target.made.items()}
+        # If the model reads copies in unequal parts, their gradients are unequal as well.
+        law = Law(updates, tuple(dict.fromkeys((*own.why, *model.why))))
         return AdapterResult(
             path=str(self.folder.opened.path),
             method=str(self.folder.config["peft_type"]),
@@ -73,7 +77,7 @@ class Adapter:
             source_parameters=total_parameters(self.folder.file.tensors),
             parameters=total_parameters(self.target.tensors),
             bytes=self.bytes,
-            updates=summary(self._law(), self.target.tensors),
+            updates=summary(law, self.target.tensors),
         )
 
     def write(self, folder: Path, law: Law, progress: Progress, hashes: Hashes) -> AdapterResult:
@@ -99,13 +103,6 @@ class Adapter:
         result = self.result()
         write_json(inside / MANIFEST, {"growkit": __version__, "updates": result["updates"]})
         return result
-
-    def _law(self) -> Law:
-        """The law of updates of the adapter, by the names of its tensors in the file."""
-        own, model = law_of(self.lineage), law_of(self._base)
-        updates = {key: own.updates[names[0]] for key, names in self.target.made.items()}
-        # If the model reads copies in unequal parts, their gradients are unequal as well.
-        return Law(updates, tuple(dict.fromkeys((*own.why, *model.why))))
 
 
 FACTORS = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")

@@ -14,7 +14,7 @@ from growkit.base.tensors import Config
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import empty_model, stacks
 from growkit.engine.loader import Conversion, loading
-from growkit.engine.oracle import lacks_class
+from growkit.engine.oracle import require_class
 
 
 class Modules:
@@ -34,11 +34,8 @@ class Modules:
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        if lacks_class(checkpoint.config):
-            raise InputError(
-                f"transformers has no class for the {checkpoint.config['model_type']} model in "
-                f"{checkpoint.folder}, so PEFT cannot adapt it; leave out --adapter"
-            )
+        where = str(checkpoint.folder)
+        require_class(checkpoint.config, where, "PEFT cannot adapt it; leave out --adapter")
         self.tensors = checkpoint.tensors
         self.conversions = {
             n: each for each in loading(checkpoint).conversions for n in each.shapes

@@ -97,9 +97,8 @@ def empty_model(
 
     def stored(name: str) -> str:
         """Find the stored one of several tied parameters, which may be any of them."""
-        source = tied.get(name, name)
-        alike = (name, source, *(other for other, of in tied.items() if of == source))
-        return next((other for other in alike if other in weights.tensors), source)
+        alike = tied_names(name, tied)
+        return next((each for each in alike if each in weights.tensors), alike[1])
 
     for name, tensor in tensors.items():
         found = weights.tensors.get(stored(name))
@@ -109,6 +108,17 @@ def empty_model(
             what = "missing keys" if found is None else "mismatched keys"
             raise oracle.random_weights(model, what, weights.where(), name)
     return model, weights, stored
+
+
+def tied_names(name: str, tied: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of all parameters tied to a parameter: its own, that of its source, and the rest.
+
+    Args:
+        name: name of the parameter.
+        tied: the source of every parameter that is tied to another.
+    """
+    source = tied.get(name, name)
+    return (name, source, *(other for other, of in tied.items() if of == source))
 
 
 def class_weights(weights: Weights) -> Weights:

@@ -349,11 +349,10 @@ def generation(folder: Folder) -> Config | None:
 
     own = folder.has("generation_config.json")
     name = "generation_config.json" if own else "config.json"
-    try:
+    why = "the settings of generation are not understood"
+    with quiet(), suppress(InputError), foreign(why, "correct them"):
         content = folder.json(name) if own or folder.has(name) else {}
         given = deepcopy(content) | ({} if own else {"_from_model_config": True})
-        with quiet(), foreign("the settings of generation are not understood", "correct them"):
-            resolved: Config = GenerationConfig.from_dict(given).to_dict()
-    except InputError:
-        return None
-    return resolved
+        resolved: Config = GenerationConfig.from_dict(given).to_dict()
+        return resolved
+    return None

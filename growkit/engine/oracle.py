@@ -169,6 +169,17 @@ def lacks_class(config: Config) -> bool:
     return config.get("model_type") in known and config["model_type"] not in CONFIG_MAPPING
 
 
+def require_class(config: Config, where: str, so: str) -> None:
+    """Refuse a model for which transformers has no class; ``so`` ends the sentence.
+
+    Raises:
+        InputError: transformers has no class for the model.
+    """
+    if lacks_class(config):
+        kind = config["model_type"]
+        raise InputError(f"transformers has no class for the {kind} model in {where}, so {so}")
+
+
 def readable(weights: Weights) -> Weights:
     """A checkpoint, converted to a DIFF Transformer if transformers has no class for it."""
     return Planned(weights, read_layout(weights)) if lacks_class(weights.config) else weights
@@ -313,12 +324,10 @@ def resolved(config: Config) -> Config | None:
     Null is a value: a window of null is no window, while an absent one has the default length.
     """
     register()
-    try:
-        with quiet(), foreign("the config is not understood", "correct it"):
-            complete: Config = parsed(config).to_dict()
-    except InputError:
-        return None
-    return complete
+    with quiet(), suppress(InputError), foreign("the config is not understood", "correct it"):
+        complete: Config = parsed(config).to_dict()
+        return complete
+    return None
 
 
 def resolved_as_loaded(config: Config, where: str) -> Config | None:

@@ -25,14 +25,13 @@ from torch import nn
 from growkit.algebra.update import MUON_ADJUSTMENTS, Update, muon_rate
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
-from growkit.base.tensors import Config
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import open_weights
-from growkit.engine.class_weights import converted, empty_model
+from growkit.engine.class_weights import converted, empty_model, tied_names
 from growkit.engine.loader import Conversion, loading
-from growkit.engine.oracle import lacks_class
+from growkit.engine.oracle import lacks_class, require_class
 from growkit.planning.layouts import read_layout
 from growkit.planning.updates import stepped
 
@@ -40,6 +39,9 @@ RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 """Options of a group that are learning rates, including those that schedulers add."""
 
 OPTIMIZERS = ("adamw", "muon")
+
+UNTRAINABLE = "it cannot train it; leave out --optimizer"
+"""End of the sentence on a model without a class in transformers."""
 
 ENGINES = r"module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module"
 """Parts of names that DDP, torch.compile, FSDP and activation checkpointing insert."""
@@ -80,7 +82,7 @@ class Parameters:
         Raises:
             InputError: transformers has no class for the model, or the files do not fit it.
         """
-        check_trainable(checkpoint.config, str(checkpoint.folder))
+        require_class(checkpoint.config, str(checkpoint.folder), UNTRAINABLE)
         model, _, stored = empty_model(checkpoint, torch.float32, "eager")
         first: dict[str, str] = {}  # of tied parameters
         for name, _ in model.named_parameters():
@@ -93,19 +95,6 @@ class Parameters:
             decayed(model) & shapes.keys(),
             frozenset(every.keys() - without_ends(model)),
             loading(checkpoint).conversions,
-        )
-
-
-def check_trainable(config: Config, where: str) -> None:
-    """Refuse a model that transformers cannot train.
-
-    Raises:
-        InputError: transformers has no class for the model.
-    """
-    if lacks_class(config):
-        raise InputError(
-            f"transformers has no class for the {config['model_type']} model in {where}, so it "
-            "cannot train it; leave out --optimizer"
         )
 
 
@@ -408,9 +397,7 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
     ties: dict[str, str] = next((each for each in modules if isinstance(each, dict)), {})
     updates, found = {}, {}
     for name, _ in model.named_parameters():
-        plain = class_name(name)
-        same = ties.get(plain, plain)
-        alike = (plain, same, *(one for one, other in ties.items() if other == same))
+        alike = tied_names(class_name(name), ties)
         key = next((each for each in alike if each in known), None)
         updates[name] = known[key] if key else Update()
         if key:

@@ -25,8 +25,8 @@ from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
 from growkit.engine.loader import Conversion, loading
-from growkit.engine.oracle import lacks_class
-from growkit.optimizer.groups import Factors, Parameters, ParamGroup, check_trainable, class_updates
+from growkit.engine.oracle import lacks_class, require_class
+from growkit.optimizer.groups import UNTRAINABLE, Factors, Parameters, ParamGroup, class_updates
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
 from growkit.optimizer.state import MUON, ORDERS, STEP, State, TargetState, open_state
 from growkit.planning.layouts import read_layout
@@ -64,7 +64,7 @@ class Optimizer:
 
     def __init__(self, path: Path, source: Checkpoint, lineage: Lineage) -> None:
         self._lineage = lineage
-        check_trainable(lineage.target.config, f"the grown {source.folder}")
+        require_class(lineage.target.config, f"the grown {source.folder}", UNTRAINABLE)
         self._before = Parameters.of(source)
         self.state = open_state(path, self._before)
         self.files = self.state.files
@@ -72,7 +72,10 @@ class Optimizer:
         kinds = {name.rpartition(".")[2]: info.dtype for name, info in headers.items()}
         elements = tensors.total_parameters(lineage.target.tensors)
         self.bytes = sum(elements * tensors.FLOAT_BYTES[dtype] for dtype in kinds.values())
-        self._check_schedules()
+        if holds_schedule(self.state.schedules):
+            target = lineage.target
+            with outlined(target, target.config) as outline:  # refuses rates that cannot be scaled
+                self.grown(outline, law_of(lineage)).schedules()
 
     def grown(self, target: Checkpoint, law: Law) -> GrownState:
         """Make the state of the target's optimizer.
@@ -94,17 +97,6 @@ class Optimizer:
             for name, each in class_updates(target, law.updates, by_element=False).items()
         }
         return GrownState(self.state, self._lineage, self._before, after, factors)
-
-    def _check_schedules(self) -> None:
-        """Check that schedules in the state can be grown.
-
-        Raises:
-            InputError: a schedule has learning rates that cannot be scaled, or other groups.
-        """
-        target = self._lineage.target
-        if holds_schedule(self.state.schedules):
-            with outlined(target, target.config) as outline:
-                self.grown(outline, law_of(self._lineage)).schedules()
 
     def write(self, folder: Path, law: Law, progress: Progress, hashes: Hashes) -> OptimizerResult:
         """Write the grown state into the folder of the written target.

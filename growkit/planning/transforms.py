@@ -198,11 +198,9 @@ class Kept(_OneSource):
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
-        return (
-            Update(new=True, why=self.why)
-            if self.new
-            else before[0].times(self.factor, self.siblings)
-        )
+        if self.new:
+            return Update(new=True, why=self.why)
+        return before[0].times(self.factor, self.siblings)
 
     def moments(self, order: int) -> Transform | None:
         """See ``Transform``; a weight twice as large has gradients half as large."""

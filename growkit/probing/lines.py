@@ -31,8 +31,12 @@ Line = dict[str, Any]
 
 def seal(line: Mapping[str, Any]) -> str:
     """Hash a line without its own hash."""
-    own = {key: value for key, value in line.items() if key != SEAL}
-    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    return hash_of({key: value for key, value in line.items() if key != SEAL})
+
+
+def hash_of(value: Any) -> str:
+    """Hash plain values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def append_line(file: Path, line: Mapping[str, Any]) -> Line:

@@ -5,13 +5,11 @@ Recipes, folders and settings are checked before torch is imported.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
 from growkit.base.names import name_of
@@ -22,7 +20,7 @@ from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
 from growkit.engine.prompts import read_text
-from growkit.probing.lines import workplace
+from growkit.probing.lines import hash_of, workplace
 from growkit.probing.settings import Candidate, ProbeSettings, candidates_of
 from growkit.recipe.recipe import Recipe
 from growkit.results import versions
@@ -136,21 +134,17 @@ def _plan(
     names = filter(is_of_tokenizer, model.opened.names(*TOKENIZER_FILES))
     files = model.model_files | {name: model.opened.require(name) for name in names}
     plan = {
-        "the source": _hash({name: sha256(file) for name, file in files.items()}),
+        "the source": hash_of({name: sha256(file) for name, file in files.items()}),
         "the text": data.sha256,
         "the device or its threads": f"{device}, {torch.get_num_threads()} threads",
-        "the version of a library": _hash(versions()),
+        "the version of a library": hash_of(versions()),
     }
-    plan |= {name: _hash(value) for name, value in vars(settings).items()}
+    plan |= {name: hash_of(value) for name, value in vars(settings).items()}
     for each in chosen:
         recipe = {**each.recipe.as_dict(), "source": None, "output": None, "optimizer": None}
         texts = [sha256(Path(text)) for text in each.recipe.texts]
-        plan[f"candidate {each.folder}"] = _hash([recipe, texts])
+        plan[f"candidate {each.folder}"] = hash_of([recipe, texts])
     return plan
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _warnings(

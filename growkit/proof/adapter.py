@@ -23,7 +23,7 @@ from growkit.base.tensors import ANYWHERE, TensorInfo, cut
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
-from growkit.engine.class_weights import Extended, class_weights
+from growkit.engine.class_weights import Extended, class_weights, tied_names
 from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.metrics import Distance, distance_of, finite
 from growkit.engine.oracle import quiet
@@ -177,8 +177,7 @@ class AdaptedWeights(Extended):
                 empty = torch.empty(parameter.shape, dtype=model.dtype, device="meta")
                 model.get_submodule(path)._parameters[last] = nn.Parameter(empty)
                 continue
-            plain = AROUND.sub("", name)
-            alike = (plain, ties.get(plain), *(one for one, of in ties.items() if of == plain))
+            alike = tied_names(AROUND.sub("", name), ties)
             held = next((each for each in alike if each in self._base.tensors), None)
             if held is None:
                 raise InputError(

@@ -156,7 +156,8 @@ def compare_with_plan(
     by_plan = _changed_by_plan(source, planned, family.size_keys - family.unseen_sizes)
     values = [*_first_changed_key(wanted, target.config), *by_plan]
     changed = [each["name"] for each in values]
-    changed += [name for name, content in code.items() if not _holds(target, name, content)]
+    held = own_code(target.opened)
+    changed += [name for name, content in code.items() if held.get(name) != content]
     changed += sidecars.changed_sidecars(source.opened, target.opened)
     expected = {*WRITTEN, *code, *source.opened.carried(), *_weights_of(target)}
     if recipe is not None and recipe.optimizer is not None:
@@ -293,10 +294,6 @@ def _is_read(name: str, runs: bool) -> bool:
     if "/" in name:
         return name.startswith(GENERATE.split("/")[0] + "/")
     return matches(name, WEIGHTS) or (runs and name.endswith(".py"))
-
-
-def _holds(target: Checkpoint, name: str, content: bytes) -> bool:
-    return bool(target.opened.find(name)) and target.opened.bytes(name) == content
 
 
 def _changed_value(key: str, wanted: Config, found: Config) -> ChangedValue:

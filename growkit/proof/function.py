@@ -559,9 +559,7 @@ def _sample(logits: Tensor, others: Tensor, count: int) -> list[list[float]]:
     generator = torch.Generator().manual_seed(0)
     picked = torch.randint(logits.numel(), (max(count, 1),), generator=generator)
     pairs = torch.stack([logits.flatten().cpu()[picked], others.flatten().cpu()[picked]], -1)
-    digits = (
-        17 if pairs.dtype == torch.float64 else 9
-    )  # all digits, since the chart has differences
+    digits = 17 if pairs.dtype == torch.float64 else 9  # all, since the chart has differences
     rounded = [[float(f"{value:.{digits}g}") for value in pair] for pair in pairs.tolist()]
     return [pair for pair in rounded if all(map(math.isfinite, pair))]
 
