@@ -403,7 +403,7 @@ def test_experts_and_conditions_are_described(
         ({"needs": {"num_hidden_layers > 9": "it needs layers"}}, "it needs layers"),
         ({"form": {"switches": {}}}, "has form, which only growkit's own families may have"),
         ({"arranged": {"sliding_window": 9}}, "has arranged sliding_window, but no layer"),
-        ({"experts": {"scaling": "sliding_window"}}, "has sliding_window among its experts, w"),
+        ({"experts": {"scaling": "sliding_window"}}, "has sliding_window among its experts, but"),
         ({"ratios": {"num_experts_per_tok": "heads / kv_heads"}}, "so it is a setting"),
         ({"kinds": {"wide": "ffn"}}, "names axis 'wide'"),
         ({"places": {"heads": "slope"}}, "did you mean 'slopes'"),
