@@ -255,7 +255,9 @@ def _computed_in(parameters: Sequence[nn.Parameter], logits: Tensor) -> str:
         if torch.equal(logits.to(getattr(torch, name)).to(logits.dtype), logits):
             seen.add(name)
             break
-    if logits.is_cuda and "tf32" in torch.backends.cuda.matmul.fp32_precision:
+    backends: Any = torch.backends
+    matmuls = backends.cuda.matmul, backends.mkldnn.matmul
+    if logits.device.type != "cpu" and any("tf32" in each.fp32_precision for each in matmuls):
         seen.add("float16")  # TF32 has as many digits
     return max(seen or {"float32"}, key=lambda name: torch.finfo(getattr(torch, name)).eps)
 

@@ -1,32 +1,42 @@
 """Proofs on a GPU that is only pretended, for machines that have none.
 
 What lies on it is computed on the CPU, but may not meet what does not: whoever forgets to move a
-tensor to the device of the others gets the error that a real GPU would give. Streams, memory and
-speed are not pretended. To be run as a program of its own, as such a device stays for good:
+tensor to the device of the others gets the error that a real GPU would give. Its arithmetic can be
+wrong in the ways of ``tests.wrong_arithmetic``. Streams, memory and speed are not pretended. To be
+run as a program of its own, as such a device stays for good:
 
-    python -m tests.pretend_gpu FOLDER
+    python -m tests.pretend_gpu FOLDER [NUMBER OF CASES WITH WRONG ARITHMETIC]
 """
 
 from __future__ import annotations
 
 import json
+import random
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import growkit
-from growkit.engine import strict
-from growkit.proof import verdict
+from growkit.base.errors import InputError
+from growkit.engine.device import doubts
+from growkit.proof import function, verdict
 from tests.conftest import edit_weights, save_model
+from tests.wrong_arithmetic import KINDS, Arithmetic
 
 _setup_privateuseone_for_python_backend("pretended")
 GPU = torch.device("pretended", 0)
+WRONG: dict[str, Arithmetic] = {}
+"""How the GPU computes, as the only value; empty for the arithmetic of the CPU."""
+
 TAKE_INDICES_OF_THE_CPU = ("aten::index", "aten::index_put", "aten::index_put_")
 
 
@@ -67,6 +77,8 @@ class PretendedGpu(TorchDispatchMode):
 def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """An operation as a GPU would do it, or refuse to."""
     name = func._schema.name
+    if name == "aten::record_stream":
+        return None
     given: list[Tensor] = []
 
     def noted(each: Tensor) -> Tensor:
@@ -81,12 +93,17 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         others = [each for each in given if each.device.type == "cpu" and each.dim()]
         if others and not (name in TAKE_INDICES_OF_THE_CPU and isinstance(args[0], OnGpu)):
             raise RuntimeError(f"{name}: expected all tensors to be on the same device")
-    if goes is not None:
+    if goes == GPU.type:
         plain_kwargs["device"] = torch.device("cpu")
-    found = func(*plain_args, **plain_kwargs)
+    on_gpu = goes == GPU.type or (here and goes is None)
+    compute_wrongly = WRONG.get("arithmetic") if on_gpu else None
+    if compute_wrongly:
+        found = compute_wrongly(func, plain_args, plain_kwargs)
+    else:
+        found = func(*plain_args, **plain_kwargs)
     if name == "aten::copy_":
         return given[0]
-    if not (goes == GPU.type or (here and goes is None)):
+    if not on_gpu:
         return found
     in_place = {id(_values(each)): each for each in given}
     return _swapped(found, lambda each: in_place.get(id(each), OnGpu(each)))
@@ -109,6 +126,7 @@ def _swapped(nested: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def pretend() -> None:
     """Let the proof take the pretended GPU, and torch make tensors on it from Python's numbers."""
+    _device_constructors()  # what ``torch.device`` changes as a context must not be a stand-in
     as_list, tensor = Tensor.tolist, torch.tensor
 
     def moved(data: Any, *, device: Any = None, **options: Any) -> Tensor:
@@ -122,9 +140,6 @@ def pretend() -> None:
         (Tensor, "tolist"): lambda self: as_list(self.cpu()),
         (Tensor, "new_tensor"): like,
         (torch, "tensor"): moved,
-        (strict, "choose_device"): lambda name: GPU,
-        (verdict, "choose_device"): lambda name: GPU,
-        (verdict, "device_name"): lambda device: "pretended",
         (verdict, "run_whole_models"): lambda *args: [],  # transformers saves only real tensors
     }
     for (owner, name), changed in changes.items():
@@ -153,7 +168,7 @@ PAIRS: dict[str, tuple[str, dict[str, Any], Callable[..., Any], dict[str, Any]]]
 }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, count: int) -> None:
     """Prove every pair, sound and spoiled; print what was found, as JSON."""
     results: dict[str, Any] = {}
     pretend()
@@ -165,17 +180,64 @@ def main(folder: Path) -> None:
     for name, (kind, options, make, sizes) in PAIRS.items():
         source, target = save_model(folder / name, kind, **options), folder / f"{name}-target"
         make(source, target, **sizes)
-        for state in ("sound", "spoiled") if name in ("llama", "grouped") else ("sound",):
-            if state == "spoiled":
-                with edit_weights(target) as weights:
-                    weights["model.layers.1.self_attn.o_proj.weight"] *= 1.01
-            with PretendedGpu():
-                # Backward and in training as well, which other tensors take part in.
-                more = {"trainability": True, "steps": 2} if name == "llama" else {}
-                found = growkit.verify(source, target, prompts=1, length=10, **more)
-            results[f"{name}, {state}"] = {"kept": found["kept"], "fault": found["fault"]}
-    json.dump(results, sys.stdout)
+        # Backward and in training as well, which other tensors take part in.
+        more = {"trainability": True, "steps": 2} if name == "llama" else {}
+        results[f"{name}, sound"] = proved(source, target, **more)
+        if name in ("llama", "grouped"):
+            spoil(target, 1.01)
+            results[f"{name}, spoiled"] = proved(source, target, **more)
+    results["wrong"] = [*wrongly_proved(folder, count)]
+    json.dump(results, sys.stdout, default=str)
+
+
+def proved(source: Path, target: Path, **options: Any) -> dict[str, Any]:
+    with PretendedGpu():
+        try:
+            found = growkit.verify(source, target, prompts=2, length=24, **options)
+        except InputError as error:
+            return {"kept": False, "reason": str(error), "fault": None, "modes": [], "device": ""}
+    device = next(each["sentence"] for each in found["findings"] if each["name"] == "device")
+    losses = [found["loss_target"], *(found["training"] or {}).get("losses_target", [])]
+    kept = {key: found[key] for key in ("kept", "reason", "fault", "modes")}
+    return kept | {"device": device, "losses": losses}
+
+
+def spoil(folder: Path, factor: float) -> None:
+    with edit_weights(folder) as weights:
+        weights["model.layers.1.self_attn.o_proj.weight"] *= factor
+
+
+def wrongly_proved(folder: Path, count: int) -> Iterator[dict[str, Any]]:
+    """Prove a sound and a faulty pair with wrong arithmetic, of all kinds or a sample of them."""
+    sound, faulty = folder / "sound", folder / "faulty"
+    source = save_model(folder / "source", "llama")
+    grown(source, sound, hidden="x2")
+    (sound / "growkit.json").unlink()  # so that only logits show a fault
+    shutil.copytree(source, faulty)
+    with edit_weights(faulty) as weights:  # the last bit of a factor that kernels may leave out
+        row = weights["model.layers.1.self_attn.o_proj.weight"][3]
+        row[-1] = row[-1].nextafter(row.new_tensor(1.0))
+    cases = [(kind, strength) for kind, (strengths, _) in KINDS.items() for strength in strengths]
+    for kind, strength in random.Random(0).sample(cases, count or len(cases)):
+        WRONG["arithmetic"] = KINDS[kind][1](strength)
+        with PretendedGpu():
+            seen = [doubts(GPU, dtype, {(48, 16, 32)}) for dtype in (torch.float64, torch.float32)]
+        found = {"kind": kind, "doubts": [*map(bool, seen)]}
+        for state, target in (("sound", sound), ("faulty", faulty)):
+            WRONG["arithmetic"] = KINDS[kind][1](strength)
+            found[state] = proved(source, target)
+        yield found
+    unchecked = {}
+    for state, target in (("sound", sound), ("faulty", faulty)):  # the control: no doubt about it
+        with (
+            patch.object(function, "doubts", lambda *args: []),
+            patch.object(function.FunctionProof, "_contradictions", lambda self: []),
+        ):
+            WRONG["arithmetic"] = KINDS["lost terms"][1](0.1)
+            unchecked[state] = proved(source, target)
+    WRONG.clear()
+    yield unchecked
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

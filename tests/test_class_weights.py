@@ -16,9 +16,10 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import ClassWeights, empty_model, persistent_buffers
+from growkit.engine.device import CPU
 from growkit.engine.lending import Lender
 from growkit.engine.loader import loading
-from growkit.engine.strict import CPU, strict_float64
+from growkit.engine.strict import strict_float64
 from tests.architectures import TYPES, build, save
 from tests.conftest import edit_weights
 

@@ -13,6 +13,8 @@ import torch
 from torch.utils import backend_registration
 
 from benchmarks import gpu
+from growkit.proof.modes import ATTENTION
+from tests.wrong_arithmetic import KINDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -77,19 +79,45 @@ def test_what_was_measured_stays(tmp_path: Path) -> None:
     assert "exit code 3" in text
 
 
-def test_what_meets_in_a_proof_is_on_one_device(tmp_path: Path) -> None:
+def test_a_proof_on_a_device(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """One test: workers that share the suite out would each run all of it."""
     if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch cannot pretend a device")
-    command = [sys.executable, "-m", "tests.pretend_gpu", str(tmp_path)]
+    count = "0" if request.config.getoption("--all") else "4"
+    command = [sys.executable, "-m", "tests.pretend_gpu", str(tmp_path), count]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found: Any = json.loads(done.stdout)
     assert "same device" in found.pop("mixed")  # the control
+    wrong = found.pop("wrong")
     assert len(found) == 7
     for name, each in found.items():
         assert each["kept"] == name.endswith("sound"), name
+        kernels = {mode["name"]: mode for mode in each["modes"] if ATTENTION in mode["name"]}
+        assert kernels.keys() == {f"{ATTENTION}{kernel}" for kernel in KERNELS}
+        assert all("gave the same bits" in mode["note"] for mode in kernels.values())
+        if name.endswith("sound"):
+            assert each["device"] == "strict float64 ran on pretended"
+            assert None not in each["losses"]
     for name in ("llama", "grouped"):
         fault = found[f"{name}, spoiled"]["fault"]
         assert fault["tensor"] == "model.layers.1.self_attn.o_proj.weight"
         assert fault["factor"] == pytest.approx(1.01, rel=1e-6)
+        assert "CPU had to confirm" in found[f"{name}, spoiled"]["device"]
+    *wrong, unchecked = wrong
+    assert len(wrong) == (int(count) or sum(len(strengths) for strengths, _ in KINDS.values()))
+    for each in wrong:
+        assert not each["faulty"]["kept"], each
+        assert each["sound"]["kept"] or "pretended" in each["sound"]["reason"], each
+        if each["kind"] in NEVER_DOUBTED | ALWAYS_DOUBTED:
+            assert any(each["doubts"]) == (each["kind"] in ALWAYS_DOUBTED), each
+    assert unchecked["faulty"]["kept"]  # the controls
+    assert not unchecked["sound"]["kept"]
+
+
+KERNELS = ("as chosen", "eager", "math", "flash")
+NEVER_DOUBTED = {"permuted sums"}
+RARE = {"buffers before their copy", "stale buffers", "a wrong kernel"}
+"""Kinds that tests of the arithmetic may miss."""
+
+ALWAYS_DOUBTED = KINDS.keys() - NEVER_DOUBTED - RARE

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import lending
 from growkit.engine.calls import Call, Spool
+from growkit.engine.device import CPU, choose_device
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.lending import Stored
 from growkit.engine.oracle import load_model
@@ -24,7 +24,6 @@ from growkit.engine.strict import strict_float64
 from tests.architectures import TYPES, outcome, save, with_fault
 from tests.conftest import close, save_model, seeded
 
-CPU = torch.device("cpu")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied with biases": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -211,8 +210,12 @@ CALLS = [Call(torch.arange(9)), Call(torch.arange(5))]
 class Stream:
     """A stream that only notes who waited for it."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self) -> None:
         self.waited_for: list[Stream] = []
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
     def wait_stream(self, other: Stream) -> None:
         self.waited_for.append(other)
@@ -222,11 +225,6 @@ class Stream:
 def computing(monkeypatch: pytest.MonkeyPatch) -> Stream:
     """Streams as on a GPU, on any machine: order and bookkeeping, without anything at once."""
     here = Stream()
-
-    @contextmanager
-    def stream(_: Stream) -> Iterator[None]:
-        yield
-
     make = lending.Lender.__init__
 
     def with_a_stream(self: lending.Lender, *args: Any) -> None:
@@ -234,8 +232,7 @@ def computing(monkeypatch: pytest.MonkeyPatch) -> Stream:
         self._copying = Stream()  # type: ignore[assignment]
 
     monkeypatch.setattr(lending.Lender, "__init__", with_a_stream)
-    monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: here)
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
     return here
 
@@ -273,12 +270,12 @@ def test_fetched_or_not_it_is_the_same(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(choose_device("auto", torch.float64) == CPU, reason="needs an accelerator")
 def test_fetched_on_the_gpu_it_is_the_same(
     make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, cuda = make("llama", num_hidden_layers=4, hidden_size=64), torch.device("cuda")
-    fetched = run(Layerwise(Checkpoint(folder), torch.float64, cuda, None), CALLS)
+    folder, device = make("llama", num_hidden_layers=4, hidden_size=64), choose_device("auto")
+    fetched = run(Layerwise(Checkpoint(folder), torch.float64, device, None), CALLS)
     monkeypatch.setattr(lending.Lender, "fetch", lambda self, module, names: None)
-    plain = run(Layerwise(Checkpoint(folder), torch.float64, cuda, None), CALLS)
+    plain = run(Layerwise(Checkpoint(folder), torch.float64, device, None), CALLS)
     assert all(one.equal(other) for one, other in zip(plain, fetched, strict=True))

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, DynamicCache
 
 import growkit
+from growkit.engine.device import CPU, choose_device
 from growkit.engine.strict import strict_float64
 from growkit.modeling import differential_attention
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
@@ -796,21 +797,25 @@ def test_gradients_through_a_cache_of_sums_are_refused() -> None:
 # --- The GPU --------------------------------------------------------------------------------------
 
 
+DEVICE = choose_device("auto")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(DEVICE == CPU, reason="needs an accelerator")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_on_the_gpu(variant: str) -> None:
     """bfloat16 on the device against strict float64 on the CPU: logits, gradients, generation."""
     exact = build(**VARIANTS[variant])
-    model = copy.deepcopy(exact).to("cuda", torch.bfloat16)
+    model = copy.deepcopy(exact).to(DEVICE, torch.bfloat16)
     ids, mask = tokens((2, 300)), left_padded((2, 300), 0, 11)
     expected = run(exact, ids, attention_mask=mask)[mask.bool()]
-    found = model(ids.cuda(), attention_mask=mask.cuda(), use_cache=False).logits
+    found = model(ids.to(DEVICE), attention_mask=mask.to(DEVICE), use_cache=False).logits
     error = (found.cpu().double()[mask.bool()] - expected).square().mean().sqrt()
     assert error < 5e-2 * expected.square().mean().sqrt()
     found.float().square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-    written = model.generate(ids[:, :20].cuda(), max_new_tokens=5, do_sample=False, pad_token_id=0)
+    prompt = ids[:, :20].to(DEVICE)
+    written = model.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)
     assert written.shape == (2, 25)
 
 

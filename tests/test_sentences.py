@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import growkit
 from growkit.base.errors import LONGEST_SENTENCE, InputError
 from growkit.base.names import did_you_mean, nearest, perhaps
+from growkit.base.settings import DEVICES
 from growkit.checkpoint import publishing
 from growkit.checkpoint.folder import no_model
 from growkit.cli.app import app
@@ -170,7 +171,7 @@ def asked(line: str) -> dict[str, str]:
         ("growkit grow a b --symmetry ", ["break", "keep", "uneven"]),
         ("growkit convert a b --scope ", ["head", "layer", "all_heads"]),
         ("growkit grow a b --dtype b", ["bfloat16"]),
-        ("growkit verify a b --device ", ["auto", "cpu", "cuda"]),
+        ("growkit verify a b --device ", [*DEVICES]),
         ("growkit run --device c", ["cpu", "cuda"]),
         ("growkit run wider-m", ["wider-mlp"]),
         ("growkit recipes show ", [*shipped_recipes()]),

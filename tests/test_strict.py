@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.engine import layers
+from growkit.engine.device import CPU, choose_device, reproducible, settings
 from growkit.engine.forward import Forward
 from growkit.engine.oracle import uninitialised
-from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, reproducible, strict_float64
+from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, strict_float64
 from growkit.modeling import register
 from tests.architectures import config_of
 from tests.conftest import CONFIGS
@@ -85,7 +86,7 @@ def test_only_parameters_have_no_numbers(kind: str, device: str | None) -> None:
     assert {p.device.type for p in built[1].parameters()} == {device or "cpu"}
 
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CUDA, DEVICE = torch.device("cuda"), choose_device("auto")
 AMOUNT = {"prompts": 2, "length": 16}
 
 
@@ -110,13 +111,14 @@ def test_every_product_is_a_full_one(
     call = Forward.run_layer
 
     def noted(self: Forward, *args: Any, **kwargs: Any) -> Any:
-        found.add(torch.get_float32_matmul_precision())
+        found.add(torch.backends.cuda.matmul.fp32_precision)
+        found.add(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
         return call(self, *args, **kwargs)
 
     monkeypatch.setattr(Forward, "run_layer", noted)
     torch.set_float32_matmul_precision("medium")
     assert growkit.verify(*pair, **AMOUNT)["kept"]
-    assert found == {"highest"}
+    assert found == {"ieee"}
     assert torch.get_float32_matmul_precision() == "medium"
 
 
@@ -125,13 +127,15 @@ def test_what_was_chosen_comes_back(strictly: bool, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     torch.use_deterministic_algorithms(strictly)
     torch.set_float32_matmul_precision("high")
+    before = [getattr(owner, name) for owner, name, _ in settings()]
     with suppress(KeyError), reproducible(CUDA):
         assert torch.is_deterministic_algorithms_warn_only_enabled()
-        assert torch.get_float32_matmul_precision() == "highest"
+        assert {getattr(owner, name) for owner, name, _ in settings()} == {"ieee", False, True}
         raise KeyError
     assert torch.are_deterministic_algorithms_enabled() == strictly
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
     assert torch.get_float32_matmul_precision() == "high"
+    assert [getattr(owner, name) for owner, name, _ in settings()] == before
     with reproducible(CPU):
         assert torch.are_deterministic_algorithms_enabled() == strictly
 
@@ -164,10 +168,10 @@ def test_mkl_chooses_its_kernels_before_threads_share_a_call(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_the_gpu_two_proofs_are_the_same(pair: tuple[Path, Path]) -> None:
+@pytest.mark.skipif(DEVICE == CPU, reason="needs an accelerator")
+def test_on_a_device_two_proofs_are_the_same(pair: tuple[Path, Path]) -> None:
     torch.set_float32_matmul_precision("medium")
-    first, second = (growkit.verify(*pair, device="cuda", **AMOUNT) for _ in range(2))
+    first, second = (growkit.verify(*pair, device=DEVICE.type, **AMOUNT) for _ in range(2))
     for each in (first, second):
         assert each.pop("created")  # type: ignore[misc]
         assert each.pop("seconds") > 0  # type: ignore[misc]

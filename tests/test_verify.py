@@ -22,11 +22,13 @@ from growkit.base.settings import FEW, LONG, MANY, SHORT, Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import calls, prompts
 from growkit.engine.calls import Call
+from growkit.engine.device import CPU, choose_device, device_name
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.lending import scaled
 from growkit.engine.metrics import Distance
 from growkit.engine.strict import strict_float64
 from growkit.proof import control
+from growkit.proof.modes import ATTENTION
 from growkit.results.proof import VerifyResult
 from tests import families
 from tests.conftest import (
@@ -232,14 +234,17 @@ def test_a_broken_promise_leaves_a_rejected_folder(
 
 
 @pytest.mark.gpu
-def test_on_the_gpu_if_there_is_one(pair: Path) -> None:
-    if not torch.cuda.is_available():
-        with pytest.raises(InputError, match="no GPU"):
-            growkit.verify(pair / "source", pair / "target", device="cuda", **QUICK)
-        return
-    result = growkit.verify(pair / "source", pair / "target", device="cuda", **QUICK)
-    assert result["kept"]
-    assert result["native"]["device"] == torch.cuda.get_device_name()
+def test_on_a_device_if_there_is_one(pair: Path) -> None:
+    both, device = (pair / "source", pair / "target"), choose_device("auto")
+    for name in {"cuda", "mps"} - {device.type}:
+        with pytest.raises(InputError, match="no such device"):
+            growkit.verify(*both, device=name, **QUICK)
+    if device != CPU:
+        result = growkit.verify(*both, device=device.type, **QUICK)
+        assert result["kept"]
+        assert result["native"]["device"] == device_name(device)
+        assert "device" in [finding["name"] for finding in result["findings"]]
+        assert any(mode["name"].startswith(ATTENTION) for mode in result["modes"])
 
 
 BRIEF = growkit.Settings(prompts=2, length=24)

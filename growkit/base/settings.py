@@ -72,10 +72,14 @@ def check_number(name: str, value: Any, limits: Limits, *, whole: bool) -> None:
 SEEDS = (0, 2**63 - 1)
 """Limits of a seed, as random generators require."""
 
-DEVICES = ("auto", "cpu", "cuda")
-"""Devices that a proof can run on; the first is the default."""
+DEVICES = ("auto", "cpu", "cuda", "hpu", "mps", "mtia", "npu", "xpu")
+"""Devices that a proof can run on, by torch's names; the first is the default."""
 
-NO_GPU = "device is cuda, but torch sees no GPU; use --device cpu"
+
+def no_device(name: str) -> str:
+    """The error for a device that torch does not see."""
+    return f"device is {name}, but torch sees no such device; use --device cpu"
+
 
 MANY, LONG = 8, 512
 """Default number of prompts, and of tokens in each."""
@@ -97,7 +101,8 @@ class Settings:
             weight was recovered.
         length: tokens in each prompt; None for 512, or for 48 if every weight was recovered.
         seed: seed of the random prompts.
-        device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
+        device: ``auto`` (torch's accelerator if there is one, else the CPU), ``cpu``, or another
+            of ``DEVICES``. What it cannot compute in strict float64, the CPU computes.
         trainability: whether every parameter of the target must be able to train.
         max_kl: largest accepted KL, in nats per token in strict float64, also where the promise
             allows another function; None for no limit.
@@ -117,7 +122,7 @@ class Settings:
         limits=(2, 2**31 - 1),
     )
     seed: int = option(0, "Seed of everything random.", limits=SEEDS)
-    device: str = option("auto", "Where the proof runs: auto, cpu or cuda.", values=DEVICES)
+    device: str = option("auto", "Where the proof runs: auto, cpu, cuda, xpu, …", values=DEVICES)
     trainability: bool = option(False, "Require that every parameter of OUT can train.")
     max_kl: float | None = option(
         None,

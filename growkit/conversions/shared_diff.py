@@ -522,11 +522,11 @@ def _replaced(modules: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Iter
 
 
 def _layerwise(source: Weights) -> Layerwise:
+    from growkit.engine.device import choose_device
     from growkit.engine.layerwise import Layerwise
 
     dtype = torch.float64 if main_dtype(source.tensors) == "F64" else torch.float32
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Layerwise(source, dtype, device, None)
+    return Layerwise(source, dtype, choose_device("auto", dtype), None)
 
 
 OPERATION = SharedDiff()

@@ -38,12 +38,15 @@ class Call:
         inputs: other arguments of the class, e.g. ``attention_mask``: tensors [1, ...].
         cached: whether to keep keys and values, as in generation.
         continues: index of the cached call that this one continues.
+        kernel: name of the attention kernel; such a call runs apart from others. Empty for the
+            kernel that the class and torch choose.
     """
 
     ids: Tensor
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
     cached: bool = False
     continues: int | None = None
+    kernel: str = ""
 
 
 class NoStackError(InputError):
@@ -189,12 +192,12 @@ def batches(calls: Sequence[Call]) -> Iterator[tuple[int, Sequence[Call]]]:
 
     def shapes(call: Call) -> Any:
         inputs = sorted((key, tuple(each.shape)) for key, each in call.inputs.items())
-        return call.cached, len(call.ids), inputs
+        return call.cached or call.kernel, len(call.ids), inputs
 
     first = 0
-    for (cached, tokens, _), run in groupby(calls, shapes):
+    for (apart, tokens, _), run in groupby(calls, shapes):
         alike = list(run)
-        most = 1 if cached else max(1, TOGETHER // tokens)
+        most = 1 if apart else max(1, TOGETHER // tokens)
         for begin in range(0, len(alike), most):
             batch = alike[begin : begin + most]
             if len(batch) > 1:

@@ -63,6 +63,7 @@ class Forward:
         from transformers import DynamicCache
 
         self._length = len(calls[0].ids)
+        self._model.kernels = [call.kernel for call in calls]
         self._extras = [()] * len(calls)
         caches: list[tuple[Any, Any]] = []
         states = []

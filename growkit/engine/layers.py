@@ -5,7 +5,7 @@ is the location of its embedding, its layers and its head.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +17,7 @@ from growkit.base.errors import InputError, foreign, reason
 from growkit.base.tensors import Weights
 from growkit.engine.calls import Call, CallError, Extras, NoStackError
 from growkit.engine.class_weights import Extended, empty_model, persistent_buffers
+from growkit.engine.kernels import using
 from growkit.engine.lending import Lender
 from growkit.engine.strict import choose_kernels
 
@@ -43,6 +44,8 @@ class Layers:
         lender: lends the weights to the modules.
         returned: placeholders for the extras of a layer's output; None if no layer is known to
             return more than hidden states.
+        kernels: names of the attention kernels of all calls.
+        ran: names of the fused kernels that ran, by the name in the call.
 
     Raises:
         InputError: transformers does not know the model, or the tensors do not fit the class.
@@ -67,6 +70,8 @@ class Layers:
         self.embedding, *self.layers, self.output = (_inside(*each) for each in ends)
         self._wrapped = self.embedding[0] != ends[0][0]
         self.returned: Extras | None = None
+        self.kernels: Sequence[str] = ()
+        self.ran: dict[str, set[str]] = {}
         self._unreached = self._watch()
         # Stored buffers keep the values of the files; the class computes all other buffers.
         stored = {n for n in persistent_buffers(self.model) if n in self._weights.tensors}
@@ -172,7 +177,10 @@ class Layers:
         """
         failure = f"{self._title} cannot be run one layer at a time"
         try:
-            with foreign(failure, "correct its config.json, or such models cannot be proved"):
+            with (
+                foreign(failure, "correct its config.json, or such models cannot be proved"),
+                self._kernel(call),
+            ):
                 yield
         except InputError as error:
             cause, sentence = error.__cause__, str(error)
@@ -183,6 +191,10 @@ class Layers:
                 raise InputError(sentence) from error
             why = f"{type(self.model).__name__} cannot run in this mode ({why})"
             raise CallError(sentence, call, why) from error
+
+    def _kernel(self, call: int | None) -> AbstractContextManager[None]:
+        name = "" if call is None else self.kernels[call]
+        return using(name, self.model, self.ran.setdefault(name, set())) if name else nullcontext()
 
     def check_reach(self) -> None:
         """Check that text reaches every weight; call it after the logits are computed.

@@ -21,6 +21,9 @@ LARGE = 1 << 30
 """Bytes from which a checkpoint is large: freed memory is returned to the system. Smaller models
 keep up to as much for the next layer."""
 
+IN_ORDER = frozenset({"cpu", "mps"})
+"""Devices that copy and compute in one order, without streams."""
+
 OF_THE_SHAPE = frozenset({"shape", "dtype", "device", "ndim", "dim", "size", "numel"})
 """Attributes of a tensor that do not depend on its values."""
 
@@ -60,7 +63,7 @@ class Lender:
         self._fetched: dict[str, Tensor] = {}
         self.steps: Mapping[str, Tensor] = {}
         self.stays = True
-        self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copying = torch.Stream(device) if device.type not in IN_ORDER else None
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """Read a parameter, or some rows of it, in its stored dtype."""
@@ -94,14 +97,14 @@ class Lender:
         return whole
 
     def fetch(self, module: nn.Module, names: Mapping[str, str]) -> None:
-        """Prefetch the parameters for ``lent`` to the GPU while it computes; no-op without a GPU.
+        """Prefetch the parameters for ``lent`` to the device while it computes, if the device can.
 
         The copies have a stream of their own, so that they do not wait for the computation.
         Parameters that were fetched earlier and not lent are dropped.
         """
         self._fetched.clear()
         if self._copying:
-            with torch.cuda.stream(self._copying):
+            with self._copying:
                 for key, name in names.items():
                     owner, last, empty = _owner(module, key)
                     stays = self._stays(owner, last, name)
@@ -159,7 +162,7 @@ class Lender:
         fetched = self._fetched.pop(name, None)
         if fetched is None:
             return self.whole(name, dtype)
-        computing = torch.cuda.current_stream(self._device)
+        computing = torch.accelerator.current_stream(self._device)
         computing.wait_stream(self._copying)  # type: ignore[arg-type]
         fetched.record_stream(computing)  # else the memory may be reused while it is read
         return fetched

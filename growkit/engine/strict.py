@@ -5,8 +5,6 @@ internally, and its rounding hides differences up to 1e-6. This mode replaces fl
 every such request.
 """
 
-import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,11 +13,6 @@ from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
-
-from growkit.base.errors import InputError
-from growkit.base.settings import NO_GPU
-
-CPU = torch.device("cpu")
 
 _NARROWER = {torch.float32, torch.float16, torch.bfloat16}
 _CASTS: dict[Any, Any] = {
@@ -76,31 +69,6 @@ MKL_FUNCTIONS = (
 """Functions that torch delegates to MKL's vector library, if built with MKL (ATen/cpu/vml.h)."""
 
 
-@contextmanager
-def reproducible(device: torch.device) -> Iterator[None]:
-    """Disable TF32 and, on a GPU, use deterministic kernels, overriding the process's settings.
-
-    Args:
-        device: device of the proof. CPUs are deterministic already.
-    """
-    precision = torch.get_float32_matmul_precision()
-    chosen = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with warnings.catch_warnings():
-            if device.type == "cuda":
-                # cuBLAS reads this on first use; without it, the order of sums may vary.
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-                # Some kernels have no deterministic form; a proof with them is better than none.
-                warnings.filterwarnings("ignore", message=".*deterministic")
-                torch.use_deterministic_algorithms(True, warn_only=True)
-            yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
-        torch.use_deterministic_algorithms(chosen, warn_only=warn_only)
-
-
 @cache
 def choose_kernels() -> None:
     """Let MKL choose the kernels of its functions from a single thread, once per process.
@@ -114,21 +82,3 @@ def choose_kernels() -> None:
             one = torch.ones(1, dtype=dtype)
             for function in MKL_FUNCTIONS:
                 function(one)
-
-
-def choose_device(name: str) -> torch.device:
-    """Convert a name to a device; ``auto`` is the GPU if there is one.
-
-    Raises:
-        InputError: ``cuda`` without a GPU.
-    """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError(NO_GPU)
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
-def device_name(device: torch.device) -> str:
-    """The name of a device in reports."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

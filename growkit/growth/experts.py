@@ -354,14 +354,15 @@ def _copies_by_use(source: Weights, text: str, present: int, count: int) -> list
             indices to its experts.
     """
     from growkit.engine.calls import Call
+    from growkit.engine.device import choose_device
     from growkit.engine.layerwise import Layerwise
     from growkit.engine.prompts import make_prompts
 
     folder = Path(source.where())
     windows = make_prompts(Settings(text, WINDOWS), folder, source.config).windows
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = getattr(torch, TORCH_NAMES[main_dtype(source.tensors)])
-    model, used = Layerwise(source, dtype, device, None), torch.zeros(present, dtype=torch.long)
+    model = Layerwise(source, dtype, choose_device("auto", dtype), None)
+    used = torch.zeros(present, dtype=torch.long)
 
     def count_choices(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for each in (*args, *kwargs.values()):

@@ -20,9 +20,10 @@ from growkit.base.errors import InputError, foreign, reason
 from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
+from growkit.engine.device import CPU
 from growkit.engine.metrics import error_of
 from growkit.engine.oracle import load_model, quiet
-from growkit.engine.strict import CPU, strict_float64
+from growkit.engine.strict import strict_float64
 from growkit.engine.user_family import temporary_family
 from growkit.families.description import MOST_LAYERS
 from growkit.families.family import described

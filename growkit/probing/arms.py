@@ -147,7 +147,7 @@ class Bench:
     @property
     def dtype(self) -> str:
         """Torch name of the dtype of computation."""
-        return self.settings.dtype or ("bfloat16" if self.device.type == "cuda" else "float32")
+        return self.settings.dtype or ("bfloat16" if self.device.type != "cpu" else "float32")
 
     def source(self, name: str, model: Checkpoint) -> Arm:
         """Make the arm of the source.
@@ -295,7 +295,7 @@ def trainable(name: str, device: torch.device) -> Iterator[None]:
     try:
         with foreign(failure, "leave it out, and try its output by itself"):
             yield
-    except torch.cuda.OutOfMemoryError as error:
+    except torch.OutOfMemoryError as error:
         raise InputError(
             f"{failure}: {device} has no room for it; give a smaller --batch or --length"
         ) from error

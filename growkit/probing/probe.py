@@ -83,7 +83,7 @@ def probe(
                 f"{model.opened} has no tokenizer to read {text} with; add tokenizer.json"
             )
 
-        from growkit.engine.strict import choose_device, device_name
+        from growkit.engine.device import choose_device, device_name
         from growkit.probing.arms import Bench, make_data
         from growkit.probing.ranking import conclude
 

@@ -46,7 +46,7 @@ class ProbeSettings:
         length: tokens per window, at most the source's longest context.
         dtype: ``float32``, or ``bfloat16`` by autocast; None for bfloat16 on a GPU and float32
             elsewhere.
-        device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
+        device: ``auto`` (torch's accelerator if there is one), ``cpu``, or another.
     """
 
     steps: int = option(120, "AdamW steps of each training.", limits=(1, 100_000))
@@ -72,7 +72,7 @@ class ProbeSettings:
         "Dtype of computation: float32, or bfloat16 by autocast, the default on a GPU.",
         values=COMPUTED,
     )
-    device: str = option("auto", "Device of the trainings: auto, cpu or cuda.", values=DEVICES)
+    device: str = option("auto", "Device of the trainings: auto, cpu, cuda, …", values=DEVICES)
 
     def __post_init__(self) -> None:
         rates: Any = self.lr if isinstance(self.lr, list | tuple) else (self.lr,)

@@ -18,8 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from growkit.base.progress import Advance, nothing
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.device import reproducible
 from growkit.engine.oracle import load_model, quiet
-from growkit.engine.strict import choose_kernels, reproducible
+from growkit.engine.strict import choose_kernels
 
 
 @dataclass(frozen=True)

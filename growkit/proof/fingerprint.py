@@ -16,9 +16,10 @@ from growkit.base.limits import fingerprint_limits
 from growkit.base.tensors import TORCH_NAMES, TensorInfo, main_dtype
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
+from growkit.engine.device import CPU, reproducible
 from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.oracle import longest_context, tokens_of
-from growkit.engine.strict import CPU, reproducible, strict_float64
+from growkit.engine.strict import strict_float64
 from growkit.results.proof import Fingerprint
 
 TOKENS = 32

@@ -5,7 +5,7 @@ dtype.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import zip_longest
@@ -19,15 +19,33 @@ from growkit.base.limits import SPACING, Limit, native_limit, rounded_sum, stric
 from growkit.base.tensors import total_bytes
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import metrics
-from growkit.engine.calls import Call, CallError
+from growkit.engine.calls import Call, CallError, batches
 from growkit.engine.class_weights import StoredGradients
+from growkit.engine.device import (
+    CPU,
+    RUNS,
+    Product,
+    device_name,
+    doubts,
+    driver_versions,
+    has,
+)
+from growkit.engine.kernels import offered
 from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import Distance, Head, error_of, finite
 from growkit.engine.strict import strict_float64
 from growkit.proof.control import PROBE, Probe
 from growkit.proof.fingerprint import computed_in, fingerprint, question, widest
 from growkit.proof.localisation import copied_states, copies_of, hidden_copies, tensor_fault
-from growkit.proof.modes import PREFILL, Mode, NotAskedError, finding_of
+from growkit.proof.modes import (
+    ATTENTION,
+    PREFILL,
+    SHORT,
+    Mode,
+    NotAskedError,
+    finding_of,
+    kernel_modes,
+)
 from growkit.proof.preflight import vocabulary_error
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import Origin
@@ -43,6 +61,9 @@ NO_NUMBERS = "the source computes NaN or infinite logits"
 
 SPREAD = 128
 """Limit for the tokens of a prompt on which rounding in the storage dtype is measured."""
+
+INFLATED = 64
+"""Largest ratio of a device's limit, on long prompts, to the CPU's limit on a short one."""
 
 SAMPLE = 500
 """Number of pairs of logits that are kept for the chart."""
@@ -72,6 +93,8 @@ class Comparison:
             relative to its scale; up to the last layer that can be compared.
         end: output of the target's last layer for the first prompt, [tokens, hidden].
         spread: outputs of the source's last layer for some tokens of every prompt.
+        kernels: by the mode of every attention kernel, the spread of its first call, and whether
+            the last layers of both models gave the same bits in all calls.
         sample: pairs of logits, source and target.
         answers: answers of source and target to the question of the fingerprint.
     """
@@ -81,6 +104,7 @@ class Comparison:
     by_layer: list[tuple[str, float]] = field(default_factory=list)
     end: Tensor | None = None
     spread: list[Tensor] = field(default_factory=list)
+    kernels: dict[str, tuple[Tensor, bool]] = field(default_factory=dict)
     sample: list[list[float]] = field(default_factory=list)
     answers: tuple[Tensor, ...] = ()
 
@@ -106,7 +130,7 @@ class FunctionProof:
     Args:
         before: the source.
         after: the target.
-        device: device of both models.
+        device: device of both models as they run.
         origin: how the target was made.
         advance: called with the bytes of every layer of both models.
         longest: length of the fingerprint's sequence if the config has no longest context.
@@ -114,6 +138,9 @@ class FunctionProof:
 
     Attributes:
         exact: whether the promise is exact.
+        place: device of strict float64: the same, unless there is doubt about it.
+        doubts: reasons why the CPU computed in strict float64 instead, in phrases.
+        kernels: results of the attention kernels of a device.
         modes: the modes in which the source can run; all other modes have a note.
         strict: the comparison in strict float64.
         native: the comparison in the storage dtype.
@@ -141,8 +168,10 @@ class FunctionProof:
         self.more_tokens = after.config["vocab_size"] > before.config["vocab_size"]
         self._question = question(before, longest)
         self.notes: list[str] = []
-        with strict_float64():
-            self._models = self._both(torch.float64)
+        self.doubts: list[str] = []
+        self.kernels: list[ModeResult] = []
+        self._blamed = ""
+        self._move(device if has(device, torch.float64) else CPU)
         source, target = (model.layers for model in self._models)
         # The bar advances with every pair of layers, and with the embeddings.
         total = total_bytes(before.tensors) + total_bytes(after.tensors)
@@ -151,10 +180,16 @@ class FunctionProof:
         if self._layers is None and (self.lineage.plans or len(source) == len(target)):
             self._layers = range(len(source))
 
-    def _both(self, dtype: torch.dtype) -> Models:
+    def _both(self, dtype: torch.dtype, device: torch.device) -> Models:
         tokens = self.before.config["vocab_size"] if self.more_tokens else None
-        source = Layerwise(self.before, dtype, self.device, None)
-        return source, Layerwise(self.after, dtype, self.device, None, tokens)
+        source = Layerwise(self.before, dtype, device, None)
+        return source, Layerwise(self.after, dtype, device, None, tokens)
+
+    def _move(self, place: torch.device) -> None:
+        """Compute on this device in strict float64."""
+        self.place = place
+        with strict_float64():
+            self._models = self._both(torch.float64, place)
 
     def changed_layer_settings(self) -> list[str]:
         """Find the first setting of a layer that changed differently than in other layers.
@@ -182,21 +217,74 @@ class FunctionProof:
         Raises:
             InputError: the source computes NaN or infinity, or a class cannot run.
         """
+        self.doubts = doubts(self.device, torch.float64, self._products(ways))
+        if not self.doubts:
+            try:
+                self._run_modes(ways)
+                self.doubts = self._contradictions()
+            except InputError as error:
+                if self.place == CPU:
+                    raise
+                self.doubts = [str(error)]
+        if self.doubts:
+            if self.place != CPU:
+                self._move(CPU)
+            self._run_modes(ways)
+        self._run_native()
+        rounding = self.native_limit
+        explained = within(self.strict.largest[1], rounding and rounding.largest)
+        if self.more_tokens and not self.lineage.plans and not explained:
+            raise vocabulary_error(self.before, self.after, self._sentence(kept=False))
+
+    def _run_modes(self, ways: list[Mode]) -> None:
+        """Compare in strict float64 in all modes that the source supports."""
         try:
             self._run_strict(ways)
         except NotAskedError as error:
-            self.run(error.without(ways))
+            self._run_modes(error.without(ways))
             return
         for name, distance in [*self.strict.distances.items()]:
             if not distance.usable:
                 ways = NotAskedError(NO_NUMBERS, name).without(ways)
                 del self.strict.distances[name]
         self.modes = ways
-        self._run_native()
-        rounding = self.native_limit
-        explained = within(self.strict.largest[1], rounding and rounding.largest)
-        if self.more_tokens and not self.lineage.plans and not explained:
-            raise vocabulary_error(self.before, self.after, self._sentence(kept=False))
+
+    def _products(self, ways: Sequence[Mode]) -> set[Product]:
+        """Shapes of products with the matrices of both models, with many rows and with few."""
+        calls = [call for mode in ways for call in mode.calls]
+        rows = [len(call.ids) for call in calls]
+        rows += [len(batch) * len(batch[0].ids) for _, batch in batches(calls)]
+        infos = [*self.before.tensors.values(), *self.after.tensors.values()]
+        shapes = {info.shape[-2:] for info in infos if len(info.shape) > 1}
+        return {(n, terms, out) for n in (min(rows), max(rows)) for out, terms in shapes}
+
+    def _contradictions(self) -> list[str]:
+        """Compare a short prompt on the CPU: what the device found must hold there, too.
+
+        A device may be wrong in what no test of its arithmetic shows. It is trusted only if the CPU
+        gets the same logits, measures about as much rounding, and comes to the same verdict.
+        """
+        if self.place == CPU:
+            return []
+        found = self.strict
+        if self.exact and not within(found.largest[1], self.strict_limit.largest):
+            return [f"the logits differ by {found.largest[1]:.1e}, which the CPU had to confirm"]
+        if not self.caught:
+            return ["the negative control went unnoticed"]
+        call = Call(self.modes[0].calls[0].ids[:SHORT])
+        probe = Probe(call, self.probe.noise, against_itself=not self.exact, wanted=False)
+        with strict_float64():
+            short = [Mode(PREFILL, (call,))]
+            there = self._compare(self._both(torch.float64, CPU), short, "float64", probe)
+        own = strict_limit(probe.rounding.relative).largest
+        if self.exact and not within(there.largest[1], own):
+            return [f"the logits do not differ by {there.largest[1]:.1e}, as on the CPU"]
+        if not within(self.strict_limit.largest, own * INFLATED):
+            return [f"rounding is {self.strict_limit.largest / own:.0e} times that of the CPU"]
+        errors = [*map(error_of, found.answers, there.answers)]
+        if not all(within(each, own) for each in errors):
+            return [f"the logits differ by {max(errors):.1e} from those of the CPU"]
+        return []
 
     def _run_strict(self, ways: Sequence[Mode]) -> None:
         """Compare in strict float64, with the negative control and the gradients."""
@@ -244,15 +332,84 @@ class FunctionProof:
         self.notes = notes
 
     def _run_native(self) -> None:
+        """Compare in the storage dtype, on a device also with each of its attention kernels."""
+        dtype, name = computed_in(self.after.tensors), device_name(self.device)
+        shapes = self._products(self.modes)
+        self._as_it_runs = doubts(self.device, getattr(torch, dtype), shapes)
+        try:
+            self.native, self.rounding = self._natively(dtype, self.device)
+        except InputError as error:
+            if self.device.type == "cpu":
+                raise
+            raise InputError(f"in {dtype} on {name}: {error}; compare --device cpu") from error
+        limit, lost = self.native_limit, self.exact and self.device.type != "cpu"
+        if lost and limit and not within(self.native.largest[1], limit.largest):
+            found, rounding = self._natively(dtype, CPU)
+            own = native_limit(rounding.relative, dtype, self.strict_limit)
+            if own and within(found.largest[1], own.largest):
+                on_cpu = f"on the CPU by {found.largest[1]:.1e} of at most {own.largest:.1e}"
+                self._blamed = f"; {on_cpu}, so the arithmetic of {name} is the cause"
+
+    def _natively(self, dtype: str, device: torch.device) -> tuple[Comparison, Distance]:
         """Compare in the storage dtype, and measure the source's own rounding in it."""
-        name = computed_in(self.after.tensors)
-        models = self._both(getattr(torch, name))
-        self.native = self._compare(models, self.modes, name, None)
+        models, ways = self._both(getattr(torch, dtype), device), self.modes
+        if device.type != "cpu":
+            kernels = offered(models[0].model, device, getattr(torch, dtype))
+            ways = [*ways, *kernel_modes(ways[0].calls[0].ids, kernels)]
+        while True:
+            try:
+                found = self._compare(models, ways, dtype, None)
+                break
+            except NotAskedError as error:
+                if not error.mode.startswith(ATTENTION):
+                    raise
+                ways = error.without(ways)
         with self._models[0].head() as exact_head, models[0].head() as head:
-            exact, rounded = self.strict.spread, self.native.spread
-            nothing = [torch.zeros(len(each), dtype=torch.long) for each in exact]  # no losses
             strict_head: Head = strict_float64()(exact_head)
-            self.rounding = metrics.distance_of((strict_head, exact), (head, rounded), nothing)
+
+            def own(exact: list[Tensor], rounded: list[Tensor]) -> Distance:
+                nothing = [torch.zeros(len(each), dtype=torch.long) for each in exact]  # no losses
+                here = self._here(head), rounded
+                return metrics.distance_of((strict_head, exact), here, nothing)
+
+            rounding = own(self.strict.spread, found.spread)
+            if device == self.device:
+                ran = models[0].ran, models[1].ran
+                self.kernels = [
+                    self._kernel_result(way, found, partial(own, self.strict.spread[:1]), ran)
+                    for way in ways[len(self.modes) :]
+                ]
+        return found, rounding
+
+    def _kernel_result(
+        self,
+        way: Mode,
+        found: Comparison,
+        own: Callable[[list[Tensor]], Distance],
+        ran: Sequence[Mapping[str, set[str]]],
+    ) -> ModeResult:
+        """Judge an attention kernel by its own rounding."""
+        result = ModeResult(name=way.name, tried=bool(way.calls), note=way.note)
+        if not way.calls:
+            return result
+        state, same = found.kernels[way.name]
+        distance = found.distances.pop(way.name)
+        names = {name for each in ran for name in each[way.kernel]}
+        result.native = finite(distance.relative)
+        ran_as = f" ran as {' and '.join(sorted(names))}" if names else ""
+        result.note = (
+            f"on {device_name(self.device)} it{ran_as or ' ran'}, the logits differ by "
+            f"{distance.relative:.1e}, and {RUNS} runs gave {'' if same else 'not '}the same bits"
+        )
+        limit = native_limit(own([state]).relative, found.dtype, self.strict_limit)
+        if limit and distance.usable and self.exact:
+            result.native_tolerance = limit.largest
+            result.kept = within(distance.relative, limit.largest)
+        return result
+
+    def _here(self, head: Head) -> Head:
+        """Compute logits for comparisons in float64, which the device may not have."""
+        return lambda hidden: head(hidden).to(self.place)
 
     def _compare(
         self, models: Models, ways: Sequence[Mode], dtype: str, probe: Probe | None
@@ -284,16 +441,24 @@ class FunctionProof:
         found = Comparison(dtype)
         ends = self._walk(_pairs(before, after, self._layers), padding, found)
         found.spread = [state[_spread(state)] for state in ends[0][: len(ways[0].calls)]]
+        first = 0
+        for mode in ways:
+            last = first + len(mode.calls)
+            if mode.kernel:
+                again = [(each[first], state) for each in ends for state in each[first:last]]
+                same = all(one.equal(other) for one, other in again)
+                found.kernels[mode.name] = ends[0][first][_spread(ends[0][first])], same
+            first = last
         with models[0].head() as source_head, models[1].head() as target_head:
-            heads = source_head, target_head
+            heads = self._here(source_head), self._here(target_head)
             _compare_logits(ways, heads, ends, found)
             for model in models:
                 model.check_reach()
             found.end = ends[1][0]
             if probe:
                 probe.measure(heads, (ends[0][probed], ends[1][probed]), (calls[0], ends[0][0]))
-            last = zip(heads, ends, strict=True)
-            found.answers = tuple(self._question.of(head(states[-1])) for head, states in last)
+            pairs = zip(heads, ends, strict=True)
+            found.answers = tuple(self._question.of(head(states[-1])) for head, states in pairs)
         return found
 
     def _walk(self, stages: Iterator[Pair], padding: Sequence[int], found: Comparison) -> Ends:
@@ -378,6 +543,7 @@ class FunctionProof:
             native_kept = within(native_error, native_limit.largest) if self.exact else None
             explained = f"rounding explains {native_limit.largest:.1e}"
             stored = f"{dtype} the logits differ by {native_error:.1e} of their scale, {explained}"
+            stored += self._blamed
         found = [
             Finding(
                 name="strict_float64",
@@ -464,7 +630,27 @@ class FunctionProof:
                 result.kept = within(strict.relative, result.tolerance) and (
                     limit is None or within(native.relative, limit.largest)
                 )
-        return results
+        return [*results, *self.kernels]
+
+    def device_finding(self, varying: Sequence[str]) -> Finding | None:
+        """The finding on the device; None for a CPU.
+
+        Args:
+            varying: operations that ran and have no deterministic form.
+        """
+        if self.device.type == "cpu":
+            return None
+        versions = (f"{name} {version}" for name, version in driver_versions(self.device).items())
+        name = ", ".join([device_name(self.device), *versions])
+        text = f"strict float64 ran on {name}"
+        if self.doubts:
+            text = f"strict float64 ran on the CPU, since on {name} {_first(self.doubts)}"
+        if self._as_it_runs:
+            text += f"; in {self.native.dtype}, {_first(self._as_it_runs)}"
+        if varying:
+            text += f"; no deterministic form has {', '.join(varying)}"
+        sure = not (self.doubts or self._as_it_runs or varying)
+        return Finding(name="device", kept=sure or None, sentence=text)
 
     def fingerprint(self) -> Fingerprint | None:
         """Logits that identify the model: the source's for an exact promise, else the target's."""
@@ -490,6 +676,11 @@ class FunctionProof:
             close = self.strict_limit.largest + SPACING[self.native.dtype]
             found.factor = self.strict.prefill.factor(close)
         return found
+
+
+def _first(phrases: Sequence[str]) -> str:
+    more = f" (and {len(phrases) - 1} more)" if len(phrases) > 1 else ""
+    return f"{phrases[0]}{more}"
 
 
 def _pairs(

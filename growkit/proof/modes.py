@@ -1,5 +1,6 @@
 """Inference modes: the ways to run a model that break in practice."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.calls import Call
+from growkit.engine.device import RUNS
 from growkit.engine.metrics import error_of, finite
 from growkit.engine.oracle import load_model, longest_context, quiet
 from growkit.engine.strict import strict_float64
@@ -35,6 +37,7 @@ DECODING = "cached decoding"
 EXPLICIT = "explicit positions"
 LONGEST = "longest context"
 GENERATE = "generate"
+ATTENTION = "attention: "
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,16 @@ class Mode:
     padding: int = 0
     note: str = ""
     failed: bool = False
+
+    @property
+    def kernel(self) -> str:
+        """The attention kernel whose calls these are; empty for a mode of every kernel."""
+        return self.calls[0].kernel if self.calls else ""
+
+
+def kernel_modes(ids: Tensor, kernels: Sequence[str]) -> list[Mode]:
+    """Make a mode of every attention kernel: the same prompt, ``RUNS`` times."""
+    return [Mode(f"{ATTENTION}{name}", (Call(ids, kernel=name),) * RUNS) for name in kernels]
 
 
 def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[Mode]:

@@ -4,7 +4,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 from growkit.base.errors import InputError
-from growkit.base.settings import NO_GPU, Settings
+from growkit.base.settings import Settings, no_device
 from growkit.base.tensors import Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import check_accepted
@@ -20,11 +20,11 @@ def check_settings(settings: Settings, source: Checkpoint, *, adapter: bool = Fa
         adapter: whether both models have an adapter.
 
     Raises:
-        InputError: the text cannot be read or has no tokenizer, torch is built without CUDA, or
-            PEFT is missing.
+        InputError: the text cannot be read or has no tokenizer, torch is built for CPUs only,
+            or PEFT is missing.
     """
-    if settings.device == "cuda" and version("torch").endswith("+cpu"):
-        raise InputError(NO_GPU)
+    if settings.device not in ("auto", "cpu") and version("torch").endswith("+cpu"):
+        raise InputError(no_device(settings.device))
     if adapter and find_spec("peft") is None:
         raise InputError(
             "adapters are proved with PEFT, which is not installed; install growkit[adapters], or "
@@ -47,8 +47,8 @@ def preflight(settings: Settings, source: Checkpoint, grown: Weights) -> None:
         InputError: the device, the text, the tokenizer or one of the configs cannot be used, or
             there is no room to train.
     """
+    from growkit.engine.device import choose_device
     from growkit.engine.loader import loading
-    from growkit.engine.strict import choose_device
     from growkit.proof.training import check_room
 
     check_room(settings, grown.tensors, choose_device(settings.device))

@@ -12,7 +12,6 @@ Training needs memory for weights, gradients and two moments, 32 bytes per param
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
@@ -29,6 +28,7 @@ from growkit.base.settings import Settings
 from growkit.base.tensors import TensorInfo, Weights, total_parameters
 from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.device import memory_of
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import load_model
 from growkit.engine.prompts import make_prompts
@@ -208,10 +208,7 @@ def check_room(settings: Settings, tensors: Mapping[str, TensorInfo], device: to
     if settings.steps is None:
         return
     needed = BYTES * total_parameters(tensors)
-    if device.type == "cuda":
-        memory = torch.cuda.mem_get_info(device)[1]
-    else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_of(device)
     if needed > memory:
         raise InputError(
             f"training in float64 would take {size(needed)} of {size(memory)} of memory; "

@@ -17,9 +17,9 @@ from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes, total_parameters
 from growkit.base.units import given_date, today
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.device import choose_device, device_name, driver_versions, reproducible
 from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
-from growkit.engine.strict import choose_device, device_name, reproducible
 from growkit.engine.user_family import temporary_family
 from growkit.planning.plan import Lineage
 from growkit.proof.adapter import NAME as ADAPTER
@@ -79,7 +79,7 @@ def verify(
         target: folder of the grown model.
         settings: settings of the proof. The following arguments override them.
         text: file with real text, for the source's tokenizer; None for random tokens.
-        device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
+        device: see ``Settings``.
         prompts: number of windows of text, or of random prompts; None for 8, or for 4 if every
             weight was recovered.
         length: tokens in each prompt, at most the model's longest context; None for 512, or for 48
@@ -155,7 +155,7 @@ def prove(
     started = time.perf_counter()
     total = 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
     bar = progress.bytes("proving", total)
-    with reproducible(place), bar as advance, ExitStack() as described:
+    with reproducible(place) as varying, bar as advance, ExitStack() as described:
         origin = origin_of(before, after, recipe)
         # The family of a recipe that does not fit must not decide what is compared.
         described.enter_context(temporary_family(origin.family))
@@ -182,7 +182,7 @@ def prove(
         logits.run(modes(prompts.windows, before.config, after.config))
         tried = [
             *logits.mode_results(),
-            *run_whole_models(before, after, prompts.windows[0], place, exact),
+            *run_whole_models(before, after, prompts.windows[0], logits.place, exact),
         ]
         findings = [weights.finding(lineage.promise), files.finding]
         findings += logits.findings(tried, settings.max_kl)
@@ -190,11 +190,11 @@ def prove(
         _explain(findings, fault, exact=exact)
         if adapter and not proof.failed(findings):
             prompt = prompts.windows[0][:PROBE]
-            how = adapter, prompt, place, logits.limit
+            how = adapter, prompt, logits.place, logits.limit
             findings.append(prove_adapter(before, after, origin, *how))
         training = None
         if states and not proof.failed(findings):
-            training = prove_training(before, after, lineage, settings, place, states)
+            training = prove_training(before, after, lineage, settings, logits.place, states)
             learned = proof.Finding(name="training", kept=training.kept, sentence=training.reason)
             learned.measured, learned.limit = training.relative, training.tolerance
             findings.append(learned)
@@ -203,6 +203,8 @@ def prove(
             files.named += [read.sentence] if read.kept is not False else []
         if logits.trainability:
             findings.append(trainability_finding(logits.trainability, asked=look))
+        if found := logits.device_finding(varying):
+            findings.append(found)
         fingerprint = logits.fingerprint()
     notes = [*files.named, *logits.notes]
     if recipe is not None and recipe.adapter is not None and adapter is None:
@@ -223,7 +225,7 @@ def prove(
         changed_values=files.values,
         notes=notes,
         unknown_files=files.unknown,
-        strict_float64=strict.measured("float64", device, logits.limit),
+        strict_float64=strict.measured("float64", device_name(logits.place), logits.limit),
         native=native.measured(dtype, device, logits.native_limit if exact else None),
         rounding=logits.rounding.measured(dtype, device, None),
         max_kl=settings.max_kl,
@@ -265,7 +267,7 @@ def prove(
         source_tensors=weights.recovered[1] if weights.recovered else None,
         created=today(),
         seconds=round(time.perf_counter() - started, 3),
-        versions=versions(),
+        versions=versions() | driver_versions(place),
     )
 
 
@@ -318,6 +320,8 @@ def reason_of(
         others = [by_name[name] for name in (ADAPTER, "training") if name in by_name]
         parts += [each.sentence for each in others if each != first]
     parts += [weights.sentence] if weights.kept is None else []
+    if (device := by_name.get("device")) and (first or not device.kept):
+        parts.append(device.sentence)
     parts += notes
     parts += [by_name["amount"].sentence] if "amount" in by_name else []
     given_up = f" ({lineage.lost})" if lineage.lost and first is None else ""

@@ -1,0 +1,284 @@
+"""The device of a computation: its choice, its name and settings, and whether it is precise.
+
+``doubts`` computes sums, products and functions whose results are known to the last bit. A device
+that gets another result does not prove anything in that dtype.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from growkit.base.errors import InputError, reason
+from growkit.base.settings import no_device
+from growkit.base.tensors import AT_ONCE
+
+CPU = torch.device("cpu")
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+"""Bits in the significand of a dtype."""
+
+RUNS = 3
+"""Number of times that a computation runs, to see whether it always gives the same bits."""
+
+CLOSE = 16
+"""Allowed error of a function such as exp, in units of the spacing; libraries promise 1 to 4."""
+
+EXPONENTS = {torch.float64: 100, torch.float32: 20, torch.float16: 4, torch.bfloat16: 20}
+"""Exponents of factors whose products and sums stay in the range of a dtype."""
+
+ROWS = 16
+"""Number of different rows in a product whose shape is tried."""
+
+Product = tuple[int, int, int]
+"""Shape of a product with a matrix: rows, terms of every sum, columns."""
+
+
+def choose_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
+    """Convert a name to a device; ``auto`` is torch's accelerator if it has the dtype.
+
+    Raises:
+        InputError: torch has no such device.
+    """
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if name == "auto":
+        return found if found and has(found, dtype) else CPU
+    if name != "cpu" and name != (found and found.type):
+        raise InputError(no_device(name))
+    return torch.device(name)
+
+
+def has(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a device has a dtype."""
+    try:
+        torch.ones(1, dtype=dtype).to(device)
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a device in reports."""
+    return getattr(_properties(device), "name", device.type)
+
+
+def driver_versions(device: torch.device) -> dict[str, str]:
+    """Versions of the driver and libraries of a device, as far as they are known."""
+    if device.type == "cpu":
+        return {}
+    found = {"driver": getattr(_properties(device), "driver_version", None)}
+    with suppress(OSError):
+        match = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", NVIDIA_DRIVER.read_text())
+        found["driver"] = match and match[1]
+    found |= {name: getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")}
+    return {name: str(version) for name, version in found.items() if version}
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of memory that a device has in all."""
+    with suppress(RuntimeError):  # some devices do not tell
+        if device.type != "cpu":
+            return torch.accelerator.get_memory_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _properties(device: torch.device) -> Any:
+    module = torch.get_device_module(device)
+    read = getattr(module, "get_device_properties", None)
+    return read(device) if read and device.type != "cpu" else None
+
+
+def settings() -> Iterator[tuple[Any, str, Any]]:
+    """Settings of torch that give every product its full precision: owner, name and value."""
+    backends: Any = torch.backends
+    for of in (backends.cuda, backends.cudnn, backends.mkldnn):
+        for kind in ("matmul", "conv", "rnn"):
+            if hasattr(getattr(of, kind, None), "fp32_precision"):
+                yield getattr(of, kind), "fp32_precision", "ieee"
+    # Without these, sums of a product may be rounded before they are complete.
+    for dtype in ("fp16", "bf16"):
+        yield backends.cuda.matmul, f"allow_{dtype}_reduced_precision_reduction", False
+    yield backends.cuda.matmul, "allow_fp16_accumulation", False
+    yield backends.cudnn, "deterministic", True
+
+
+@contextmanager
+def reproducible(device: torch.device) -> Iterator[list[str]]:
+    """Use full precision and, if not on a CPU, deterministic kernels, whatever the process chose.
+
+    Args:
+        device: device of the proof. CPUs are deterministic already.
+
+    Yields:
+        The names of operations that ran and have no deterministic form.
+    """
+    chosen = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in settings()]
+    varying: list[str] = []
+    show = warnings.showwarning
+
+    def note(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        if found := re.match(r"(\S+) does not have a deterministic", str(message)):
+            varying.extend({found[1]} - {*varying})
+        else:
+            show(message, *args, **kwargs)
+
+    try:
+        for owner, name, value in settings():
+            setattr(owner, name, value)
+        with warnings.catch_warnings():
+            if device.type != "cpu":
+                # cuBLAS reads this on first use; without it, the order of sums may vary.
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+                # Some kernels have no deterministic form; a proof with them is better than none.
+                warnings.filterwarnings("always", message=".*deterministic")
+                warnings.showwarning = note
+                torch.use_deterministic_algorithms(True, warn_only=True)
+            yield varying
+    finally:
+        torch.use_deterministic_algorithms(chosen, warn_only=warn_only)
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+class _Known(NamedTuple):
+    """A computation with a known result.
+
+    Attributes:
+        what: what it computes, for "... are wrong".
+        compute: computes it; its argument moves a tensor to the device.
+        expected: the result; None for that of the CPU.
+        close: allowed relative error, in units of the spacing; 0 for the same bits.
+    """
+
+    what: str
+    compute: Callable[[Callable[[Tensor], Tensor]], Tensor]
+    expected: Tensor | None = None
+    close: int = 0
+
+
+def doubts(device: torch.device, dtype: torch.dtype, products: Iterable[Product] = ()) -> list[str]:
+    """Find out what a device computes in another way than the dtype promises.
+
+    Args:
+        device: the device; there is no doubt about a CPU, against which others are measured.
+        dtype: dtype of the computation.
+        products: shapes of products that will follow.
+
+    Returns:
+        Phrases, one for each kind of computation; empty if there is no doubt.
+    """
+    if device.type == "cpu":
+        return []
+    if not has(device, dtype):
+        return [f"there is no {_name(dtype)}"]
+    found, on = [], partial(Tensor.to, device=device)
+    for known in _known(dtype, {*products}):
+        try:
+            results = [known.compute(on).cpu() for _ in range(RUNS)]
+        except RuntimeError as error:
+            found.append(f"{known.what} cannot be computed ({reason(error)})")
+            continue
+        if any(not _same_bits(results[0], each) for each in results):
+            found.append(f"{known.what} vary from run to run")
+        elif not _agree(results[0], known, torch.finfo(dtype).eps):
+            found.append(f"{known.what} are wrong")
+    emulated = sorted(name for name in os.environ if "EMULAT" in name)
+    return [*found, f"{', '.join(emulated)} is set"] if found and emulated else found
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.view(torch.uint8).equal(other.view(torch.uint8))
+
+
+def _agree(found: Tensor, known: _Known, eps: float) -> bool:
+    expected = known.compute(lambda each: each) if known.expected is None else known.expected
+    if not known.close:
+        return found.equal(expected)
+    error = (found.double() - expected.double()).abs()
+    return bool((error <= known.close * eps * expected.double().abs()).all())
+
+
+def _known(dtype: torch.dtype, products: Iterable[Product]) -> Iterator[_Known]:
+    """Computations whose results depend neither on the order of sums nor on the library."""
+    name, digits = _name(dtype), DIGITS[dtype]
+    # Narrow dtypes are summed in float32, and rounded once.
+    wide = torch.float64 if digits == DIGITS[torch.float64] else torch.float32
+    generator = torch.Generator().manual_seed(0)
+
+    def integers(bits: int, *shape: int) -> Tensor:
+        return torch.randint(1 - (1 << bits), 1 << bits, shape, generator=generator).to(dtype)
+
+    def full_length(*shape: int, exponents: int = 0) -> Tensor:
+        """Numbers that need every digit."""
+        drawn = torch.rand(shape, generator=generator, dtype=torch.float64) + 1
+        spread = torch.randint(-exponents, exponents + 1, shape, generator=generator)
+        return torch.ldexp(drawn, spread).to(dtype)
+
+    one, other = full_length(4096), full_length(4096)
+    yield _Known(
+        f"sums, products, quotients and roots of {name}",
+        lambda on: _operations(on(one), on(other)),
+    )
+    small = one * (torch.finfo(dtype).tiny / 2)
+    yield _Known(f"subnormal numbers of {name}", lambda on: on(small) * 0.5)
+    if dtype == wide:
+        some = integers(digits - 18, 1 << 16)
+        cancelling = torch.cat([some, -some, torch.ones_like(some[:3])])
+        yield _Known(
+            f"long sums of {name} that cancel",
+            lambda on: torch.stack([on(cancelling).sum(), on(cancelling).cumsum(0).max()]),
+        )
+        angles = torch.arange(4096, dtype=dtype)
+        yield _Known(
+            f"functions of {name}",
+            lambda on: torch.cat([_functions(on(one - other)), on(angles).sin(), on(angles).cos()]),
+            close=CLOSE,
+        )
+    for rows, terms, columns in sorted(products):
+        columns = min(columns, max(1, AT_ONCE // terms))
+        what = f"products [{rows}, {terms}] · [{terms}, {columns}] of {name}"
+        row, column = torch.arange(rows) % ROWS, torch.arange(columns)
+        # Sums of integers with so few digits are exact in any order.
+        bits = min(digits, (DIGITS[wide] - (terms - 1).bit_length()) // 2, EXPONENTS[dtype])
+        left, matrix = integers(bits, ROWS, terms), integers(bits, columns, terms)
+        exact = functional.linear(left.to(wide), matrix.to(wide)).to(dtype)
+        yield _Known(what, _product(left[row], matrix), exact[row])
+        # Each column selects a number. Emulations with one exponent for a row lose small ones.
+        left = full_length(ROWS, terms, exponents=EXPONENTS[dtype])
+        matrix = torch.zeros(columns, terms, dtype=dtype)
+        matrix[column, column % terms] = 1
+        chosen = left[row][:, column % terms]
+        yield _Known(f"{what}, at full length", _product(left[row], matrix), chosen)
+
+
+def _operations(a: Tensor, b: Tensor) -> Tensor:
+    return torch.stack([a + b, a - b, a * b, a / b, a.sqrt()])
+
+
+def _product(left: Tensor, matrix: Tensor) -> Callable[[Callable[[Tensor], Tensor]], Tensor]:
+    return lambda on: functional.linear(on(left), on(matrix))
+
+
+def _functions(x: Tensor) -> Tensor:
+    rows = x.view(-1, 64)
+    found = [x.exp(), x.abs().add(0.5).log(), x.abs().add(0.5).rsqrt(), x.sin(), x.cos(), x.tanh()]
+    found += [x.sigmoid(), x.erf(), rows.softmax(-1).flatten(), rows.square().mean(-1)]
+    return torch.cat(found)

@@ -1,0 +1,89 @@
+"""Attention kernels of torch: which of them a device offers, and which one runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+FUSED = {
+    "math": SDPBackend.MATH,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "overrideable": SDPBackend.OVERRIDEABLE,
+}
+"""Kernels of torch's fused attention; devices outside of torch bring the last one."""
+
+EAGER = "eager"
+"""Attention as the class itself writes it, without torch's fused attention."""
+
+CHOSEN = "as chosen"
+"""The kernel that the class and torch choose."""
+
+
+def offered(model: Any, device: torch.device, dtype: torch.dtype) -> list[str]:
+    """The kernels that a model can run with, the chosen one first.
+
+    Args:
+        model: a transformers model.
+        device: device of the model.
+        dtype: dtype of the computation.
+    """
+    if model.config._attn_implementation != "sdpa":
+        return [CHOSEN]
+    found, some = [CHOSEN, EAGER], torch.zeros(1, 1, 16, 64, dtype=dtype).to(device)
+    for name, kernel in FUSED.items():
+        with warnings.catch_warnings(), sdpa_kernel(kernel):
+            warnings.simplefilter("ignore")  # they say why a kernel cannot run
+            with suppress(RuntimeError):
+                choice = torch._fused_sdp_choice(some, some, some, is_causal=True)
+                functional.scaled_dot_product_attention(some, some, some, is_causal=True)
+                found += [name] if choice == kernel.value else []
+    return found
+
+
+@contextmanager
+def using(name: str, model: nn.Module, ran: set[str]) -> Iterator[None]:
+    """Run a model with one kernel where it can take the inputs, and with math elsewhere.
+
+    Args:
+        name: name of the kernel.
+        model: a transformers model.
+        ran: receives the names of the fused kernels that run.
+    """
+    attention = functional.scaled_dot_product_attention
+    names = {kernel.value: each for each, kernel in FUSED.items()}
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        ran.add(names.get(torch._fused_sdp_choice(*args, **kwargs), "unknown"))
+        return attention(*args, **kwargs)
+
+    with ExitStack() as chosen:
+        if name == EAGER:
+            chosen.enter_context(_eager(model))
+        elif name in FUSED:
+            kernels = [FUSED[name], SDPBackend.MATH]
+            chosen.enter_context(sdpa_kernel(kernels, set_priority=True))
+        chosen.enter_context(patch.object(functional, "scaled_dot_product_attention", noted))
+        yield
+
+
+@contextmanager
+def _eager(model: nn.Module) -> Iterator[None]:
+    configs: dict[int, Any] = {id(c): c for m in model.modules() if (c := getattr(m, "config", 0))}
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    try:
+        for config, _ in before:
+            config._attn_implementation = EAGER
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name

@@ -1,0 +1,235 @@
+"""Arithmetic that is wrong on purpose, in the ways in which devices are: a kind, and how much.
+
+Every kind gets an operation of torch and its arguments, and computes another result. What only
+rounds in another order is among them; a proof must not mind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Arithmetic = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+
+PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
+SUMS = {"aten::sum", "aten::mean", "aten::cumsum"}
+FUNCTIONS = {"aten::exp", "aten::rsqrt", "aten::sin", "aten::cos", "aten::_softmax", "aten::silu"}
+ATTENTION = "aten::_scaled_dot_product"
+COPIES = {"aten::_to_copy", "aten::copy_"}
+WIDE = (torch.float32, torch.float64)
+
+
+def name_of(func: Any) -> str:
+    name: str = func._schema.name
+    return name
+
+
+def shortened(values: Tensor, digits: int) -> Tensor:
+    """Round to this many binary digits."""
+    fraction, exponent = torch.frexp(values)
+    return torch.ldexp((fraction * 2.0**digits).round(), exponent - digits).to(values.dtype)
+
+
+def changed(
+    names: set[str], change: Callable[[Tensor], Tensor], dtypes: Sequence[torch.dtype], *, of: str
+) -> Arithmetic:
+    """Change the inputs or the output of some operations, in some dtypes; all for no names."""
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.dtype in dtypes and value.numel() > 0
+
+    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        name = name_of(func)
+        attention = bool(names & PRODUCTS) and name.startswith(ATTENTION)
+        if not (name in names or attention or (not names and func._schema.is_mutable is False)):
+            return func(*args, **kwargs)
+        if of == "inputs":
+            args = [change(each) if fits(each) else each for each in args]
+        found = func(*args, **kwargs)
+        return change(found) if of == "output" and fits(found) else found
+
+    return compute
+
+
+def emulated(digits: int) -> Arithmetic:
+    """Products in fixed point: a row has one exponent."""
+
+    def fixed(values: Tensor) -> Tensor:
+        _, exponent = torch.frexp(values.abs().amax(-1, keepdim=True))
+        step = torch.ldexp(torch.ones_like(values[..., :1]), exponent - digits)
+        return (values / step).round() * step
+
+    return changed(PRODUCTS, fixed, [torch.float64], of="inputs")
+
+
+def computed_in(dtype: torch.dtype, names: set[str]) -> Callable[[Any], Arithmetic]:
+    def kind(dtypes: Any) -> Arithmetic:
+        return changed(names, lambda each: each.to(dtype).to(each.dtype), dtypes, of="inputs")
+
+    return kind
+
+
+def permuted(seed: int) -> Arithmetic:
+    """Products whose terms are added in another order."""
+
+    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if name_of(func) not in ("aten::mm", "aten::bmm"):
+            return func(*args, **kwargs)
+        left, right = args
+        order = torch.randperm(left.shape[-1], generator=torch.Generator().manual_seed(seed))
+        return func(left[..., order], right[..., order, :], **kwargs)
+
+    return compute
+
+
+class Sometimes:
+    """Every n-th time, an operation that makes floats returns what it should not."""
+
+    def __init__(self, every: int, names: set[str], instead: Callable[[Tensor], Tensor]) -> None:
+        self.every, self.names, self.instead, self.count = every, names, instead, 0
+
+    def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        found = func(*args, **kwargs)
+        name = name_of(func)
+        if name not in self.names or not isinstance(found, Tensor) or found.dtype not in WIDE:
+            return found
+        self.count += 1
+        if self.count % self.every or not found.numel():
+            return found
+        wrong = self.instead(found)
+        return found.copy_(wrong) if name == "aten::copy_" else wrong
+
+
+def before_the_copy(every: int) -> Arithmetic:
+    """The second half of a buffer has not arrived."""
+
+    def half(values: Tensor) -> Tensor:
+        arrived = values.clone()
+        arrived.view(-1)[(values.numel() + 1) // 2 :] = 0
+        return arrived
+
+    return Sometimes(every, COPIES, half)
+
+
+def stale(every: int) -> Arithmetic:
+    """A buffer still holds the last result of this shape."""
+    last: dict[Any, Tensor] = {}
+
+    def instead(values: Tensor) -> Tensor:
+        held = last.get((values.shape, values.dtype), values)
+        last[values.shape, values.dtype] = values.clone()
+        return held
+
+    sometimes = Sometimes(every, PRODUCTS, instead)
+
+    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        found = sometimes(func, args, kwargs)
+        if name_of(func) in PRODUCTS:
+            last.setdefault((found.shape, found.dtype), found.clone())
+        return found
+
+    return compute
+
+
+def wrong_kernel(rows: int) -> Arithmetic:
+    """Products of so many rows lose the last term."""
+
+    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        found = func(*args, **kwargs)
+        if name_of(func) not in ("aten::mm", "aten::bmm") or found.shape[-2] != rows:
+            return found
+        left, right = args
+        return func(left[..., :-1], right[..., :-1, :], **kwargs)
+
+    return compute
+
+
+def lost_terms(part: float) -> Arithmetic:
+    """Products lose the last part of their terms: a split sum that is not waited for."""
+
+    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if name_of(func) not in ("aten::mm", "aten::bmm"):
+            return func(*args, **kwargs)
+        left, right = args
+        kept = min(left.shape[-1] - 1, round(left.shape[-1] * (1 - part)))
+        return func(left[..., :kept], right[..., :kept, :], **kwargs)
+
+    return compute
+
+
+def noisy(size: float) -> Arithmetic:
+    """Another error in every run."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(values: Tensor) -> Tensor:
+        return values * (1 + size * torch.randn(values.shape, generator=generator).to(values))
+
+    return changed(PRODUCTS | SUMS, noise, WIDE, of="output")
+
+
+def narrow_sums(block: int) -> Arithmetic:
+    """Products whose sums are kept in float16, after so many terms."""
+
+    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if name_of(func) not in ("aten::mm", "aten::bmm") or args[0].dtype != torch.float32:
+            return func(*args, **kwargs)
+        left, right = args
+        total = 0
+        for first in range(0, left.shape[-1], block):
+            part = func(left[..., first : first + block], right[..., first : first + block, :])
+            total = (total + part).half().float()
+        return total
+
+    return compute
+
+
+def rough(size: float) -> Arithmetic:
+    """Functions with an error that depends on their value."""
+
+    def change(values: Tensor) -> Tensor:
+        return values * (1 + size * (values * 1e3).sin())
+
+    return changed(FUNCTIONS, change, WIDE, of="output")
+
+
+def flushed(least: float) -> Arithmetic:
+    def flush(values: Tensor) -> Tensor:
+        return torch.where(values.abs() < least, torch.zeros_like(values), values)
+
+    return changed(set(), flush, [torch.float64], of="output")
+
+
+F32, F64 = [torch.float32], [torch.float64]
+KINDS: dict[str, tuple[Sequence[Any], Callable[[Any], Arithmetic]]] = {
+    "TF32": (
+        [11, 14, 20],
+        lambda n: changed(PRODUCTS, lambda x: shortened(x, n), F32, of="inputs"),
+    ),
+    "short products": (
+        [11, 24, 50],
+        lambda n: changed(PRODUCTS, lambda x: shortened(x, n), F64, of="inputs"),
+    ),
+    "emulated float64": ([40, 44, 48], emulated),
+    "float64 in float32": (
+        [PRODUCTS, SUMS, FUNCTIONS],
+        lambda names: computed_in(torch.float32, names)(F64),
+    ),
+    "sums in bfloat16": ([F32, F64, WIDE], computed_in(torch.bfloat16, SUMS)),
+    "permuted sums": ([0, 1, 2], permuted),
+    "dropped digits": (
+        [50, 40, 20],
+        lambda n: changed(set(), lambda x: shortened(x, n), F64, of="output"),
+    ),
+    "buffers before their copy": ([1, 10, 100], before_the_copy),
+    "stale buffers": ([3, 30, 300], stale),
+    "a wrong kernel": ([10, 24, 48], wrong_kernel),
+    "lost terms": ([0.01, 0.1, 0.5], lost_terms),
+    "noise": ([1e-13, 1e-9, 1e-4], noisy),
+    "float16 sums": ([4, 16, 64], narrow_sums),
+    "rough functions": ([1e-12, 1e-9, 1e-5], rough),
+    "flushed numbers": ([2.0**-1022, 1e-100, 1e-30], flushed),
+}
+"""Strengths of every kind, and what makes its arithmetic."""
