@@ -1,12 +1,12 @@
-"""What growkit does on a GPU: its tests, the proof of a few models, the speed of attention.
+"""What growkit does on a GPU: its tests, arithmetic, proofs of a few models, speed of attention.
 
-    python benchmarks/gpu.py [--results FILE.md] [--device cuda|cpu] [--quick]
+    python benchmarks/gpu.py [--results FILE.md] [--device auto|cpu|cuda|xpu|…] [--quick]
 
-For a machine with a CUDA device whose Python has torch, transformers, typer and pytest. Nothing is
-installed, nothing is fetched. Every part is a process of its own with a limit of time, all together
-take less than nine minutes, and the file is written anew after every part: what was measured stays,
-whatever happens next. Exit codes: 0 everything held, 1 something did not or came to no end, 2 there
-is no such device, and nothing was written.
+For a machine with an accelerator of torch whose Python has torch, transformers, typer and pytest.
+Nothing is installed, nothing is fetched. Every part is a process of its own with a limit of time,
+all together take less than nine minutes, and the file is written anew after every part: what was
+measured stays, whatever happens next. Exit codes: 0 everything held, 1 something did not or came to
+no end, 2 there is no such device, and nothing was written.
 
 ``--device cpu --quick`` rehearses all of it with tiny models, to see that it runs. Its figures say
 nothing.
@@ -119,14 +119,47 @@ def tests(device: str, quick: bool) -> Part:
         ended = re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED) (.+)$", out, re.MULTILINE)
         return [f"- {word.lower()}: `{name}`" for word, name in ended]
 
-    return Part("Tests marked gpu", [*command, *chosen], 120, told)
+    return Part("Tests marked gpu", [*command, *chosen], 100, told)
+
+
+def arithmetic(device: str, quick: bool) -> Part:
+    command = [__file__, "--arithmetic", "--device", device, *(["--quick"] if quick else [])]
+    return Part("Arithmetic", command, 40, lambda out, err: out.splitlines())
+
+
+def compute(device: str, quick: bool) -> int:
+    """Print what is seen of a device's arithmetic, as the proof sets it and as it may be set."""
+    import torch
+
+    from growkit.engine.device import DIGITS, doubts, reproducible
+
+    place, cuda = torch.device(device), torch.backends.cuda.matmul
+    shapes = {(48, 256, 64)} if quick else {(1, 4096, 4096), (512, 4096, 11008)}
+    settings = {
+        "fp32_precision": ("tf32", torch.float32),
+        "allow_bf16_reduced_precision_reduction": (True, torch.bfloat16),
+        "allow_fp16_reduced_precision_reduction": (True, torch.float16),
+        "allow_fp16_accumulation": (True, torch.float16),
+    }
+    with reproducible(place):
+        for dtype in DIGITS:
+            print(f"- {dtype}: {'; '.join(doubts(place, dtype, shapes)) or 'no doubt'}", flush=True)
+        for name, (value, dtype) in settings.items():
+            before = getattr(cuda, name)
+            setattr(cuda, name, value)
+            seen = doubts(place, dtype, shapes)
+            setattr(cuda, name, before)
+            print(f"- {dtype} with {name} = {value}: {'; '.join(seen) or 'not seen'}", flush=True)
+    return 0
 
 
 def proofs(device: str, quick: bool) -> Part:
     command = [__file__, "--proofs", "--device", device, *(["--quick"] if quick else [])]
 
     def told(out: str, err: str) -> list[str]:
-        return [*HEAD, *(line for line in out.splitlines() if line.startswith("| "))]
+        lines = out.splitlines()
+        rows, others = ([line for line in lines if line.startswith(mark)] for mark in ("| ", "- "))
+        return [*HEAD, *rows, *([""] if others else []), *others]
 
     return Part("Proofs", command, 240, told)
 
@@ -142,29 +175,23 @@ def attention(device: str, quick: bool) -> Iterator[Part]:
             figures = re.sub(r"^#", "##", out[out.find("\n") :], flags=re.MULTILINE).strip()
             return figures.splitlines() or [line for line in err.splitlines() if line[:2] == "- "]
 
-        yield Part(f"Attention, {length} tokens", command, 80, told)
+        yield Part(f"Attention, {length} tokens", command, 70, told)
 
 
 def machine(device: str) -> str:
     """Processor, device, driver, versions."""
     import torch
 
+    from growkit.engine.device import device_name, driver_versions, memory_of
+
     names = ("torch", "transformers", "safetensors", "numpy", "pytest")
     told = [f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"]
-    if device == "cuda":
-        memory = torch.cuda.get_device_properties(0).total_memory / 1e9
-        told += [f"{torch.cuda.get_device_name()} ({memory:.0f} GB), driver {driver()}"]
-        told += [f"CUDA {torch.version.cuda}"]
+    if device != "cpu":
+        place = torch.device(device)
+        told += [f"{device_name(place)} ({memory_of(place) / 1e9:.0f} GB)"]
+        told += [f"{name} {version}" for name, version in driver_versions(place).items()]
     told += [f"{platform.machine()}, {os.cpu_count()} cores", f"Python {platform.python_version()}"]
     return ", ".join([*told, *(f"{name} {version_of(name)}" for name in names)])
-
-
-def driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.check_output(command, text=True, timeout=20).split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return "unknown"
 
 
 def version_of(name: str) -> str:
@@ -194,8 +221,8 @@ def models(quick: bool) -> list[Model]:
 
     tiny: dict[str, Any] = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32}
     tiny |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    large: dict[str, Any] = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816}
-    large |= {"num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8}
+    large: dict[str, Any] = {"vocab_size": 16000, "hidden_size": 1024, "intermediate_size": 2816}
+    large |= {"num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8}
     sizes = tiny if quick else large
     grown = {"hidden": "x2"}
     grouped = {"method": "group-diff", "hidden": "x2", "signal_heads": "x4"}
@@ -232,16 +259,20 @@ def prove(device: str, quick: bool) -> int:
                 made.to(torch.float32 if quick else torch.bfloat16).save_pretrained(source)
             make = growkit.convert if "to" in model.change else growkit.grow
             make(source, target, verify=False, **model.change)
-            if device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
+            if device != "cpu":
+                torch.accelerator.reset_peak_memory_stats()
             started = time.perf_counter()
             sound = growkit.verify(source, target, device=device, **amount)
             seconds = time.perf_counter() - started
-            peak = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else None
+            peak = torch.accelerator.max_memory_allocated() / 1e9 if device != "cpu" else None
             spoil(target)
             spoiled = growkit.verify(source, target, device=device, prompts=2, length=32)
         held &= sound["kept"] and not spoiled["kept"]
         print(line_of(model.name, sound, spoiled, seconds, peak), flush=True)
+        told = [each["sentence"] for each in sound["findings"] if each["name"] == "device"]
+        told += [f"{m['name']}: {m['note']}" for m in sound["modes"] if "attention: " in m["name"]]
+        for each in told:
+            print(f"- {model.name}: {each}", flush=True)
     return 0 if held else 1
 
 
@@ -271,12 +302,19 @@ def missing(device: str) -> str:
     absent = [name for name in needed if find_spec(name) is None]
     if absent:
         return f"{sys.executable} has no {', '.join(absent)}; install it, or name another Python"
-    if device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            return "torch finds no CUDA device; run this on a machine that has one"
+    if device == "auto":
+        return "torch finds no accelerator; run this on a machine that has one"
     return ""
+
+
+def accelerator() -> str:
+    """The name of torch's accelerator; ``auto`` if there is none."""
+    if find_spec("torch") is None:
+        return "auto"
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found.type if found else "auto"
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -284,23 +322,28 @@ def main(given: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, help="default: GPU_RESULTS, or DATE-gpu.md")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--device", default="auto", help="auto, cpu, or the accelerator's name")
     parser.add_argument("--quick", action="store_true", help="tiny models, few tokens")
     parser.add_argument("--proofs", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--arithmetic", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
     device, quick = arguments.device, arguments.quick
+    device = accelerator() if device == "auto" else device
     reason = missing(device)
     if reason:
         print(reason, file=sys.stderr)
         return 2
     if arguments.proofs:
         return prove(device, quick)
+    if arguments.arithmetic:
+        return compute(device, quick)
     deadline = time.monotonic() + SECONDS
     today = datetime.datetime.now().astimezone().date()
     usual = os.environ.get("GPU_RESULTS") or ROOT / "benchmarks" / "results" / f"{today}-gpu.md"
-    title = "# growkit on a GPU" if device == "cuda" else "# A rehearsal without a GPU"
+    title = "# A rehearsal without a GPU" if device == "cpu" else "# growkit on a GPU"
     results = Results(arguments.results or Path(usual), [title, "", machine(device) + "."])
-    for part in (tests(device, quick), proofs(device, quick), *attention(device, quick)):
+    parts = (each(device, quick) for each in (tests, arithmetic, proofs))
+    for part in (*parts, *attention(device, quick)):
         results.add(part, deadline)
     print(f"written to {results.file}", file=sys.stderr)
     for each in results.broken:

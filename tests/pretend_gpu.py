@@ -14,7 +14,9 @@ import json
 import random
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,10 +32,13 @@ from growkit.base.errors import InputError
 from growkit.engine.device import doubts
 from growkit.proof import function, verdict
 from tests.conftest import edit_weights, save_model
-from tests.wrong_arithmetic import KINDS, Arithmetic
+from tests.wrong_arithmetic import KINDS, PRODUCTS, Arithmetic
 
 _setup_privateuseone_for_python_backend("pretended")
 GPU = torch.device("pretended", 0)
+WHERE: Counter[bool] = Counter()
+"""Number of products on the GPU, and of those elsewhere."""
+
 WRONG: dict[str, Arithmetic] = {}
 """How the GPU computes, as the only value; empty for the arithmetic of the CPU."""
 
@@ -96,6 +101,8 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if goes == GPU.type:
         plain_kwargs["device"] = torch.device("cpu")
     on_gpu = goes == GPU.type or (here and goes is None)
+    if name in PRODUCTS:
+        WHERE[bool(on_gpu)] += 1
     compute_wrongly = WRONG.get("arithmetic") if on_gpu else None
     if compute_wrongly:
         found = compute_wrongly(func, plain_args, plain_kwargs)
@@ -184,10 +191,24 @@ def main(folder: Path, count: int) -> None:
         more = {"trainability": True, "steps": 2} if name == "llama" else {}
         results[f"{name}, sound"] = proved(source, target, **more)
         if name in ("llama", "grouped"):
+            with trusted():
+                WHERE.clear()
+                proved(source, target, **more)
+                results[f"{name}, sound"]["products"] = WHERE[True], WHERE[False]
             spoil(target, 1.01)
             results[f"{name}, spoiled"] = proved(source, target, **more)
     results["wrong"] = [*wrongly_proved(folder, count)]
     json.dump(results, sys.stdout, default=str)
+
+
+@contextmanager
+def trusted() -> Iterator[None]:
+    """Believe the device, without a look at the CPU."""
+    with (
+        patch.object(function, "doubts", lambda *args: []),
+        patch.object(function.FunctionProof, "_contradictions", lambda self: []),
+    ):
+        yield
 
 
 def proved(source: Path, target: Path, **options: Any) -> dict[str, Any]:
@@ -229,10 +250,7 @@ def wrongly_proved(folder: Path, count: int) -> Iterator[dict[str, Any]]:
         yield found
     unchecked = {}
     for state, target in (("sound", sound), ("faulty", faulty)):  # the control: no doubt about it
-        with (
-            patch.object(function, "doubts", lambda *args: []),
-            patch.object(function.FunctionProof, "_contradictions", lambda self: []),
-        ):
+        with trusted():
             WRONG["arithmetic"] = KINDS["lost terms"][1](0.1)
             unchecked[state] = proved(source, target)
     WRONG.clear()

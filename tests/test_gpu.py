@@ -22,11 +22,11 @@ ROOT = Path(__file__).parents[1]
 def test_without_a_gpu_it_says_so_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     assert gpu.main(["--results", str(tmp_path / "gpu.md")]) == 2
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
-    assert "no CUDA device" in printed.err
+    assert "no accelerator" in printed.err
     assert not printed.out
     assert not list(tmp_path.iterdir())
 
@@ -100,6 +100,9 @@ def test_a_proof_on_a_device(tmp_path: Path, request: pytest.FixtureRequest) -> 
             assert each["device"] == "strict float64 ran on pretended"
             assert None not in each["losses"]
     for name in ("llama", "grouped"):
+        on_gpu, elsewhere = found[f"{name}, sound"]["products"]
+        assert on_gpu > 100
+        assert elsewhere == 0
         fault = found[f"{name}, spoiled"]["fault"]
         assert fault["tensor"] == "model.layers.1.self_attn.o_proj.weight"
         assert fault["factor"] == pytest.approx(1.01, rel=1e-6)
