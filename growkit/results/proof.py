@@ -93,7 +93,7 @@ class Measured(Result):
 
     Attributes:
         dtype: torch name of the dtype in which the models ran.
-        device: ``cpu`` or the name of the GPU.
+        device: ``cpu`` or the name of another device.
         max_abs_logit_diff: largest |Δlogit|.
         mean_abs_logit_diff: mean |Δlogit|.
         logit_scale: root mean square of the source's logits.
@@ -179,7 +179,8 @@ class ModeResult(Result):
 
     Attributes:
         name: ``prefill``, ``cached decoding``, ``left padding``, ``explicit positions``, ``longest
-            context``, ``save and reload`` or ``generate``.
+            context``, ``save and reload``, ``generate`` or, in the storage dtype on a device other
+            than a CPU, ``attention: `` with the name of a kernel.
         relative: largest logit difference, relative to the logit scale, in strict float64.
         tolerance: upper limit of ``relative``.
         native: the same difference in the storage dtype.
@@ -279,7 +280,8 @@ class Finding(Result):
     Attributes:
         name: ``weights``, ``files``, ``strict_float64``, ``negative_control``, ``native``,
             ``max_kl``, the name of an inference mode, ``adapter``, ``training``, ``dequantised``
-            (of a quantised source), ``trainability`` or ``amount``.
+            (of a quantised source), ``trainability``, ``device`` (if it is not a CPU) or
+            ``amount``.
         kept: whether the measured value is within its limit; null if nothing is promised, or
             nothing was measured.
         sentence: the finding in words, without a full stop.
@@ -316,7 +318,8 @@ class VerifyResult(Result):
         changed_values: found and expected values of the changed config keys.
         notes: limits of the verdict, in words.
         unknown_files: files of the target that were not compared.
-        strict_float64: the comparison in strict float64.
+        strict_float64: the comparison in strict float64, on the CPU if there is doubt about the
+            device.
         native: the comparison in the storage dtype, on the device.
         rounding: the effect of rounding to the storage dtype on the source alone: the source in
             this dtype compared with the source in strict float64, on some tokens of every prompt.
@@ -363,7 +366,8 @@ class VerifyResult(Result):
             null in the same cases.
         created: date of the proof, ISO 8601 in UTC.
         seconds: duration of the proof; null in a manifest with a given date (SOURCE_DATE_EPOCH).
-        versions: versions of python, growkit, torch, transformers and safetensors.
+        versions: versions of python, growkit, torch, transformers and safetensors, and of the
+            driver and libraries of a device.
     """
 
     promise: str
