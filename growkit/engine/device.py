@@ -1,6 +1,6 @@
 """The device of a computation: its choice, its name and settings, and whether it is precise.
 
-``doubts`` computes sums, products and functions whose results are known to the last bit. A device
+``doubt`` computes sums, products and functions whose results are known to the last bit. A device
 that gets another result does not prove anything in that dtype.
 """
 
@@ -161,7 +161,7 @@ class _Known(NamedTuple):
         what: what it computes, for "... are wrong".
         compute: computes it; its argument moves a tensor to the device.
         expected: the result; None for that of the CPU.
-        close: allowed relative error, in units of the spacing; 0 for the same bits.
+        close: allowed relative error, in units of the spacing.
     """
 
     what: str
@@ -170,7 +170,7 @@ class _Known(NamedTuple):
     close: int = 0
 
 
-def doubts(device: torch.device, dtype: torch.dtype, products: Iterable[Product] = ()) -> list[str]:
+def doubt(device: torch.device, dtype: torch.dtype, products: Iterable[Product] = ()) -> str:
     """Find out what a device computes in another way than the dtype promises.
 
     Args:
@@ -179,46 +179,37 @@ def doubts(device: torch.device, dtype: torch.dtype, products: Iterable[Product]
         products: shapes of products that will follow.
 
     Returns:
-        Phrases, one for each kind of computation; empty if there is no doubt.
+        The first doubt, with the number of others; empty if there is none.
     """
     if device.type == "cpu":
-        return []
+        return ""
     if not has(device, dtype):
-        return [f"there is no {_name(dtype)}"]
+        return f"there is no {str(dtype).removeprefix('torch.')}"
     found, on = [], partial(Tensor.to, device=device)
-    for known in _known(dtype, {*products}):
+    for what, compute, expected, close in _known(dtype, {*products}):
         try:
-            results = [known.compute(on).cpu() for _ in range(RUNS)]
+            results = [compute(on).cpu().double() for _ in range(RUNS)]
         except RuntimeError as error:
-            found.append(f"{known.what} cannot be computed ({reason(error)})")
+            found.append(f"{what} cannot be computed ({reason(error)})")
             continue
-        if any(not _same_bits(results[0], each) for each in results):
-            found.append(f"{known.what} vary from run to run")
-        elif not _agree(results[0], known, torch.finfo(dtype).eps):
-            found.append(f"{known.what} are wrong")
-    emulated = sorted(name for name in os.environ if "EMULAT" in name)
-    return [*found, f"{', '.join(emulated)} is set"] if found and emulated else found
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    return one.view(torch.uint8).equal(other.view(torch.uint8))
-
-
-def _agree(found: Tensor, known: _Known, eps: float) -> bool:
-    expected = known.compute(lambda each: each) if known.expected is None else known.expected
-    if not known.close:
-        return found.equal(expected)
-    error = (found.double() - expected.double()).abs()
-    return bool((error <= known.close * eps * expected.double().abs()).all())
+        expected = (compute(lambda each: each) if expected is None else expected).double()
+        most = close * torch.finfo(dtype).eps * expected.abs()
+        if not all(each.equal(results[0]) for each in results):
+            found.append(f"{what} vary from run to run")
+        elif not ((results[0] - expected).abs() <= most).all():
+            found.append(f"{what} are wrong")
+    if not found:
+        return ""
+    more = [
+        f"{len(found) - 1} more",
+        *(f"{name} is set" for name in os.environ if "EMULAT" in name),
+    ]
+    return f"{found[0]} (and {', '.join(more)})"
 
 
 def _known(dtype: torch.dtype, products: Iterable[Product]) -> Iterator[_Known]:
     """Computations whose results depend neither on the order of sums nor on the library."""
-    name, digits = _name(dtype), DIGITS[dtype]
+    name, digits = str(dtype).removeprefix("torch."), DIGITS[dtype]
     # Narrow dtypes are summed in float32, and rounded once.
     wide = torch.float64 if digits == DIGITS[torch.float64] else torch.float32
     generator = torch.Generator().manual_seed(0)

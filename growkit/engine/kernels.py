@@ -9,7 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -51,7 +50,7 @@ def offered(model: Any, device: torch.device, dtype: torch.dtype) -> list[str]:
 
 
 @contextmanager
-def using(name: str, model: nn.Module, ran: set[str]) -> Iterator[None]:
+def using(name: str, model: Any, ran: set[str]) -> Iterator[None]:
     """Run a model with one kernel where it can take the inputs, and with math elsewhere.
 
     Args:
@@ -68,22 +67,10 @@ def using(name: str, model: nn.Module, ran: set[str]) -> Iterator[None]:
 
     with ExitStack() as chosen:
         if name == EAGER:
-            chosen.enter_context(_eager(model))
+            chosen.callback(model.set_attn_implementation, model.config._attn_implementation)
+            model.set_attn_implementation(EAGER)
         elif name in FUSED:
             kernels = [FUSED[name], SDPBackend.MATH]
             chosen.enter_context(sdpa_kernel(kernels, set_priority=True))
         chosen.enter_context(patch.object(functional, "scaled_dot_product_attention", noted))
         yield
-
-
-@contextmanager
-def _eager(model: nn.Module) -> Iterator[None]:
-    configs: dict[int, Any] = {id(c): c for m in model.modules() if (c := getattr(m, "config", 0))}
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    try:
-        for config, _ in before:
-            config._attn_implementation = EAGER
-        yield
-    finally:
-        for config, name in before:
-            config._attn_implementation = name

@@ -26,7 +26,7 @@ from growkit.engine.device import (
     RUNS,
     Product,
     device_name,
-    doubts,
+    doubt,
     driver_versions,
     has,
 )
@@ -139,7 +139,7 @@ class FunctionProof:
     Attributes:
         exact: whether the promise is exact.
         place: device of strict float64: the same, unless there is doubt about it.
-        doubts: reasons why the CPU computed in strict float64 instead, in phrases.
+        doubt: why the CPU computed in strict float64 instead, in a phrase; empty if not.
         kernels: results of the attention kernels of a device.
         modes: the modes in which the source can run; all other modes have a note.
         strict: the comparison in strict float64.
@@ -168,7 +168,7 @@ class FunctionProof:
         self.more_tokens = after.config["vocab_size"] > before.config["vocab_size"]
         self._question = question(before, longest)
         self.notes: list[str] = []
-        self.doubts: list[str] = []
+        self.doubt = ""
         self.kernels: list[ModeResult] = []
         self._blamed = ""
         self._move(device if has(device, torch.float64) else CPU)
@@ -217,20 +217,18 @@ class FunctionProof:
         Raises:
             InputError: the source computes NaN or infinity, or a class cannot run.
         """
-        self.doubts = doubts(self.device, torch.float64, self._products(ways))
-        if not self.doubts:
-            try:
-                self._run_modes(ways)
-                self.doubts = self._contradictions()
-            except InputError as error:
-                if self.place == CPU:
-                    raise
-                self.doubts = [str(error)]
-        if self.doubts:
-            if self.place != CPU:
-                self._move(CPU)
+        if self.device.type != "cpu":
+            products = self._products(ways)
+            self.doubt = doubt(self.device, torch.float64, products) or self._run_on_device(ways)
+        if self.doubt:
+            self._move(CPU)
+        if self.place == CPU:
             self._run_modes(ways)
-        self._run_native()
+        try:
+            self._run_native()
+        except InputError as error:
+            where = "" if self.device == CPU else f" (on {device_name(self.device)})"
+            raise InputError(f"{error}{where}") from error
         rounding = self.native_limit
         explained = within(self.strict.largest[1], rounding and rounding.largest)
         if self.more_tokens and not self.lineage.plans and not explained:
@@ -258,33 +256,36 @@ class FunctionProof:
         shapes = {info.shape[-2:] for info in infos if len(info.shape) > 1}
         return {(n, terms, out) for n in (min(rows), max(rows)) for out, terms in shapes}
 
-    def _contradictions(self) -> list[str]:
-        """Compare a short prompt on the CPU: what the device found must hold there, too.
+    def _run_on_device(self, ways: list[Mode]) -> str:
+        """Compare on the device, and on a short prompt on the CPU; return why it is in doubt.
 
         A device may be wrong in what no test of its arithmetic shows. It is trusted only if the CPU
         gets the same logits, measures about as much rounding, and comes to the same verdict.
         """
-        if self.place == CPU:
-            return []
-        found = self.strict
-        if self.exact and not within(found.largest[1], self.strict_limit.largest):
-            return [f"the logits differ by {found.largest[1]:.1e}, which the CPU had to confirm"]
+        try:
+            self._run_modes(ways)
+        except InputError as error:
+            return str(error)
+        found, limit, call = (
+            self.strict,
+            self.strict_limit.largest,
+            Call(ways[0].calls[0].ids[:SHORT]),
+        )
+        if self.exact and not within(found.largest[1], limit):
+            return f"the logits differ by {found.largest[1]:.1e}, which the CPU had to confirm"
         if not self.caught:
-            return ["the negative control went unnoticed"]
-        call = Call(self.modes[0].calls[0].ids[:SHORT])
+            return "the negative control went unnoticed"
         probe = Probe(call, self.probe.noise, against_itself=not self.exact, wanted=False)
         with strict_float64():
-            short = [Mode(PREFILL, (call,))]
-            there = self._compare(self._both(torch.float64, CPU), short, "float64", probe)
+            models = self._both(torch.float64, CPU)
+            there = self._compare(models, [Mode(PREFILL, (call,))], "float64", probe)
         own = strict_limit(probe.rounding.relative).largest
         if self.exact and not within(there.largest[1], own):
-            return [f"the logits do not differ by {there.largest[1]:.1e}, as on the CPU"]
-        if not within(self.strict_limit.largest, own * INFLATED):
-            return [f"rounding is {self.strict_limit.largest / own:.0e} times that of the CPU"]
-        errors = [*map(error_of, found.answers, there.answers)]
-        if not all(within(each, own) for each in errors):
-            return [f"the logits differ by {max(errors):.1e} from those of the CPU"]
-        return []
+            return f"the logits do not differ by {there.largest[1]:.1e}, as on the CPU"
+        if not within(limit, own * INFLATED):
+            return f"rounding is {limit / own:.0e} times that of the CPU"
+        apart = max(map(error_of, found.answers, there.answers))
+        return "" if within(apart, own) else f"the logits are {apart:.1e} from those of the CPU"
 
     def _run_strict(self, ways: Sequence[Mode]) -> None:
         """Compare in strict float64, with the negative control and the gradients."""
@@ -333,22 +334,17 @@ class FunctionProof:
 
     def _run_native(self) -> None:
         """Compare in the storage dtype, on a device also with each of its attention kernels."""
-        dtype, name = computed_in(self.after.tensors), device_name(self.device)
-        shapes = self._products(self.modes)
-        self._as_it_runs = doubts(self.device, getattr(torch, dtype), shapes)
-        try:
-            self.native, self.rounding = self._natively(dtype, self.device)
-        except InputError as error:
-            if self.device.type == "cpu":
-                raise
-            raise InputError(f"in {dtype} on {name}: {error}; compare --device cpu") from error
-        limit, lost = self.native_limit, self.exact and self.device.type != "cpu"
-        if lost and limit and not within(self.native.largest[1], limit.largest):
-            found, rounding = self._natively(dtype, CPU)
-            own = native_limit(rounding.relative, dtype, self.strict_limit)
-            if own and within(found.largest[1], own.largest):
-                on_cpu = f"on the CPU by {found.largest[1]:.1e} of at most {own.largest:.1e}"
-                self._blamed = f"; {on_cpu}, so the arithmetic of {name} is the cause"
+        dtype, products = computed_in(self.after.tensors), self._products(self.modes)
+        self._as_it_runs = doubt(self.device, getattr(torch, dtype), products)
+        self.native, self.rounding = self._natively(dtype, self.device)
+        limit, error = self.native_limit, self.native.largest[1]
+        if self.device.type == "cpu" or not (self.exact and limit) or within(error, limit.largest):
+            return
+        found, rounding = self._natively(dtype, CPU)
+        own = native_limit(rounding.relative, dtype, self.strict_limit)
+        if own and within(found.largest[1], own.largest):
+            cause = f"the arithmetic of {device_name(self.device)} is the cause"
+            self._blamed = f"; on the CPU they differ by {found.largest[1]:.1e}, so {cause}"
 
     def _natively(self, dtype: str, device: torch.device) -> tuple[Comparison, Distance]:
         """Compare in the storage dtype, and measure the source's own rounding in it."""
@@ -643,13 +639,13 @@ class FunctionProof:
         versions = (f"{name} {version}" for name, version in driver_versions(self.device).items())
         name = ", ".join([device_name(self.device), *versions])
         text = f"strict float64 ran on {name}"
-        if self.doubts:
-            text = f"strict float64 ran on the CPU, since on {name} {_first(self.doubts)}"
+        if self.doubt:
+            text = f"strict float64 ran on the CPU, since on {name} {self.doubt}"
         if self._as_it_runs:
-            text += f"; in {self.native.dtype}, {_first(self._as_it_runs)}"
+            text += f"; in {self.native.dtype}, {self._as_it_runs}"
         if varying:
             text += f"; no deterministic form has {', '.join(varying)}"
-        sure = not (self.doubts or self._as_it_runs or varying)
+        sure = not (self.doubt or self._as_it_runs or varying)
         return Finding(name="device", kept=sure or None, sentence=text)
 
     def fingerprint(self) -> Fingerprint | None:
@@ -676,11 +672,6 @@ class FunctionProof:
             close = self.strict_limit.largest + SPACING[self.native.dtype]
             found.factor = self.strict.prefill.factor(close)
         return found
-
-
-def _first(phrases: Sequence[str]) -> str:
-    more = f" (and {len(phrases) - 1} more)" if len(phrases) > 1 else ""
-    return f"{phrases[0]}{more}"
 
 
 def _pairs(
