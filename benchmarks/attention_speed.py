@@ -1,6 +1,6 @@
 """Speed and memory of every attention variant, against eager attention and transformers' DiffLlama.
 
-    python benchmarks/attention_speed.py [--device auto|cpu|cuda] [--rounds 5]
+    python benchmarks/attention_speed.py [--device auto|cpu|cuda|…] [--rounds 5]
         [--lengths 4096 16384] [--threads N]
 
 One attention module, batch 1, random weights: prefill at every length, and a training step (forward
@@ -21,7 +21,7 @@ backwards by turns, eager in the first two; seconds are medians over rounds, rat
 rounds' own ratios.
 
 Peak memory is that of tensors which a call allocates, above what was there before it (weights and
-input). On a GPU it is ``torch.cuda.max_memory_allocated``; on a CPU every allocation and release of
+input). On a GPU it is torch's ``max_memory_allocated``; on a CPU every allocation and release of
 torch's allocator, as torch's profiler reports them, summed in order of time, in a call of its own.
 That counts the scratch that torch's kernels take from the allocator, but not what a library like
 MKL packs in buffers of its own. Prints Markdown.
@@ -55,6 +55,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from growkit.base.limits import within
+from growkit.engine.device import choose_device, device_name
 
 MEBIBYTE = 2**20
 EAGER_ROUNDS = 2
@@ -67,7 +68,7 @@ class Bench:
 
     def __init__(self, device: str, rounds: int) -> None:
         self.device, self.rounds = device, rounds
-        self.shape = SHAPES[device]
+        self.shape = SHAPES["cpu" if device == "cpu" else "gpu"]
         config = LlamaConfig(hidden_size=self.shape.hidden, head_dim=self.shape.head_dim)
         self.rotary = LlamaRotaryEmbedding(config).to(device)
 
@@ -111,17 +112,17 @@ class Bench:
 
     def wait(self) -> None:
         """Until the device is done."""
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+        if self.device != "cpu":
+            torch.accelerator.synchronize()
 
     def peak(self, call: Callable[[], None]) -> int:
         """Bytes of tensors at the worst moment of a call, above those before it."""
-        if self.device == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
+        if self.device != "cpu":
+            torch.accelerator.empty_cache()
+            torch.accelerator.reset_peak_memory_stats()
+            before = torch.accelerator.memory_allocated()
             call()
-            return torch.cuda.max_memory_allocated() - before
+            return torch.accelerator.max_memory_allocated() - before
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             call()
         results = profiler.profiler
@@ -139,9 +140,9 @@ class Bench:
 
     def free(self) -> int:
         """Bytes of memory that are free on the device."""
-        if self.device == "cuda":
-            torch.cuda.empty_cache()
-            return int(torch.cuda.mem_get_info()[0])
+        if self.device != "cpu":
+            torch.accelerator.empty_cache()
+            return torch.accelerator.get_memory_info()[0]
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def in_turn(
@@ -185,7 +186,7 @@ def measure(
             if bench.peak(small) * (tokens / few) ** 2 > 0.8 * bench.free():
                 continue
         call = kind(contender, tokens)
-        if bench.device == "cuda":
+        if bench.device != "cpu":
             call()  # kernels are loaded and libraries take their workspaces
         peaks[name], calls[name] = bench.peak(call), call
     seconds = bench.in_turn(calls, [name for name in calls if every[name].reference])
@@ -234,22 +235,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--device", default="auto", help="auto, cpu, or torch's name of another")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384])
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
     chosen = parser.parse_args()
-    device = chosen.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = choose_device(chosen.device).type
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     bench = Bench(device, chosen.rounds)
     every = contenders(bench.shape, device)
-    gpu = f", {torch.cuda.get_device_name()}" if device == "cuda" else ""
+    gpu = "" if device == "cpu" else f", {device_name(torch.device(device))}"
     dtype = str(bench.shape.dtype).removeprefix("torch.")
-    print(f"# Attention: speed and memory on {'a GPU' if device == 'cuda' else 'a CPU'}\n")
+    print(f"# Attention: speed and memory on {'a CPU' if device == 'cpu' else 'a GPU'}\n")
     print(
         f"{machine('transformers')}{gpu}, {torch.get_num_threads()} threads. One module, batch 1,"
     )

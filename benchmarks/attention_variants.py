@@ -31,7 +31,7 @@ class Shape:
 
 SHAPES = {
     "cpu": Shape(512, 32, torch.float32, 1e-4),
-    "cuda": Shape(2048, 128, torch.bfloat16, 3e-2),
+    "gpu": Shape(2048, 128, torch.bfloat16, 3e-2),
 }
 
 

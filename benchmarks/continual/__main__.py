@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from growkit.base.errors import InputError
+from growkit.base.settings import DEVICES
 
 ROOT = Path(__file__).parents[2]
 LINES = ROOT / "benchmarks" / "results" / "continual"
@@ -69,7 +70,7 @@ def main() -> None:
     one = commands.add_parser("run", help="carry an experiment out, or continue it")
     one.add_argument("experiment", help="a file in experiments/, without .yaml")
     one.add_argument("--scale", default="small", help="of scales.yaml")
-    one.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    one.add_argument("--device", choices=DEVICES[1:], default="cpu")
     one.add_argument("--threads", type=int, default=1, help="on a CPU, of one process")
     one.add_argument("--text", type=Path, help="a file or folder, instead of the standard library")
     one.add_argument("--work", type=Path, default=ROOT / "build" / "continual")

@@ -13,6 +13,7 @@ import transformers
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.engine.device import device_name
 from growkit.probing.lines import SEAL, Line, read_lines
 
 KEY = ("experiment", "scale", "run", "seed", "rate", "settings")
@@ -50,7 +51,7 @@ def machine(device: str) -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "device": device_name(torch.device(device)),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
