@@ -48,16 +48,19 @@ class Parts:
         return self.stored.read(self.names[suffix], *where)
 
     def shape(self, suffix: str) -> tuple[int, ...]:
-        """Shape of the stored tensor with a suffix."""
-        return self.stored.tensors[self.names[suffix]].shape
+        """Shape of the stored tensor with a suffix; empty if it is missing."""
+        return self.stored.tensors[self.names[suffix]].shape if suffix in self.names else ()
 
-    def check(self, suffix: str, shape: tuple[int, ...], *dtypes: str) -> None:
+    def check(self, suffix: str, shape: tuple[int, ...], *dtypes: str) -> str:
         """Check shape and dtype of a stored tensor.
 
         Args:
             suffix: suffix of the tensor.
             shape: the expected shape.
             *dtypes: the accepted dtypes.
+
+        Returns:
+            The dtype.
 
         Raises:
             InputError: the tensor is missing, or has another shape or dtype.
@@ -74,6 +77,7 @@ class Parts:
                 f"{list(info.shape)} and dtype {info.dtype}, but {list(shape)} and "
                 f"{' or '.join(dtypes)} were expected; {REMEDY}"
             )
+        return info.dtype
 
     def require(self, fits: bool, what: str) -> None:
         """Check a condition on the stored tensors.

@@ -41,7 +41,7 @@ from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.updates import Law, law_of
 from growkit.proof.fingerprint import widest
 from growkit.recipe.recipe import Recipe
-from growkit.results.proof import TrainingProof
+from growkit.results.proof import TrainingProof, counted
 
 RATE, DECAY, BETAS = 1e-3, 0.1, (0.9, 0.95)
 """Settings of AdamW. All parameters decay, so that every factor has an effect."""
@@ -343,7 +343,7 @@ def _judge(
 ) -> tuple[bool | None, str]:
     """Whether both learned the same (None if this is not promised), with a sentence on it."""
     relative, steps = source.apart(target), len(source.losses) - 1
-    times = f"{steps} step{'s' * (steps != 1)}"
+    times = counted(steps, "step")
     besides = f", while {still} new parameters were not trained" if still else ""
     if tolerance is None:
         apart = [abs(a - b) for a, b in zip(source.losses, target.losses, strict=True)]

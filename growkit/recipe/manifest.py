@@ -19,6 +19,7 @@ from growkit.checkpoint.writing import sha256
 from growkit.recipe.recipe import Recipe, parse_recipe, with_paths
 from growkit.results import versions
 from growkit.results.operation import CheckResult, Difference, GrowResult
+from growkit.results.proof import counted
 from growkit.version import __version__
 
 FORMAT = 2
@@ -135,10 +136,10 @@ def check(folder: str | Path, *, progress: Progress = Silent()) -> CheckResult:
             else:
                 found.append(Difference(file=name, what="extra"))
     written = sum(count for count, _ in recorded.values())
-    files = f"{len(recorded)} file{'s' * (len(recorded) != 1)}, {size(written)}"
-    several = f"{len(found)} difference{'s' * (len(found) != 1)}"
+    files = f"{counted(len(recorded), 'file')}, {size(written)}"
     why = f"intact: {files}, all as {MANIFEST} recorded them"
     if found:
+        several = counted(len(found), "difference")
         why = f"not intact: {several} from what {MANIFEST} recorded ({files})"
     created = manifest.get("created")
     return CheckResult(

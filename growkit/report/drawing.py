@@ -2,8 +2,8 @@
 
 Every chart is 440 units wide, so that its text stays readable from a phone to a wide screen. Its
 ``<title>`` and ``<desc>`` describe it in words and numbers. Colours are classes of ``chart.css``,
-which a page includes once and ``standalone`` puts into the file. Names of lines are next to the
-plot, never over it; lines also differ by their dashes, for print and for colour-blind readers.
+which a page includes once. Names of lines are next to the plot, never over it; lines also differ by
+their dashes, for print and for colour-blind readers.
 """
 
 import math
@@ -407,13 +407,6 @@ def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) ->
         if mean:
             chart.words.append(f"{line.name}: {figure(mean[-1][1], '.4f')} at the end")
     return chart.svg(titles, more=ROW * len(lines) + 8)
-
-
-def standalone(svg: str) -> str:
-    """Turn a chart into a standalone file, with light and dark colours."""
-    style = f"<style>{style_rules()}</style>"
-    rooted = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return rooted.replace("</desc>", f"</desc>{style}", 1) + "\n"
 
 
 def style_rules() -> str:

@@ -32,12 +32,11 @@ class Awq(Scheme):
         """See ``Scheme``; weights have the dtype of the scales."""
         inputs, words = (*parts.shape(".qweight"), 0, 0)[:2]
         parts.check(".qweight", (inputs, words), "I32")
-        groups = parts.shape(".scales")[0] if ".scales" in parts and parts.shape(".scales") else 0
-        parts.check(".scales", (groups, words * len(ORDER)), "F16", "BF16", "F32")
+        groups = (*parts.shape(".scales"), 0)[0]
+        found = parts.check(".scales", (groups, words * len(ORDER)), "F16", "BF16", "F32")
         parts.check(".qzeros", (groups, words), "I32")
         parts.require(bool(groups) and inputs % groups == 0, f"{inputs} inputs and {groups} groups")
-        scales = parts.stored.tensors[parts.names[".scales"]]
-        return TensorInfo((words * len(ORDER), inputs), scales.dtype)
+        return TensorInfo((words * len(ORDER), inputs), found)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
         """See ``Scheme``; rows are stored as columns."""

@@ -24,7 +24,7 @@ class Bitsandbytes8bit(Scheme):
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
         """See ``Scheme``."""
-        shape = parts.shape(".weight") if ".weight" in parts else ()
+        shape = parts.shape(".weight")
         parts.check(".weight", shape, "I8")
         parts.require(len(shape) == 2, f"weights of shape {list(shape)} and rows")
         parts.check(".SCB", shape[:1], "F32")

@@ -63,7 +63,7 @@ class CompressedTensors(Scheme):
             bits = _bits(parts, columns, settings)
             parts.check(".weight_packed", (rows, -(-columns * bits // WORD)), "I32")
         else:
-            shape = parts.shape(".weight") if ".weight" in parts else ()
+            shape = parts.shape(".weight")
             parts.check(".weight", shape, "I8", "F8_E4M3")
         scales = parts.shape(".weight_scale")
         parts.check(".weight_scale", scales, "F32", "BF16", "F16")

@@ -22,7 +22,7 @@ class Fp8(Scheme):
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
         """See ``Scheme``."""
-        shape = parts.shape(".weight") if ".weight" in parts else ()
+        shape = parts.shape(".weight")
         parts.check(".weight", shape, "F8_E4M3", "F8_E5M2")
         scales = parts.shape(".weight_scale_inv")
         parts.check(".weight_scale_inv", scales, "F32", "BF16", "F16", *EXPONENTS)

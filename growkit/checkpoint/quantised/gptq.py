@@ -33,12 +33,11 @@ class Gptq(Scheme):
         each = WORD // settings["bits"]
         words, outputs = (*parts.shape(".qweight"), 0, 0)[:2]
         parts.check(".qweight", (words, outputs), "I32")
-        groups = parts.shape(".scales")[0] if ".scales" in parts and parts.shape(".scales") else 0
-        parts.check(".scales", (groups, outputs), "F16", "BF16", "F32")
+        groups = (*parts.shape(".scales"), 0)[0]
+        found = parts.check(".scales", (groups, outputs), "F16", "BF16", "F32")
         parts.check(".qzeros", (groups, -(-outputs // each)), "I32")
         parts.check(".g_idx", (words * each,), "I32", "I64")
-        scales = parts.stored.tensors[parts.names[".scales"]]
-        return TensorInfo((outputs, words * each), scales.dtype)
+        return TensorInfo((outputs, words * each), found)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
         """See ``Scheme``; rows are stored as columns."""
