@@ -1,6 +1,7 @@
 """Dense models become models with experts, and experts are copied: judged by transformers."""
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import CONFIG_MAPPING
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
 from growkit.growth import experts
 from growkit.proof.trainability import Gradients
@@ -298,7 +300,9 @@ def test_groups_keep_copies_apart(groups: tuple[int, int], promise: str, tmp_pat
     assert bool((copies == copies[:, :1]).all()) is bool(promise)
 
 
-def test_copies_by_use_are_counted_as_the_class_chooses(tmp_path: Path) -> None:
+def test_copies_by_use_are_counted_as_the_class_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time, there were more experts, and a token met as many. " * 9)
     config = FAMILIES["qwen3_moe"].any(seeded(5)) | {"num_experts": 4, "vocab_size": 257}
@@ -345,6 +349,11 @@ def test_copies_by_use_are_counted_as_the_class_chooses(tmp_path: Path) -> None:
     found = growkit.verify(source, out, QUICK)
     assert not found["kept"]
     assert found["first_lost_tensor"] == name
+
+    stages = Layerwise.stages
+    monkeypatch.setattr(Layerwise, "stages", lambda *given: islice(stages(*given), 2))
+    with pytest.raises(InputError, match="shows in 1 of 2 layers which experts"):
+        growkit.grow(source, tmp_path / "half", calibration=str(text), verify=False, **options)
 
 
 def test_groups_of_experts_stay_of_equal_size(tmp_path: Path) -> None:

@@ -239,7 +239,8 @@ class _Copying:
         whole, more = divmod(self.count, self.present)
         counts = [[whole + (expert < more) for expert in range(self.present)]]
         if USE.name in options:
-            counts = _copies_by_use(self._source, options[USE.name], self.present, self.count)
+            numbers = self.present, self.count, len(layers)
+            counts = _copies_by_use(self._source, options[USE.name], *numbers)
         elif COPIES.name in options:
             counts = [[*map(int, each.split(","))] for each in options[COPIES.name].split("/")]
         counts *= len(layers) if len(counts) == 1 else 1
@@ -337,7 +338,9 @@ WINDOWS = 64
 """Number of windows of the text: at 512 tokens each, choices for 32,768 tokens are counted."""
 
 
-def _copies_by_use(source: Weights, text: str, present: int, count: int) -> list[list[int]]:
+def _copies_by_use(
+    source: Weights, text: str, present: int, count: int, layers: int
+) -> list[list[int]]:
     """Choose the number of copies of each expert, for every layer with experts.
 
     Every expert has one copy. Each further copy goes to the expert with the most tokens per copy.
@@ -348,10 +351,11 @@ def _copies_by_use(source: Weights, text: str, present: int, count: int) -> list
         text: path of a UTF-8 text.
         present: number of experts in a layer of the source.
         count: number of experts in a layer of the target.
+        layers: number of layers with experts.
 
     Raises:
         InputError: the text or the model cannot be used, or the class does not pass the chosen
-            indices to its experts.
+            indices to its experts in every layer.
     """
     from growkit.engine.calls import Call
     from growkit.engine.device import choose_device
@@ -377,10 +381,10 @@ def _copies_by_use(source: Weights, text: str, present: int, count: int) -> list
         if used.any():
             found.append(_copies(used.tolist(), count))
             used.zero_()
-    if not found:
+    if len(found) != layers:
         raise InputError(
-            f"{type(model.model).__name__} does not show which experts it chooses; give the number "
-            "of copies of each (--copies) instead of --calibration"
+            f"{type(model.model).__name__} shows in {len(found)} of {layers} layers which experts "
+            "it chooses; give the number of copies of each (--copies) instead of --calibration"
         )
     return found
 
