@@ -135,13 +135,14 @@ def maps(module: Any, hidden: Tensor, positions: Positions) -> Tensor:
     found = softmax(query[:, :signal], key[:, : config.num_value_heads])
     other = softmax(query[:, signal:], key[:, -config.num_value_heads :])
     strength = module._lambda(hidden)
+    gamma = strength * getattr(module, "gamma_gate", 1)
     whole = found - strength * other.repeat_interleave(signal // noise, dim=1)
     if config.integral == "causal":
         counts = torch.arange(1, tokens + 1, device=hidden.device)[:, None]
         means = found.cumsum(-2) / counts
-        whole = whole + module._gamma(strength) * means.masked_fill(later, -torch.inf).softmax(-1)
+        whole = whole + gamma * means.masked_fill(later, -torch.inf).softmax(-1)
     if config.integral == "column_mean":
-        whole = whole + module._gamma(strength) * found.mean(-2, keepdim=True)
+        whole = whole + gamma * found.mean(-2, keepdim=True)
     return whole
 
 
