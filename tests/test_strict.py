@@ -1,5 +1,7 @@
 """What torch computes: nothing narrower in strict float64, whatever a process has chosen."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -138,6 +140,29 @@ def test_what_was_chosen_comes_back(strictly: bool, monkeypatch: pytest.MonkeyPa
     assert [getattr(owner, name) for owner, name, _ in settings()] == before
     with reproducible(CPU):
         assert torch.are_deterministic_algorithms_enabled() == strictly
+
+
+def test_operations_without_a_deterministic_form_are_named() -> None:
+    place = torch.zeros(1, dtype=torch.long)
+    with reproducible(CUDA) as varying:
+        for _ in range(2):
+            torch.zeros(2).put_(place, torch.ones(1))
+    assert varying == ["put_"]
+    with reproducible(CUDA) as varying:
+        torch.zeros(2).add_(1)
+    assert varying == []
+
+
+def test_settings_of_either_kind_are_taken() -> None:
+    """torch refuses to name the precision of a process that chose it in the new way."""
+    code = "torch.backends.fp32_precision = 'tf32'"
+    code += "\nwith reproducible(CPU): print(torch.backends.cuda.matmul.fp32_precision)"
+    code += "\nprint(torch.backends.cuda.matmul.fp32_precision)"
+    start = "import torch\nfrom growkit.engine.device import CPU, reproducible\n"
+    done = subprocess.run(
+        [sys.executable, "-c", start + code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["ieee", "tf32"]
 
 
 @pytest.mark.parametrize("chosen", [True, False])

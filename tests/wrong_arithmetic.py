@@ -202,6 +202,14 @@ def flushed(least: float) -> Arithmetic:
     return changed(set(), flush, [torch.float64], of="output")
 
 
+def without_float64(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What devices such as MPS do."""
+    found = func(*args, **kwargs)
+    if isinstance(found, Tensor) and found.dtype == torch.float64:
+        raise TypeError("this device has no float64")
+    return found
+
+
 F32, F64 = [torch.float32], [torch.float64]
 KINDS: dict[str, tuple[Sequence[Any], Callable[[Any], Arithmetic]]] = {
     "TF32": (

@@ -131,8 +131,8 @@ def reproducible(device: torch.device) -> Iterator[list[str]]:
     show = warnings.showwarning
 
     def note(message: Warning | str, *args: Any, **kwargs: Any) -> None:
-        if found := re.match(r"(\S+) does not have a deterministic", str(message)):
-            varying.extend({found[1]} - {*varying})
+        if found := re.search(r"(\S+) does not have a deterministic|(CuBLAS)", str(message)):
+            varying.extend({found[1] or found[2]} - {*varying})
         else:
             show(message, *args, **kwargs)
 

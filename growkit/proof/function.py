@@ -5,7 +5,7 @@ dtype.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import zip_longest
@@ -21,15 +21,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import metrics
 from growkit.engine.calls import Call, CallError, batches
 from growkit.engine.class_weights import StoredGradients
-from growkit.engine.device import (
-    CPU,
-    RUNS,
-    Product,
-    device_name,
-    doubt,
-    driver_versions,
-    has,
-)
+from growkit.engine.device import CPU, RUNS, Product, device_name, doubt, driver_versions, has
 from growkit.engine.kernels import offered
 from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import Distance, Head, error_of, finite
@@ -368,40 +360,23 @@ class FunctionProof:
                 here = self._here(head), rounded
                 return metrics.distance_of((strict_head, exact), here, nothing)
 
-            rounding = own(self.strict.spread, found.spread)
-            if device == self.device:
-                ran = models[0].ran, models[1].ran
-                self.kernels = [
-                    self._kernel_result(way, found, partial(own, self.strict.spread[:1]), ran)
-                    for way in ways[len(self.modes) :]
-                ]
-        return found, rounding
-
-    def _kernel_result(
-        self,
-        way: Mode,
-        found: Comparison,
-        own: Callable[[list[Tensor]], Distance],
-        ran: Sequence[Mapping[str, set[str]]],
-    ) -> ModeResult:
-        """Judge an attention kernel by its own rounding."""
-        result = ModeResult(name=way.name, tried=bool(way.calls), note=way.note)
-        if not way.calls:
-            return result
-        state, same = found.kernels[way.name]
-        distance = found.distances.pop(way.name)
-        names = {name for each in ran for name in each[way.kernel]}
-        result.native = finite(distance.relative)
-        ran_as = f" ran as {' and '.join(sorted(names))}" if names else ""
-        result.note = (
-            f"on {device_name(self.device)} it{ran_as or ' ran'}, the logits differ by "
-            f"{distance.relative:.1e}, and {RUNS} runs gave {'' if same else 'not '}the same bits"
-        )
-        limit = native_limit(own([state]).relative, found.dtype, self.strict_limit)
-        if limit and distance.usable and self.exact:
-            result.native_tolerance = limit.largest
-            result.kept = within(distance.relative, limit.largest)
-        return result
+            for way in ways[len(self.modes) :]:
+                result = ModeResult(name=way.name, tried=bool(way.calls), note=way.note)
+                self.kernels.append(result)
+                if not way.calls:
+                    continue
+                (state, same), distance = found.kernels[way.name], found.distances.pop(way.name)
+                names = {name for model in models for name in model.ran[way.kernel]}
+                rounding = own(self.strict.spread[:1], [state])
+                limit = native_limit(rounding.relative, dtype, self.strict_limit)
+                result.native, of = finite(distance.relative), device_name(device)
+                result.note = f"{' and '.join(sorted(names)) or 'no fused kernel'} ran on {of}, "
+                result.note += f"the logits differ by {distance.relative:.1e}, "
+                result.note += f"{RUNS} runs gave {'the same' if same else 'different'} bits"
+                if limit and distance.usable and self.exact:
+                    result.native_tolerance = limit.largest
+                    result.kept = within(distance.relative, limit.largest)
+            return found, own(self.strict.spread, found.spread)
 
     def _here(self, head: Head) -> Head:
         """Compute logits for comparisons in float64, which the device may not have."""
