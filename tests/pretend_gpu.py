@@ -188,7 +188,8 @@ def main(folder: Path, count: int) -> None:
         source, target = save_model(folder / name, kind, **options), folder / f"{name}-target"
         make(source, target, **sizes)
         # Backward and in training as well, which other tensors take part in.
-        more = {"trainability": True, "steps": 2} if name == "llama" else {}
+        more: dict[str, Any] = {"prompts": 1, "length": 10}
+        more |= {"trainability": True, "steps": 2} if name == "llama" else {}
         results[f"{name}, sound"] = proved(source, target, **more)
         if name in ("llama", "grouped"):
             with trusted():
@@ -219,7 +220,7 @@ def trusted() -> Iterator[None]:
 def proved(source: Path, target: Path, **options: Any) -> dict[str, Any]:
     with PretendedGpu():
         try:
-            found = growkit.verify(source, target, prompts=2, length=24, **options)
+            found = growkit.verify(source, target, **({"prompts": 2, "length": 24} | options))
         except InputError as error:
             return {"kept": False, "reason": str(error), "fault": None, "modes": [], "device": ""}
     device = next(each["sentence"] for each in found["findings"] if each["name"] == "device")

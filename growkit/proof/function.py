@@ -258,15 +258,12 @@ class FunctionProof:
             self._run_modes(ways)
         except InputError as error:
             return str(error)
-        found, limit, call = (
-            self.strict,
-            self.strict_limit.largest,
-            Call(ways[0].calls[0].ids[:SHORT]),
-        )
+        found, limit = self.strict, self.strict_limit.largest
         if self.exact and not within(found.largest[1], limit):
             return f"the logits differ by {found.largest[1]:.1e}, which the CPU had to confirm"
         if not self.caught:
             return "the negative control went unnoticed"
+        call = Call(ways[0].calls[0].ids[:SHORT])
         probe = Probe(call, self.probe.noise, against_itself=not self.exact, wanted=False)
         with strict_float64():
             models = self._both(torch.float64, CPU)
@@ -276,7 +273,7 @@ class FunctionProof:
             return f"the logits do not differ by {there.largest[1]:.1e}, as on the CPU"
         if not within(limit, own * INFLATED):
             return f"rounding is {limit / own:.0e} times that of the CPU"
-        apart = max(map(error_of, found.answers, there.answers))
+        apart = float(torch.tensor([*map(error_of, found.answers, there.answers)]).max())
         return "" if within(apart, own) else f"the logits are {apart:.1e} from those of the CPU"
 
     def _run_strict(self, ways: Sequence[Mode]) -> None:
