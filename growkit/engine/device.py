@@ -95,8 +95,7 @@ def memory_of(device: torch.device) -> int:
 
 
 def _properties(device: torch.device) -> Any:
-    module = torch.get_device_module(device)
-    read = getattr(module, "get_device_properties", None)
+    read = getattr(getattr(torch, device.type, None), "get_device_properties", None)
     return read(device) if read and device.type != "cpu" else None
 
 
@@ -198,13 +197,9 @@ def doubt(device: torch.device, dtype: torch.dtype, products: Iterable[Product] 
             found.append(f"{what} vary from run to run")
         elif not ((results[0] - expected).abs() <= most).all():
             found.append(f"{what} are wrong")
-    if not found:
-        return ""
-    more = [
-        f"{len(found) - 1} more",
-        *(f"{name} is set" for name in os.environ if "EMULAT" in name),
-    ]
-    return f"{found[0]} (and {', '.join(more)})"
+    more = [f"{len(found) - 1} more doubts"] if len(found) > 1 else []
+    more += [f"{name} is set" for name in os.environ if found and "EMULAT" in name]
+    return ", ".join([*found[:1], *more])
 
 
 def _known(dtype: torch.dtype, products: Iterable[Product]) -> Iterator[_Known]:
