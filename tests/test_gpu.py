@@ -118,12 +118,14 @@ def test_a_proof_on_a_device(tmp_path: Path, request: pytest.FixtureRequest) -> 
         assert each["sound"]["kept"] or "pretended" in each["sound"]["reason"], each
         if each["kind"] in NEVER_DOUBTED | ALWAYS_DOUBTED:
             assert any(each["doubts"]) == (each["kind"] in ALWAYS_DOUBTED), each
+        if each["kind"] in NEVER_DOUBTED:
+            assert each["sound"]["device"] == "strict float64 ran on pretended"
     assert unchecked["faulty"]["kept"]  # the controls
     assert not unchecked["sound"]["kept"]
 
 
 KERNELS = ("as chosen", "eager", "math", "flash")
-NEVER_DOUBTED = {"permuted sums"}
+NEVER_DOUBTED = {"permuted sums", "another library"}
 RARE = {"buffers before their copy", "stale buffers", "a wrong kernel"}
 """Kinds that tests of the arithmetic may miss."""
 

@@ -237,6 +237,7 @@ KINDS: dict[str, tuple[Sequence[Any], Callable[[Any], Arithmetic]]] = {
     "lost terms": ([0.01, 0.1, 0.5], lost_terms),
     "noise": ([1e-13, 1e-9, 1e-4], noisy),
     "float16 sums": ([4, 16, 64], narrow_sums),
+    "another library": ([1e-16, 2e-16, 4e-16], rough),
     "rough functions": ([1e-12, 1e-9, 1e-5], rough),
     "flushed numbers": ([2.0**-1022, 1e-100, 1e-30], flushed),
 }

@@ -54,7 +54,7 @@ NO_NUMBERS = "the source computes NaN or infinite logits"
 SPREAD = 128
 """Limit for the tokens of a prompt on which rounding in the storage dtype is measured."""
 
-INFLATED = 64
+INFLATED = 16
 """Largest ratio of a device's limit, on long prompts, to the CPU's limit on a short one."""
 
 SAMPLE = 500
