@@ -420,6 +420,13 @@ def command(*arguments: Any) -> Any:
     return CliRunner().invoke(app, [str(each) for each in arguments], env={"COLUMNS": "80"})
 
 
+def test_the_device_is_named_with_what_it_computed(exact: growkit.VerifyResult) -> None:
+    sentence = "strict float64 ran on the CPU, since on GPU products are wrong"
+    found = Finding(name="device", kept=None, sentence=sentence)
+    shown = [glance(exact | {"findings": exact.findings + more}) for more in ([], [found])]
+    assert [sentence in str(each["proved"]) for each in shown] == [False, True]
+
+
 def test_findings_at_a_glance(place: Path, exact: growkit.VerifyResult) -> None:
     found = words(exact)
     before, after = exact.source_parameters, exact.parameters

@@ -46,15 +46,17 @@ Product = tuple[int, int, int]
 """Shape of a product with a matrix: rows, terms of every sum, columns."""
 
 
-def choose_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
+def choose_device(name: str, dtype: torch.dtype | None = None) -> torch.device:
     """Convert a name to a device; ``auto`` is torch's accelerator if it has the dtype.
+
+    Without a dtype, the device is not touched.
 
     Raises:
         InputError: torch has no such device.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
-        return found if found and has(found, dtype) else CPU
+        return found if found and (dtype is None or has(found, dtype)) else CPU
     if name != "cpu" and name != (found and found.type):
         raise InputError(no_device(name))
     return torch.device(name)

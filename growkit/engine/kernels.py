@@ -50,19 +50,23 @@ def offered(model: Any, device: torch.device, dtype: torch.dtype) -> list[str]:
 
 
 @contextmanager
-def using(name: str, model: Any, ran: set[str]) -> Iterator[None]:
+def using(name: str, model: Any, ran: dict[str, set[str]]) -> Iterator[None]:
     """Run a model with one kernel where it can take the inputs, and with math elsewhere.
 
     Args:
-        name: name of the kernel.
+        name: name of the kernel; empty for no choice.
         model: a transformers model.
-        ran: receives the names of the fused kernels that run.
+        ran: receives the names of the fused kernels that run, by the name of the chosen one.
     """
+    if not name:
+        yield
+        return
     attention = functional.scaled_dot_product_attention
+    found = ran.setdefault(name, set())
     names = {kernel.value: each for each, kernel in FUSED.items()}
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        ran.add(names.get(torch._fused_sdp_choice(*args, **kwargs), "unknown"))
+        found.add(names.get(torch._fused_sdp_choice(*args, **kwargs), "unknown"))
         return attention(*args, **kwargs)
 
     with ExitStack() as chosen:

@@ -5,7 +5,7 @@ is the location of its embedding, its layers and its head.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -179,7 +179,7 @@ class Layers:
         try:
             with (
                 foreign(failure, "correct its config.json, or such models cannot be proved"),
-                self._kernel(call),
+                using("" if call is None else self.kernels[call], self.model, self.ran),
             ):
                 yield
         except InputError as error:
@@ -191,10 +191,6 @@ class Layers:
                 raise InputError(sentence) from error
             why = f"{type(self.model).__name__} cannot run in this mode ({why})"
             raise CallError(sentence, call, why) from error
-
-    def _kernel(self, call: int | None) -> AbstractContextManager[None]:
-        name = "" if call is None else self.kernels[call]
-        return using(name, self.model, self.ran.setdefault(name, set())) if name else nullcontext()
 
     def check_reach(self) -> None:
         """Check that text reaches every weight; call it after the logits are computed.

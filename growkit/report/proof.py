@@ -241,7 +241,8 @@ def _capacity(found: Found | None) -> Cell | None:
 def _proved(result: Found) -> Cell:
     took = f"in {duration(result['seconds'])}, " if is_finite(result["seconds"]) else ""
     when = f"{result['created'][:16].replace('T', ' ')} UTC"
-    return Cell(when, f"{took}on {result['native']['device']}")
+    devices = [each["sentence"] for each in result["findings"] if each["name"] == "device"]
+    return Cell(when, "; ".join([f"{took}on {result['native']['device']}", *devices]))
 
 
 def _difference(result: Found) -> Topic:
