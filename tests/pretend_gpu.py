@@ -32,7 +32,7 @@ from growkit.base.errors import InputError
 from growkit.engine.device import doubt
 from growkit.proof import function, verdict
 from tests.conftest import edit_weights, save_model
-from tests.wrong_arithmetic import KINDS, PRODUCTS, Arithmetic, without_float64
+from tests.wrong_arithmetic import KINDS, PRODUCTS, Arithmetic, without_float64, without_log_softmax
 
 _setup_privateuseone_for_python_backend("pretended")
 GPU = torch.device("pretended", 0)
@@ -259,8 +259,9 @@ def wrongly_proved(folder: Path, count: int) -> Iterator[dict[str, Any]]:
         with trusted():
             WRONG["arithmetic"] = KINDS["lost terms"][1](0.1)
             unchecked[state] = proved(source, target)
-    WRONG["arithmetic"] = without_float64
-    yield {state: proved(source, each) for state, each in (("sound", sound), ("faulty", faulty))}
+    for lacking in (without_float64, without_log_softmax):
+        WRONG["arithmetic"] = lacking
+        yield {each.name: proved(source, each) for each in (sound, faulty)}
     WRONG.clear()
     yield unchecked
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from growkit.base.errors import InputError
+from growkit.base.errors import InputError, reason
 from growkit.base.limits import SPACING, Limit, native_limit, rounded_sum, strict_limit, within
 from growkit.base.tensors import total_bytes
 from growkit.checkpoint.reading import Checkpoint
@@ -256,8 +256,8 @@ class FunctionProof:
         """
         try:
             self._run_modes(ways)
-        except InputError as error:
-            return str(error)
+        except (InputError, RuntimeError) as error:  # RuntimeError: an operation is missing
+            return reason(error)
         found, limit = self.strict, self.strict_limit.largest
         if self.exact and not within(found.largest[1], limit):
             return f"the logits differ by {found.largest[1]:.1e}, which the CPU had to confirm"
