@@ -32,7 +32,14 @@ from growkit.base.errors import InputError
 from growkit.engine.device import doubt
 from growkit.proof import function, verdict
 from tests.conftest import edit_weights, save_model
-from tests.wrong_arithmetic import KINDS, PRODUCTS, Arithmetic, without_float64, without_log_softmax
+from tests.wrong_arithmetic import (
+    KINDS,
+    PRODUCTS,
+    Arithmetic,
+    narrow_sums,
+    without_float64,
+    without_log_softmax,
+)
 
 _setup_privateuseone_for_python_backend("pretended")
 GPU = torch.device("pretended", 0)
@@ -198,6 +205,7 @@ def main(folder: Path, count: int) -> None:
                 results[f"{name}, sound"]["products"] = WHERE[True], WHERE[False]
             spoil(target, 1.01)
             results[f"{name}, spoiled"] = proved(source, target, **more)
+    results["sums"] = [*narrow_sums_doubted()]
     results["wrong"] = [*wrongly_proved(folder, count)]
     json.dump(results, sys.stdout, default=str)
 
@@ -232,6 +240,16 @@ def proved(source: Path, target: Path, **options: Any) -> dict[str, Any]:
 def spoil(folder: Path, factor: float) -> None:
     with edit_weights(folder) as weights:
         weights["model.layers.1.self_attn.o_proj.weight"] *= factor
+
+
+def narrow_sums_doubted() -> Iterator[tuple[str, str, bool]]:
+    """The dtypes of a product and of its sums, and whether the device is doubted."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for kept in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+            WRONG["arithmetic"] = narrow_sums(128, dtype, kept)
+            with PretendedGpu():
+                yield str(dtype), str(kept), bool(doubt(GPU, dtype, {(20, 1024, 32)}))
+    WRONG.clear()
 
 
 def wrongly_proved(folder: Path, count: int) -> Iterator[dict[str, Any]]:

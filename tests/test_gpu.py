@@ -90,6 +90,8 @@ def test_a_proof_on_a_device(tmp_path: Path, request: pytest.FixtureRequest) -> 
     found: Any = json.loads(done.stdout)
     assert "same device" in found.pop("mixed")  # the control
     wrong = found.pop("wrong")
+    for dtype, kept, doubted in found.pop("sums"):
+        assert doubted == ("float16" in kept), (dtype, kept)
     assert len(found) == 7
     for name, each in found.items():
         assert each["kept"] == name.endswith("sound"), name

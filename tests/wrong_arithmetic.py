@@ -170,18 +170,20 @@ def noisy(size: float) -> Arithmetic:
     return changed(PRODUCTS | SUMS, noise, WIDE, of="output")
 
 
-def narrow_sums(block: int) -> Arithmetic:
-    """Products whose sums are kept in float16, after so many terms."""
+def narrow_sums(
+    block: int, dtype: torch.dtype = torch.float32, kept: torch.dtype = torch.float16
+) -> Arithmetic:
+    """Products whose sums are kept in a dtype of their own after so many terms."""
 
     def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if name_of(func) not in ("aten::mm", "aten::bmm") or args[0].dtype != torch.float32:
+        if name_of(func) not in ("aten::mm", "aten::bmm") or args[0].dtype != dtype:
             return func(*args, **kwargs)
-        left, right = args
-        total = 0
+        left, right = (each.float() for each in args)
+        total = torch.zeros((), dtype=kept)
         for first in range(0, left.shape[-1], block):
             part = func(left[..., first : first + block], right[..., first : first + block, :])
-            total = (total + part).half().float()
-        return total
+            total = (total + part.to(kept)).to(kept)
+        return total.to(dtype)
 
     return compute
 

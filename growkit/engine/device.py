@@ -189,7 +189,7 @@ def doubt(device: torch.device, dtype: torch.dtype, products: Iterable[Product] 
     found, on = [], partial(Tensor.to, device=device)
     for what, compute, expected, close in _known(dtype, {*products}):
         try:
-            results = [compute(on).cpu().double() for _ in range(RUNS)]
+            results = [compute(on).cpu().double().nan_to_num(torch.inf) for _ in range(RUNS)]
         except RuntimeError as error:
             found.append(f"{what} cannot be computed ({reason(error)})")
             continue
@@ -199,7 +199,7 @@ def doubt(device: torch.device, dtype: torch.dtype, products: Iterable[Product] 
             found.append(f"{what} vary from run to run")
         elif not ((results[0] - expected).abs() <= most).all():
             found.append(f"{what} are wrong")
-    more = [f"{len(found) - 1} more doubts"] if len(found) > 1 else []
+    more = [f"and {len(found) - 1} more"] if len(found) > 1 else []
     more += [f"{name} is set" for name in os.environ if found and "EMULAT" in name]
     return ", ".join([*found[:1], *more])
 
