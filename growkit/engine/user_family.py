@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +53,6 @@ OF_THE_PACKAGE = ("architecture", "loads_with", "form", "former")
 
 OF_EXPERTS = r"expert|moe_|rout"
 """A part of every key of experts and routers."""
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 _sound: set[tuple[str, str]] = set()
 """Descriptions and configs, as JSON, that fit their classes: a proof plans what grew again."""
@@ -162,7 +162,7 @@ def check_against_class(family: Family, config: Config) -> None:
 
 
 def _check_sizes(family: Family, config: Config, model: Any) -> None:
-    cls, shapes, grown = type(model).__name__, _shapes(model), _grown_axes()
+    cls, grown = type(model).__name__, _grown_axes()
     names = {short: common for common, short in model.config.attribute_map.items()}
     ratios = {key: (*over, under) for key, (over, under) in family.ratios.items()}
     sized = family.axes_of(config)
@@ -191,7 +191,7 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
         if (
             common not in ALWAYS_SIZES
             and not computed
-            and not _changes_shapes(key, config, shapes, partners[key])
+            and not _changes_shapes(key, config, partners[key])
         ):
             raise InputError(
                 f"the description of {family.name} has {key} among its sizes, but no tensor of "
@@ -277,23 +277,29 @@ def _empty(config: Config) -> Any:
     return None
 
 
-def _shapes(model: Any) -> Shapes:
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+def _tensors(config: Config) -> str | None:
+    """A digest of names and shapes of all tensors of a config's model.
+
+    None if transformers cannot build it.
+    """
+    return _digest(json.dumps(config, sort_keys=True))
 
 
-def _tensors(config: Config) -> Shapes | None:
-    """Name and shape of every tensor of a config's model; None if transformers cannot build it."""
-    model = _empty(config)
-    return None if model is None else _shapes(model)
+@lru_cache(1 << 12)  # every axis is tried with the same configs
+def _digest(config: str) -> str | None:
+    model = _empty(json.loads(config))
+    if model is None:
+        return None
+    shapes = [f"{name} {[*tensor.shape]}" for name, tensor in model.state_dict().items()]
+    return sha256("\n".join(sorted(shapes)).encode()).hexdigest()
 
 
-def _changes_shapes(key: str, config: Config, shapes: Shapes, partners: Iterable[str]) -> bool:
+def _changes_shapes(key: str, config: Config, partners: Iterable[str]) -> bool:
     """Whether another value of a key changes the tensors or their shapes.
 
     Args:
         key: of a size, or of a ratio of sizes.
         config: complete config of a model.
-        shapes: its tensors.
         partners: keys that the class may want to change with it.
     """
     value = value_at(config, key)
@@ -304,7 +310,7 @@ def _changes_shapes(key: str, config: Config, shapes: Shapes, partners: Iterable
         for partner in partners:
             size = value_at(config, partner) or 0
             others += [with_value(others[0], partner, each) for each in (2 * size, size // 2)]
-    return any(_tensors(each) not in (None, shapes) for each in others)
+    return any(_tensors(each) not in (None, _tensors(config)) for each in others)
 
 
 def _grown_axes() -> set[str]:

@@ -16,9 +16,12 @@ from torch import nn
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet, uninitialised
-from growkit.engine.user_family import ALSO, NAMED, Shapes
+from growkit.engine.user_family import ALSO, NAMED
 from growkit.families.description import MOST_LAYERS
 from growkit.families.family import PER_LAYER
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of tensors by their names."""
 
 SMALL = {
     "vocab": 61,

@@ -71,7 +71,7 @@ class Observation:
     idle: dict[str, float] = field(default_factory=dict)
     powers: dict[str, float] = field(default_factory=dict)
     norms: dict[str, NormSeen] = field(default_factory=dict)
-    bare: set[tuple[NormSeen, int]] = field(default_factory=set)
+    bare: list[tuple[NormSeen, int]] = field(default_factory=list)
     normed_sums: bool = False
 
     def is_hidden(self, name: str, at: int) -> bool:
@@ -94,11 +94,12 @@ def see(asked: ModelClass) -> Observation:
     places, powers = _places(model), _powers(asked, flow)
     norms = _norms(asked, model, watched)
     seen = Observation(normed_sums=watched.normed_sums, hidden=watched.hidden)
-    seen.bare = {
+    bare = (
         (replace(norm, last=False), watched.widths[name])
         for name, norm in norms.items()
         if not [*model.get_submodule(name).parameters()]
-    }
+    )
+    seen.bare = [*dict.fromkeys(bare)]
     for stored, (parameter, dimensions) in places.items():
         name = one_of_experts(stored)
         if (module := parameter.rpartition(".")[0]) in norms:
