@@ -24,6 +24,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "head_norm": ("affine", "plain", "none"),
     "head_output_scale": ("one_minus_lambda_init", "none"),
     "integral": ("none", "causal", "column_mean"),
+    "integral_method": ("exact", "series", "auto"),
     "gamma": ("unified", "gated"),
     "qk_projection": ("full", "shared"),
     "shared_scope": ("head", "layer", "all_heads"),
@@ -77,6 +78,9 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
             does not; None for the former where λ comes from vectors, and the latter elsewhere.
         integral: ``none``, ``causal`` (DINT) or ``column_mean`` (DINT as first published, which
             lets tokens see later ones).
+        integral_method: how a causal integral is computed: ``exact``; by its ``series``, close and
+            at the speed of DIFF (see ``differential_attention.integral_series``); or ``auto``, the
+            series of long texts. In float64 all are exact.
         gamma: weight of the integral: ``unified`` is λ, ``gated`` is g · λ, with a learnable g per
             layer.
         qk_projection: ``full`` matrices, or ``shared`` bases with low-rank updates (Shared DIFF),
@@ -130,6 +134,7 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
     head_norm_eps: float = DERIVED
     head_output_scale: str = DERIVED
     integral: str = "none"
+    integral_method: str = "exact"
     gamma: str = "unified"
     qk_projection: str = "full"
     shared_scope: str = "head"

@@ -7,8 +7,8 @@ One formula covers them (A₁ are the signal maps, A₂ the noise maps, H the in
 DIFF (arXiv 2410.05258), grouped DIFF (arXiv 2510.06949, eq. 7) and Shared DIFF have γ = 0; DINT
 (arXiv 2501.17486) adds the integral; softmax attention has neither noise maps nor an integral.
 Only ``differential_maps`` holds a matrix of queries × keys, for users who want to see the maps and
-for graphs, which cannot loop. Everything else runs in fused attention, or with an integral in
-blocks of rows.
+for graphs, which cannot loop. Everything else runs in fused attention, or with an exact integral in
+blocks of rows. ``integral_series`` needs no block of a map either.
 
 Shapes: signal, noise and key_heads are numbers of heads (query head i reads key head
 ⌊i · key_heads / heads⌋), width is that of a value head.
@@ -27,6 +27,18 @@ from torch.utils.checkpoint import checkpoint
 
 BLOCK_ROWS = 128
 """Number of rows of an attention map (queries) in memory at a time."""
+
+HEAVY_COLUMNS = 8
+"""Number of columns of each key head whose means the series takes exactly."""
+
+SAMPLED_ROWS, SAMPLED_AT_ONCE = 64, 16
+"""Number of rows of a map from which heavy columns are chosen: in all, and in memory at a time."""
+
+SERIES_ROWS = 512
+"""Number of rows of a series in memory at a time."""
+
+SHORTEST_SERIES = 512
+"""Number of rows from which on ``auto`` takes the series."""
 
 FUSED_MULTIPLE = 8
 """Fused kernels require head widths that are multiples of this."""
@@ -121,6 +133,19 @@ def fused_attention(
     return output[..., :width]
 
 
+class Sums(NamedTuple):
+    """What the rows of the signal maps so far add up to, in float32 or wider.
+
+    Attributes:
+        columns: the sum of each column, [batch, signal, columns].
+        rest: after a series, whose sums are those of heavy columns alone: what all other columns
+            have added to Σ A₁ V and to Σ A₁, [batch, signal, width + 1]; None for nothing.
+    """
+
+    columns: Tensor
+    rest: Tensor | None = None
+
+
 def causal_integral(
     query: Tensor,
     key: Tensor,
@@ -129,8 +154,8 @@ def causal_integral(
     scaling: float,
     past: int,
     real: Tensor | None,
-    past_sums: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+    past_sums: Sums | None,
+) -> tuple[Tensor, Sums]:
     """(A₁ + γ softmax(G)) V with G[n] = mean of the rows of A₁ up to n (DINT, eq. 5 and 6).
 
     The means leave out rows and columns of padding.
@@ -143,17 +168,15 @@ def causal_integral(
         scaling: factor of the scores.
         past: number of columns before the first row.
         real: [batch, columns], false for padding; None if there is none.
-        past_sums: column sums over earlier rows, [batch, signal, past]; None if past is 0.
-            Gradients do not flow into them.
+        past_sums: sums over earlier rows; None if past is 0. Gradients do not flow into them.
 
     Returns:
-        The heads, [batch, signal, rows, width], and the column sums after the last row,
-        [batch, signal, columns], in float32 or wider.
+        The heads, [batch, signal, rows, width], and the sums after the last row.
     """
     batch, signal, rows = query.shape[:3]
     if past_sums is None:
-        past_sums = wide(query.new_zeros(batch, signal, past))
-    sums = past_sums[..., :past]  # a static cache has room for more
+        past_sums = Sums(wide(query.new_zeros(batch, signal, past)))
+    sums, rest = past_sums.columns[..., :past], past_sums.rest  # a static cache has more columns
 
     def block(
         query: Tensor, key: Tensor, value: Tensor, gamma: Tensor, sums: Tensor
@@ -168,9 +191,11 @@ def causal_integral(
             counts = torch.arange(first + 1, last + 1, device=query.device)[None]
         else:
             counts = real.cumsum(-1)[:, first:last].clamp_min(1)
-        means = running / counts[:, None, :, None].to(maps.dtype)
-        weights = maps + gamma * _masked_softmax(means, visible, real is not None)
-        return _grouped_matmul(weights.to(value.dtype), value), sums + maps.sum(-2)
+        counts = counts[:, None, :, None].to(maps.dtype)
+        weights, added = _integral(running / counts, visible, real is not None, counts, rest)
+        found = _grouped_matmul((maps + gamma * weights).to(value.dtype), value)
+        found = found if added is None else (wide(found) + gamma * added).to(value.dtype)
+        return found, sums + maps.sum(-2)
 
     heads = []
     for first, last in _blocks(rows):
@@ -178,7 +203,144 @@ def causal_integral(
         part = query[:, :, first:last], key[:, :, :end], value[:, :, :end], weight
         found, sums = _checkpointed(block, *part, functional.pad(sums, (0, last - first)))
         heads.append(found)
-    return torch.cat(heads, dim=2), sums.detach()
+    return torch.cat(heads, dim=2), Sums(sums.detach(), rest)
+
+
+def _integral(
+    means: Tensor, visible: Tensor, blind: bool, counts: Tensor, rest: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """softmax(G), and what a rest of earlier rows adds to softmax(G) V.
+
+    Columns of the rest have small means, so that their exponentials are 1 + G.
+
+    Args:
+        means: G without the rest, [batch, signal, rows, columns].
+        visible: [batch or 1, 1, rows, columns], true for visible columns.
+        blind: whether some rows may see nothing.
+        counts: number of visible columns, broadcastable to [batch, 1, rows, 1].
+        rest: see ``Sums``.
+    """
+    if rest is None:
+        return _masked_softmax(means, visible, blind), None
+    exponentials, mean_rest = means.exp() * visible, rest[:, :, None] / counts
+    total = exponentials.sum(-1, keepdim=True) + mean_rest[..., -1:]
+    return exponentials / total, mean_rest[..., :-1] / total
+
+
+def integral_series(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gamma: Tensor,
+    scaling: float,
+    real: Tensor | None,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> tuple[Tensor, Sums]:
+    """``causal_integral`` of a whole text, in linear time beyond that of fused attention.
+
+    Rows of G sum to one, and exp(G) = 1 + G + r with r = exp(G) - 1 - G ≤ (e - 2) G². So row n is
+
+        softmax(G) V = (Σ V[j] + (1/n) Σ (A₁V)[m] + Σ r[j] V[j]) / (n + 1 + Σ r[j])
+
+    with sums over j, m ≤ n. r is computed for the heaviest columns, such as sinks, and left out for
+    all others, on which attention spreads. The first rows, whose n is small, are exact.
+
+    Args:
+        query: see ``causal_integral``, also for the following and the result.
+        key: with as many columns as there are rows.
+        value: likewise.
+        gamma: weight of the integral.
+        scaling: factor of the scores.
+        real: false for padding.
+        attend: see ``differential_heads``.
+    """
+    rows, width = query.shape[2], value.shape[3]
+    key_heads = key.shape[1]
+    counts = torch.arange(1, rows + 1, device=query.device)[None]
+    if real is not None:
+        counts = real.cumsum(-1)
+        value = value * real[:, None, :, None].to(value.dtype)
+    exact = int((counts <= BLOCK_ROWS).any(0).sum())
+    first = query[:, :, :exact], key[:, :, :exact], value[:, :, :exact]
+    of_first = gamma if gamma.shape[2] == 1 else gamma[:, :, :exact]
+    seen = None if real is None else real[:, :exact]
+    heads = [causal_integral(*first, of_first, scaling, 0, seen, None)[0]]
+    heavy = _heavy_columns(query, key, scaling, real)
+    columns = value.new_zeros(*heavy.shape[:2], rows, heavy.shape[2])
+    columns.scatter_(2, heavy[:, :, None], 1)  # A₁ times these are the heavy columns of A₁
+    output = attend(query, key, torch.cat([value, columns], -1))
+    if real is not None:  # rows of padding are no rows of the mean
+        output = output * real[:, None, :, None].to(output.dtype)
+    heavy_values = value.gather(2, heavy[..., None].expand(-1, -1, -1, width))
+
+    def block(
+        output: Tensor,
+        value: Tensor,
+        gamma: Tensor,
+        counts: Tensor,
+        outputs: Tensor,
+        values: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute heads for some rows, and both sums after them."""
+        means = (outputs[:, :, None] + wide(output).cumsum(2)) / counts
+        mass = means[..., width:]
+        beyond = torch.expm1(mass) - mass
+        sums = values[:, :, None] + wide(value).cumsum(2)
+        found = means[..., :width] + _grouped_matmul(beyond, wide(heavy_values))
+        found = (found.unflatten(1, (key_heads, -1)) + sums[:, :, None]).flatten(1, 2)
+        integral = found / (counts + 1 + beyond.sum(-1, keepdim=True))
+        after = outputs + wide(output).sum(2), sums[:, :, -1]
+        return (wide(output[..., :width]) + gamma * integral).to(value.dtype), *after
+
+    outputs, values = (wide(each[:, :, :exact]).sum(2) for each in (output, value))
+    for start in range(exact, rows, SERIES_ROWS):
+        part = slice(start, start + SERIES_ROWS)
+        weight = gamma if gamma.shape[2] == 1 else gamma[:, :, part]
+        count = wide(counts[:, None, part, None])
+        given = output[:, :, part], value[:, :, part], weight, count, outputs, values
+        found, outputs, values = _checkpointed(block, *given)
+        heads.append(found)
+    return torch.cat(heads, dim=2), _sums(outputs.detach(), value, heavy, counts)
+
+
+def _sums(outputs: Tensor, value: Tensor, heavy: Tensor, counts: Tensor) -> Sums:
+    """Sums after a series.
+
+    Args:
+        outputs: Σ A₁ V and the column sums of heavy columns, [batch, signal, width + heavy].
+        value: [batch, key_heads, rows, width].
+        heavy: [batch, key_heads, heavy].
+        counts: number of columns so far, [batch or 1, rows].
+    """
+    rows, width = value.shape[2:]
+    mass = outputs[..., width:]
+    of_heads = heavy.repeat_interleave(mass.shape[1] // heavy.shape[1], dim=1)
+    columns = mass.new_zeros(*mass.shape[:2], rows).scatter(-1, of_heads, mass)
+    total = counts[:, None, -1:].to(mass.dtype).expand(*mass.shape[:2], 1)
+    whole = torch.cat([outputs[..., :width], total], -1)
+    return Sums(columns, whole - outputs_of(columns, value.detach()))
+
+
+@torch.no_grad()
+def _heavy_columns(query: Tensor, key: Tensor, scaling: float, real: Tensor | None) -> Tensor:
+    """The columns with the most weight in evenly spread rows, [batch, key_heads, heavy].
+
+    Args:
+        query: see ``causal_integral``.
+        key: with as many columns as there are rows.
+        scaling: factor of the scores.
+        real: false for padding.
+    """
+    rows, columns = query.shape[2], torch.arange(query.shape[2], device=query.device)
+    mass = wide(query.new_zeros(*key.shape[:2], rows))
+    chosen = torch.linspace(0, rows - 1, SAMPLED_ROWS, device=query.device).long()
+    for some in chosen.split(SAMPLED_AT_ONCE):
+        visible = (columns <= some[:, None])[None, None]
+        if real is not None:
+            visible = visible & real[:, None, None] & real[:, None, some, None]
+        maps = _map(query[:, :, some], key, scaling, visible, real is not None)
+        mass += maps.unflatten(1, (key.shape[1], -1)).sum((2, 3))
+    return mass.topk(min(HEAVY_COLUMNS, rows)).indices
 
 
 class Projected(NamedTuple):
@@ -213,28 +375,33 @@ def differential_heads(
     integral: str,
     past: int,
     real: Tensor | None,
-    past_sums: Tensor | None,
+    past_sums: Sums | None,
     attend: Callable[[Tensor, Tensor, Tensor], Tensor],
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Sums | None]:
     """(A₁ - λ A₂ + γ H) V, without holding a map in full.
 
     Args:
         projected: inputs.
         scaling: factor of the scores.
-        integral: ``none``, ``causal`` or ``column_mean``.
+        integral: ``none``, ``causal``, ``series`` (the causal one, of a whole text) or
+            ``column_mean``.
         past: see ``causal_integral``.
         real: see ``causal_integral``.
         past_sums: see ``causal_integral``.
         attend: computes softmax attention from queries, keys and values.
 
     Returns:
-        The heads, [batch, signal, rows, width], and the column sums of a causal integral.
+        The heads, [batch, signal, rows, width], and the sums of a causal integral.
     """
     query, key, value, noise_query, noise_key, lambda_, gamma = projected
     noise = added = sums = None
     if integral == "causal":
         assert gamma is not None
         signal, sums = causal_integral(query, key, value, gamma, scaling, past, real, past_sums)
+    elif integral == "series":
+        assert gamma is not None
+        assert past_sums is None
+        signal, sums = integral_series(query, key, value, gamma, scaling, real, attend)
     else:
         signal = attend(query, key, value)
     if integral == "column_mean":
@@ -247,8 +414,8 @@ def differential_heads(
 
 
 def differential_maps(
-    projected: Projected, scaling: float, integral: str, visible: Tensor, past_sums: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    projected: Projected, scaling: float, integral: str, visible: Tensor, past_sums: Sums | None
+) -> tuple[Tensor, Tensor | None, Sums]:
     """A₁ - λ A₂ + γ H in full, without a loop.
 
     Args:
@@ -260,20 +427,22 @@ def differential_maps(
         past_sums: see ``causal_integral``; padded with zeros to all columns.
 
     Returns:
-        The maps, [batch, signal, rows, columns], and the column sums after the last row, [batch,
-        signal, columns], in float32 or wider.
+        The maps, [batch, signal, rows, columns]; what a rest of earlier rows adds to the heads,
+        [batch, signal, rows, width], or None; and the sums after the last row.
     """
     maps = _map(projected.signal_query, projected.signal_key, scaling, visible, blind=True)
-    sums, gamma = maps.sum(-2), projected.gamma
-    added = noise = None
+    sums, rest, gamma = maps.sum(-2), None, projected.gamma
+    added = beyond = noise = None
     if integral == "causal":
         assert gamma is not None
         running = maps.cumsum(-2)
         if past_sums is not None:
-            past_sums = functional.pad(past_sums, (0, maps.shape[-1] - past_sums.shape[-1]))
-            sums, running = sums + past_sums, running + past_sums[..., None, :]
-        means = running / visible.sum(-1, keepdim=True).clamp_min(1)
-        added = gamma * _masked_softmax(means, visible, blind=True)
+            before, rest = past_sums
+            before = functional.pad(before, (0, maps.shape[-1] - before.shape[-1]))
+            sums, running = sums + before, running + before[..., None, :]
+        counts = visible.sum(-1, keepdim=True).clamp_min(1)
+        weights, beyond = _integral(running / counts, visible, True, counts, rest)
+        added, beyond = gamma * weights, None if beyond is None else gamma * beyond
     elif integral == "column_mean":
         assert gamma is not None
         text = visible | visible.transpose(-1, -2)  # all tokens of the row's own text
@@ -282,12 +451,23 @@ def differential_maps(
     if projected.noise_query is not None:
         assert projected.noise_key is not None
         noise = _map(projected.noise_query, projected.noise_key, scaling, visible, blind=True)
-    return combine(maps, noise, projected.lambda_, added), sums
+    return combine(maps, noise, projected.lambda_, added), beyond, Sums(sums, rest)
 
 
 def values_of(maps: Tensor, value: Tensor) -> Tensor:
     """[batch, signal, rows, columns] @ [batch, key_heads, columns, width], in float32 or wider."""
     return _grouped_matmul(wide(maps), wide(value))
+
+
+def outputs_of(columns: Tensor, value: Tensor) -> Tensor:
+    """Σ of some columns times V, and Σ of them, [batch, signal, width + 1].
+
+    Args:
+        columns: a number for each column, [batch, signal, columns].
+        value: [batch, key_heads, columns, width].
+    """
+    output = values_of(columns[:, :, None], value)[:, :, 0]
+    return torch.cat([output, columns.sum(-1, keepdim=True)], -1)
 
 
 def column_sums(

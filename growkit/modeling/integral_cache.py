@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
-from .differential_attention import column_sums
+from .differential_attention import Sums, column_sums, outputs_of
 
 CROPPED_ROWS = 256
 """How many of the last tokens can be cropped: a layer keeps their queries."""
@@ -18,14 +18,21 @@ class _ColumnSums:
 
     Attributes:
         column_sums: [batch, signal heads, tokens], the sum of all rows of the signal maps so far.
+        rest: [batch, signal heads, width + 1], what these leave out; see ``Sums``.
         queries: [batch, signal heads, last tokens, head_dim]; when tokens are cropped, their part
             of the sums is computed from their queries.
         real: [batch, tokens], false for padding; None if there is none.
     """
 
     column_sums: Tensor | None = None
+    rest: Tensor | None = None
     queries: Tensor | None = None
     real: Tensor | None = None
+
+    @property
+    def sums(self) -> Sums | None:
+        """Sums over all tokens so far; None before the first."""
+        return None if self.column_sums is None else Sums(self.column_sums, self.rest)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Reorder the beams."""
@@ -45,7 +52,7 @@ class _ColumnSums:
             self._map(lambda tensor: tensor.to(keys.device, non_blocking=True))
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        for name in ("column_sums", "queries", "real"):
+        for name in ("column_sums", "rest", "queries", "real"):
             if (tensor := getattr(self, name)) is not None:
                 setattr(self, name, change(tensor))
 
@@ -76,18 +83,18 @@ class IntegralLayer(_ColumnSums, DynamicLayer):
         return updated
 
     def add_rows(
-        self, sums: Tensor, queries: Tensor, key_heads: int, real: Tensor | None, scaling: float
+        self, sums: Sums, queries: Tensor, key_heads: int, real: Tensor | None, scaling: float
     ) -> None:
-        """Store the column sums after new rows, and what cropping these rows needs.
+        """Store the sums after new rows, and what cropping these rows needs.
 
         Args:
-            sums: [batch, signal heads, tokens].
+            sums: over all tokens.
             queries: queries of the new rows, [batch, signal heads, rows, head_dim].
             key_heads: number of signal key heads, which precede the noise key heads.
             real: [batch, tokens], false for padding; None if there is none.
             scaling: factor of the scores.
         """
-        self.column_sums, self.key_heads, self.real = sums, key_heads, real
+        (self.column_sums, self.rest), self.key_heads, self.real = sums, key_heads, real
         self.scaling = scaling
         queries = queries.detach()
         if self.queries is not None:
@@ -97,7 +104,7 @@ class IntegralLayer(_ColumnSums, DynamicLayer):
     def reset(self) -> None:
         """Forget everything."""
         super().reset()
-        self.column_sums = self.queries = self.real = None
+        self.column_sums = self.rest = self.queries = self.real = None
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some sequences of the batch."""
@@ -118,13 +125,13 @@ class IntegralLayer(_ColumnSums, DynamicLayer):
         Raises:
             ValueError: the layer no longer holds the queries of all these tokens.
         """
-        keys, before = self.keys, self.get_seq_length()
+        keys, values, before = self.keys, self.values, self.get_seq_length()
         super().crop(tokens_to_remove)
         left = self.get_seq_length()
         if left == before or self.column_sums is None:
             return
         if not left:
-            self.column_sums = self.queries = self.real = None
+            self.column_sums = self.rest = self.queries = self.real = None
             return
         kept = 0 if self.queries is None else self.queries.shape[2]
         if before - left > kept:
@@ -136,7 +143,11 @@ class IntegralLayer(_ColumnSums, DynamicLayer):
         assert keys is not None
         real, last = self.real, self.queries[:, :, left - before :]
         added = column_sums(last, keys[:, : self.key_heads], self.scaling, left, real)
-        self.column_sums = (self.column_sums - added)[..., :left]
+        sums = self.column_sums - added
+        if self.rest is not None:
+            assert values is not None
+            self.rest = self.rest + outputs_of(sums[..., left:], values[:, :, left:])
+        self.column_sums = sums[..., :left]
         self.queries = self.queries[:, :, : left - before]
         self.real = None if real is None else real[:, :left]
 
@@ -155,13 +166,14 @@ class StaticHeadsLayer(StaticLayer):
 class StaticIntegralLayer(_ColumnSums, StaticHeadsLayer):
     """Static layer with column sums, [batch, signal heads, max_cache_len]; cannot be cropped."""
 
-    def add_rows(self, sums: Tensor, *unused: object) -> None:
+    def add_rows(self, sums: Sums, *unused: object) -> None:
         """Store the column sums after new rows; see ``IntegralLayer``."""
+        columns = sums.columns
         if self.column_sums is None:
-            self.column_sums = sums.new_zeros(*sums.shape[:2], self.max_cache_len)
+            self.column_sums = columns.new_zeros(*columns.shape[:2], self.max_cache_len)
             _fix_address(self.column_sums)
         # In place, since compiled graphs read this address.
-        self.column_sums[..., : sums.shape[-1]].copy_(sums)
+        self.column_sums[..., : columns.shape[-1]].copy_(columns)
 
     def reset(self) -> None:
         """Forget everything."""

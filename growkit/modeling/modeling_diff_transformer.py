@@ -31,7 +31,10 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_diff_transformer import DiffTransformerConfig
 from .differential_attention import (
+    BLOCK_ROWS,
+    SHORTEST_SERIES,
     Projected,
+    Sums,
     differential_heads,
     differential_maps,
     fused_attention,
@@ -296,21 +299,24 @@ class DiffTransformerAttention(nn.Module):
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """Heads, [batch, signal, rows, width], and their maps where these are computed in full."""
-        integral, how = self.config.integral, (self.scaling, self.config.integral)
-        past_sums = layer.column_sums if layer is not None else None
+        integral = self.config.integral
+        past_sums = layer.sums if layer is not None else None
         maps: Tensor | None = None
-        sums: Tensor | None = None
+        sums: Sums | None = None
         real, visible = visibility.real, visibility.visible
         if visible is not None and (visibility.eager or integral != "none"):
-            maps, sums = differential_maps(projected, *how, visible, past_sums)
+            how = self.scaling, integral, visible, past_sums
+            maps, beyond, sums = differential_maps(projected, *how)
             heads = values_of(maps, projected.value)
+            heads = heads if beyond is None else heads + beyond
         elif visibility.packed:
             parts = []
             for texts in visibility.packed:
                 real = texts.real if integral != "none" else None
                 attend = partial(fused_attention, scaling=self.scaling, past=0, real=real)
                 unpacked = projected.map(texts.unpack)
-                parts.append(differential_heads(unpacked, *how, 0, real, None, attend)[0])
+                packed = self.scaling, self._integral(unpacked, 0, None), 0, real, None, attend
+                parts.append(differential_heads(unpacked, *packed)[0])
             heads = repack(visibility.packed, parts, len(projected.value))
         else:
             attend = partial(self._attend_externally, mask=visible, kwargs=kwargs)
@@ -318,11 +324,26 @@ class DiffTransformerAttention(nn.Module):
                 attend = partial(
                     fused_attention, scaling=self.scaling, past=past, real=real, visible=visible
                 )
-            heads, sums = differential_heads(projected, *how, past, real, past_sums, attend)
+            integral = self._integral(projected, past, layer)
+            of_text = past, real, past_sums, attend
+            heads, sums = differential_heads(projected, self.scaling, integral, *of_text)
         if layer is not None:
+            assert sums is not None
             query, key = projected.signal_query, projected.signal_key
             layer.add_rows(sums, query, key.shape[1], visibility.real, self.scaling)
         return heads, maps
+
+    def _integral(self, projected: Projected, past: Any, layer: Any) -> str:
+        """The integral for ``differential_heads``: the series where the config and the text allow.
+
+        A static cache, which graphs read, holds the column sums of an exact one.
+        """
+        config, query = self.config, projected.signal_query
+        rows = SHORTEST_SERIES if config.integral_method == "auto" else BLOCK_ROWS + 1
+        fits = not isinstance(past, Tensor) and past == 0 and query.shape[2] >= rows
+        fits = fits and query.dtype != torch.float64 and not isinstance(layer, StaticIntegralLayer)
+        chosen = config.integral == "causal" and config.integral_method != "exact"
+        return "series" if chosen and fits else config.integral
 
     def _update_pages(
         self, cache: Any, key: Tensor, value: Tensor, kwargs: dict[str, Any]
