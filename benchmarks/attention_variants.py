@@ -50,6 +50,7 @@ class Variant:
 
 PLAIN = {"head_norm": "none", "head_output_scale": "none"}
 CAUSAL = {"integral": "causal"}
+SERIES = CAUSAL | {"integral_method": "series"}
 SHARED = {"qk_projection": "shared", "shared_scope": "head"}
 VARIANTS = {
     "softmax": Variant(16, 0, 8, 1, PLAIN),
@@ -58,9 +59,12 @@ VARIANTS = {
     "V2": Variant(8, 8, 4, 1, PLAIN | {"noise_keys": "shared", "lambda_type": "projected"}),
     "Shared DIFF, head scope": Variant(switches=SHARED),
     "DINT causal, unified": Variant(switches=CAUSAL),
+    "DINT causal, unified, series": Variant(switches=SERIES),
     "DINT causal, gated": Variant(switches=CAUSAL | {"gamma": "gated"}),
+    "DINT causal, gated, series": Variant(switches=SERIES | {"gamma": "gated"}),
     "DINT column mean": Variant(switches={"integral": "column_mean"}),
     "grouped shared DINT 4:1": Variant(8, 2, 4, switches=SHARED | CAUSAL),
+    "grouped shared DINT 4:1, series": Variant(8, 2, 4, switches=SHARED | SERIES),
 }
 
 
@@ -137,6 +141,8 @@ def maps(module: Any, hidden: Tensor, positions: Positions) -> Tensor:
     strength = module._lambda(hidden)
     gamma = strength * getattr(module, "gamma_gate", 1)
     whole = found - strength * other.repeat_interleave(signal // noise, dim=1)
+    gate = getattr(module, "gamma_gate", None)
+    gamma = strength if gate is None else strength * gate
     if config.integral == "causal":
         counts = torch.arange(1, tokens + 1, device=hidden.device)[:, None]
         means = found.cumsum(-2) / counts

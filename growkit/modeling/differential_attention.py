@@ -256,11 +256,11 @@ def integral_series(
     """
     rows, width = query.shape[2], value.shape[3]
     key_heads = key.shape[1]
-    counts = torch.arange(1, rows + 1, device=query.device)[None]
+    counts, exact = torch.arange(1, rows + 1, device=query.device)[None], BLOCK_ROWS
     if real is not None:
         counts = real.cumsum(-1)
+        exact = int((counts <= BLOCK_ROWS).any(0).sum())
         value = value * real[:, None, :, None].to(value.dtype)
-    exact = int((counts <= BLOCK_ROWS).any(0).sum())
     first = query[:, :, :exact], key[:, :, :exact], value[:, :, :exact]
     of_first = gamma if gamma.shape[2] == 1 else gamma[:, :, :exact]
     seen = None if real is None else real[:, :exact]

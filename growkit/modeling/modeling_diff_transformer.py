@@ -315,7 +315,7 @@ class DiffTransformerAttention(nn.Module):
                 real = texts.real if integral != "none" else None
                 attend = partial(fused_attention, scaling=self.scaling, past=0, real=real)
                 unpacked = projected.map(texts.unpack)
-                packed = self.scaling, self._integral(unpacked, 0, None), 0, real, None, attend
+                packed = self.scaling, self._integral(unpacked, 0, real), 0, real, None, attend
                 parts.append(differential_heads(unpacked, *packed)[0])
             heads = repack(visibility.packed, parts, len(projected.value))
         else:
@@ -324,7 +324,7 @@ class DiffTransformerAttention(nn.Module):
                 attend = partial(
                     fused_attention, scaling=self.scaling, past=past, real=real, visible=visible
                 )
-            integral = self._integral(projected, past, layer)
+            integral = self._integral(projected, past, real, layer)
             of_text = past, real, past_sums, attend
             heads, sums = differential_heads(projected, self.scaling, integral, *of_text)
         if layer is not None:
@@ -333,17 +333,22 @@ class DiffTransformerAttention(nn.Module):
             layer.add_rows(sums, query, key.shape[1], visibility.real, self.scaling)
         return heads, maps
 
-    def _integral(self, projected: Projected, past: Any, layer: Any) -> str:
+    def _integral(
+        self, projected: Projected, past: Any, real: Tensor | None, layer: Any = None
+    ) -> str:
         """The integral for ``differential_heads``: the series where the config and the text allow.
 
-        A static cache, which graphs read, holds the column sums of an exact one.
+        A static cache, which graphs read, holds the column sums of an exact one; and a graph does
+        not know where padding ends.
         """
         config, query = self.config, projected.signal_query
+        if config.integral != "causal" or config.integral_method == "exact":
+            return config.integral
         rows = SHORTEST_SERIES if config.integral_method == "auto" else BLOCK_ROWS + 1
-        fits = not isinstance(past, Tensor) and past == 0 and query.shape[2] >= rows
-        fits = fits and query.dtype != torch.float64 and not isinstance(layer, StaticIntegralLayer)
-        chosen = config.integral == "causal" and config.integral_method != "exact"
-        return "series" if chosen and fits else config.integral
+        whole = not isinstance(past, Tensor) and past == 0 and query.shape[2] >= rows
+        graph = isinstance(layer, StaticIntegralLayer)
+        graph = graph or (torch.compiler.is_compiling() and real is not None)
+        return "series" if whole and not graph and query.dtype != torch.float64 else "causal"
 
     def _update_pages(
         self, cache: Any, key: Tensor, value: Tensor, kwargs: dict[str, Any]

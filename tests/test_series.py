@@ -1,0 +1,265 @@
+"""The integral in linear time, against the exact one in float64, on whole maps.
+
+An error is the largest of a row, over the root mean square of the row's output. It must stay below
+a quarter of what rounding the exact output to bfloat16 does.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from growkit.modeling import differential_attention
+from growkit.modeling.differential_attention import (
+    BLOCK_ROWS,
+    causal_integral,
+    fused_attention,
+    integral_series,
+)
+from tests.conftest import seeded
+from tests.test_modeling import CACHED, VOCABULARY, build, distance, left_padded, tokens
+
+SCALING = 0.3
+GAMMA = torch.full((1, 1, 1, 1), 0.7)
+SHAPES = ("spread", "sink of 3", "sink of 6", "sink of 10", "hot column", "padded")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs in float32, with the exact heads in float64.
+
+    Attributes:
+        query: [2, signal, rows, 16].
+        key: [2, key heads, rows, 16].
+        value: [2, key heads, rows, 24].
+        real: false for padding.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    real: Tensor | None
+
+    @property
+    def exact(self) -> Tensor:
+        """(A₁ + γ softmax(G)) V, from whole maps."""
+        return self.heads(self.query.double(), self.key.double(), self.value.double())
+
+    def heads(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        groups, rows = query.shape[1] // key.shape[1], query.shape[2]
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+        visible = torch.ones(rows, rows, dtype=torch.bool).tril()[None, None]
+        if self.real is not None:
+            visible = visible & self.real[:, None, None] & self.real[:, None, :, None]
+        maps = self.softmax(query @ key.transpose(-1, -2) * SCALING, visible)
+        means = maps.cumsum(-2) / visible.sum(-1, keepdim=True).clamp_min(1)
+        return (maps + GAMMA.to(maps.dtype) * self.softmax(means, visible)) @ value
+
+    @staticmethod
+    def softmax(scores: Tensor, visible: Tensor) -> Tensor:
+        return scores.masked_fill(~visible, -1e30).softmax(-1) * visible
+
+    def series(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        attend = partial(fused_attention, scaling=SCALING, past=0, real=self.real)
+        return integral_series(query, key, value, GAMMA, SCALING, self.real, attend)[0]
+
+    def errors(self, found: Tensor) -> Tensor:
+        """Of all real rows."""
+        exact = self.exact
+        scale = exact.square().mean(-1).sqrt()
+        errors = (found.double() - exact).abs().amax(-1) / scale.clamp_min(1e-30)
+        return errors if self.real is None else errors[self.real[:, None].expand_as(errors)]
+
+
+def drawn(seed: int, shape: str, rows: int | None = None) -> Case:
+    choose, generator = seeded(seed), torch.Generator().manual_seed(seed)
+    rows = rows or choose.choice([BLOCK_ROWS + 1, 200, 333, 700, 1024, 1500])
+    heads = choose.choice([1, 2])
+    signal = heads * choose.choice([1, 2, 3])
+    query = torch.randn(2, signal, rows, 16, generator=generator)
+    key = torch.randn(2, heads, rows, 16, generator=generator)
+    value = torch.randn(2, heads, rows, 24, generator=generator)
+    real = None
+    if shape == "padded":
+        real = left_padded((2, rows), choose.randrange(1, 90), 0).bool()
+    elif shape != "spread":
+        height = 8.0 if shape == "hot column" else float(shape.rpartition(" ")[2])
+        place = rows // 2 if shape == "hot column" else 0
+        key[:, :, place] = 0
+        key[:, :, place, 0], query[..., 0] = height / SCALING / 3, 3
+    return Case(query, key, value, real)
+
+
+def quarter(case: Case) -> float:
+    """A quarter of what rounding to bfloat16 does to the worst row."""
+    return float(case.errors(case.exact.bfloat16()).max()) / 4
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(12))
+def test_the_series_is_the_integral(seed: int, shape: str) -> None:
+    case = drawn(seed, shape)
+    given = case.query, case.key, case.value
+    assert float(case.errors(case.series(*given)).max()) < quarter(case) / 4
+    halves = [each.bfloat16() for each in given]
+    rounded = Case(*(each.float() for each in halves), case.real)
+    exact, _ = causal_integral(*halves, GAMMA, SCALING, 0, case.real, None)
+    ours, theirs = rounded.errors(case.series(*halves)), rounded.errors(exact)
+    assert float(ours.max()) < 2 * float(theirs.max())
+
+
+@pytest.mark.parametrize("shape", ["sink of 6", "sink of 10"])
+def test_heavy_columns_are_needed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the columns that weigh least in their place, the series is off."""
+    case = drawn(1, shape, 400)
+    heavy = differential_attention._heavy_columns
+
+    def light(*given: Any) -> Tensor:
+        return (heavy(*given) + 7) % 400
+
+    monkeypatch.setattr(differential_attention, "_heavy_columns", light)
+    assert float(case.errors(case.series(case.query, case.key, case.value)).max()) > quarter(case)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("shape", SHAPES[:-1])
+def test_errors_are_below_their_bound(shape: str) -> None:
+    """Without any heavy column: (e - 2) Σ G² bounds the weights that are left out."""
+    case = drawn(2, shape, 500)
+    groups = case.query.shape[1] // case.key.shape[1]
+    key, value = (each.double().repeat_interleave(groups, 1) for each in (case.key, case.value))
+    visible = torch.ones(500, 500, dtype=torch.bool).tril()
+    maps = case.softmax(case.query.double() @ key.transpose(-1, -2) * SCALING, visible)
+    counts = visible.sum(-1, keepdim=True)
+    means = maps.cumsum(-2) / counts
+    left = (math.e - 2) * means.square()
+    places = differential_attention._heavy_columns(case.query, case.key, SCALING, None)
+    left.scatter_(-1, places.repeat_interleave(groups, 1)[:, :, None].expand(-1, -1, 500, -1), 0)
+    bound = 2 * left.sum(-1) * value.abs().amax((-1, -2))[..., None] / (counts[:, 0] + 1)
+    off = (case.series(case.query, case.key, case.value).double() - case.exact).abs().amax(-1)
+    rounding = 1e-5 * case.exact.square().mean().sqrt()
+    assert bool((off <= 0.7 * bound + rounding).all())
+    assert bool((off[..., BLOCK_ROWS:] > 0.001 * bound[..., BLOCK_ROWS:]).any())
+
+
+def gradients(heads: Callable[..., Tensor], given: list[Tensor], real: Tensor | None) -> list[Any]:
+    given = [each.clone().requires_grad_() for each in given]
+    generator = torch.Generator().manual_seed(0)
+    found = heads(*given)
+    weights = torch.randn(found.shape, generator=generator).to(found.dtype)
+    weights = weights if real is None else weights * real[:, None, :, None]
+    (found * weights).sum().backward()
+    return [each.grad for each in given]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients(seed: int, shape: str) -> None:
+    """Closer to those of whole maps than a tenth of what bfloat16 does to them."""
+    case = drawn(seed, shape)
+    given = [case.query, case.key, case.value]
+    exact = gradients(case.heads, [each.double() for each in given], case.real)
+    found = gradients(case.series, given, case.real)
+    halves = gradients(case.heads, [each.bfloat16() for each in given], case.real)
+    for expected, ours, rounded in zip(exact, found, halves, strict=True):
+        error, limit = ((each.double() - expected).norm() for each in (ours, rounded))
+        assert float(error) < float(limit) / 10
+
+
+# Models
+
+
+def pair(variant: str, method: str = "series") -> tuple[Any, Any]:
+    """The same model in float32, with the exact integral and with another method."""
+    exact = build(**CACHED[variant], max_position_embeddings=1024).float()
+    series = copy.deepcopy(exact)
+    series.config.integral_method = method
+    return exact, series
+
+
+def logits(model: Any, ids: Tensor, mask: Tensor | None, crop: int = 0) -> Tensor:
+    """Of all tokens: a long prompt, single tokens of which some are taken back, and the rest."""
+    cache, found = DynamicCache(config=model.config), ids.new_zeros(*ids.shape, VOCABULARY).float()
+    places = [0, 200, 201, 202, 202 - crop, ids.shape[1]]
+    for first, last in pairwise(places):
+        if last < first:
+            cache.crop(last - first)
+        elif last > first:
+            seen = {} if mask is None else {"attention_mask": mask[:, :last]}
+            with torch.no_grad():
+                found[:, first:last] = model(ids[:, first:last], cache=cache, **seen).logits
+    return found
+
+
+@pytest.mark.parametrize("variant", ["dint", "gated dint", "shared dint"])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("crop", [0, 2, 40])
+def test_models_with_a_cache(variant: str, padded: bool, crop: int) -> None:
+    exact, series = pair(variant)
+    ids, mask = tokens((2, 240)), left_padded((2, 240), 0, 30) if padded else None
+    with torch.no_grad():
+        whole = exact(ids, attention_mask=mask, use_cache=False).logits
+    assert 1e-7 < distance(whole, logits(series, ids, mask, crop), mask) < 1e-3
+
+
+def test_sums_without_their_rest_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, series = pair("dint")
+    ids = tokens((2, 240))
+    found = logits(series, ids, None)
+    sums = differential_attention._sums
+    monkeypatch.setattr(differential_attention, "_sums", lambda *a: sums(*a)._replace(rest=None))
+    assert distance(found[:, 200:], logits(series, ids, None)[:, 200:]) > 1e-3
+
+
+def test_when_the_series_is_taken() -> None:
+    """Not in float64, nor for short texts, where ``auto`` and the exact integral are the same."""
+    exact, series = pair("dint")
+    ids = tokens((1, 200))
+    with torch.no_grad():
+        assert not torch.equal(exact(ids).logits, series(ids).logits)
+        series.config.integral_method = "auto"
+        assert torch.equal(exact(ids).logits, series(ids).logits)
+        long = tokens((1, differential_attention.SHORTEST_SERIES))
+        assert not torch.equal(exact(long).logits, series(long).logits)
+        assert torch.equal(exact.double()(long).logits, series.double()(long).logits)
+
+
+def test_packed_texts_and_maps_agree() -> None:
+    exact, series = pair("dint")
+    ids, lengths = tokens((1, 400)), (150, 250)
+    places = torch.cat([torch.arange(each) for each in lengths])[None]
+    with torch.no_grad():
+        both = [
+            model(ids, position_ids=places, use_cache=False).logits for model in (exact, series)
+        ]
+        assert 1e-7 < distance(*both) < 1e-3
+        cache = DynamicCache(config=series.config)
+        series(ids[:, :300], cache=cache)
+        series.set_attn_implementation("eager")
+        found = series(ids[:, 300:], cache=cache).logits
+        assert distance(exact(ids).logits[:, 300:], found) < 1e-3
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("padded", [False, True])
+def test_compiled(padded: bool) -> None:
+    _, series = pair("dint")
+    ids = tokens((2, 200))
+    mask = left_padded((2, 200), 0, 30) if padded else torch.ones_like(ids)
+    torch._dynamo.reset()
+    compiled = torch.compile(series, backend="eager", fullgraph=True)
+    inputs = {"attention_mask": mask} if padded else {}
+    with torch.no_grad():
+        expected = series(ids, **inputs, use_cache=False).logits
+        found = compiled(ids, **inputs, use_cache=False).logits
+    assert distance(expected, found, mask) < 1e-3
