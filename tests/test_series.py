@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+import growkit
+from growkit.cli.demo import MODEL
 from growkit.modeling import differential_attention
 from growkit.modeling.differential_attention import (
     BLOCK_ROWS,
@@ -24,6 +27,7 @@ from growkit.modeling.differential_attention import (
     fused_attention,
     integral_series,
 )
+from growkit.results.proof import Finding
 from tests.conftest import seeded
 from tests.test_modeling import CACHED, VOCABULARY, build, distance, left_padded, tokens
 
@@ -263,3 +267,25 @@ def test_compiled(padded: bool) -> None:
         expected = series(ids, **inputs, use_cache=False).logits
         found = compiled(ids, **inputs, use_cache=False).logits
     assert distance(expected, found, mask) < 1e-3
+
+
+def test_the_proof_measures_the_series(tmp_path: Path) -> None:
+    """On the demo model, whose first layer has a sink; with a fault, it is far off."""
+    options: dict[str, Any] = {"gamma": "unified", "integral_method": "series", "verify": False}
+    growkit.convert(MODEL, tmp_path / "dint", "dint", **options)
+    settings = growkit.Settings(prompts=2, length=200)
+
+    def measured() -> Finding:
+        result = growkit.verify(tmp_path / "dint", tmp_path / "dint", settings)
+        return next(each for each in result["findings"] if each.name == "series")
+
+    found = measured()
+    assert found.measured is not None
+    assert found.limit is not None
+    assert 1e-7 < found.measured < found.limit / 4
+    assert "400 tokens" in found.sentence
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(differential_attention, "HEAVY_COLUMNS", 0)
+        assert measured().measured > 2 * found.measured
+    settings = growkit.Settings(prompts=1, length=100)
+    assert "too few" in measured().sentence

@@ -30,6 +30,12 @@ class Dint(OnDiffTransformer):
         Option(
             "integral", "which integral; column_mean sees later tokens", ("causal", "column_mean")
         ),
+        Option(
+            "integral_method",
+            "how a causal integral is computed; the series, in long texts under auto, is as fast "
+            "as DIFF",
+            ("exact", "series", "auto"),
+        ),
     )
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
@@ -37,7 +43,7 @@ class Dint(OnDiffTransformer):
         diff = self.with_noise_heads(source, "it has no λ")
         if diff["integral"] != "none":
             raise refuse(self.name, diff, "it has an integral already")
-        config = diff | {key: options[key] for key in ("gamma", "integral")}
+        config = diff | {option.name: options[option.name] for option in self.options}
         moves = diff["head_output_scale"] != "none" and diff["head_norm"] != "none"
         if moves:
             config |= {"head_output_scale": "none", "head_norm": "affine"}

@@ -30,6 +30,7 @@ from growkit.proof.folder import compare_folders
 from growkit.proof.function import FunctionProof
 from growkit.proof.modes import modes, run_whole_models
 from growkit.proof.preflight import check_vocabularies
+from growkit.proof.series import series_finding
 from growkit.proof.trainability import trainability_finding
 from growkit.proof.training import check_room, prove_training, state_paths
 from growkit.proof.weights import as_planned, check_order, compare_weights, origin_of
@@ -203,8 +204,11 @@ def prove(
             files.named += [read.sentence] if read.kept is not False else []
         if logits.trainability:
             findings.append(trainability_finding(logits.trainability, asked=look))
-        if found := logits.device_finding(varying):
-            findings.append(found)
+        others = (
+            series_finding(after, prompts.windows, logits.place),
+            logits.device_finding(varying),
+        )
+        findings += [found for found in others if found]
         fingerprint = logits.fingerprint()
     notes = [*files.named, *logits.notes]
     if recipe is not None and recipe.adapter is not None and adapter is None:

@@ -280,8 +280,8 @@ class Finding(Result):
     Attributes:
         name: ``weights``, ``files``, ``strict_float64``, ``negative_control``, ``native``,
             ``max_kl``, the name of an inference mode, ``adapter``, ``training``, ``dequantised``
-            (of a quantised source), ``trainability``, ``device`` (if it is not a CPU) or
-            ``amount``.
+            (of a quantised source), ``trainability``, ``series`` (of an integral that is not
+            computed exactly), ``device`` (if it is not a CPU) or ``amount``.
         kept: whether the measured value is within its limit; null if nothing is promised, or
             nothing was measured.
         sentence: the finding in words, without a full stop.
