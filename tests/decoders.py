@@ -1,11 +1,11 @@
-"""The tables of ``docs/decoders.md``: how every causal language model of transformers can grow.
+"""``benchmarks/results/decoders.md``: how every causal language model of transformers can grow.
 
 Tiny random models of every type grow along every axis. Logits of transformers' own classes, loaded
 from both folders in strict float64, show whether the promise holds, and ``growkit.verify`` must say
 the same; it must also notice a matrix of the grown model that is 1 % larger.
 
 ``python -m tests.decoders LINES [TYPE ...]`` adds types to a file of JSON lines, so that it can be
-stopped at any time, and writes the page once the file has all types.
+stopped at any time, and writes the tables once the file has all types.
 """
 
 import json
@@ -31,8 +31,15 @@ from growkit.sources import find
 from tests.architectures import TYPES, outcome, save, with_fault
 from tests.conftest import strict_logits
 
-FILE = Path(growkit.__file__).parents[1] / "docs" / "decoders.md"
-BEGIN, END = "<!-- decoders -->\n", "<!-- end -->\n"
+FILE = Path(growkit.__file__).parents[1] / "benchmarks" / "results" / "decoders.md"
+TITLE = """# Decoders of transformers
+
+Tiny random models of every type, three of each, are grown along every axis in the first way that is
+possible. A cell is the promise that transformers' own classes kept in strict float64 (exact: below
+1e-12) and `growkit verify` confirmed; it also noticed a matrix of one model that is 1 % larger.
+*untied*: with `--untie`; *alone*: no other size grows with hidden; *stack*: with `--blocks stack`.
+`python -m tests.decoders LINES` makes this page.
+"""
 
 ALONE = {"ffn": "x1", "heads": "x1", "kv_heads": "x1"}
 DEPTH = {"method": "depth", "layers": "x2"}
@@ -216,7 +223,7 @@ SHORTER = (
 
 
 def as_markdown(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The generated part of the page: types that can do the same, and why others cannot."""
+    """The page: types that can do the same, and why others cannot."""
     rows: dict[tuple[str, ...], list[str]] = {}
     whys: dict[str, dict[str, list[str]]] = {}
     for line in lines:
@@ -245,7 +252,7 @@ def as_markdown(lines: Sequence[Mapping[str, Any]]) -> str:
     for why, of in whys.items():
         types = "; ".join(f"{named.get(axis, axis)}: {', '.join(of[axis])}" for axis in of)
         shown.append(f"| {why} | {types} |")
-    return BEGIN + "\n".join(shown) + "\n" + END
+    return "\n".join([TITLE, *shown]) + "\n"
 
 
 def row_of(line: Mapping[str, Any]) -> tuple[str, ...]:
@@ -289,9 +296,7 @@ def main(file: Path, *kinds: str) -> list[str]:
             with file.open("a", encoding="utf-8") as more:
                 more.write(json.dumps(lines[kind]) + "\n")
     if lines.keys() >= {*TYPES}:
-        before, _, rest = FILE.read_text("utf-8").partition(BEGIN)
-        written = as_markdown([lines[kind] for kind in TYPES])
-        FILE.write_text(before + written + rest.partition(END)[2], encoding="utf-8")
+        FILE.write_text(as_markdown([lines[kind] for kind in TYPES]), encoding="utf-8")
     return [f"{kind}: {fault}" for kind, line in lines.items() for fault in faults(line)]
 
 

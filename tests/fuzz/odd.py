@@ -214,7 +214,7 @@ def _other_tensor(random: Random, tensors: dict[str, torch.Tensor]) -> None:
         tensors[name] = tensor.to(getattr(torch, random.choice(DTYPES)))
     elif what < 6:
         fill = random.choice([0.0, 1.0, 1.0, 1.0, float("nan"), 3e38])
-        filled = torch.full(sizes, fill, dtype=tensor.dtype)
+        filled = torch.full(sizes, fill).to(tensor.dtype)
         tensors[name] = random.choice([filled, tensor[None], tensor.flatten()])
     elif what < 8:
         tensors[other] = tensor
