@@ -157,7 +157,12 @@ def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
             "compared; dequantise it first (growkit convert TARGET OUT --to dense-weights), and "
             "compare that"
         )
-    return source.whole() if "text_config" in after.config else source.open(), after
+    before = source.whole()
+    if "text_config" in after.config:
+        return before, after
+    found = inside(before)
+    same = found and found.config.get("model_type") == after.config.get("model_type")
+    return found if found and same else alone(before), after
 
 
 # The Hub
@@ -328,13 +333,22 @@ def alone(checkpoint: Checkpoint) -> Checkpoint:
         InputError: transformers does not accept the config of the whole model.
     """
     known = {kind for family in families().values() for kind in family.model_types}
-    inner, kind = checkpoint.config.get("text_config"), checkpoint.config.get("model_type")
-    if not isinstance(inner, dict) or kind in known or not tensors_inside(checkpoint.tensors):
+    if checkpoint.config.get("model_type") in known:
         return checkpoint
-    config = _config_inside(checkpoint)
-    if not config or config.get("model_type") not in known:
-        return checkpoint
-    return Inside(checkpoint, config)
+    found = inside(checkpoint)
+    return found if found and found.config.get("model_type") in known else checkpoint
+
+
+def inside(checkpoint: Checkpoint) -> Inside | None:
+    """The language model inside a multimodal checkpoint; None if none can be taken out.
+
+    Raises:
+        InputError: transformers does not accept the config of the whole model.
+    """
+    if not tensors_inside(checkpoint.tensors):
+        return None
+    config = config_inside(checkpoint.config, checkpoint.folder)
+    return Inside(checkpoint, config) if config else None
 
 
 def tensors_inside(names: Iterable[str]) -> dict[str, str]:
@@ -351,12 +365,15 @@ def tensors_inside(names: Iterable[str]) -> dict[str, str]:
     return found if any(not name.startswith("lm_head.") for name in found) else {}
 
 
-def _config_inside(checkpoint: Checkpoint) -> Config | None:
-    """The language model's own config; None if transformers has no class for the whole model."""
+def config_inside(whole: Config, folder: Path) -> Config | None:
+    """The config of the language model inside a multimodal one.
+
+    None if there is no other model inside, or transformers has no class for the whole.
+    """
     from transformers import CONFIG_MAPPING
 
-    whole, folder = checkpoint.config, checkpoint.folder
-    if whole.get("model_type") not in CONFIG_MAPPING:
+    inner = whole.get("text_config")
+    if not isinstance(inner, dict) or whole.get("model_type") not in CONFIG_MAPPING:
         return None
     with quiet(), foreign(f"transformers cannot load {folder}", "correct its config.json"):
         resolved: Any = parsed(whole, str(folder / "config.json"))

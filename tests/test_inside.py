@@ -170,7 +170,7 @@ def test_two_wholes_are_compared_as_wholes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "whole", "said"),
     [
-        ({"model_type": "glm"}, {}, r"language model inside .text_config, 'glm'. cannot"),
+        ({"model_type": "clip_text_model"}, {}, r"has no language model of model_type 'clip_t"),
         (
             {},
             {"quantization_config": {"quant_method": "fp8"}},

@@ -8,7 +8,7 @@ from growkit.checkpoint.dequantising import dense_config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import MOST_DIGITS
 from growkit.families.family import families
-from growkit.sources import Source
+from growkit.sources import Source, config_inside
 
 
 def family_for(
@@ -27,18 +27,24 @@ def family_for(
         InputError: parts of its class cannot be described, or its quantised weights are not read.
     """
     config = Folder(source.folder).json("config.json", MOST_DIGITS)
-    kind = config.get("model_type")
     known = {each for of in families().values() for each in of.model_types}
-    if family is not None or not isinstance(kind, str) or kind in known or "text_config" in config:
+    kind = config.get("model_type")
+    if family is not None or not isinstance(kind, str) or kind in known:
         return family, None
+    where = str(source.folder / "config.json")
+    config, _ = dense_config(config, where)
+    config = config_inside(config, source.folder) or config
+    kind = config.get("model_type")
+    if kind in known:
+        return None, None
     from transformers import CONFIG_MAPPING
 
     if kind not in CONFIG_MAPPING:
         return None, None
     from growkit.inference.inferring import InferredFamily
 
-    started, where = time.perf_counter(), str(source.folder / "config.json")
-    found = InferredFamily(dense_config(config, where)[0], where)
+    started = time.perf_counter()
+    found = InferredFamily(config, where)
     seconds = time.perf_counter() - started
     tried = "every axis tried"
     if fixed := found.description.get("fixed"):

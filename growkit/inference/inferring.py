@@ -35,7 +35,7 @@ from growkit.recipe.planner import change
 from growkit.recipe.recipe import DEFAULT_METHOD, GrowStep
 from growkit.results import versions
 from growkit.results.operation import Evidence, Inference, Trial
-from growkit.sources import find
+from growkit.sources import find, inside
 
 GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "hidden": tuple(
@@ -64,7 +64,8 @@ def infer(folder: str | Path) -> Inference:
     Raises:
         InputError: transformers has no such class, or parts of it cannot be described.
     """
-    checkpoint = find(folder).whole()
+    whole = find(folder).whole()
+    checkpoint = inside(whole) or whole
     layers = checkpoint.config.get("num_hidden_layers")
     if isinstance(layers, int) and len(checkpoint.tensors) < layers <= MOST_LAYERS:
         raise InputError(
