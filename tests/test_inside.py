@@ -59,6 +59,15 @@ WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
         },
         {"hidden": "x3"},
     ),
+    "of an inferred family": (
+        "llava",
+        {
+            "text_config": TEXT | {"model_type": "glm4", "hidden_size": 24, "pad_token_id": 0},
+            "vision_config": VISION | {"model_type": "clip_vision_model", "projection_dim": 16},
+            "image_token_index": 28,
+        },
+        {"hidden": "x2"},
+    ),
 }
 """Type, config and sizes to grow to."""
 
@@ -122,15 +131,17 @@ def test_it_is_grown_with_an_adapter_of_the_whole(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.usage
-def test_it_is_proved_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gemma3", "of an inferred family"])
+def test_it_is_proved_alone(name: str, tmp_path: Path) -> None:
     """With the manifest that says how it was made, and without one."""
-    source, out = save_whole(tmp_path / "source", "gemma3"), tmp_path / "out"
+    source, out = save_whole(tmp_path / "source", name), tmp_path / "out"
     assert growkit.grow(source, out, ffn="x2", verify=QUICK)["kept"]
+    assert growkit.verify(source, out, prompts=1, length=12)["kept"]
     (out / "growkit.json").unlink()
     verdict = growkit.verify(source, out, prompts=1, length=12)
     assert verdict["kept"]
     with edit_weights(out) as tensors:
-        tensors["model.layers.1.mlp.up_proj.weight"][3, 5] += 0.5
+        tensors["model.layers.1.mlp.down_proj.weight"][3, 5] += 0.5
     assert not growkit.verify(source, out, prompts=1, length=12)["kept"]
 
 
