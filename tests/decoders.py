@@ -145,7 +145,7 @@ class Models:
             found["error"], wrong = max(found["error"], error), not error < LIMITS[found["promise"]]
             said = judged(source, out) if seed == chosen or wrong else {}
             shutil.rmtree(out)
-            if said and not said["kept"] and (wrong or said.get("unable")):
+            if said and not said["kept"]:
                 raise InputError(f"the proof refuses it: {said['reason']}")
             found |= said
         return found

@@ -65,7 +65,8 @@ class Diff(OnDiffTransformer):
                 bool(source.read(gate).any()) for gate in gates
             ):
                 promise, lost = "different", "the integral, which this model has learned to use"
-            plans.append(rewrite(current, diff | {"integral": "none", "use_cache": True}))
+            none = {"integral": "none", "integral_method": "exact", "use_cache": True}
+            plans.append(rewrite(current, diff | none))
             current = Planned(current, plans[-1])
         ratio = (diff["num_attention_heads"] - diff["num_noise_heads"]) // diff["num_noise_heads"]
         if ratio > 1:

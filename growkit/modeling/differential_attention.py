@@ -31,8 +31,8 @@ BLOCK_ROWS = 128
 HEAVY_COLUMNS = 8
 """Number of columns of each key head whose means the series takes exactly."""
 
-SAMPLED_ROWS, SAMPLED_AT_ONCE = 64, 16
-"""Number of rows of a map from which heavy columns are chosen: in all, and in memory at a time."""
+EXACT_ROWS = 256
+"""Number of tokens at the beginning of a text whose rows are always exact."""
 
 SERIES_ROWS = 512
 """Number of rows of a series in memory at a time."""
@@ -242,8 +242,9 @@ def integral_series(
 
         softmax(G) V = (Σ V[j] + (1/n) Σ (A₁V)[m] + Σ r[j] V[j]) / (n + 1 + Σ r[j])
 
-    with sums over j, m ≤ n. r is computed for the heaviest columns, such as sinks, and left out for
-    all others, on which attention spreads. The first rows, whose n is small, are exact.
+    with sums over j, m ≤ n. The first rows, whose n is small, are exact. After them, r is computed
+    for the columns that were heaviest in these rows, such as sinks, and left out for all others: r
+    is below 0.72, over n.
 
     Args:
         query: see ``causal_integral``, also for the following and the result.
@@ -256,16 +257,17 @@ def integral_series(
     """
     rows, width = query.shape[2], value.shape[3]
     key_heads = key.shape[1]
-    counts, exact = torch.arange(1, rows + 1, device=query.device)[None], BLOCK_ROWS
+    counts, exact = torch.arange(1, rows + 1, device=query.device)[None], EXACT_ROWS
     if real is not None:
         counts = real.cumsum(-1)
-        exact = int((counts <= BLOCK_ROWS).any(0).sum())
+        exact = int((counts <= EXACT_ROWS).any(0).sum())
         value = value * real[:, None, :, None].to(value.dtype)
     first = query[:, :, :exact], key[:, :, :exact], value[:, :, :exact]
     of_first = gamma if gamma.shape[2] == 1 else gamma[:, :, :exact]
     seen = None if real is None else real[:, :exact]
-    heads = [causal_integral(*first, of_first, scaling, 0, seen, None)[0]]
-    heavy = _heavy_columns(query, key, scaling, real)
+    head, sums = causal_integral(*first, of_first, scaling, 0, seen, None)
+    heads, by_key = [head], sums.columns.unflatten(1, (key_heads, -1)).sum(2)
+    heavy = by_key.topk(min(HEAVY_COLUMNS, exact)).indices
     columns = value.new_zeros(*heavy.shape[:2], rows, heavy.shape[2])
     columns.scatter_(2, heavy[:, :, None], 1)  # A₁ times these are the heavy columns of A₁
     output = attend(query, key, torch.cat([value, columns], -1))
@@ -319,28 +321,6 @@ def _sums(outputs: Tensor, value: Tensor, heavy: Tensor, counts: Tensor) -> Sums
     total = counts[:, None, -1:].to(mass.dtype).expand(*mass.shape[:2], 1)
     whole = torch.cat([outputs[..., :width], total], -1)
     return Sums(columns, whole - outputs_of(columns, value.detach()))
-
-
-@torch.no_grad()
-def _heavy_columns(query: Tensor, key: Tensor, scaling: float, real: Tensor | None) -> Tensor:
-    """The columns with the most weight in evenly spread rows, [batch, key_heads, heavy].
-
-    Args:
-        query: see ``causal_integral``.
-        key: with as many columns as there are rows.
-        scaling: factor of the scores.
-        real: false for padding.
-    """
-    rows, columns = query.shape[2], torch.arange(query.shape[2], device=query.device)
-    mass = wide(query.new_zeros(*key.shape[:2], rows))
-    chosen = torch.linspace(0, rows - 1, SAMPLED_ROWS, device=query.device).long()
-    for some in chosen.split(SAMPLED_AT_ONCE):
-        visible = (columns <= some[:, None])[None, None]
-        if real is not None:
-            visible = visible & real[:, None, None] & real[:, None, some, None]
-        maps = _map(query[:, :, some], key, scaling, visible, real is not None)
-        mass += maps.unflatten(1, (key.shape[1], -1)).sum((2, 3))
-    return mass.topk(min(HEAVY_COLUMNS, rows)).indices
 
 
 class Projected(NamedTuple):

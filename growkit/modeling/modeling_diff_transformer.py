@@ -31,7 +31,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_diff_transformer import DiffTransformerConfig
 from .differential_attention import (
-    BLOCK_ROWS,
+    EXACT_ROWS,
     SHORTEST_SERIES,
     Projected,
     Sums,
@@ -344,7 +344,7 @@ class DiffTransformerAttention(nn.Module):
         config, query = self.config, projected.signal_query
         if config.integral != "causal" or config.integral_method == "exact":
             return config.integral
-        rows = SHORTEST_SERIES if config.integral_method == "auto" else BLOCK_ROWS + 1
+        rows = SHORTEST_SERIES if config.integral_method == "auto" else EXACT_ROWS + 1
         whole = not isinstance(past, Tensor) and past == 0 and query.shape[2] >= rows
         graph = isinstance(layer, StaticIntegralLayer)
         graph = graph or (torch.compiler.is_compiling() and real is not None)
