@@ -332,7 +332,7 @@ def alone(checkpoint: Checkpoint) -> Checkpoint:
     Raises:
         InputError: transformers does not accept the config of the whole model.
     """
-    known = {kind for family in families().values() for kind in family.model_types}
+    known = [kind for family in families().values() for kind in family.model_types]
     if checkpoint.config.get("model_type") in known:
         return checkpoint
     found = inside(checkpoint)

@@ -17,7 +17,7 @@ from benchmarks.continual.campaign import shared, sorted_lines, wanted
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
 from benchmarks.continual.tables import count
 from growkit.probing.lines import Line
-from growkit.report.drawing import Curve, Titles, curves, intervals, style_rules
+from growkit.report.drawing import Curve, Titles, curves, intervals, standalone
 
 TITLE = "# What growing is worth\n"
 TABLES = "# All experiments\n"
@@ -223,13 +223,6 @@ def _curves(section: Section, arms: Mapping[str, Outcome], axis: str, *, total: 
     x_title = f"{axis}, {letter}FLOPs"
     titles = Titles(f"Test loss by {axis}", x_title, "test loss, nats per token")
     return curves(lines, titles, most=max(tops))
-
-
-def standalone(svg: str) -> str:
-    """Turn a chart into a standalone file, with light and dark colours."""
-    style = f"<style>{style_rules()}</style>"
-    rooted = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return rooted.replace("</desc>", f"</desc>{style}", 1) + "\n"
 
 
 def in_a_row(charts: Sequence[str], title: str) -> str:

@@ -14,6 +14,8 @@ file that describes the source's family (``growkit.families.described``), or hol
 Unknown keys are errors that name the nearest match. Paths are relative to the current folder.
 """
 
+from __future__ import annotations  # types of fields are text, see ``_fields``
+
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
