@@ -242,6 +242,14 @@ def test_yaml_that_is_no_recipe(text: str, says: str, tmp_path: Path) -> None:
     assert "recipe.yaml" in sentence("run", tmp_path / "recipe.yaml")
 
 
+def test_whole_numbers_of_64_bits() -> None:
+    for number in (-(2**63), 2**63 - 1):
+        assert parse_yaml(f"a: {number}") == {"a": number}
+    for number in (-(2**63) - 1, 2**63):
+        with pytest.raises(ValueError, match="64 bits"):
+            parse_yaml(f"a: {number}")
+
+
 # -- what is printed
 
 
