@@ -346,11 +346,16 @@ class HasSizes:
                     complete[key] = default
                     continue
                 texts = dict.fromkeys(k for k in self.size_keys if isinstance(complete.get(k), str))
-                try:
-                    complete[key] = default(complete | texts)
-                except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-                    complete[key] = None  # a size it depends on is bad, and is reported later
+                complete[key] = self.assumed(key, complete | texts)
         return complete
+
+    def assumed(self, key: str, config: Config) -> Any:
+        """The default of a key; None if a value that it depends on is bad, or there is none."""
+        default = self.defaults.get(key)
+        try:
+            return default(config) if callable(default) else default
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            return None
 
     def with_current_keys(self, config: Config) -> Config:
         """The config with today's names of keys; where it has both, today's key decides."""

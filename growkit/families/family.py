@@ -291,9 +291,7 @@ class Family(description.HasSizes):
             }
         complete = before | deeper | lists
         for key, values in lists.items():
-            default = self.defaults.get(key)
-            assumed = default(complete) if callable(default) else default
-            if config.get(key) is not None or values != assumed:
+            if config.get(key) is not None or values != self.assumed(key, complete):
                 deeper[key] = values
         arranged = self.arranged(before, layers)
         after = self.complete(deeper)

@@ -310,9 +310,10 @@ class _Copying:
     def _is_correction(self, place: Member) -> bool:
         """Whether a tensor is a correction of router scores that affects only the choice."""
         weight = f"{place.name.removesuffix('bias')}weight"
-        along = _along_experts(place) is not None
-        alone = along and prod(self._source.tensors[place.name].shape) == self.present
-        return alone and weight not in self._source.tensors
+        stored = self._source.tensors.get(place.name)  # a missing one is reported by the plan
+        alone = stored is not None and prod(stored.shape) == self.present
+        along = alone and _along_experts(place) is not None
+        return along and weight not in self._source.tensors
 
 
 def _add_noise(key: str, order: Order, drawn: Order, size: float, tensor: Tensor) -> Tensor:
