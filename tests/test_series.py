@@ -289,7 +289,9 @@ def test_the_proof_measures_the_series(tmp_path: Path) -> None:
 
     def measured() -> Finding:
         result = growkit.verify(tmp_path / "dint", tmp_path / "dint", settings)
-        return next(each for each in result["findings"] if each.name == "series")
+        found = next(each for each in result["findings"] if each.name == "series")
+        assert found.sentence in result["reason"]
+        return found
 
     found = measured()
     assert found.measured is not None

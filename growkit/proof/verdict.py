@@ -327,6 +327,6 @@ def reason_of(
     if (device := by_name.get("device")) and (first or not device.kept):
         parts.append(device.sentence)
     parts += notes
-    parts += [by_name["amount"].sentence] if "amount" in by_name else []
+    parts += [by_name[name].sentence for name in ("series", "amount") if name in by_name]
     given_up = f" ({lineage.lost})" if lineage.lost and first is None else ""
     return f"{verdict}{given_up}: {'; '.join(parts)}"
