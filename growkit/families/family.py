@@ -335,11 +335,13 @@ def _shipped_family(file: Path) -> Family:
 def own_families(key: str = "family") -> dict[str, Family]:
     """The families of the package whose descriptions have a key, in alphabetical order of names.
 
-    Building all of them takes about 50 ms.
+    Args:
+        key: a key that descriptions do not inherit. Other files are not parsed, which for all of
+            them takes about 50 ms.
     """
-    of_files = {
-        name: _shipped_family(file) for name, file in shipped().items() if key in read_shipped(file)
-    }
+    files = shipped().items()
+    having = [(name, file) for name, file in files if f"\n{key}:" in f"\n{file.read_text('utf-8')}"]
+    of_files = {name: _shipped_family(file) for name, file in having}
     of_modules = cast("dict[str, Family]", members("growkit.families", "FAMILY"))
     return dict(sorted((of_files | of_modules).items()))
 
