@@ -50,14 +50,14 @@ class Bitsandbytes4bit(Scheme):
         """See ``Scheme``; numbers have the original dtype, as bitsandbytes computes them."""
         state, columns = _state(parts), info.shape[1]
         begin, end = rows.start * columns, rows.stop * columns
-        pairs = parts.read(".weight", slice(begin // 2, -(-end // 2)))
+        stored = parts.read(".weight", slice(begin // 2, -(-end // 2))).flatten()
         # The first number of a byte is in the higher bits.
-        places = unpack(pairs, 4).unflatten(-1, (-1, 2)).flip(-1).flatten()
-        places = places[begin % 2 :][: end - begin]
-        first = begin // state["blocksize"]
-        scales = _scales(parts, state, slice(first, -(-end // state["blocksize"])))
-        numbers = parts.read(".weight.quant_map")[places.int()]
-        numbers *= scales[torch.arange(begin, end) // state["blocksize"] - first]
+        pairs = unpack(torch.arange(256, dtype=torch.uint8)[:, None], 4).flip(-1)
+        pairs = parts.read(".weight.quant_map")[pairs.int()]
+        numbers = pairs[stored.int()].flatten()[begin % 2 :][: end - begin]
+        size = state["blocksize"]
+        scales = _scales(parts, state, slice(begin // size, -(-end // size)))
+        numbers *= scales.repeat_interleave(size)[begin % size :][: end - begin]
         return numbers.to(state["dtype"]).view(-1, columns)
 
 
