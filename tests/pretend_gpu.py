@@ -23,6 +23,11 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -49,7 +54,10 @@ WHERE: Counter[bool] = Counter()
 WRONG: dict[str, Arithmetic] = {}
 """How the GPU computes, as the only value; empty for the arithmetic of the CPU."""
 
-TAKE_INDICES_OF_THE_CPU = ("aten::index", "aten::index_put", "aten::index_put_")
+FAKE = FakeTensorMode()
+PLACED: dict[Any, bool] = {}
+"""Whether results are on the GPU, by operation, device asked for, and places of the arguments."""
+
 
 
 class OnGpu(Tensor):
@@ -98,18 +106,15 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return _values(each)
 
     plain_args, plain_kwargs = _swapped(args, noted), _swapped(kwargs, noted)
-    here = [each for each in given if isinstance(each, OnGpu)]
-    wanted = kwargs.get("device")
-    goes = None if wanted is None else torch.device(wanted).type
-    if here and name not in ("aten::copy_", "aten::_to_copy"):
-        others = [each for each in given if each.device.type == "cpu" and each.dim()]
-        if others and not (name in TAKE_INDICES_OF_THE_CPU and isinstance(args[0], OnGpu)):
-            raise RuntimeError(f"{name}: expected all tensors to be on the same device")
-    if goes == GPU.type:
+    places = tuple((each.device.type, each.dim() > 0) for each in given)
+    asked = func, kwargs.get("device"), places
+    if asked not in PLACED:
+        PLACED[asked] = _is_placed_on_gpu(func, args, kwargs, {*places})
+    on_gpu = PLACED[asked]
+    if "device" in kwargs and on_gpu:
         plain_kwargs["device"] = torch.device("cpu")
-    on_gpu = goes == GPU.type or (here and goes is None)
     if name in PRODUCTS:
-        WHERE[bool(on_gpu)] += 1
+        WHERE[on_gpu] += 1
     compute_wrongly = WRONG.get("arithmetic") if on_gpu else None
     if compute_wrongly:
         found = compute_wrongly(func, plain_args, plain_kwargs)
@@ -121,6 +126,29 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return found
     in_place = {id(_values(each)): each for each in given}
     return _swapped(found, lambda each: in_place.get(id(each), OnGpu(each)))
+
+
+def _is_placed_on_gpu(func: Any, args: Any, kwargs: Any, places: set[tuple[str, bool]]) -> bool:
+    """Whether results are on the GPU: torch's fake tensors know, and refuse to mix devices."""
+    here = any(place == GPU.type for place, _ in places)
+    if not here and torch.device(kwargs.get("device") or "cpu").type != GPU.type:
+        return False
+    found: list[str] = []
+    try:
+        with FAKE:
+            made = func(*_swapped(args, _fake), **_swapped(kwargs, _fake))
+        _swapped(made, lambda each: found.append(each.device.type) or each)
+    except (DataDependentOutputException, DynamicOutputShapeException):  # they know no values
+        found.append(GPU.type)
+    # Fake tensors do not look at these two.
+    if func._schema.name in ("aten::equal", "aten::index") and ("cpu", True) in places:
+        if func._schema.name == "aten::equal" or not isinstance(args[0], OnGpu):
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device")
+    return GPU.type in found
+
+
+def _fake(each: Tensor) -> Tensor:
+    return torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=each.device)
 
 
 def _values(each: Tensor) -> Tensor:
