@@ -88,11 +88,13 @@ def test_a_proof_on_a_device(tmp_path: Path, request: pytest.FixtureRequest) -> 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found: Any = json.loads(done.stdout)
-    assert "same device" in found.pop("mixed")  # the control
+    left_behind = found.pop("left behind")  # the control
+    assert not left_behind["kept"]
+    assert "same device" in left_behind["reason"]
     wrong = found.pop("wrong")
     for dtype, kept, doubted in found.pop("sums"):
         assert doubted == ("float16" in kept), (dtype, kept)
-    assert len(found) == 7
+    assert len(found) == 8
     for name, each in found.items():
         assert each["kept"] == name.endswith("sound"), name
         kernels = {mode["name"]: mode for mode in each["modes"] if ATTENTION in mode["name"]}
