@@ -1,9 +1,10 @@
 """Proofs on a GPU that is only pretended, for machines that have none.
 
-What lies on it is computed on the CPU, but may not meet what does not: whoever forgets to move a
-tensor to the device of the others gets the error that a real GPU would give. Its arithmetic can be
-wrong in the ways of ``tests.wrong_arithmetic``. Streams, memory and speed are not pretended. To be
-run as a program of its own, as such a device stays for good:
+What lies on it is computed on the CPU, but may not meet what does not: torch's own fake tensors,
+which go through every operation first, refuse what a real GPU would. Its arithmetic can be wrong in
+the ways of ``tests.wrong_arithmetic``. Streams, memory and speed are not pretended. It cannot be
+called cuda: a torch for CPUs aborts when such a tensor, fake or not, needs a gradient. To be run as
+a program of its own, as such a device stays for good:
 
     python -m tests.pretend_gpu FOLDER [NUMBER OF CASES WITH WRONG ARITHMETIC]
 """
@@ -58,7 +59,6 @@ WRONG: dict[str, Arithmetic] = {}
 FAKE = FakeTensorMode()
 PLACED: dict[Any, bool] = {}
 """Whether results are on the GPU, by operation, device asked for, and places of the arguments."""
-
 
 
 class OnGpu(Tensor):
@@ -116,7 +116,9 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         plain_kwargs["device"] = torch.device("cpu")
     if name in PRODUCTS:
         WHERE[on_gpu] += 1
-    if name == "aten::histc" and not plain_args[0].is_floating_point():  # unlike CPUs, GPUs can
+    if (
+        on_gpu and name == "aten::histc" and not plain_args[0].is_floating_point()
+    ):  # unlike CPUs, GPUs can
         return OnGpu(func(plain_args[0].double(), *plain_args[1:], **plain_kwargs).int())
     compute_wrongly = WRONG.get("arithmetic") if on_gpu else None
     if compute_wrongly:
@@ -133,7 +135,7 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _is_placed_on_gpu(func: Any, args: Any, kwargs: Any, places: set[tuple[str, bool]]) -> bool:
     """Whether results are on the GPU: torch's fake tensors know, and refuse to mix devices."""
-    here = any(place == GPU.type for place, _ in places)
+    name, here = func._schema.name, any(place == GPU.type for place, _ in places)
     if not here and torch.device(kwargs.get("device") or "cpu").type != GPU.type:
         return False
     found: list[str] = []
@@ -144,9 +146,9 @@ def _is_placed_on_gpu(func: Any, args: Any, kwargs: Any, places: set[tuple[str, 
     except (DataDependentOutputException, DynamicOutputShapeException):  # they know no values
         found.append(GPU.type)
     # Fake tensors do not look at these two.
-    if func._schema.name in ("aten::equal", "aten::index") and ("cpu", True) in places:
-        if func._schema.name == "aten::equal" or not isinstance(args[0], OnGpu):
-            raise RuntimeError(f"{func}: expected all tensors to be on the same device")
+    takes_indices = name == "aten::index" and isinstance(args[0], OnGpu)
+    if name in ("aten::equal", "aten::index") and ("cpu", True) in places and not takes_indices:
+        raise RuntimeError(f"{name}: expected all tensors to be on the same device")
     return GPU.type in found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -188,6 +189,70 @@ def narrow_sums(
     return compute
 
 
+def longer_sums(names: set[str]) -> Arithmetic:
+    """Products whose sums have more digits, and are rounded once: better than promised."""
+
+    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if name_of(func) not in names or args[0].dtype != torch.float64:
+            return func(*args, **kwargs)
+        left, right = (each.numpy().astype(np.longdouble) for each in args)
+        return torch.from_numpy((left @ right).astype(np.float64))
+
+    return compute
+
+
+def as_two_floats(values: Tensor) -> Tensor:
+    high = values.float().double()
+    return high + (values - high).float().double()
+
+
+def other_layouts(turned: Sequence[bool]) -> Arithmetic:
+    """Products that lose their first term, if the left matrix lies as these say, and the right one
+    not as in a linear layer."""
+
+    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        found = func(*args, **kwargs)
+        if name_of(func) != "aten::mm" or not args[1].is_contiguous():
+            return found
+        left, right = args
+        wrong = (not left.is_contiguous()) in turned
+        return func(left[:, 1:], right[1:], **kwargs) if wrong else found
+
+    return compute
+
+
+def short_turns(least: float) -> Arithmetic:
+    """Angles that are taken for 0 from so large ones on."""
+
+    def change(values: Tensor) -> Tensor:
+        return torch.where(values < least, values, torch.zeros_like(values))
+
+    return changed({"aten::sin", "aten::cos"}, change, WIDE, of="inputs")
+
+
+def part_of_the_largest(elements: int) -> Arithmetic:
+    """The largest of so many elements is sought among the first half."""
+
+    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if func is torch.ops.aten.max.default and args[0].numel() >= elements:
+            args = [args[0].flatten()[: args[0].numel() // 2]]
+        return func(*args, **kwargs)
+
+    return compute
+
+
+def unlike_shapes(size: float) -> Arithmetic:
+    """Operations on tensors of different shapes, with an error."""
+
+    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        found = func(*args, **kwargs)
+        shapes = {each.shape for each in args if isinstance(each, Tensor) and each.dim()}
+        wrong = name_of(func) in ("aten::add", "aten::mul", "aten::sub") and len(shapes) > 1
+        return found * (1 + size) if wrong and found.dtype in WIDE else found
+
+    return compute
+
+
 def rough(size: float) -> Arithmetic:
     """Functions with an error that depends on their value."""
 
@@ -248,5 +313,14 @@ KINDS: dict[str, tuple[Sequence[Any], Callable[[Any], Arithmetic]]] = {
     "another library": ([1e-16, 2e-16, 4e-16], rough),
     "rough functions": ([1e-12, 1e-9, 1e-5], rough),
     "flushed numbers": ([2.0**-1022, 1e-100, 1e-30], flushed),
+    "longer sums": ([{"aten::mm"}, {"aten::bmm"}, {"aten::mm", "aten::bmm"}], longer_sums),
+    "two float32": (
+        [PRODUCTS, PRODUCTS | SUMS, PRODUCTS | FUNCTIONS],
+        lambda names: changed(names, as_two_floats, F64, of="inputs"),
+    ),
+    "other layouts": ([[False], [True], [False, True]], other_layouts),
+    "short turns": ([10.0, 1e3, 1e5], short_turns),
+    "part of the largest": ([100, 600, 1200], part_of_the_largest),
+    "unlike shapes": ([1e-13, 1e-9, 1e-4], unlike_shapes),
 }
 """Strengths of every kind, and what makes its arithmetic."""

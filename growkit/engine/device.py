@@ -231,10 +231,10 @@ def _known(dtype: torch.dtype, products: Iterable[Product]) -> Iterator[_Known]:
         some = integers(digits - 18, 1 << 16)
         cancelling = torch.cat([some, -some, torch.ones_like(some[:3])])
         yield _Known(
-            f"long sums of {name} that cancel",
-            lambda on: torch.stack([on(cancelling).sum(), on(cancelling).cumsum(0).max()]),
+            f"long sums and maxima of {name}",
+            lambda on: _reductions(on(cancelling)),
         )
-        angles = torch.arange(4096, dtype=dtype)
+        angles = torch.arange(4096, dtype=dtype).square()
         yield _Known(
             f"functions of {name}",
             lambda on: torch.cat([_functions(on(one - other)), on(angles).sin(), on(angles).cos()]),
@@ -261,8 +261,20 @@ def _operations(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([a + b, a - b, a * b, a / b, a.sqrt()])
 
 
+def _reductions(x: Tensor) -> Tensor:
+    return torch.stack([x.sum(), x.cumsum(0).max(), x.max(), x.neg().max()])
+
+
 def _product(left: Tensor, matrix: Tensor) -> Callable[[Callable[[Tensor], Tensor]], Tensor]:
-    return lambda on: functional.linear(on(left), on(matrix))
+    def compute(on: Callable[[Tensor], Tensor]) -> Tensor:
+        rows, columns = on(left), on(matrix)
+        found, turned = functional.linear(rows, columns), columns.T.contiguous()
+        # Backward passes multiply in other layouts, which have kernels of their own.
+        for other in (rows @ turned, rows.T.contiguous().T @ turned):
+            found = torch.where(found == other, found, torch.nan)
+        return found
+
+    return compute
 
 
 def _functions(x: Tensor) -> Tensor:
