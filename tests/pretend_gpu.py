@@ -116,9 +116,8 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         plain_kwargs["device"] = torch.device("cpu")
     if name in PRODUCTS:
         WHERE[on_gpu] += 1
-    if (
-        on_gpu and name == "aten::histc" and not plain_args[0].is_floating_point()
-    ):  # unlike CPUs, GPUs can
+    # GPUs count whole numbers, which CPUs do not.
+    if on_gpu and name == "aten::histc" and not plain_args[0].is_floating_point():
         return OnGpu(func(plain_args[0].double(), *plain_args[1:], **plain_kwargs).int())
     compute_wrongly = WRONG.get("arithmetic") if on_gpu else None
     if compute_wrongly:
