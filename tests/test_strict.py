@@ -97,6 +97,7 @@ def as_it_was() -> Any:
     yield
     torch.set_float32_matmul_precision("highest")
     torch.use_deterministic_algorithms(False)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
 
 
 @pytest.fixture
@@ -140,6 +141,14 @@ def test_what_was_chosen_comes_back(strictly: bool, monkeypatch: pytest.MonkeyPa
     assert [getattr(owner, name) for owner, name, _ in settings()] == before
     with reproducible(CPU):
         assert torch.are_deterministic_algorithms_enabled() == strictly
+
+
+def test_both_flags_of_sums_come_back() -> None:
+    products = torch.backends.cuda.matmul
+    products.allow_bf16_reduced_precision_reduction = False, False
+    with reproducible(CPU):
+        assert products.allow_bf16_reduced_precision_reduction_split_k
+    assert not products.allow_bf16_reduced_precision_reduction_split_k
 
 
 def test_operations_without_a_deterministic_form_are_named() -> None:

@@ -115,6 +115,13 @@ def settings() -> Iterator[tuple[Any, str, Any]]:
     yield backends.cudnn, "deterministic", True
 
 
+def _as_set(owner: Any, name: str) -> Any:
+    """The value that makes a setting what it is; torch writes two for sums, and reads one."""
+    with suppress(AttributeError):
+        return getattr(owner, name), getattr(owner, f"{name}_split_k")
+    return getattr(owner, name)
+
+
 @contextmanager
 def reproducible(device: torch.device) -> Iterator[list[str]]:
     """Use full precision and, if not on a CPU, deterministic kernels, whatever the process chose.
@@ -127,7 +134,7 @@ def reproducible(device: torch.device) -> Iterator[list[str]]:
     """
     chosen = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in settings()]
+    before = [(owner, name, _as_set(owner, name)) for owner, name, _ in settings()]
     varying: list[str] = []
     show = warnings.showwarning
 
@@ -241,7 +248,8 @@ def _known(dtype: torch.dtype, products: Iterable[Product]) -> Iterator[_Known]:
             close=CLOSE,
         )
     for rows, terms, columns in sorted(products):
-        columns = min(columns, max(1, AT_ONCE // terms))
+        if terms * columns > 2 * AT_ONCE:  # such matrices are multiplied in blocks
+            columns = max(1, AT_ONCE // terms)
         what = f"products [{rows}, {terms}] · [{terms}, {columns}] of {name}"
         row, column = torch.arange(rows) % ROWS, torch.arange(columns)
         # Sums of integers with so few digits are exact in any order.
