@@ -223,6 +223,33 @@ class DiffTransformerAttention(nn.Module):
             None where they are not computed in full.
         """
         config = self.config
+        projected, past, layer = self.project(
+            hidden_states, position_embeddings, cache, visibility, **kwargs
+        )
+        output, maps = self._attend(projected, past, visibility, layer, kwargs)
+        if self.head_norm is not None:
+            output = self.head_norm(output)
+        if config.head_output_scale != "none":
+            assert config.lambda_init is not None
+            output = output * (1 - config.lambda_init[self.layer_idx])
+        output = output.to(hidden_states.dtype).transpose(1, 2).flatten(2)
+        return self.o_proj(output), maps
+
+    def project(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        cache: Any = None,
+        visibility: Visibility = Visibility(),  # noqa: B008
+        **kwargs: Any,
+    ) -> tuple[Projected, int | Tensor, Any]:
+        """Compute what maps and heads are made of; ``forward`` has the arguments.
+
+        Returns:
+            Queries, keys and values, the number of earlier tokens, and the layer of the cache that
+            holds sums of an integral, if there is one.
+        """
+        config = self.config
         batch, rows = hidden_states.shape[:2]
 
         def heads(projected: Tensor, width: int) -> Tensor:  # [batch, heads, rows, width]
@@ -249,14 +276,7 @@ class DiffTransformerAttention(nn.Module):
             noise = query[:, signal:], key[:, -keys:]
             gamma = lambda_ * wide(self.gamma_gate) if hasattr(self, "gamma_gate") else lambda_
             projected = Projected(*projected[:3], *noise, lambda_, gamma)
-        output, maps = self._attend(projected, past, visibility, layer, kwargs)
-        if self.head_norm is not None:
-            output = self.head_norm(output)
-        if config.head_output_scale != "none":
-            assert config.lambda_init is not None
-            output = output * (1 - config.lambda_init[self.layer_idx])
-        output = output.to(hidden_states.dtype).transpose(1, 2).reshape(batch, rows, -1)
-        return self.o_proj(output), maps
+        return projected, past, layer
 
     def _update_cache(
         self, cache: Cache, key: Tensor, value: Tensor, visibility: Visibility

@@ -1,9 +1,10 @@
 """How far the series of a causal integral is from the exact one, in every layer, on the text.
 
 ``differential_attention.integral_series`` leaves out terms of columns with little weight. What that
-does depends on the text and the weights, so it is measured.
+does depends on the text and the weights, so it is measured, and must be within what can be proved.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -12,22 +13,30 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from growkit.base.tensors import TORCH_NAMES, main_dtype
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise, last_state
+from growkit.engine.metrics import finite
 from growkit.engine.oracle import longest_context
+from growkit.modeling.differential_attention import (
+    BLOCK_ROWS,
+    Projected,
+    causal_integral,
+    integral_series,
+)
 from growkit.modeling.modeling_diff_transformer import DiffTransformerAttention
-from growkit.results.proof import Finding
+from growkit.results.proof import Finding, SeriesError
 
-Errors = dict[str, tuple[float, float]]
-"""By module: of the series, and of rounding the exact output once."""
+Errors = dict[str, tuple[float, float, float]]
+"""By module: see ``SeriesError``."""
 
 
-def series_finding(
+def series_errors(
     after: Checkpoint, windows: Sequence[Tensor], device: torch.device
-) -> Finding | None:
+) -> tuple[Finding | None, list[SeriesError]]:
     """Compare both in float32, where the target's config asks for the series.
 
     Args:
@@ -37,7 +46,7 @@ def series_finding(
     """
     config = after.config
     if config.get("integral") != "causal" or config.get("integral_method", "exact") == "exact":
-        return None
+        return None, []
     dtype = TORCH_NAMES[main_dtype(after.tensors)]
     ids, found = torch.cat([*windows])[: longest_context(config)], Errors()
     with ExitStack() as hooks:
@@ -48,16 +57,38 @@ def series_finding(
                     hook = partial(_compare, found, name, getattr(torch, dtype))
                     hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
         last_state(model.stages([Call(ids)]))
+    layers = [
+        SeriesError(module=name, error=finite(error), rounding=finite(once), of_bound=finite(share))
+        for name, (error, once, share) in found.items()
+    ]
+    return _finding(found, len(ids), dtype), layers
+
+
+def _finding(found: Errors, tokens: int, dtype: str) -> Finding:
     worst = max(found, key=lambda name: found[name][0])
-    error, rounding = found[worst]
+    error, rounding, _ = found[worst]
+    beyond = [name for name, (*_, share) in found.items() if not share <= 1]
     sentence = (
-        f"on {len(ids)} tokens the series of the integral is off by at most {error:.1e} of a row "
+        f"on {tokens} tokens the series of the integral is off by at most {error:.1e} of a row "
         f"(in {worst}), rounding to {dtype} by {rounding:.1e}"
     )
     if not error:
-        sentence = f"{len(ids)} tokens are too few for the series, so the integral was exact"
+        sentence = f"{tokens} tokens are too few for the series, so the integral was exact"
+    elif beyond:
+        worst = beyond[0]
+        sentence += f", and in {worst} by more than the squares of its means allow"
+    else:
+        largest = max(share for *_, share in found.values())
+        sentence += (
+            f"; no row is off by more than {largest:.0%} of the bound from its squared means"
+        )
     return Finding(
-        name="series", kept=None, sentence=sentence, place=worst, measured=error, limit=rounding
+        name="series",
+        kept=False if beyond else None,
+        sentence=sentence,
+        place=worst,
+        measured=finite(error),
+        limit=finite(rounding),
     )
 
 
@@ -74,7 +105,49 @@ def _compare(
     with patch.object(module.config, "integral_method", "exact"):
         exact = module.forward(*args, **kwargs)[0].double()
     scale = exact.square().mean(-1, keepdim=True).sqrt().clamp_min(torch.finfo(exact.dtype).tiny)
-    rounded = exact.to(dtype)
-    found[name] = tuple(  # type: ignore[assignment]
-        float(((each.double() - exact) / scale).abs().max()) for each in (output[0], rounded)
+    error, rounding = (
+        float(((each.double() - exact) / scale).abs().max())
+        for each in (output[0], exact.to(dtype))
     )
+    projected, _, _ = module.project(*args, **kwargs)
+    share = share_of_bound(projected, module.scaling) if error else 0.0  # else it was exact
+    found[name] = error, rounding, share
+
+
+def share_of_bound(projected: Projected, scaling: float) -> float:
+    """The largest error of a head in float64, over the bound of its row.
+
+    Both integrals are means of values, and r of some columns is left out of the weights. So row n
+    is off by Σ r (V - H) / (n + 1 + Σ r). V - H is at most the range of the values so far, and Σ r
+    at most (e - 2) Σ G², over these columns.
+    """
+    query, key, value, *_, gamma = projected.map(Tensor.double)
+    assert gamma is not None
+    nothing = torch.zeros_like(gamma)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        # In blocks, unlike fused attention in float64 on some devices.
+        return causal_integral(query, key, value, nothing, scaling, 0, None, None)[0]
+
+    series, sums = integral_series(query, key, value, gamma, scaling, None, attend)
+    left = (sums.columns == 0).double()[..., None]
+    groups, rows = query.shape[1] // key.shape[1], query.shape[2]
+    key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    extent = value.cummax(2).values - value.cummin(2).values
+    gamma, before, shares = gamma.expand(-1, -1, rows, -1), left[:, :, :0, 0], []
+    for first in range(0, rows, BLOCK_ROWS):
+        last = min(first + BLOCK_ROWS, rows)
+        part, counts = slice(first, last), torch.arange(first, last, device=key.device)[:, None] + 1
+        later = torch.arange(last, device=key.device) >= counts
+        scores = query[:, :, part] @ key[:, :, :last].mT * scaling
+        maps = scores.masked_fill(later, -torch.inf).softmax(-1)
+        running = functional.pad(before, (0, last - first))[:, :, None] + maps.cumsum(-2)
+        means, before = running / counts, running[:, :, -1]
+        weights = maps + gamma[:, :, part] * means.masked_fill(later, -torch.inf).softmax(-1)
+        exact = weights @ value[:, :, :last]
+        squares = means.square() @ left[:, :, :last] * gamma[:, :, part].abs()
+        bound = (math.e - 2) * squares * extent[:, :, part] / (counts + 1)
+        rounding = 1e-12 * exact.abs().amax(-1, keepdim=True)
+        off = (series[:, :, part] - exact).abs() - rounding
+        shares.append((off / bound.clamp_min(torch.finfo(bound.dtype).tiny)).max())
+    return float(torch.stack(shares).max())

@@ -30,7 +30,7 @@ from growkit.proof.folder import compare_folders
 from growkit.proof.function import FunctionProof
 from growkit.proof.modes import modes, run_whole_models
 from growkit.proof.preflight import check_vocabularies
-from growkit.proof.series import series_finding
+from growkit.proof.series import series_errors
 from growkit.proof.trainability import trainability_finding
 from growkit.proof.training import check_room, prove_training, state_paths
 from growkit.proof.weights import as_planned, check_order, compare_weights, origin_of
@@ -44,10 +44,11 @@ VERDICTS = {
     ADAPTER: "preserved, but not with its adapter",
     "training": "preserved, but it does not learn as its source does",
     "trainability": "preserved, but it cannot train as asked",
+    "series": "preserved, but the series of its integral is wrong",
 }
 """Verdicts on exact promises, by the failed finding, if that is not about the promise itself."""
 
-AFTERWARDS = ("max_kl", ADAPTER, "training", "trainability")
+AFTERWARDS = ("max_kl", ADAPTER, "training", "trainability", "series")
 """Findings that fail only on targets that keep their promise; the sentence reports both."""
 
 
@@ -204,11 +205,8 @@ def prove(
             files.named += [read.sentence] if read.kept is not False else []
         if logits.trainability:
             findings.append(trainability_finding(logits.trainability, asked=look))
-        others = (
-            series_finding(after, prompts.windows, logits.place),
-            logits.device_finding(varying),
-        )
-        findings += [found for found in others if found]
+        series, of_layers = series_errors(after, prompts.windows, logits.place)
+        findings += [found for found in (series, logits.device_finding(varying)) if found]
         fingerprint = logits.fingerprint()
     notes = [*files.named, *logits.notes]
     if recipe is not None and recipe.adapter is not None and adapter is None:
@@ -244,6 +242,7 @@ def prove(
         by_layer=[
             proof.LayerError(module=m, relative=finite(e)) for m, e in logits.strict.by_layer
         ],
+        series=of_layers,
         modes=tried,
         kl_by_position=shown.kl_by_position(),
         tokens_by_position=shown.tokens_by_position(),
@@ -327,6 +326,7 @@ def reason_of(
     if (device := by_name.get("device")) and (first or not device.kept):
         parts.append(device.sentence)
     parts += notes
-    parts += [by_name[name].sentence for name in ("series", "amount") if name in by_name]
+    last = [by_name[name] for name in ("series", "amount") if name in by_name]
+    parts += [each.sentence for each in last if each != first]
     given_up = f" ({lineage.lost})" if lineage.lost and first is None else ""
     return f"{verdict}{given_up}: {'; '.join(parts)}"

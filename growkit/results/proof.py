@@ -237,6 +237,24 @@ class ChangedValue(Result):
     found: str | None
 
 
+class SeriesError(Result):
+    """How far the series of a causal integral is from the exact one in a layer, on the text.
+
+    Attributes:
+        module: name of the layer in the target.
+        error: largest difference of an element of the layer's attention, relative to the root mean
+            square of its row, in float32.
+        rounding: the same of rounding the exact output once to the dtype of the weights.
+        of_bound: largest difference of an element of a head, relative to its bound from the squared
+            means of the columns that the series leaves out, in float64; above 1 only by a fault.
+    """
+
+    module: str
+    error: float | None
+    rounding: float | None
+    of_bound: float | None
+
+
 class RankCost(Result):
     """Cost of a rank that was tried.
 
@@ -334,6 +352,8 @@ class VerifyResult(Result):
         first_difference: name of the first module whose output differs; null if none does.
         fault: place and cause of the difference; null if the models agree.
         by_layer: the error of every module's output; empty if the layers cannot be compared.
+        series: the error of the series of a causal integral in every layer; empty if the target's
+            integral, if it has any, is exact.
         modes: the inference modes of both models.
         kl_by_position: mean KL at every position of the prompts, in nats; in the storage dtype if
             the promise is exact, else in strict float64.
@@ -394,6 +414,7 @@ class VerifyResult(Result):
     first_difference: str | None
     fault: Fault | None
     by_layer: list[LayerError]
+    series: list[SeriesError]
     modes: list[ModeResult]
     kl_by_position: list[float | None]
     tokens_by_position: list[int]
