@@ -123,20 +123,25 @@ def share_of_bound(projected: Projected, scaling: float) -> float:
     """
     query, key, value, *_, gamma = projected.map(Tensor.double)
     assert gamma is not None
-    nothing = torch.zeros_like(gamma)
+    group, signal, rows = query.shape[1] // key.shape[1], *query.shape[1:3]
+    gammas = gamma.expand(-1, signal, rows, -1).split(group, 1)
+    heads = query.split(group, 1), key.split(1, 1), value.split(1, 1), gammas
+    return float(torch.stack([_of_head(*each, scaling) for each in zip(*heads, strict=True)]).max())
+
+
+def _of_head(query: Tensor, key: Tensor, value: Tensor, gamma: Tensor, scaling: float) -> Tensor:
+    """``share_of_bound`` of the signal heads of one key head."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         # In blocks, unlike fused attention in float64 on some devices.
-        return causal_integral(query, key, value, nothing, scaling, 0, None, None)[0]
+        return causal_integral(query, key, value, 0 * gamma, scaling, 0, None, None)[0]
 
     series, sums = integral_series(query, key, value, gamma, scaling, None, attend)
     left = (sums.columns == 0).double()[..., None]
-    groups, rows = query.shape[1] // key.shape[1], query.shape[2]
-    key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
     extent = value.cummax(2).values - value.cummin(2).values
-    gamma, before, shares = gamma.expand(-1, -1, rows, -1), left[:, :, :0, 0], []
-    for first in range(0, rows, BLOCK_ROWS):
-        last = min(first + BLOCK_ROWS, rows)
+    before, shares = left[:, :, :0, 0], []
+    for first in range(0, query.shape[2], BLOCK_ROWS):
+        last = min(first + BLOCK_ROWS, query.shape[2])
         part, counts = slice(first, last), torch.arange(first, last, device=key.device)[:, None] + 1
         later = torch.arange(last, device=key.device) >= counts
         scores = query[:, :, part] @ key[:, :, :last].mT * scaling
@@ -150,4 +155,4 @@ def share_of_bound(projected: Projected, scaling: float) -> float:
         rounding = 1e-12 * exact.abs().amax(-1, keepdim=True)
         off = (series[:, :, part] - exact).abs() - rounding
         shares.append((off / bound.clamp_min(torch.finfo(bound.dtype).tiny)).max())
-    return float(torch.stack(shares).max())
+    return torch.stack(shares).max()
