@@ -11,7 +11,7 @@
 An error is the largest of a row, over the row's root mean square. It is compared with what rounding
 the same exact row once to bfloat16 does. The bound is that of ``share_of_bound``.
 
-FOLDER keeps models and losses; runs that are there are not repeated. Takes about 40 minutes on one
+FOLDER keeps models and losses; runs that are there are not repeated. Takes about 20 minutes of one
 CPU core. Prints Markdown.
 """
 
