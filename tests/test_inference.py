@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.user_family import temporary_family
-from growkit.families.family import own_families
-from growkit.inference.classes import ModelClass
+from growkit.families.family import described, own_families
+from growkit.inference.classes import ModelClass, as_in_files
 from growkit.inference.inferring import InferredFamily, try_description
 from growkit.planning.plan import Planned
 from growkit.recipe.planner import change
@@ -135,6 +135,40 @@ def test_known_families_are_found_again(kind: str, tmp_path: Path) -> None:
             assert here[0] == there[0], sizes
             assert here[1].keys() == there[1].keys()
             assert all(torch.equal(here[1][name], there[1][name]) for name in here[1]), sizes
+
+
+PUBLISHED = [
+    "bamba",
+    "gemma4_text",
+    "helium",
+    "jamba",
+    "lfm2",
+    "mamba2",
+    "nemotron_h",
+    "qwen3_next",
+]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_published_sizes_are_described(kind: str) -> None:
+    """What is seen in small models holds for shapes of the large model, and every axis grows."""
+    config = json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict()))
+    config |= {"attn_layer_indices": [9, 18, 27]} if kind == "bamba" else {}
+    found = InferredFamily(config, "here")
+    trials = {trial["axis"]: trial for trial in found.trials}
+    assert trials["hidden"].exact
+    assert all(
+        trial.exact for trial in trials.values() if (kind, trial["axis"]) != ("jamba", "layers")
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(type(found.asked.config({})).from_dict(config))
+    family = described(found.description, kind)
+    sizes, patterns = family.sizes(config), family.patterns(config)
+    expected = as_in_files(model, model.state_dict())
+    assert patterns.keys() | {"lm_head.weight"} == expected.keys() | {"lm_head.weight"}
+    wrong = {n for n, p in patterns.items() if p.shape(sizes) != tuple(expected[n].shape)}
+    assert wrong == set()
 
 
 def test_the_order_of_heads_is_tried(tmp_path: Path) -> None:

@@ -284,10 +284,9 @@ class Family(description.HasSizes):
                     f"not know in a {self.name} model; remove it if it does not describe layers"
                 )
         deeper = {**config, key_of_count: len(layers)}
-        single = config.get(PER_LAYER) or {}
-        if single:
+        if single := of_single_layers(config):
             deeper[PER_LAYER] = {
-                str(at): single[str(of)] for at, of in enumerate(layers) if str(of) in single
+                str(at): single[of] for at, of in enumerate(layers) if of in single
             }
         complete = before | deeper | lists
         for key, values in lists.items():
@@ -296,6 +295,16 @@ class Family(description.HasSizes):
         arranged = self.arranged(before, layers)
         after = self.complete(deeper)
         return deeper | {key: value for key, value in arranged.items() if value != after.get(key)}
+
+
+def of_single_layers(config: Config) -> dict[int, Config]:
+    """The values that a config has for single layers, by the layer's index.
+
+    transformers writes the indices with leading zeros, as many as its largest one needs.
+    """
+    single = config.get(PER_LAYER)
+    found = single.items() if isinstance(single, dict) else ()
+    return {int(at): values for at, values in found if str(at).isdecimal()}
 
 
 TEMPORARY: ContextVar[Family | None] = ContextVar("temporary family", default=None)

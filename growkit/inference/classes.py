@@ -18,7 +18,7 @@ from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.engine.user_family import ALSO, NAMED
 from growkit.families.description import MOST_LAYERS
-from growkit.families.family import PER_LAYER
+from growkit.families.family import PER_LAYER, of_single_layers
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of tensors by their names."""
@@ -57,6 +57,18 @@ EXPERTS = re.compile(r"(?i)^(moe_)?(num|n)_(routed_|local_)?experts$")
 KV_HEADS = re.compile(r"(?i)kv(_n)?_heads|key_value_heads|multi_query_group_num")
 """Names of keys that count key-value heads."""
 
+HEADS = re.compile(r"heads$")
+"""Names of keys that count heads."""
+
+PERIODS = re.compile(r"(?i)period|interval|freq|pattern")
+"""Names of keys of periods, in which kinds of layers alternate."""
+
+PLACES = re.compile(rf"{PERIODS.pattern}|offset|index$")
+"""Names of keys that say which layers are of which kind."""
+
+ALONE = ("vocab", "ffn", "positions")
+"""Axes on which no other size depends."""
+
 USUAL = {"experts": EXPERTS, "kv_heads": KV_HEADS, "ffn": WIDTH}
 """Axes of keys with such names, for classes that lack the common ones."""
 
@@ -78,6 +90,7 @@ class ModelClass:
         derived: whether the class computes the size of a head from hidden and heads; hidden is then
             as wide as all heads together.
         small: size of every axis in the small models.
+        shapes_here: the shapes of the model itself.
         resolved: the config as the class resolves it.
 
     Raises:
@@ -187,8 +200,8 @@ class ModelClass:
         plain[self.layers_key] = count
         for key in self.lists.keys() & self._plain.keys():
             plain[key] = (self._plain[key] * count)[:count]
-        if single := self._plain.get(PER_LAYER):
-            of = {str(at): single.get(str(at % self.layers)) for at in range(count)}
+        if single := of_single_layers(self._plain):
+            of = {str(at): single.get(at % self.layers) for at in range(count)}
             plain[PER_LAYER] = {at: each for at, each in of.items() if each}
         for key, value in changes.items():
             *path, last = key.split(".")
@@ -294,7 +307,7 @@ class ModelClass:
         self.class_prefixes = tuple(f"{name}." for name in longer)
         self._prefixes = tuple(_stored_prefix(model, stored, each) for each in self.class_prefixes)
         shapes = {n: tuple(t.shape) for n, t in stored.items() if n not in self._repeated}
-        whole = self._signature(shapes)
+        self.shapes_here, whole = shapes, self._signature(shapes)
         first: dict[str, int] = {}
         for name in shapes:
             layer = self.layer_of(name)
@@ -333,7 +346,11 @@ class ModelClass:
         return int(name.removeprefix(before).partition(".")[0]) if found else None
 
     def _signature(self, shapes: Shapes) -> set[tuple[str, tuple[int, ...]]]:
-        return {(self.template(name), shape) for name, shape in shapes.items()}
+        """The kinds of tensors; outside of layers, shapes may depend on the number of layers."""
+        return {
+            (self.template(name), () if self.layer_of(name) is None else shape)
+            for name, shape in shapes.items()
+        }
 
     def _make_small(self) -> None:
         """Divide the sizes of a large model, until a random model of the class runs quickly."""
@@ -345,13 +362,14 @@ class ModelClass:
         }
         small = {key: SMALL[axis] for axis, key in named.items() if axis in SMALL}
         ends = {key: 1 for key, _ in _leaves(self.resolved) if key.endswith("_token_id")}
-        counts = [(k, v) for k, v in self._numbers() if v > NARROWEST and k != self.layers_key]
+        counts = [(k, v) for k, v in self._numbers() if v > NARROWEST and not PLACES.search(k)]
+        kept = {key: value for key, value in counts if HEADS.search(key)}
+        kept |= {named[axis]: SMALL[axis] for axis in ALONE if axis in named}
         for power in range(8):
-            divided = {
-                key: max(NARROWEST, value >> power) for key, value in counts if key not in small
-            }
-            everything = {key: max(NARROWEST, value >> power) for key, value in counts}
-            for changes in (ends | divided | small, ends | everything):
+            divided = {key: max(NARROWEST, value >> power) for key, value in counts}
+            # Some classes want products of heads and their size to be as wide as hidden.
+            for chosen in (divided | small, divided, divided | kept):
+                changes = ends | chosen
                 if self._fits(changes):
                     for key, value in changes.items():
                         self._set(key, value)
@@ -369,12 +387,16 @@ class ModelClass:
         place[last] = value
 
     def _fits(self, changes: Mapping[str, Any]) -> bool:
-        """Whether there is a small model with these changes, and it runs."""
+        """Whether there is a model with these changes that is small and runs."""
+        with suppress(Exception), quiet():
+            model = self.model(self.config(changes), "meta")
+            small = sum(each.numel() for each in model.parameters()) <= MOST_PARAMETERS
+            return small and self._runs(changes)
+        return False
+
+    def _runs(self, changes: Mapping[str, Any]) -> bool:
+        """Whether there is a model with these changes, and it runs."""
         try:
-            with quiet():
-                model = self.model(self.config(changes), "meta")
-            if sum(each.numel() for each in model.parameters()) > MOST_PARAMETERS:
-                return False
             with quiet():
                 model = random_weights(self.model(self.config(changes), "cpu"))
             run(model)
@@ -411,7 +433,7 @@ class ModelClass:
             found = self._doubled((key,), numbers, here)
             if found is None:
                 stuck.append(key)
-            elif found != here:
+            elif any(found[name] != here[name] for name in found.keys() & here.keys()):
                 self._add(names.get(key), (key,), numbers[key])
         if self._keys["heads"] in numbers and not self._has_heads_apart():
             self._find_derived(numbers, here)
@@ -481,7 +503,7 @@ class ModelClass:
         if "head_dim" not in self.small:
             return False
         wide = dict.fromkeys(self.sizes.get("hidden", ()), 2 * self.small.get("hidden", 0))
-        return not wide or self._fits(wide)
+        return not wide or self._runs(wide)
 
     def _named_axes(self) -> set[str]:
         return {axis for axis, key in self._keys.items() if self._counts(key)}

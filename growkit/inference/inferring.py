@@ -7,6 +7,7 @@ is true, is tried: the small model is grown as described and must compute the sa
 float64. Sizes for which it does not are described as fixed.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -28,7 +29,7 @@ from growkit.engine.user_family import temporary_family
 from growkit.families.description import MOST_LAYERS
 from growkit.families.family import described
 from growkit.inference.classes import ModelClass
-from growkit.inference.proposing import Proposal, choices
+from growkit.inference.proposing import Proposal, choices, number
 from growkit.inference.running import see
 from growkit.planning.plan import Planned, unused_tensors
 from growkit.recipe.planner import change
@@ -108,7 +109,7 @@ class InferredFamily:
             small = _small_source(self.asked, scratch)
             for axis in GROWTHS:
                 self._try(axis, *small)
-        self.description = self.proposal.description(self._chosen, self._more)
+        self.description = self._describe(config)
         fixed = {
             axis: f"cannot grow: when it was tried, logits differed by {trial['error']:.1g}"
             for trial in self.trials
@@ -117,6 +118,22 @@ class InferredFamily:
         }
         if fixed:
             self.description["fixed"] = fixed
+
+    def _describe(self, config: Config) -> dict[str, Any]:
+        """Describe the model; a dimension that its small models have otherwise is a constant."""
+        found = self.proposal.description(self._chosen, self._more)
+        family, wrong = described(found, "the inferred family"), dict[str, set[int]]()
+        patterns, sizes = family.patterns(config), family.sizes(config)
+        for name in patterns.keys() & self.asked.shapes_here.keys():
+            here = self.asked.shapes_here[name]
+            for dimension, size in zip(patterns[name].dimensions, here, strict=True):
+                if dimension.size(sizes) != size:
+                    wrong.setdefault(str(dimension), set()).add(size)
+        constants = {said: number(min(each)) for said, each in wrong.items() if len(each) == 1}
+        for said, constant in constants.items():
+            words = re.compile(rf"(?<![\w.]){re.escape(said)}(?![\w.])")
+            self._chosen = {name: words.sub(constant, p) for name, p in self._chosen.items()}
+        return self.proposal.description(self._chosen, self._more) if constants else found
 
     def _try(
         self, axis: str, source: Checkpoint, ids: torch.Tensor, expected: torch.Tensor

@@ -13,7 +13,7 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.families.expressions import LAYER, parse_expression
-from growkit.inference.classes import ModelClass
+from growkit.inference.classes import PERIODS, ModelClass
 
 MOST = 3
 """Limit for the parts of a condition."""
@@ -69,7 +69,9 @@ class Conditions:
 
     def __init__(self, asked: ModelClass) -> None:
         self._asked = asked
-        few, many = asked.small_layers, 2 * asked.small_layers
+        few, numbers = asked.small_layers, asked.numbers
+        periods = [value for key, value in numbers.items() if PERIODS.search(key)]
+        many = 2 * max(few, *(value for value in periods if value <= asked.layers), 0)
         self.deciding: list[str] = []
         self._models = [each for count in (few, many) if (each := self._ask({}, count))]
         more = self._models[-1]
