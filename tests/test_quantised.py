@@ -241,6 +241,16 @@ def test_every_bit_is_as_the_library_has_it(case: str, tmp_path: Path) -> None:
         assert checkpoint.read(NAME, rows, slice(5, 9)).equal(expected[rows, 5:9])
 
 
+@pytest.mark.parametrize("case", ["nf4", "llm-int8", "fp8"])
+def test_older_settings_do_not_name_the_method(case: str, tmp_path: Path) -> None:
+    """What transformers reads without it, as well."""
+    settings, stored, expected = cases()[case]
+    folder = with_tensors(tmp_path / case, {f"m{key}": each for key, each in stored.items()})
+    del settings["quant_method"]
+    edit_config(folder, quantization_config=settings)
+    assert find(folder).open().read(NAME).equal(expected)
+
+
 def with_tensors(folder: Path, tensors: dict[str, Tensor]) -> Path:
     folder.mkdir()
     plain = {"plain": torch.ones(2, dtype=torch.bfloat16)}
@@ -387,11 +397,12 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     with edit_weights(source) as tensors:
         for name in [name for name in tensors if ".layers.1." in name]:
             tensors[name.replace(".layers.1.", ".layers.2.")] = tensors[name].clone()
+        tensors["mtp.norm.weight"] = torch.ones(64)  # as Qwen's models name them
     edit_config(source, num_nextn_predict_layers=1)
     result = growkit.grow(source, tmp_path / "out", hidden="x2")
     assert result["kept"], result["verification"]["reason"]
     assert "to the same bits" in result["verification"]["reason"]
-    assert {name.split(".")[2] for name in result["dropped"]} == {"2"}
+    assert {name.split(".")[2] for name in result["dropped"]} == {"2", "weight"}
     edit_config(source, num_nextn_predict_layers=0)
     with pytest.raises(InputError, match=r"layers\.2.* is not part of"):
         growkit.grow(source, tmp_path / "out", hidden="x2", overwrite=True)

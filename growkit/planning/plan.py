@@ -338,8 +338,11 @@ def _unless_quantised(source: Weights, remedy: str) -> str:
 
 
 def _predicts(name: str, config: Config, layers: int) -> bool:
-    """Whether a tensor is of a layer behind the last one, which predicts further tokens."""
-    found, more = re.search(r"\blayers\.(\d{1,9})\.", name), config.get("num_nextn_predict_layers")
+    """Whether a tensor predicts further tokens: by its name, or behind the last layer."""
+    if re.search(r"(^|\.)mtp(_layers)?\.", name):
+        return True
+    found = re.search(r"\blayers\.(\d{1,9})\.", name)
+    more = config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
     if found is None or not isinstance(more, int):
         return False
     return layers <= int(found[1]) < layers + more

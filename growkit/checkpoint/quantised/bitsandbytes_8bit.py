@@ -19,8 +19,9 @@ class Bitsandbytes8bit(Scheme):
     suffixes = (".SCB", ".weight", ".weight_format")
 
     def applies(self, settings: Config) -> bool:
-        """See ``Scheme``."""
-        return super().applies(settings) and bool(settings.get("load_in_8bit"))
+        """See ``Scheme``; older settings do not name the method."""
+        named = super().applies({"quant_method": self.method} | settings)
+        return named and bool(settings.get("load_in_8bit"))
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
         """See ``Scheme``."""
