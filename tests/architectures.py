@@ -121,10 +121,11 @@ TEXT = {"fuyu": "persimmon", "got_ocr2": "qwen2", "moss_transcribe_diarize": "qw
 
 def config_of(kind: str) -> Any:
     """A small config of a type."""
-    return CONFIG_MAPPING[kind](**_small(CONFIG_MAPPING[kind]))
+    return CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]))
 
 
-def _small(config_class: Any) -> dict[str, Any]:
+def small(config_class: Any) -> dict[str, Any]:
+    """Small values of the keys of a class of configs."""
     found: dict[str, Any] = {}
     known = {each.name: each for each in fields(config_class)}
     subs = getattr(config_class, "sub_configs", {}) or {}
@@ -134,7 +135,7 @@ def _small(config_class: Any) -> dict[str, Any]:
             and hasattr(sub, "sub_configs")
             and sub.model_type in CONFIG_MAPPING
         ):
-            found[name] = _small(sub)
+            found[name] = small(sub)
     for name, each in known.items():
         if name in subs:
             continue
@@ -145,7 +146,7 @@ def _small(config_class: Any) -> dict[str, Any]:
             found[name] = 16
     kind = config_class.model_type
     if kind in TEXT:
-        found["text_config"] = {"model_type": TEXT[kind], **_small(CONFIG_MAPPING[TEXT[kind]])}
+        found["text_config"] = {"model_type": TEXT[kind], **small(CONFIG_MAPPING[TEXT[kind]])}
     if "kv_lora_rank" in known:
         found["num_key_value_heads"] = 4
     return found | KINDS.get(kind, {})

@@ -22,7 +22,7 @@ from growkit.planning.plan import Planned
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep
 from growkit.results.schema import json_schema
-from tests.architectures import TYPES, save
+from tests.architectures import TYPES, save, small
 from tests.conftest import cli, edit_config, edit_json, relative_error, save_model, save_random
 from tests.families import INFERRED, random_model
 from tests.test_manifests import difference
@@ -169,6 +169,53 @@ def test_published_sizes_are_described(kind: str) -> None:
     assert patterns.keys() | {"lm_head.weight"} == expected.keys() | {"lm_head.weight"}
     wrong = {n for n, p in patterns.items() if p.shape(sizes) != tuple(expected[n].shape)}
     assert wrong == set()
+
+
+ODD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # Two lists of kinds agree in the first layers, and differ in a later one.
+    "kimi_linear": (
+        {"hidden": "x2"},
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+            "linear_num_heads": 3,
+            "first_k_dense_replace": 2,
+            "q_lora_rank": None,
+        },
+    ),
+    # Its class, unlike that of DeepSeek-V2, takes any number of heads.
+    "deepseek_v3": (
+        {"hidden": "x2"},
+        {"hidden_size": 20, "num_attention_heads": 3, "num_key_value_heads": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_models(kind: str, tmp_path: Path) -> None:
+    growth, more = ODD[kind]
+    config = CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]) | more)
+    source = save_random(tmp_path / "source", config, 0)
+    growkit.grow(source, tmp_path / "out", verify=False, **growth)
+    assert relative_error(source, tmp_path / "out") < 1e-12
+
+
+def test_a_few_tokens_may_choose_the_same_experts() -> None:
+    """Whether corrections are divided or not; more tokens show that they must be."""
+    layers = {"num_hidden_layers": 5, "moe_layer_end_index": 3, "moe_layer_interval": 2}
+    more = {"hidden_size": 36, "head_dim": 10, "num_key_value_heads": 1, "use_bias": True}
+    config = CONFIG_MAPPING["ernie4_5_moe"]
+    config = config(**small(config) | layers | more, moe_num_shared_experts=2)
+    found = InferredFamily(json.loads(config.to_json_string(use_diff=False)), "here")
+    assert found.description["experts"]["divided"]
+
+
+def test_experts_that_cannot_grow_are_not_denied(tmp_path: Path) -> None:
+    """The router adds a number to the sum of its weights."""
+    config = {**small(CONFIG_MAPPING["lfm2_moe"]), "num_dense_layers": 1}
+    source = save_random(tmp_path / "source", CONFIG_MAPPING["lfm2_moe"](**config), 0)
+    with pytest.raises(growkit.InputError, match=r"experts of .* when it was tried"):
+        growkit.grow(source, tmp_path / "out", method="experts", experts="x2")
 
 
 def test_the_order_of_heads_is_tried(tmp_path: Path) -> None:

@@ -157,6 +157,8 @@ class _Copying:
         self, source: Weights, family: Family, options: Mapping[str, str], seed: int
     ) -> None:
         experts = family.experts
+        if why := family.fixed(family.complete(source.config)).get(EXPERTS):
+            raise InputError(f"experts of the {family.name} model in {source.where()} {why}")
         if experts is None:
             raise InputError(
                 f"{source.where()} has no experts to copy; --method upcycle makes some"

@@ -55,6 +55,10 @@ class Asked:
             at for at, kind in enumerate(self.kinds) if any(name == template for name, _ in kind)
         )
 
+    def shapes(self, template: str, layers: Iterable[int]) -> set[tuple[int, ...]]:
+        """The shapes that a tensor has in some layers."""
+        return {shape for at in layers for name, shape in self.kinds[at] if name == template}
+
 
 class Conditions:
     """Conditions on layers.
@@ -141,6 +145,9 @@ class Conditions:
         others = small.having(template) - layers
         if not others:
             return having
+        its, theirs = small.shapes(template, layers), small.shapes(template, others)
+        if not its & theirs and model.shapes(template, having) <= its | theirs:
+            return frozenset(at for at in having if model.shapes(template, {at}) <= its)
         mine = {small.kinds[layer] for layer in layers}
         if mine & {small.kinds[layer] for layer in others}:
             last = frozenset({len(model.kinds) - 1})
