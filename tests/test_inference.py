@@ -404,7 +404,7 @@ assumed:
   head_dim: hidden_size / num_attention_heads
 conditions: {low_rank: null}
 groups: {heads: kv_heads}
-multiples: {hidden_size: null, num_attention_heads: num_key_value_heads}
+multiples: {num_attention_heads: num_key_value_heads}
 tensors:
   model.layers.{layer}.self_attn.q_proj.weight:
     {pattern: heads.head_dim <- hidden, when: null, bias: attention_bias}

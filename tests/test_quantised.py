@@ -241,6 +241,27 @@ def test_every_bit_is_as_the_library_has_it(case: str, tmp_path: Path) -> None:
         assert checkpoint.read(NAME, rows, slice(5, 9)).equal(expected[rows, 5:9])
 
 
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_columns_may_be_out_of_order(shuffled: bool, tmp_path: Path) -> None:
+    """As compressed-tensors stores act-order: the group of every column, or -1 throughout."""
+    settings, stored, expected = cases()["int4"]
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    groups = torch.arange(64) // 32
+    if shuffled:  # the columns of another matrix, which takes them back
+        words = stored[".weight_packed"]
+        numbers = torch.stack([words >> place & 15 for place in range(0, 32, 4)], -1).flatten(1)
+        numbers, expected, groups = numbers[:, order], expected[:, order], groups[order]
+        packed = [numbers[:, place::8] << 4 * place for place in range(8)]
+        stored[".weight_packed"] = torch.stack(packed).sum(0).int()
+    stored[".weight_g_idx"] = (groups if shuffled else torch.full((64,), -1)).int()
+    folder = with_tensors(tmp_path / "m", {f"m{key}": each for key, each in stored.items()})
+    edit_config(folder, quantization_config=settings)
+    checkpoint = find(folder).open()
+    assert checkpoint.read(NAME).equal(expected)
+    assert checkpoint.read(NAME, slice(3, 8), slice(5, 9)).equal(expected[3:8, 5:9])
+    assert set(checkpoint.tensors) == {NAME, "plain"}
+
+
 @pytest.mark.parametrize("case", ["nf4", "llm-int8", "fp8"])
 def test_older_settings_do_not_name_the_method(case: str, tmp_path: Path) -> None:
     """What transformers reads without it, as well."""
@@ -356,6 +377,7 @@ def test_what_growkit_alone_reads_is_said(method: str, tmp_path: Path) -> None:
         ("int4", {"transform_config": {"config_groups": {}}}, {}, "with transform_config"),
         ("int4", {"config_groups": {}}, {}, "8 words for 64 columns"),
         ("int4", {}, {".weight_shape": torch.tensor([32, 640])}, "words for 640 columns"),
+        ("int4", {}, {".weight_g_idx": torch.full((64,), 2).int()}, "weight_g_idx and 2 groups"),
         ("fp8", {}, {".weight_scale": torch.ones(3, 5)}, "no|do not fit together"),
         ("fp8", {}, {".weight_scale": torch.tensor([torch.inf])}, "NaN or infinity"),
         ("fp8", {}, {"2.weight": torch.ones(2, 2).to(torch.float8_e4m3fn)}, "m2.weight .* missing"),

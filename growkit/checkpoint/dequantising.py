@@ -389,10 +389,18 @@ class Blocks(NamedTuple):
         where = [span][: len(parts.shape(suffix)) - 1]
         return parts.read(suffix, *where).reshape(span.stop - span.start, -1)
 
-    def scale(self, numbers: Tensor, scales: Tensor, zeros: Tensor | None, rows: slice) -> Tensor:
-        """Dequantise some rows of the matrix; see ``scale``."""
+    def scale(
+        self,
+        numbers: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None,
+        rows: slice,
+        by_column: Tensor | None = None,
+    ) -> Tensor:
+        """Dequantise some rows of the matrix; see ``scale``; columns are in order by default."""
         by_row = torch.arange(rows.start, rows.stop) // self.tall - self.span(rows).start
-        by_column = torch.arange(numbers.shape[1]) // self.wide
+        if by_column is None:
+            by_column = torch.arange(numbers.shape[1]) // self.wide
         return scale(numbers, scales, zeros, by_row, by_column)
 
 

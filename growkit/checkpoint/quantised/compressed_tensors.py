@@ -5,6 +5,8 @@ shape of the scales, so that untrusted patterns of names in the settings are nev
 https://github.com/vllm-project/compressed-tensors
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from growkit.base.lazy import Tensor
@@ -31,6 +33,7 @@ class CompressedTensors(Scheme):
     title = "compressed-tensors"
     suffixes = (
         *(".weight_scale", ".weight_packed", ".weight", ".weight_shape", ".weight_zero_point"),
+        ".weight_g_idx",
     )
     unused = tuple(
         f".{of}_{kind}"
@@ -75,6 +78,8 @@ class CompressedTensors(Scheme):
             parts.check(".weight_zero_point", (-(-shape[0] * bits // WORD), *scales[1:]), "I32")
         elif ".weight_zero_point" in parts:
             parts.check(".weight_zero_point", scales, "I8", "F8_E4M3")
+        if ".weight_g_idx" in parts:
+            parts.check(".weight_g_idx", shape[1:], "I32", "I64")
         return TensorInfo(shape, dtype)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
@@ -93,7 +98,8 @@ class CompressedTensors(Scheme):
             numbers = parts.read(".weight", rows)
             if ".weight_zero_point" in parts:
                 zeros = blocks.read(parts, ".weight_zero_point", rows)
-        return blocks.scale(numbers[:, : info.shape[1]], scales, zeros, rows)
+        groups = _groups_of_columns(parts, scales.shape[-1])
+        return blocks.scale(numbers[:, : info.shape[1]], scales, zeros, rows, groups)
 
     def transformers(self, settings: Config) -> Config:
         """See ``Scheme``."""
@@ -128,6 +134,16 @@ def _bits(parts: Parts, columns: int, settings: Config) -> int:
 
 def _blocks(parts: Parts, shape: tuple[int, ...], settings: Config) -> Blocks:
     return Blocks.of(parts, ".weight_scale", shape, _weights(settings, "block_structure"))
+
+
+def _groups_of_columns(parts: Parts, count: int) -> Tensor | None:
+    """The group of every column where columns are not in order; all are -1 where they are."""
+    groups = parts.read(".weight_g_idx").long() if ".weight_g_idx" in parts else None
+    if groups is None or bool((groups == -1).all()):
+        return None
+    inside = bool(((groups >= 0) & (groups < count)).all())
+    parts.require(inside, f"weight_g_idx and {count} groups")
+    return groups
 
 
 def _signed(words: Tensor, bits: int) -> Tensor:
