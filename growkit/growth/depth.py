@@ -233,6 +233,8 @@ def _transforms(
     """
     before, after = _by_layer(family, source.config), _by_layer(family, config)
     numbered = family.numbered(family.complete(source.config))
+    others = "another number of layers", "--blocks identity or interpose"
+    other = others[not any(layer.idle for layer in order)]
     for place, layer in enumerate(order):
         if numbered and layer.of != place and not layer.idle:
             raise InputError(
@@ -243,7 +245,7 @@ def _transforms(
         if before[layer.of].keys() != after[place].keys():
             raise InputError(
                 f"no config of a {family.name} model makes layer {place} of the same kind as layer "
-                f"{layer.of} of {source.where()}; choose --blocks identity or interpose"
+                f"{layer.of} of {source.where()}; choose {other}"
             )
     sizes = family.sizes(source.config)
     made: dict[str, Transform] = {
@@ -279,12 +281,12 @@ def _of_all_layers(member: Member, sizes: Mapping[str, int], layers: Sequence[in
 
 
 def _by_layer(family: Family, config: Config) -> dict[int, dict[tuple[str, int | None], Member]]:
-    """The tensors of every layer, by their names with ``{layer}``."""
+    """The tensors of every layer, in order, by their names with ``{layer}``."""
     found: dict[int, dict[tuple[str, int | None], Member]] = {}
     for each in family.members(config):
         if each.layer is not None:
             found.setdefault(each.layer, {})[each.tensor.name, each.number] = each
-    return found
+    return dict(sorted(found.items()))
 
 
 OPERATION = Depth()
