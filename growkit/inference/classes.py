@@ -63,6 +63,9 @@ HEADS = re.compile(r"heads$")
 PERIODS = re.compile(r"(?i)period|interval|freq|pattern")
 """Names of keys of periods, in which kinds of layers alternate."""
 
+FEW = {EXPERTS: 24, re.compile(r"chunk_size$"): 16}
+"""Names of keys, and their largest values in small models: of experts, and of tokens at a time."""
+
 PLACES = re.compile(rf"{PERIODS.pattern}|offset|index$")
 """Names of keys that say which layers are of which kind."""
 
@@ -306,6 +309,7 @@ class ModelClass:
         stored = as_in_files(model, model.state_dict())
         self.class_prefixes = tuple(f"{name}." for name in longer)
         self._prefixes = tuple(_stored_prefix(model, stored, each) for each in self.class_prefixes)
+        self._templates: dict[str, str] = {}
         shapes = {n: tuple(t.shape) for n, t in stored.items() if n not in self._repeated}
         self.shapes_here, whole = shapes, self._signature(shapes)
         first: dict[str, int] = {}
@@ -335,10 +339,13 @@ class ModelClass:
 
     def template(self, name: str) -> str:
         """The name of a tensor with ``{layer}`` and ``{expert}`` in place of numbers."""
-        for prefix in self._prefixes:
-            if name.startswith(prefix):
-                name = prefix + re.sub(r"^\d+\.", "{layer}.", name.removeprefix(prefix))
-        return one_of_experts(name)
+        if name not in self._templates:  # there may be 100,000 of them
+            found = name
+            for prefix in self._prefixes:
+                if name.startswith(prefix):
+                    found = prefix + re.sub(r"^\d+\.", "{layer}.", name.removeprefix(prefix))
+            self._templates[name] = one_of_experts(found)
+        return self._templates[name]
 
     def layer_of(self, name: str) -> int | None:
         """The layer of a tensor; None outside of the layers."""
@@ -362,14 +369,20 @@ class ModelClass:
         }
         small = {key: SMALL[axis] for axis, key in named.items() if axis in SMALL}
         ends = {key: 1 for key, _ in _leaves(self.resolved) if key.endswith("_token_id")}
+        few = {
+            key: min(value, most)
+            for key, value in self._numbers()
+            for name, most in FEW.items()
+            if name.search(last_part(key))
+        }
         counts = [(k, v) for k, v in self._numbers() if v > NARROWEST and not PLACES.search(k)]
         kept = {key: value for key, value in counts if HEADS.search(key)}
         kept |= {named[axis]: SMALL[axis] for axis in ALONE if axis in named}
-        for power in range(8):
+        for fixed, power in product((ends | few, ends), range(8)):
             divided = {key: max(NARROWEST, value >> power) for key, value in counts}
             # Some classes want products of heads and their size to be as wide as hidden.
             for chosen in (divided | small, divided, divided | kept):
-                changes = ends | chosen
+                changes = chosen | fixed
                 if self._fits(changes):
                     for key, value in changes.items():
                         self._set(key, value)
