@@ -21,7 +21,7 @@ from benchmarks.continual.experiment import Experiment, Job, load, names
 from benchmarks.continual.report import write
 from benchmarks.continual.retrieval import MEASURES, QUESTION, WIDTH
 from benchmarks.continual.runs import Run, Segment, branches
-from benchmarks.continual.text import PARTS, Text, part_of, read_text
+from benchmarks.continual.text import END, PARTS, Text, part_of, read_text
 from benchmarks.figures import drawn
 from growkit.base.errors import InputError
 from growkit.cli.demo import training_text
@@ -151,6 +151,8 @@ def test_held_out_files_are_in_no_other_part(tmp_path: Path) -> None:
         inside = [part for part in PARTS if f"<{number}>" in said[part]]
         assert inside == [part_of(f"{number}.txt")]
     assert all(said.values())
+    test = said["test"].replace(END, "")
+    assert text.about["test_bytes"] == len(test.encode()) < text.about["bytes"]
     again = read_text(folder, 270, tmp_path / "again")
     assert again.about == text.about
     assert all(torch.equal(again.parts[part], text.parts[part]) for part in PARTS)
@@ -217,10 +219,13 @@ def test_the_published_page_is_that_of_the_published_lines(tmp_path: Path) -> No
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)  # as deep as the committed file
     (tmp_path / "docs").mkdir()
     made = (tmp_path / "docs" / "results.md", tmp_path / "a" / "b" / "c" / "tables.md")
-    write(LINES, *made)
+    readme = tmp_path / "README.md"
+    readme.write_text((ROOT / "README.md").read_text("utf-8"), "utf-8")
+    write(LINES, *made, tmp_path / "when.json", readme)
     published = (ROOT / "docs" / "results.md", LINES / "tables.md")
     page, tables = (file.read_text("utf-8") for file in made)
     assert [page, tables] == [file.read_text("utf-8") for file in published]
+    assert readme.read_text("utf-8") == (ROOT / "README.md").read_text("utf-8")
     summary, claims = page.split("\n## What holds\n")
     tables += claims
     assert len(pairs(summary)) > 10
@@ -264,18 +269,6 @@ def test_attention_of_a_model_without_weights_is_even(kind: str, text: Text) -> 
         (seen - QUESTION + WIDTH - 2) / seen, rel=0.2
     )
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_the_age_from_which_on_a_growth_leads() -> None:
-    """By hand: halfway between 16 and 64 in the logarithm, before all ages, and after them."""
-    crossed = ages.crossings({16.0: {0: -0.1, 1: 0.1, 2: -0.3}, 64.0: {0: 0.1, 1: 0.2, 2: -0.1}})
-    assert [sign for sign, _ in crossed] == ["=", "<", ">"]
-    assert [math.exp(at) for _, at in crossed] == pytest.approx([32, 16, 64])
-    several = {16.0: {0: 0.1}, 64.0: {0: -0.1}, 256.0: {0: 0.1}}
-    assert math.exp(ages.crossings(several)[0][1]) == pytest.approx(128)
-    both = {16.0: {0: -0.1, 1: -0.2}, 64.0: {0: 0.1, 1: 0.2}}
-    assert ages.crossing(both) == "32 (32 to 32)"
-    assert ages.crossing({16.0: {0: -0.1, 1: 0.2}, 64.0: {0: 0.1, 1: 0.2}}) == "32, < 16"
 
 
 @pytest.mark.parametrize(

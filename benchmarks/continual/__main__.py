@@ -8,7 +8,8 @@ command continues with the run that was killed. Finished runs are lines of
 ``benchmarks/results/continual/EXPERIMENT.jsonl``; trained sources are in ``--work``, which may be
 deleted once an experiment is done.
 
-``report`` makes ``docs/results.md``, its charts and ``tables.md`` from these lines alone.
+``report`` makes ``docs/results.md``, its charts, ``tables.md`` and the rule of ``growkit plan`` and
+``growkit probe`` from these lines alone; and that part of ``README.md``, once all runs are done.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from growkit.base.errors import InputError
 from growkit.base.settings import DEVICES
+from growkit.planning.when import FILE
 
 ROOT = Path(__file__).parents[2]
 LINES = ROOT / "benchmarks" / "results" / "continual"
@@ -58,8 +60,8 @@ def report(chosen: argparse.Namespace) -> None:
     """Make the page and its charts."""
     from benchmarks.continual.report import write
 
-    write(chosen.results, chosen.page, chosen.tables)
-    print(f"wrote {chosen.page}, its charts, and {chosen.tables}")
+    write(chosen.results, chosen.page, chosen.tables, chosen.rule, chosen.readme)
+    print(f"wrote {chosen.page}, its charts, {chosen.tables} and {chosen.rule}")
 
 
 def main() -> None:
@@ -77,6 +79,8 @@ def main() -> None:
     other = commands.add_parser("report", help="make tables and charts of all results")
     other.add_argument("--page", type=Path, default=ROOT / "docs" / "results.md")
     other.add_argument("--tables", type=Path, default=LINES / "tables.md")
+    other.add_argument("--rule", type=Path, default=FILE)
+    other.add_argument("--readme", type=Path, default=ROOT / "README.md")
     for command, call in ((one, run), (other, report)):
         command.add_argument("--results", type=Path, default=LINES)
         command.set_defaults(call=call)

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
+from typing import Any
 
 from benchmarks.continual import tables
 from benchmarks.continual.analysis import Outcome, interval
 from benchmarks.continual.experiment import Experiment
-from growkit.report.drawing import Curve
+from growkit.planning.when import Crossing
+from growkit.report.drawing import Interval, Titles, Trend, trends
 
 Leads = Mapping[float, Mapping[int, float]]
 """Nats per token by age, then by seed."""
+
+AGAIN = 1.0
+"""Extra compute of charts and summaries, in multiples of the source's."""
 
 
 def ways(experiment: Experiment) -> dict[str, dict[str, str]]:
@@ -30,95 +37,178 @@ def ways(experiment: Experiment) -> dict[str, dict[str, str]]:
     return found
 
 
-def leads(
-    experiment: Experiment, made: Mapping[str, Outcome], way: str, share: float
-) -> dict[float, dict[int, float]]:
-    """The leads of a way over the baseline's.
+def baseline(experiment: Experiment) -> str:
+    """The way that others are held against: the source is trained on."""
+    return experiment.baseline.rpartition(", ")[0]
+
+
+def budgets(experiment: Experiment) -> dict[float, float]:
+    """Shares of the extra compute by their multiples of the source's."""
+    points = experiment.arms[experiment.baseline].points
+    return {float(at) * experiment.scale.extra: float(at) for at in points}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of growing, at one budget.
+
+    Attributes:
+        name: what the arms do.
+        extra: the budget, in multiples of the source's.
+        leads: over the baseline's.
+        ages: of all sources that are to be compared.
+        seeds: how many are wanted.
+        bits: bits per byte for a nat per token.
+    """
+
+    name: str
+    extra: float
+    leads: Leads
+    ages: tuple[float, ...]
+    seeds: int
+    bits: float
+
+    @property
+    def crossing(self) -> Crossing | None:
+        """None without a seed that has all ages."""
+        return crossing(self.leads) if self.leads else None
+
+    def at(self, age: float) -> Interval:
+        """The mean lead with its interval."""
+        return interval([*self.leads[age].values()], self.name)
+
+    def cell(self, age: float, *, bits: bool = False) -> str:
+        """A lead as tables have it, with what is missing.
+
+        Args:
+            age: of the source.
+            bits: whether bits per byte are added in brackets.
+        """
+        if age not in self.leads:
+            return "not run"
+        found = self.at(age)
+        few = "" if len(found.each) == self.seeds else f", {len(found.each)} of {self.seeds} seeds"
+        also = f" ({found.mean * self.bits:+.3f})".replace("-", "−") if bits else ""
+        return tables.signed(found) + also + few
+
+    def cells(self, *, bits: bool = False) -> list[str]:
+        """Leads at all ages, and where they begin."""
+        every = [self.cell(age, bits=bits) for age in self.ages]
+        return [*every, str(self.crossing or "not run")]
+
+
+def every(experiment: Experiment, made: Mapping[str, Outcome]) -> Iterator[Way]:
+    """All ways of growing at all budgets, of which there are runs.
 
     Args:
         experiment: with sources of one shape.
         made: outcomes of its sources and arms.
-        way: what the arms do.
-        share: of the extra compute.
     """
-    every, found = ways(experiment), {}
-    baseline = every[experiment.baseline.rpartition(", ")[0]]
-    for source, name in every[way].items():
-        if name not in made or baseline[source] not in made:
-            continue
-        others, own = made[baseline[source]].at(share), made[name].at(share)
-        parameters = next(iter(made[source].lines.values()))["parameters"]
-        age = experiment.source_tokens(source) / parameters
-        by_seed = {seed: others[seed] - loss for seed, loss in own.items() if seed in others}
-        if by_seed:
-            found[age] = by_seed
-    return found
+    if not made:
+        return
+    size, seeds, bits = parameters(experiment, made), len(experiment.seeds), bits_per_nat(made)
+    known = {source: experiment.source_tokens(source) / size for source in experiment.sources}
+    arms = ways(experiment)
+    trained_on = arms.pop(baseline(experiment), {})
+    for way, by_source in arms.items():
+        for extra, share in budgets(experiment).items():
+            found = {}
+            for source, age in known.items():
+                pair = made.get(trained_on[source]), made.get(by_source.get(source, ""))
+                losses = [each.at(share) if each else {} for each in pair]
+                lead = {s: losses[0][s] - loss for s, loss in losses[1].items() if s in losses[0]}
+                found |= {age: lead} if lead else {}
+            yield Way(way, extra, found, tuple(known.values()), seeds, bits)
+
+
+def parameters(experiment: Experiment, made: Mapping[str, Outcome]) -> int:
+    """Parameters of the sources, all of one shape."""
+    lines = [line for name in experiment.sources for line in _lines(made, name)]
+    return int(lines[0]["parameters"])
+
+
+def _lines(made: Mapping[str, Outcome], name: str) -> list[Any]:
+    return [*made[name].lines.values()] if name in made else []
+
+
+def bits_per_nat(made: Mapping[str, Outcome]) -> float:
+    """Bits per byte of the text for a nat per token.
+
+    Lines without the bytes of the test files have those of the whole text.
+    """
+    text = next(line["text"] for name in made for line in _lines(made, name))
+    known, tokens = text.get("test_bytes"), text["tokens"]
+    per_token = known / tokens["test"] if known else text["bytes"] / sum(tokens.values())
+    return float(1 / (math.log(2) * per_token))
 
 
 def crossings(found: Leads) -> list[tuple[str, float]]:
-    """For every seed, the logarithm of the age from which on its lead is above zero.
+    """For every seed that has all ages, where its lead begins or ends.
 
     Returns:
-        ``=`` and the logarithm; ``<`` and that of the least age, whose lead is above zero already;
-        or ``>`` and that of the greatest, whose lead is not.
+        ``from`` or ``until``, and the logarithm of the age at which the lead's sign changes for
+        the last time; ``always`` and that of the least age; or ``never`` and that of the greatest.
     """
     crossed = []
     seeds = set.intersection(*(set(each) for each in found.values()))
     for seed in sorted(seeds):
         points = [(math.log(age), by_seed[seed]) for age, by_seed in sorted(found.items())]
-        sign, at = (">", points[-1][0]) if points[-1][1] <= 0 else ("<", points[0][0])
-        for (before, low), (after, high) in pairwise(points):
-            if low <= 0 < high:  # the last one, if there are several
-                sign, at = "=", before + (after - before) * low / (low - high)
+        leads = points[-1][1] > 0
+        sign, at = ("always", points[0][0]) if leads else ("never", points[-1][0])
+        for (before, one), (after, other) in pairwise(points):
+            if (one > 0) != (other > 0):
+                sign = "from" if leads else "until"
+                at = before + (after - before) * one / (one - other)
         crossed.append((sign, at))
     return crossed
 
 
-def crossing(found: Leads) -> str:
+def crossing(found: Leads) -> Crossing | None:
     """The age from which on there is a lead, with its 95 % interval over seeds."""
     crossed = crossings(found)
     signs, values = [sign for sign, _ in crossed], [value for _, value in crossed]
-    if set(signs) == {"="}:
-        mean = interval(values)
-        shown = [f"{math.exp(each):.0f}" for each in (mean.mean, mean.low, mean.high)]
-        return f"{shown[0]} ({shown[1]} to {shown[2]})"
-    each = [f"{sign} {math.exp(value):.0f}".removeprefix("= ") for sign, value in crossed]
-    return each[0] if len({*each}) == 1 else ", ".join(each)
+    if not crossed:
+        return None
+    if len({*signs}) > 1:
+        bounds = [math.exp(each(values)) for each in (fmean, min, max)]
+        return Crossing("differs", *bounds, len(signs))
+    mean = interval(values)
+    low, high = (mean.low, mean.high) if signs[0] in ("from", "until") else (mean.mean, mean.mean)
+    return Crossing(signs[0], *(math.exp(each) for each in (mean.mean, low, high)), len(signs))
 
 
 def table(experiment: Experiment, made: Mapping[str, Outcome]) -> str:
     """Leads of all ways at all ages and budgets."""
-    baseline, rows = experiment.baseline.rpartition(", ")[0], []
-    ages: dict[float, None] = {}
-    for way in ways(experiment):
-        shares = () if way == baseline else experiment.arms[experiment.baseline].points
-        for share in shares:
-            found = leads(experiment, made, way, float(share))
-            if found:
-                ages |= dict.fromkeys(found)
-                rows.append((way, tables.budget(share, experiment.scale.extra), found))
-    lines = [
-        [way, budget]
-        + [tables.signed(interval([*found[age].values()])) if age in found else "" for age in ages]
-        + [crossing(found)]
-        for way, budget, found in rows
-    ]
-    head = ["", "extra compute", *(f"{age:.0f}" for age in ages), "ahead from"]
+    found = [way for way in every(experiment, made) if way.leads]
+    if not found:
+        return "No way of growing can be held against training on yet.\n"
+    head = ["", "extra compute", *(f"{age:.0f}" for age in found[0].ages), "ahead from"]
+    rows = [[way.name, f"{way.extra:g} ×", *way.cells(bits=True)] for way in found]
     return (
-        f"Lead over “{baseline}” at equal extra compute (in multiples of the source's), by tokens "
-        "for each parameter of the source, and the number of these from which on there is one:\n\n"
-    ) + tables.table(head, lines)
+        f"Lead over “{baseline(experiment)}” at equal extra compute (in multiples of the source's) "
+        "in nats per token and, in brackets, bits per byte, by tokens for each parameter of the "
+        "source; and the number of these from which on there is a lead, with its 95 % interval "
+        "over seeds:\n\n"
+    ) + tables.table(head, rows)
 
 
-def drawn(experiment: Experiment, made: Mapping[str, Outcome], share: float) -> Iterator[Curve]:
-    """Leads by the binary logarithm of the age, a curve for each way."""
-    baseline = experiment.baseline.rpartition(", ")[0]
-    for way in ways(experiment):
-        found = leads(experiment, made, way, share) if way != baseline else {}
-        seeds = {seed for by_seed in found.values() for seed in by_seed}
-        curves = [
-            [(math.log2(age), by_seed[seed]) for age, by_seed in found.items() if seed in by_seed]
-            for seed in sorted(seeds)
-        ]
-        if curves:
-            yield Curve(way, curves)
+def chart(experiment: Experiment, made: Mapping[str, Outcome]) -> str | None:
+    """Leads with as much compute as the source's, by age; None without any."""
+    found = [way for way in every(experiment, made) if way.leads and way.extra == AGAIN]
+    if not found:
+        return None
+    lines = []
+    for way in found:
+        cross, at = way.crossing, None
+        if cross and cross.sign in ("from", "until"):
+            at = math.log2(cross.age)
+        points = [(math.log2(age), way.at(age)) for age in way.leads]
+        lines.append(Trend(way.name, points, at, str(cross or "")))
+    size = tables.count(parameters(experiment, made))
+    titles = Titles(
+        f"Lead over training on, {size} parameters",
+        "tokens for each parameter of the source",
+        f"{size} parameters: lead over training on, nats per token",
+    )
+    places = {math.log2(age): f"{age:.0f}" for age in found[0].ages}
+    return trends(lines, titles, places, "ahead from")

@@ -1,4 +1,4 @@
-"""The page of all experiments: a summary, claims and charts; and the tables of all runs."""
+"""The page of all experiments, its charts, the tables of all runs, and when growing pays."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.continual import ages, results, tables
-from benchmarks.continual.analysis import Outcome, differences, judged, outcomes
-from benchmarks.continual.campaign import shared, sorted_lines, wanted
-from benchmarks.continual.experiment import Experiment, load, names, settings_of
+from benchmarks.continual import ages, paying, sections, tables
+from benchmarks.continual.analysis import Outcome, differences, judged
+from benchmarks.continual.sections import Section
 from benchmarks.continual.tables import count
-from growkit.probing.lines import Line
 from growkit.report.drawing import Curve, Titles, curves, intervals, standalone
 
 TITLE = "# What growing is worth\n"
@@ -25,77 +22,41 @@ SUMMARY = "summary.md"
 """Next to the lines: what they mean, in words."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """An experiment at a scale.
-
-    Attributes:
-        experiment: which.
-        runs: lines of it.
-        missing: how many runs are known to be missing.
-        left_out: how many lines come from other settings.
-        made: outcomes of its sources and arms.
-    """
-
-    experiment: Experiment
-    runs: Sequence[Line]
-    missing: int
-    left_out: int
-    made: Mapping[str, Outcome]
-
-    @property
-    def arms(self) -> dict[str, Outcome]:
-        """Outcomes without those of sources."""
-        return {name: self.made[name] for name in self.experiment.arms if name in self.made}
-
-
-def write(lines: Path, page: Path, all_tables: Path) -> None:
-    """Write the page, a folder of charts of the same name, and the tables of all experiments.
+def write(lines: Path, page: Path, all_tables: Path, rule: Path, readme: Path) -> None:
+    """Write all that is published of the experiments.
 
     Args:
-        lines: folder of result files, and of the summary that leads the page.
-        page: Markdown file to write.
+        lines: folder of result files, and of the summary of the page.
+        page: Markdown file to write, with a folder of charts of the same name.
         all_tables: Markdown file to write.
+        rule: file to write, from which commands know when growing pays.
+        readme: Markdown file with a part that is replaced once an experiment is complete.
     """
-    sections = [each for name in names() for each in _sections(name, lines)]
-    if not sections:
+    found = sections.read(lines)
+    if not found:
         raise SystemExit(f"there are no results in {lines}; carry an experiment out first")
     charts = page.with_suffix("")
     charts.mkdir(parents=True, exist_ok=True)
+    rule.write_text(paying.rule(found), "utf-8")
+    drawings = paying.drawings(found)
+    if drawings:
+        (charts / paying.CHART).write_text(standalone(in_a_row(drawings, paying.TITLE)), "utf-8")
     summary = lines / SUMMARY
-    parts = [TITLE, *([summary.read_text("utf-8")] if summary.exists() else [])]
-    _save(page, [*parts, *_claims(sections)])
+    parts = [TITLE, *paying.answer(found, charts.name), *paying.literature(found)]
+    parts += [summary.read_text("utf-8")] if summary.exists() else []
+    _save(page, [*parts, *_claims(found)])
+    paying.into(readme, found, os.path.relpath(charts, readme.parent))
     link = os.path.relpath(charts, all_tables.parent)
-    _save(
-        all_tables, [TABLES, *(part for each in sections for part in _section(each, charts, link))]
-    )
+    _save(all_tables, [TABLES, *(part for each in found for part in _section(each, charts, link))])
 
 
 def _save(file: Path, parts: Sequence[str]) -> None:
     file.write_text("\n".join(parts).rstrip() + "\n", "utf-8")
 
 
-def _sections(name: str, folder: Path) -> Iterator[Section]:
-    lines, every = results.read(folder / f"{name}.jsonl"), results.read_all(folder)
-    for scale in dict.fromkeys(line["scale"] for line in lines):
-        experiment = load(name, scale)
-        known = {*experiment.sources, *experiment.arms}
-        texts = dict.fromkeys(line["text"]["sha256"] for line in every)
-        own: dict[tuple[str, int, float], Line] = {}
-        others: dict[tuple[str, int, float], Line] = {}
-        for text in texts:
-            settings = {run: settings_of(experiment, run, text) for run in known}
-            mine, theirs = sorted_lines(experiment, every, settings)
-            own, others = own | mine, others | theirs
-        fit = shared(experiment, own, others)
-        left_out = sum(line["scale"] == scale for line in lines) - len(own)
-        missing = sum(each not in fit for each in wanted(experiment, fit))
-        yield Section(experiment, [*fit.values()], missing, left_out, outcomes(experiment, fit))
-
-
-def _claims(sections: Sequence[Section]) -> Iterator[str]:
+def _claims(every: Sequence[Section]) -> Iterator[str]:
     """What appeared, and what did not."""
-    found = [each for section in sections for each in judged(section.experiment, section.arms)]
+    found = [each for section in every for each in judged(section.experiment, section.arms)]
     for title, appeared in (("What holds", True), ("What does not hold", False)):
         yield f"## {title}\n"
         yield tables.claims([each for each in found if (each.verdict == "yes") is appeared])
@@ -109,14 +70,22 @@ def _section(section: Section, charts: Path, link: str) -> Iterator[str]:
     if not section.runs:
         return
     yield _setting(section)
+    if ways := ages.ways(experiment):
+        yield ages.table(experiment, section.made)
+        for source, name in ways[ages.baseline(experiment)].items():
+            arms = {each[source]: shown.get(each[source]) for each in ways.values()}
+            done = {arm: outcome for arm, outcome in arms.items() if outcome}
+            if name in done:
+                yield tables.losses(experiment, done, done[name])
+                yield from tables.compute_to(experiment, done, done[name])
+        yield tables.rates(experiment, section.made)
+        return
     baseline = shown.get(experiment.baseline)
     if baseline is None:
         yield "The baseline is not done yet, so nothing is compared.\n"
         return
     yield from _charts(section, baseline, charts, link)
     yield tables.losses(experiment, shown, baseline)
-    if ages.ways(experiment):
-        yield ages.table(experiment, section.made)
     for goal in experiment.goals or (experiment.baseline,):
         if goal in shown:
             yield from tables.compute_to(experiment, shown, shown[goal])

@@ -101,6 +101,9 @@ def read_text(
             "sha256": found.hexdigest(),
             "files": len(documents),
             "bytes": sum(len(content.encode()) for _, content in documents),
+            "test_bytes": sum(
+                len(content.encode()) for name, content in documents if part_of(name) == "test"
+            ),
             "vocabulary": vocabulary,
             "tokens": {part: len(torch.load(folder / f"{part}.pt")) for part in PARTS},
         }

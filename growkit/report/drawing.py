@@ -8,7 +8,7 @@ their dashes, for print and for colour-blind readers.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape as escape_markup
 from itertools import pairwise
@@ -407,6 +407,59 @@ def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) ->
         if mean:
             chart.words.append(f"{line.name}: {figure(mean[-1][1], '.4f')} at the end")
     return chart.svg(titles, more=ROW * len(lines) + 8)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Means with their intervals at several positions.
+
+    Attributes:
+        name: name of the trend.
+        points: positions on the axis, each with its mean.
+        zero: the position at which it crosses zero; None if it does not.
+        value: value of its row in the key.
+    """
+
+    name: str
+    points: Sequence[tuple[float, Interval]]
+    zero: float | None
+    value: str
+
+
+def trends(lines: Sequence[Trend], titles: Titles, places: Mapping[float, str], value: str) -> str:
+    """Draw trends around zero in one plot, with a key below it.
+
+    Args:
+        lines: at most ``MOST_LINES`` - 1 trends.
+        titles: titles of the chart and its axes.
+        places: names of positions on the axis.
+        value: name of the key's values.
+    """
+    chart = _Drawing(300)
+    ends = [end for line in lines for _, each in line.points for end in (each.low, each.high)]
+    up = linear([0.0, *ends], chart.bottom, TOP)
+    margin = 0.08 * (max(places) - min(places)) or 1.0
+    low, high = min(places) - margin, max(places) + margin
+    across = Scale(low, high, [*places.items()], LEFT, RIGHT)
+    chart.rows(up)
+    chart.columns(across)
+    chart.path("axis", f"M{LEFT} {up.at(0):.1f}H{RIGHT}")
+    chart.text(RIGHT, chart.height + 10, value, "end")
+    for style, line in enumerate(lines, 1):
+        aside = 5 * (style - (len(lines) + 1) / 2)  # so that intervals do not cover each other
+        places_of = [(across.at(x) + aside, each) for x, each in line.points]
+        for x, each in places_of:
+            bar = f"M{x:.1f} {up.at(each.low):.1f}V{up.at(each.high):.1f}"
+            chart.path(f"seed line-{style}", bar, f"{line.name}: {figure(each.mean, '+.4f')}")
+        kind = f"mean line-{style}"
+        chart.path(kind, "M" + "L".join(f"{x:.1f} {up.at(each.mean):.1f}" for x, each in places_of))
+        if line.zero is not None:
+            chart.path(f"dot line-{style}", f"M{across.at(line.zero) + aside:.1f} {up.at(0):.1f}h0")
+        y = chart.height + ROW * style + 8
+        chart.path(kind, f"M{LEFT} {y}h34")
+        chart.named(LEFT + 42, y + 5, line.name, line.value)
+        chart.words.append(f"{line.name}: {value} {line.value}")
+    return chart.svg(titles, more=ROW * (len(lines) + 1) + 8)
 
 
 def standalone(svg: str) -> str:

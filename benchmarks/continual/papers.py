@@ -1,0 +1,215 @@
+"""What papers claim about when growing pays, held against the experiments on it.
+
+Claims about the age of a source are computed at equal extra compute, those about compute from all
+of it, the source's included. Every figure is an interval over seeds; a claim appears if it is on
+the claimed side alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.continual import ages, tables
+from benchmarks.continual.analysis import Outcome, interval, reached
+from benchmarks.continual.sections import Section
+from growkit.report.drawing import Interval
+
+Measured = Mapping[str, Interval]
+"""Figures by what was grown."""
+
+
+def rows(compared: Sequence[Section], scratch: Sequence[Section]) -> Iterator[list[str]]:
+    """A line for each claim: what it says, what was measured, and whether it appears.
+
+    Args:
+        compared: experiments with sources of several ages.
+        scratch: experiments in which models from scratch set the goals.
+    """
+    for claim in CLAIMS:
+        cells, verdicts = [], {}
+        for section in compared if claim.by_age else scratch:
+            found, name = claim.test(section), section.experiment.scale_name
+            each = ", ".join(f"{what} {claim.shown(value)}" for what, value in found.items())
+            cells += [f"{name}: {each}"] if each else []
+            verdicts[name] = verdict(found, claim.beyond)
+        same = len({*verdicts.values()}) == 1
+        shown = [*verdicts.values()][:1] if same else [f"{k}: {v}" for k, v in verdicts.items()]
+        link = f"[{claim.number}](https://arxiv.org/abs/{claim.number})"
+        yield [f"{claim.says} ({link})", "; ".join(cells), "; ".join(shown) or "not run"]
+
+
+def verdict(found: Measured, beyond: float = 0.0) -> str:
+    """Whether a claim appears.
+
+    Args:
+        found: what was measured.
+        beyond: what its intervals must be above.
+    """
+    several = [name for name, each in found.items() if len(each.each) > 1]
+    if not several:
+        return "not run"
+    ahead = [name for name in several if found[name].low > beyond]
+    if len(ahead) == len(several):
+        return "appears"
+    return f"appears for {', '.join(ahead)} only" if ahead else "does not appear"
+
+
+def _paired(pairs: Mapping[str, Mapping[int, float]]) -> dict[str, Interval]:
+    return {name: interval([*each.values()], name) for name, each in pairs.items() if each}
+
+
+def shrinking(section: Section) -> Measured:
+    """By how much more a grown model leads over one from scratch at its least budget, in nats."""
+    found = {}
+    for kind, name in (("width", "wide after 25 %"), ("depth", "deep after 25 % (stack)")):
+        pair = section.arms.get(name), section.arms.get(f"{name.split()[0]} from scratch")
+        if all(pair):
+            grown, new = (each for each in pair if each)
+            shares = [share for share in grown.shares if share in new.shares]
+            first, last = (_apart(new.at(at), grown.at(at)) for at in (shares[0], shares[-1]))
+            found[kind] = _apart(first, last)
+    return _paired(found)
+
+
+def _by_age(section: Section, *ways: str) -> Iterator[tuple[str, list[Outcome]]]:
+    """Ways of growing with their outcomes from the youngest source to the oldest."""
+    known = ages.ways(section.experiment)
+    for way in ways:
+        names = sorted(known[way], key=section.experiment.source_tokens)
+        arms = [section.arms.get(known[way][name]) for name in names]
+        if all(arms):
+            yield way, [arm for arm in arms if arm]
+
+
+def slower(section: Section) -> Measured:
+    """How much smaller the exponent of the loss over tokens is for the oldest source.
+
+    Taken between the first and the last point, without a loss that cannot be reduced.
+    """
+    found = {}
+    for way, arms in _by_age(section, "twice as wide", "twice as deep (stack)"):
+        found[way] = _apart(*(_exponents(arm) for arm in (arms[0], arms[-1])))
+    return _paired(found)
+
+
+def _exponents(arm: Outcome) -> dict[int, float]:
+    found = {}
+    for seed, line in arm.lines.items():
+        first, last = line["points"][0], line["points"][-1]
+        fallen = math.log(first["test"] / last["test"])
+        found[seed] = fallen / math.log(last["tokens"] / first["tokens"])
+    return found
+
+
+def _apart(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
+    """How far one is above the other, by seed."""
+    return {seed: value - other[seed] for seed, value in one.items() if seed in other}
+
+
+def sunk(section: Section) -> Measured:
+    """How far the oldest source ends ahead of the next one at the same extra compute, in nats."""
+    found = {}
+    shares = [*ages.budgets(section.experiment).values()]
+    for way, arms in _by_age(section, "twice as deep (stack)", "four experts"):
+        young, old = (
+            section.experiment.source_tokens(section.experiment.arms[arm.name].source)
+            for arm in arms[-2:]
+        )
+        equal = [(a, b) for a in shares for b in shares if a * young == b * old]
+        if equal:
+            own, older = max(equal)
+            found[way] = _apart(arms[-2].at(own), arms[-1].at(older))
+    return _paired(found)
+
+
+def saved(arm: Outcome, goal: Outcome) -> Interval | None:
+    """The logarithm of a goal's compute over the arm's to its loss, the source's included.
+
+    A seed that does not reach it has at most the logarithm that all of its compute gives.
+    """
+    found = reached(arm, goal, goal.last)
+    return interval([each.saved_total for each in found], arm.name) if found else None
+
+
+def _best(section: Section, goal: str, names: Sequence[str]) -> Measured:
+    """The arm that saves most."""
+    arms = section.arms
+    every = [saved(arms[name], arms[goal]) for name in names if name in arms and goal in arms]
+    found = [each for each in every if each]
+    return {each.name: each for each in [max(found, key=lambda each: each.mean)]} if found else {}
+
+
+def one_layer(section: Section) -> Measured:
+    """Compute that models grown from one layer save."""
+    names = [f"deep after {n} % ({how})" for n in (25, 50, 80) for how in ("identity", "stack")]
+    return _best(section, "deep from scratch", names)
+
+
+def mid_training(section: Section) -> Measured:
+    """Compute that models save whose width is doubled on the way, with new moments."""
+    names = [f"wide after {n} %, new moments" for n in (25, 50, 80)]
+    return _best(section, "wide from scratch", names)
+
+
+def share(found: Interval) -> str:
+    """A logarithm of compute saved as the share that is left."""
+    middle, low, high = (math.exp(-each) for each in (found.mean, found.high, found.low))
+    return f"with {middle:.2f} of the compute ({low:.2f} to {high:.2f})"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says.
+
+    Attributes:
+        number: of arXiv.
+        says: the claim.
+        test: measures it in an experiment.
+        by_age: whether that has sources of several ages; else models from scratch set its goals.
+        beyond: what intervals must be above for the claim to appear.
+        shown: prints a figure.
+    """
+
+    number: str
+    says: str
+    test: Callable[[Section], Measured]
+    by_age: bool = False
+    beyond: float = 0.0
+    shown: Callable[[Interval], str] = tables.signed
+
+
+CLAIMS = (
+    Claim(
+        "2605.13405",
+        "leads over a new model shrink as the budget grows, by (nats per token)",
+        shrinking,
+    ),
+    Claim(
+        "2510.06548",
+        "the older the source, the smaller the exponent of the loss over the tokens after growing, "
+        "by",
+        slower,
+        by_age=True,
+    ),
+    Claim(
+        "2510.08008",
+        "with equal compute after growing, an older source ends ahead, by (nats per token)",
+        sunk,
+        by_age=True,
+    ),
+    Claim(
+        "2511.04981",
+        "models grown from one layer reach the loss of a new one with a third of its compute",
+        one_layer,
+        beyond=math.log(3),
+        shown=share,
+    ),
+    Claim(
+        "2602.02472",
+        "models whose width doubles on the way, with new moments, save compute (up to 35 %)",
+        mid_training,
+        shown=share,
+    ),
+)

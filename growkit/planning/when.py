@@ -1,0 +1,133 @@
+"""When growing a trained model pays, as measured: from which age of the source on.
+
+The age is the number of tokens that the source was trained with, for each of its parameters.
+``python -m benchmarks.continual report`` writes the measurements into ``when.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from growkit.base.settings import Limits
+
+FILE = Path(__file__).with_name("when.json")
+
+TOKENS: Limits = (1, 1e18)
+"""Limits of the tokens with which a source was trained."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The age at which a way of growing begins to lead over training the source on.
+
+    Attributes:
+        sign: ``from`` or ``until``, if the lead begins or ends there; ``always`` or ``never``, if
+            there is one at every measured age, or at the greatest none; ``differs`` if seeds do.
+        age: mean over seeds of the logarithm, as an age; the least measured age of ``always``, the
+            greatest of ``never``.
+        low: lower end of the 95 % interval; of ``differs``, the least of any seed.
+        high: upper end, likewise.
+        seeds: number of seeds.
+    """
+
+    sign: str
+    age: float
+    low: float
+    high: float
+    seeds: int
+
+    def __str__(self) -> str:
+        between = f"{self.low:.0f} to {self.high:.0f}"
+        reach = f"({between})" if self.seeds > 1 else "(one seed)"
+        return {
+            "from": f"{self.age:.0f} {reach}",
+            "until": f"until {self.age:.0f} {reach}",
+            "always": f"{self.age:.0f} or less",
+            "never": f"not up to {self.age:.0f}",
+            "differs": f"seeds differ, {between}",
+        }[self.sign]
+
+
+@cache
+def measured() -> Mapping[str, Any]:
+    """What was measured.
+
+    Returns:
+        ``extra``: extra compute of all, in multiples of the source's; ``least``: the smallest that
+        was tried; ``ways``: by name the ``steps`` of its recipe and ``sizes``, each with
+        ``parameters`` of the source, ``ages``, whether it is ``complete``, and the ``crossing`` (a
+        ``Crossing`` by its fields; null if runs are missing).
+    """
+    return json.loads(FILE.read_text("utf-8"))  # type: ignore[no-any-return]
+
+
+def when_growing_pays(
+    steps: Sequence[Mapping[str, Any]], parameters: int, trained_tokens: float
+) -> str:
+    """Compare a source's age with the ages from which on its growths were ahead, in a sentence.
+
+    Args:
+        steps: of a recipe, or of several, as plain data.
+        parameters: number of parameters of the source.
+        trained_tokens: number of tokens with which it was trained.
+
+    Returns:
+        The sentence, without its full stop.
+    """
+    every = measured()
+    asked = {_kind(step) for step in steps if "grow" in step}
+    ways = {name: way for name, way in every["ways"].items() if _kind(way["steps"][0]) in asked}
+    here = f"the source has seen {trained_tokens / parameters:.3g} tokens for each parameter"
+    if not ways:
+        return f"{here}; whether this growth pays was not measured"
+    sizes = [size for way in ways.values() for size in way["sizes"]]
+    most, oldest = (max(found) for found in zip(*map(_reach, sizes), strict=True))
+    beyond = [f"sources of more than {most:,} parameters"] if parameters > most else []
+    if trained_tokens / parameters > oldest:
+        beyond.append(f"more than {oldest:.0f} tokens for each parameter")
+    return (
+        f"{here}; with {every['extra']:g} times the source's compute, growing was ahead of "
+        f"training on from these on: {'; '.join(_found(ways))}"
+        + f" ({' and '.join(beyond)} were not measured)"
+        * bool(beyond)
+    )
+
+
+def _kind(step: Mapping[str, Any]) -> tuple[str, str]:
+    return step["grow"], step.get("blocks", "identity")
+
+
+def _reach(size: Mapping[str, Any]) -> tuple[int, float]:
+    return size["parameters"], max(size["ages"])
+
+
+def _found(ways: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What was measured of every way, at every size."""
+    for name, way in ways.items():
+        each = [
+            f"{Crossing(**size['crossing']) if size['crossing'] else 'not known'} in models of "
+            f"{size['parameters']:,} parameters{'' if size['complete'] else ', unfinished'}"
+            for size in way["sizes"]
+        ]
+        yield f"{name} {', '.join(each)}"
+
+
+def short_probe(share: float) -> str | None:
+    """Warn of a probe that is shorter than all that was measured; None if it is not.
+
+    Args:
+        share: its compute for each model, in multiples of what the source was trained with.
+    """
+    least = measured()["least"]
+    if share >= least:
+        return None
+    return (
+        f"the probe spends {share:.2g} times the compute of the source's training; leads were "
+        f"measured from {least:g} times on, and in short runs an exact copy is ahead whatever "
+        "comes later (arXiv 2604.04281); take more --steps"
+    )
