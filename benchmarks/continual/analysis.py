@@ -92,6 +92,10 @@ def differences(
     return interval(found, name) if found else None
 
 
+REVERSED = "no, the other way round"
+"""The verdict on a claim whose opposite appears."""
+
+
 @dataclass(frozen=True)
 class Judged:
     """What became of a claim.
@@ -120,7 +124,7 @@ class Judged:
             return "no difference at all"
         if self.found.noise:
             return "noise"
-        return "yes" if (self.found.mean > 0) == self.more else "no, the other way round"
+        return "yes" if (self.found.mean > 0) == self.more else REVERSED
 
 
 def judged(experiment: Experiment, made: Mapping[str, Outcome]) -> list[Judged]:

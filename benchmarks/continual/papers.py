@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.continual import ages, tables
 from benchmarks.continual.analysis import Outcome, interval, reached
@@ -53,6 +53,8 @@ def verdict(found: Measured, beyond: float = 0.0) -> str:
     ahead = [name for name in several if found[name].low > beyond]
     if len(ahead) == len(several):
         return "appears"
+    if any(found[name].high == math.inf for name in several):
+        return "not testable here"
     return f"appears for {', '.join(ahead)} only" if ahead else "does not appear"
 
 
@@ -127,10 +129,16 @@ def sunk(section: Section) -> Measured:
 def saved(arm: Outcome, goal: Outcome) -> Interval | None:
     """The logarithm of a goal's compute over the arm's to its loss, the source's included.
 
-    A seed that does not reach it has at most the logarithm that all of its compute gives.
+    A seed that does not reach it has saved nothing. If one is there at its first point already, the
+    interval has no upper end.
     """
     found = reached(arm, goal, goal.last)
-    return interval([each.saved_total for each in found], arm.name) if found else None
+    least = [min(each.saved_total, 0.0) if each.sign == ">" else each.saved_total for each in found]
+    if not least:
+        return None
+    bounded = "<" not in {each.sign for each in found}
+    mean = interval(least, arm.name)
+    return mean if bounded else replace(mean, high=math.inf)
 
 
 def _best(section: Section, goal: str, names: Sequence[str]) -> Measured:
@@ -156,7 +164,9 @@ def mid_training(section: Section) -> Measured:
 def share(found: Interval) -> str:
     """A logarithm of compute saved as the share that is left."""
     middle, low, high = (math.exp(-each) for each in (found.mean, found.high, found.low))
-    return f"with {middle:.2f} of the compute ({low:.2f} to {high:.2f})"
+    if not low:
+        return f"with less than {middle:.2f} of its compute"
+    return f"with {middle:.2f} ({low:.2f} to {high:.2f}) of its compute"
 
 
 @dataclass(frozen=True)
@@ -183,32 +193,31 @@ class Claim:
 CLAIMS = (
     Claim(
         "2605.13405",
-        "leads over a new model shrink as the budget grows, by (nats per token)",
+        "leads over a new model shrink as the budget grows (by, nats)",
         shrinking,
     ),
     Claim(
         "2510.06548",
-        "the older the source, the smaller the exponent of the loss over the tokens after growing, "
-        "by",
+        "the older the source, the slower the loss falls after growing (exponent of the tokens)",
         slower,
         by_age=True,
     ),
     Claim(
         "2510.08008",
-        "with equal compute after growing, an older source ends ahead, by (nats per token)",
+        "with equal compute after growing, an older source ends ahead (by, nats)",
         sunk,
         by_age=True,
     ),
     Claim(
         "2511.04981",
-        "models grown from one layer reach the loss of a new one with a third of its compute",
+        "growing from one layer takes at most a third of the compute from scratch",
         one_layer,
         beyond=math.log(3),
         shown=share,
     ),
     Claim(
         "2602.02472",
-        "models whose width doubles on the way, with new moments, save compute (up to 35 %)",
+        "doubling the width on the way, with new moments, saves up to 35 % of it",
         mid_training,
         shown=share,
     ),

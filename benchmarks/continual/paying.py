@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,10 @@ from benchmarks.continual.sections import Section
 
 CHART = "when.svg"
 TITLE = "Lead over training on, by tokens for each parameter of the source"
+SCRATCH = "scratch"
+GROWN = re.compile(r"(.+) after (\d+ %)(.*)")
+"""An arm of that experiment: what was grown, after which share of the compute, and how."""
+
 BEGIN, END = "<!-- when growing pays -->\n", "<!-- end -->\n"
 """Around the part of README."""
 
@@ -29,8 +34,8 @@ def compared(found: Sequence[Section]) -> list[Section]:
 
 
 def from_scratch(found: Sequence[Section]) -> list[Section]:
-    """Experiments in which models from scratch set the goals."""
-    return [each for each in found if each.experiment.goals and each.made]
+    """Experiments that count all compute."""
+    return [each for each in found if each.experiment.name == SCRATCH and each.made]
 
 
 def _ways(section: Section) -> list[ages.Way]:
@@ -84,46 +89,63 @@ def answer(found: Sequence[Section], folder: str) -> Iterator[str]:
     if sections:
         yield f"## When growing pays\n\n![{TITLE}]({folder}/{CHART})\n"
         yield (
-            "*Models were trained to several ages (tokens for each parameter), then grown and "
-            "trained on, or only trained on, with as much compute again. A dot marks the age from "
-            "which on growing is ahead. Bars are 95 % intervals over seeds. Larger models may "
-            "differ.*\n"
+            "*Models of several ages (tokens for each parameter) were grown and trained on, or "
+            "only trained on, with as much compute again. A dot marks the age from which on "
+            "growing is ahead. Bars are 95 % intervals over seeds. Larger models may differ.*\n"
         )
-        for section in sections:
-            yield _leads(section)
+        yield _unfinished(sections) + _crossings(sections)
     for section in from_scratch(found):
-        yield _shares(section)
+        yield _unfinished([section]) + _shares(section)
 
 
-def _unfinished(section: Section) -> str:
-    return f"**Unfinished:** {section.missing} runs are missing. " if not section.complete else ""
+def _unfinished(sections: Sequence[Section]) -> str:
+    text = ""
+    for section in sections:
+        if section.missing:
+            text += (
+                f"**Unfinished:** {section.missing} runs or more are missing at {_size(section)}. "
+            )
+        if edges := [name for name, each in section.made.items() if each.at_edge]:
+            text += f"At the edge of the rates that were tried: {'; '.join(edges)}. "
+    return text
 
 
-def _leads(section: Section) -> str:
-    found = _ways(section)
-    rows = [[way.name, *way.cells()] for way in found]
-    head = ["", *(f"{age:.0f}" for age in found[0].ages), "ahead from"]
-    size = tables.count(ages.parameters(section.experiment, section.made))
-    return (
-        f"{_unfinished(section)}Lead over training on in nats per token, by age, in models of "
-        f"{size} parameters:\n\n{tables.table(head, rows)}"
-    )
+def _size(section: Section) -> str:
+    return section.experiment.scale_name
+
+
+def _crossings(sections: Sequence[Section]) -> str:
+    """The ages from which on growing is ahead, by way and size."""
+    by_way: dict[str, dict[str, str]] = {}
+    for section in sections:
+        for way in _ways(section):
+            part = len(way.leads) < len(way.ages)
+            shown = f"{way.crossing or 'not run'}{' (not all ages yet)' if part else ''}"
+            by_way.setdefault(way.name, {})[_size(section)] = shown
+    sizes = [_size(section) for section in sections]
+    rows = [[name, *(each.get(size, "not run") for size in sizes)] for name, each in by_way.items()]
+    text = "Ages from which on growing was ahead, by the number of the source's parameters:\n\n"
+    return text + tables.table(["", *sizes], rows)
 
 
 def _shares(section: Section) -> str:
     """The compute to the losses of models from scratch."""
-    rows = []
     goals = [section.arms[goal] for goal in section.experiment.goals if goal in section.arms]
+    rows: dict[str, dict[str, str]] = {}
     for name, arm in section.arms.items():
-        goal = goal_of(name, goals)
-        if goal and name != goal.name:
-            rows.append([name, share_of(arm, goal)])
+        goal, grown = goal_of(name, goals), GROWN.fullmatch(name)
+        if goal and grown:
+            rows.setdefault(grown[1] + grown[3], {})[grown[2]] = share_of(arm, goal)
     if not rows:
-        return f"{_unfinished(section)}No grown model is done in {section.experiment.name} yet.\n"
+        return "No grown model can be held against one from scratch yet.\n"
+    after = list(dict.fromkeys(share for cells in rows.values() for share in cells))
+    lines = [
+        [name, *(cells.get(share, "not run") for share in after)] for name, cells in rows.items()
+    ]
     return (
-        f"{_unfinished(section)}Compute to the final loss of a model from scratch at "
-        f"{section.experiment.scale_name}, the source's included, as a share of that model's:\n\n"
-        + tables.table(["", "share of the compute"], rows)
+        f"Compute to the final loss of a model from scratch ({_size(section)}), as a share of that "
+        "model's, the source's included, by the share after which it was grown:\n\n"
+        + tables.table(["", *after], lines)
     )
 
 
@@ -147,69 +169,64 @@ def share_of(arm: Outcome, goal: Outcome) -> str:
 
 def literature(found: Sequence[Section]) -> Iterator[str]:
     """What papers claim about when growing pays, held against the experiments."""
-    rows = papers.rows(compared(found), from_scratch(found))
-    yield "## What papers say\n"
-    yield tables.table(["claim", "measured here", "does it appear?"], rows)
+    by_age, scratch = compared(found), from_scratch(found)
+    rows = [*papers.rows(by_age, scratch)]
+    if any(measured for _, measured, _ in rows):
+        yield "## What papers say\n"
+        yield tables.table(["claim", "measured here", "does it appear?"], rows)
 
 
 def into(readme: Path, found: Sequence[Section], folder: str) -> None:
-    """Replace the part of README between its marks, if an experiment is complete.
+    """Replace the part of README between its marks, once both experiments are complete at a size.
 
     Args:
         readme: a Markdown file with the marks.
         found: all experiments.
         folder: with the chart, as README names it.
     """
-    done = [section for section in compared(found) if section.complete]
-    if done:
+    done, scratch = (
+        [section for section in sections if section.complete]
+        for sections in (compared(found), from_scratch(found))
+    )
+    if done and scratch:
         before, _, rest = readme.read_text("utf-8").partition(BEGIN)
         after = rest.partition(END)[2]
-        part = "\n".join(_brief(done, from_scratch(found), folder))
-        readme.write_text(f"{before}{BEGIN}{part}\n{END}{after}", "utf-8")
+        part = "\n".join(_brief(done, scratch, folder))
+        readme.write_text(f"{before}{BEGIN}\n{part}\n{END}{after}", "utf-8")
 
 
 def _brief(done: Sequence[Section], scratch: Sequence[Section], folder: str) -> Iterator[str]:
-    sizes = [tables.count(ages.parameters(each.experiment, each.made)) for each in done]
     yield f"![{TITLE}]({folder}/{CHART})\n"
     yield (
-        "Measured on [small models](docs/results.md); larger ones may differ. With as much compute "
-        "again as a model's training took, growing was ahead of training on from these ages "
-        "(tokens for each parameter) on:\n"
+        "Against training on with as much compute again, in [small models](docs/results.md). "
+        f"{_crossings(done)}"
     )
-    by_way: dict[str, list[str]] = {}
-    for section in done:
-        for way in _ways(section):
-            by_way.setdefault(way.name, []).append(str(way.crossing))
-    rows = [[name, *cells] for name, cells in by_way.items()]
-    yield tables.table(["", *(f"{size} parameters" for size in sizes)], rows)
-    section, oldest = done[-1], 0.0
-    ahead = []
-    for way in _ways(section):
-        oldest = max(way.ages)
-        if not way.at(oldest).noise and way.at(oldest).mean > 0:
-            ahead.append(way.name)
+    ways = _ways(done[-1])
+    oldest = max(ways[0].ages)
+    best = max(ways, key=lambda way: way.at(oldest).mean)
+    lead = best.at(oldest)
+    leads = lead.mean > 0 and not lead.noise
     yield (
         f"A model of 1B parameters that has seen 1T tokens has an age of {KNOWN:,.0f}. Neither "
-        f"that size nor that age was measured; at {oldest:.0f}, the greatest that was, "
-        f"{', '.join(ahead) + ' led' if ahead else 'nothing led'}.\n"
+        f"that size nor that age was measured. At {oldest:.0f}, the greatest that was, "
+        + (f"“{best.name}” led by {tables.with_margin(lead)} nats" if leads else "nothing led")
+        + "; a [probe](docs/after-growing.md#which-way-pays) measures yours.\n"
     )
-    for each in scratch:
-        if each.complete:
-            goals = [each.arms[goal] for goal in each.experiment.goals]
-            sooner = [
-                name
-                for name, arm in each.arms.items()
-                if (goal := goal_of(name, goals))
-                and name != goal.name
-                and (found := papers.saved(arm, goal))
-                and found.low > 0
-            ]
-            yield (
-                f"If the small model's compute counts too ({each.experiment.scale_name}), "
-                + (
-                    f"these were sooner at the loss of a new model: {'; '.join(sooner)}.\n"
-                    if sooner
-                    else "no grown model was sooner at the loss of a new one: do not train a small "
-                    "model only to grow it.\n"
-                )
-            )
+    for section in scratch:
+        yield f"If the source's compute counts too ({_size(section)}), {_soonest(section)}.\n"
+
+
+def _soonest(section: Section) -> str:
+    """The arm that reaches the loss of its model from scratch with the least compute."""
+    goals = [section.arms[goal] for goal in section.experiment.goals]
+    found = [
+        (saved, goal.name)
+        for name, arm in section.arms.items()
+        if (goal := goal_of(name, goals))
+        and name != goal.name
+        and (saved := papers.saved(arm, goal))
+    ]
+    best, goal_name = max(found, key=lambda each: each[0].mean)
+    if best.low <= 0:
+        return "no grown model was ahead of a new one: do not train a model only to grow it"
+    return f"“{best.name}” reached the loss of “{goal_name}” soonest, {papers.share(best)}"

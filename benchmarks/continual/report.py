@@ -59,6 +59,8 @@ def _claims(every: Sequence[Section]) -> Iterator[str]:
     found = [each for section in every for each in judged(section.experiment, section.arms)]
     for title, appeared in (("What holds", True), ("What does not hold", False)):
         yield f"## {title}\n"
+        if not appeared:
+            yield "Noise (intervals contain zero), or, in bold, the opposite:\n"
         yield tables.claims([each for each in found if (each.verdict == "yes") is appeared])
 
 

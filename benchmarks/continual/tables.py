@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.continual.analysis import Judged, Outcome, differences, interval, reached
+from benchmarks.continual.analysis import REVERSED, Judged, Outcome, differences, interval, reached
 from benchmarks.continual.experiment import Experiment
 from growkit.report.drawing import Interval
 
@@ -146,12 +146,13 @@ def measures(shown: Mapping[str, Outcome]) -> Iterator[str]:
 
 
 def claims(every: Sequence[Judged]) -> str:
-    """Claims, and the differences that were measured."""
+    """Claims, and the differences that were measured, in bold where the opposite appears."""
     rows = []
     for each in every:
-        found = signed(each.found) if each.found else ""
-        rows.append([each.says, found + f" ({each.of})" * (each.of != "test"), each.verdict])
-    return table(["claim", "difference here", "does it appear?"], rows)
+        found = signed(each.found) if each.found else each.verdict
+        found = f"**{found}**" if each.verdict == REVERSED else found
+        rows.append([each.says, found + f" ({each.of})" * (each.of != "test")])
+    return table(["claim", "difference here"], rows)
 
 
 def rates(experiment: Experiment, made: Mapping[str, Outcome]) -> str:

@@ -43,6 +43,7 @@ recipes_app = typer.Typer(
 app.add_typer(recipes_app, name="recipes")
 
 NAME = cli.argument("NAME", "", cli.SHIPPED)
+TRAINED = cli.value(None, "Tokens of SRC's training, such as 1e12: says when growing pays.", "N")
 
 
 def run_app() -> None:
@@ -323,12 +324,15 @@ def plan_command(
         None, "Speed of the disk in bytes per second, such as 2GB.", "BYTES"
     ),
     source: str | None = cli.value(None, "Replaces the recipe's source."),
+    trained_tokens: float | None = TRAINED,
     as_json: bool = JSON,
 ) -> None:
     """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
     from growkit.pipeline import inspection
 
-    print_result(inspection.plan(load_recipe(recipe, source), bandwidth=bandwidth), as_json)
+    chosen = load_recipe(recipe, source)
+    found = inspection.plan(chosen, bandwidth=bandwidth, trained_tokens=trained_tokens)
+    print_result(found, as_json)
 
 
 @command(app, cls=cli.ListCommand)
@@ -343,6 +347,7 @@ def probe_command(
     ),
     text: Path = cli.value(..., "UTF-8 text to train on; its last tenth is held out.", "FILE"),
     settings: ProbeSettings,
+    trained_tokens: float | None = TRAINED,
     work: Path | None = cli.value(
         None, "Keep the grown models and the measurements in this folder.", "FOLDER"
     ),
@@ -358,7 +363,14 @@ def probe_command(
     inputs = Inputs([find(source).folder, text, *candidates])
     check_report(report, inputs, made)
     result = probing.probe(
-        source, candidates, text, settings, work=work, resume=resume, progress=Bars()
+        source,
+        candidates,
+        text,
+        settings,
+        trained_tokens=trained_tokens,
+        work=work,
+        resume=resume,
+        progress=Bars(),
     )
     try:
         with cli.prefix_errors(

@@ -33,6 +33,7 @@ from growkit.planning import layouts
 from growkit.planning.operation import PROMISES, Operation, SizeOption, Value, operations
 from growkit.planning.plan import SMALL as SMALL_TENSOR
 from growkit.planning.plan import unused_tensors
+from growkit.planning.when import check_tokens, when_growing_pays
 from growkit.recipe import planner
 from growkit.recipe import recipe as recipes
 from growkit.results import operation as results
@@ -366,7 +367,12 @@ SMALL = 1 << 29
 """Largest size in float64, in bytes, at which both models are also run whole."""
 
 
-def plan(recipe: recipes.Recipe | str | Path, *, bandwidth: str | None = None) -> results.LargePlan:
+def plan(
+    recipe: recipes.Recipe | str | Path,
+    *,
+    bandwidth: str | None = None,
+    trained_tokens: float | None = None,
+) -> results.LargePlan:
     """Estimate the files, disk, memory and time of a recipe. Nothing is written.
 
     Args:
@@ -374,11 +380,14 @@ def plan(recipe: recipes.Recipe | str | Path, *, bandwidth: str | None = None) -
             ``config.json`` if it has no weights; weights on the Hub are not downloaded.
         bandwidth: bytes per second of reading and writing, e.g. ``2GB``; None if only computation
             limits the speed.
+        trained_tokens: number of tokens with which the source was trained; None if unknown.
 
     Raises:
-        InputError: the recipe cannot be executed, or its plan needs weights.
+        InputError: the recipe cannot be executed, or its plan needs weights; or a number cannot be
+            used.
     """
     limit = None if bandwidth is None else parse_bytes(bandwidth, "bandwidth")
+    check_tokens(trained_tokens)
     if isinstance(recipe, str | Path):
         recipe = recipes.load_recipe(recipes.recipe_file(Path(recipe)))
     found = find(recipe.source, weights=False)
@@ -400,12 +409,14 @@ def plan(recipe: recipes.Recipe | str | Path, *, bandwidth: str | None = None) -
             f"the estimate of the disk leaves out the grown {what}; growkit run --dry-run "
             "includes it"
         )
+    steps = [step.as_dict() for step in recipe.steps]
     return results.LargePlan(
         **described | estimate(*sizes, exact=exact, bandwidth=limit),
         bandwidth=limit,
         read=tensors.total_bytes(stored.tensors),
         files=len(files),
         largest_file=max(files),
+        when_growing_pays=when_growing_pays(steps, described.source_parameters, trained_tokens),
     )
 
 

@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from growkit.base.settings import Limits
+from growkit.base.settings import check_number
 
 FILE = Path(__file__).with_name("when.json")
 
-TOKENS: Limits = (1, 1e18)
+TOKENS = (1, 1e18)
 """Limits of the tokens with which a source was trained."""
 
 
@@ -54,8 +54,11 @@ class Crossing:
 
 
 @cache
-def measured() -> Mapping[str, Any]:
+def measured(file: Path = FILE) -> Mapping[str, Any]:
     """What was measured.
+
+    Args:
+        file: where it was written.
 
     Returns:
         ``extra``: extra compute of all, in multiples of the source's; ``least``: the smallest that
@@ -63,32 +66,49 @@ def measured() -> Mapping[str, Any]:
         ``parameters`` of the source, ``ages``, whether it is ``complete``, and the ``crossing`` (a
         ``Crossing`` by its fields; null if runs are missing).
     """
-    return json.loads(FILE.read_text("utf-8"))  # type: ignore[no-any-return]
+    return json.loads(file.read_text("utf-8"))  # type: ignore[no-any-return]
+
+
+def check_tokens(trained_tokens: float | None) -> None:
+    """Refuse a number of tokens that no source was trained with.
+
+    Raises:
+        InputError: the number is beyond its limits.
+    """
+    if trained_tokens is not None:
+        check_number("trained_tokens", trained_tokens, TOKENS, whole=False)
 
 
 def when_growing_pays(
-    steps: Sequence[Mapping[str, Any]], parameters: int, trained_tokens: float
-) -> str:
+    steps: Sequence[Mapping[str, Any]],
+    parameters: int,
+    trained_tokens: float | None,
+    file: Path = FILE,
+) -> str | None:
     """Compare a source's age with the ages from which on its growths were ahead, in a sentence.
 
     Args:
         steps: of a recipe, or of several, as plain data.
         parameters: number of parameters of the source.
-        trained_tokens: number of tokens with which it was trained.
+        trained_tokens: number of tokens with which it was trained; None if unknown.
+        file: see ``measured``.
 
     Returns:
-        The sentence, without its full stop.
+        The sentence, without its full stop; None without that number.
     """
-    every = measured()
+    if trained_tokens is None:
+        return None
+    every = measured(file)
     asked = {_kind(step) for step in steps if "grow" in step}
     ways = {name: way for name, way in every["ways"].items() if _kind(way["steps"][0]) in asked}
-    here = f"the source has seen {trained_tokens / parameters:.3g} tokens for each parameter"
+    age = trained_tokens / parameters
+    here = f"the source has seen {age:{',.0f' if age >= 10 else '.2g'}} tokens for each parameter"
     if not ways:
         return f"{here}; whether this growth pays was not measured"
     sizes = [size for way in ways.values() for size in way["sizes"]]
     most, oldest = (max(found) for found in zip(*map(_reach, sizes), strict=True))
     beyond = [f"sources of more than {most:,} parameters"] if parameters > most else []
-    if trained_tokens / parameters > oldest:
+    if age > oldest:
         beyond.append(f"more than {oldest:.0f} tokens for each parameter")
     return (
         f"{here}; with {every['extra']:g} times the source's compute, growing was ahead of "
@@ -117,13 +137,14 @@ def _found(ways: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"{name} {', '.join(each)}"
 
 
-def short_probe(share: float) -> str | None:
+def short_probe(share: float, file: Path = FILE) -> str | None:
     """Warn of a probe that is shorter than all that was measured; None if it is not.
 
     Args:
         share: its compute for each model, in multiples of what the source was trained with.
+        file: see ``measured``.
     """
-    least = measured()["least"]
+    least = measured(file)["least"]
     if share >= least:
         return None
     return (
