@@ -75,14 +75,19 @@ def shrinking(section: Section) -> Measured:
     return _paired(found)
 
 
-def _by_age(section: Section, *ways: str) -> Iterator[tuple[str, list[Outcome]]]:
+BRIEF = {"wide": "twice as wide", "stack": "twice as deep (stack)", "experts": "four experts"}
+"""Ways of growing that papers speak of."""
+
+
+def _by_age(section: Section, *brief: str) -> Iterator[tuple[str, list[Outcome]]]:
     """Ways of growing with their outcomes from the youngest source to the oldest."""
     known = ages.ways(section.experiment)
-    for way in ways:
-        names = sorted(known[way], key=section.experiment.source_tokens)
-        arms = [section.arms.get(known[way][name]) for name in names]
+    for name in brief:
+        by_source = known[BRIEF[name]]
+        sources = sorted(by_source, key=section.experiment.source_tokens)
+        arms = [section.arms.get(by_source[source]) for source in sources]
         if all(arms):
-            yield way, [arm for arm in arms if arm]
+            yield name, [arm for arm in arms if arm]
 
 
 def slower(section: Section) -> Measured:
@@ -91,7 +96,7 @@ def slower(section: Section) -> Measured:
     Taken between the first and the last point, without a loss that cannot be reduced.
     """
     found = {}
-    for way, arms in _by_age(section, "twice as wide", "twice as deep (stack)"):
+    for way, arms in _by_age(section, "wide", "stack"):
         found[way] = _apart(*(_exponents(arm) for arm in (arms[0], arms[-1])))
     return _paired(found)
 
@@ -114,7 +119,7 @@ def sunk(section: Section) -> Measured:
     """How far the oldest source ends ahead of the next one at the same extra compute, in nats."""
     found = {}
     shares = [*ages.budgets(section.experiment).values()]
-    for way, arms in _by_age(section, "twice as deep (stack)", "four experts"):
+    for way, arms in _by_age(section, "stack", "experts"):
         young, old = (
             section.experiment.source_tokens(section.experiment.arms[arm.name].source)
             for arm in arms[-2:]

@@ -12,11 +12,14 @@ from typing import Any
 
 from benchmarks.continual import ages, papers, tables
 from benchmarks.continual.analysis import Outcome, interval, reached
+from benchmarks.continual.experiment import load
 from benchmarks.continual.sections import Section
 
 CHART = "when.svg"
 TITLE = "Lead over training on, by tokens for each parameter of the source"
-SCRATCH = "scratch"
+COMPARED, SCRATCH = "when", "scratch"
+"""Experiments with sources of several ages, and with all compute counted."""
+
 GROWN = re.compile(r"(.+) after (\d+ %)(.*)")
 """An arm of that experiment: what was grown, after which share of the compute, and how."""
 
@@ -46,11 +49,9 @@ def _ways(section: Section) -> list[ages.Way]:
 def rule(found: Sequence[Section]) -> str:
     """When growing paid, as ``growkit.planning.when`` reads it."""
     ways: dict[str, Any] = {}
-    least = []
     for section in compared(found):
         experiment = section.experiment
         arms = ages.ways(experiment)
-        least += ages.budgets(experiment)
         for way in _ways(section):
             (arm, *_) = arms[way.name].values()
             known = ways.setdefault(way.name, {"steps": experiment.arms[arm].steps, "sizes": []})
@@ -68,7 +69,8 @@ def rule(found: Sequence[Section]) -> str:
                     for key, value in whole.items()
                 }
             known["sizes"].append(size)
-    rules = {"extra": ages.AGAIN, "least": min(least, default=0.0), "ways": ways}
+    least = min(ages.budgets(load(COMPARED, "17k")))  # as at any scale
+    rules = {"extra": ages.AGAIN, "least": least, "ways": ways}
     return json.dumps(rules, indent=2) + "\n"
 
 
