@@ -263,9 +263,9 @@ def test_commands_compare_an_age_with_what_was_measured(
         return str(when.when_growing_pays(steps, parameters, tokens, file))
 
     assert said(wide) == (
-        "the source has seen 57 tokens for each parameter; with 1 times the source's compute, "
-        "growing was ahead of training on from these on: twice as wide 40 (31 to 52) in models of "
-        "17,568 parameters"
+        "the source has seen 57 tokens for each parameter; with as much compute again as its "
+        "training took, growing was ahead of training on from these on: twice as wide 40 (31 to "
+        "52) in models of 17,568 parameters"
     )
     both = said(wide, {"convert": "dint"}, stack, parameters=10**9, tokens=1e12)
     assert both.startswith("the source has seen 1,000 tokens for each parameter")

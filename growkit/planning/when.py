@@ -61,10 +61,10 @@ def measured(file: Path = FILE) -> Mapping[str, Any]:
         file: where it was written.
 
     Returns:
-        ``extra``: extra compute of all, in multiples of the source's; ``least``: the smallest that
-        was tried; ``ways``: by name the ``steps`` of its recipe and ``sizes``, each with
-        ``parameters`` of the source, ``ages``, whether it is ``complete``, and the ``crossing`` (a
-        ``Crossing`` by its fields; null if runs are missing).
+        ``least``: the smallest extra compute that was tried, in multiples of the source's;
+        ``ways``: by name the ``steps`` of its recipe and ``sizes``, each with ``parameters`` of
+        the source, ``ages``, whether it is ``complete``, and the ``crossing`` with as much compute
+        as the source's (a ``Crossing`` by its fields; null if runs are missing).
     """
     return json.loads(file.read_text("utf-8"))  # type: ignore[no-any-return]
 
@@ -98,9 +98,9 @@ def when_growing_pays(
     """
     if trained_tokens is None:
         return None
-    every = measured(file)
     asked = {_kind(step) for step in steps if "grow" in step}
-    ways = {name: way for name, way in every["ways"].items() if _kind(way["steps"][0]) in asked}
+    every = measured(file)["ways"]
+    ways = {name: way for name, way in every.items() if _kind(way["steps"][0]) in asked}
     age = trained_tokens / parameters
     here = f"the source has seen {age:{',.0f' if age >= 10 else '.2g'}} tokens for each parameter"
     if not ways:
@@ -110,16 +110,15 @@ def when_growing_pays(
     beyond = [f"sources of more than {most:,} parameters"] if parameters > most else []
     if age > oldest:
         beyond.append(f"more than {oldest:.0f} tokens for each parameter")
+    limits = f" ({' and '.join(beyond)} were not measured)" if beyond else ""
     return (
-        f"{here}; with {every['extra']:g} times the source's compute, growing was ahead of "
-        f"training on from these on: {'; '.join(_found(ways))}"
-        + f" ({' and '.join(beyond)} were not measured)"
-        * bool(beyond)
+        f"{here}; with as much compute again as its training took, growing was ahead of training "
+        f"on from these on: {'; '.join(_found(ways))}{limits}"
     )
 
 
 def _kind(step: Mapping[str, Any]) -> tuple[str, str]:
-    return step["grow"], step.get("blocks", "identity")
+    return step["grow"], str(step.get("blocks", "identity"))
 
 
 def _reach(size: Mapping[str, Any]) -> tuple[int, float]:
@@ -149,6 +148,6 @@ def short_probe(share: float, file: Path = FILE) -> str | None:
         return None
     return (
         f"the probe spends {share:.2g} times the compute of the source's training; leads were "
-        f"measured from {least:g} times on, and in short runs an exact copy is ahead whatever "
-        "comes later (arXiv 2604.04281); take more --steps"
+        f"measured from {least:g} times on, and an exact copy that is ahead in a short run may not "
+        "stay there (arXiv 2604.04281); take more --steps"
     )
