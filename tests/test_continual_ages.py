@@ -36,7 +36,7 @@ TEXT = {
     "vocabulary": 512,
     "tokens": {"train": 1_800_000, "validation": 100_000, "test": 100_000},
 }
-SIZES = {"17k": 17568, "53k": 53216}
+SIZES = {"6k": 6080, "17k": 17568, "53k": 53216}
 MACHINE = {
     "processor": "a",
     "device": "cpu",
@@ -164,6 +164,30 @@ def test_a_known_crossing_is_found(known: dict[str, str]) -> None:
     drawn = ElementTree.fromstring(known["chart"])
     assert str(found) in "".join(drawn.itertext())
     assert known["chart"].count('class="dot ') == 1
+
+
+def test_every_size_has_a_panel_and_a_column(tmp_path: Path) -> None:
+    """In order of their parameters; what is not complete is only in the page."""
+    crossed = {"53k": 60.0, "6k": 30.0, "17k": CROSSED}
+    made = [
+        line for size, age in crossed.items() for line in lines(load("when", size), crossed_at(age))
+    ]
+    made += lines(load("scratch", "17k"), compared_to_scratch)
+    found = reported(tmp_path / "out", folder_of(tmp_path / "lines", *made[:-1]))
+    assert "as it was" in found["readme"]  # a run from scratch is missing
+    found = reported(tmp_path / "all", folder_of(tmp_path / "lines", made[-1]))
+    assert "|  | 6k | 17k | 53k |" in found["page"]
+    assert "|  | 6k | 17k | 53k |" in found["readme"]
+    sizes = [
+        size["parameters"] for size in json.loads(found["rule"])["ways"]["four experts"]["sizes"]
+    ]
+    assert sizes == [6080, 17568, 53216]
+    panels = [*ElementTree.fromstring(found["chart"]).iter("{http://www.w3.org/2000/svg}svg")][1:]
+    assert [(each.get("x"), each.get("y") is None) for each in panels] == [
+        ("0", True),
+        ("440", True),
+        ("0", False),
+    ]
 
 
 def test_without_a_crossing_there_is_none(tmp_path: Path) -> None:

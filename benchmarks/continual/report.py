@@ -40,7 +40,9 @@ def write(lines: Path, page: Path, all_tables: Path, rule: Path, readme: Path) -
     rule.write_text(paying.rule(found), "utf-8")
     drawings = paying.drawings(found)
     if drawings:
-        (charts / paying.CHART).write_text(standalone(in_a_row(drawings, paying.TITLE)), "utf-8")
+        (charts / paying.CHART).write_text(
+            standalone(side_by_side(drawings, paying.TITLE)), "utf-8"
+        )
     summary = lines / SUMMARY
     parts = [TITLE, *paying.answer(found, charts.name), *paying.literature(found)]
     parts += [summary.read_text("utf-8")] if summary.exists() else []
@@ -149,7 +151,7 @@ def _charts(section: Section, baseline: Outcome, folder: Path, link: str) -> Ite
         made = [_curves(section, of, "extra compute", total=False)]
         if any(line["before_flops"] for arm in of.values() for line in arm.lines.values()):
             made.append(_curves(section, of, "the source's and extra compute", total=True))
-        (folder / f"{name}-{number}.svg").write_text(standalone(in_a_row(made, title)), "utf-8")
+        (folder / f"{name}-{number}.svg").write_text(standalone(side_by_side(made, title)), "utf-8")
         yield f"![{title}: test loss by compute]({link}/{name}-{number}.svg)\n"
     rows = []
     for arm, outcome in shown.items():
@@ -196,16 +198,19 @@ def _curves(section: Section, arms: Mapping[str, Outcome], axis: str, *, total: 
     return curves(lines, titles, most=max(tops))
 
 
-def in_a_row(charts: Sequence[str], title: str) -> str:
-    """Charts next to each other as one drawing."""
+def side_by_side(charts: Sequence[str], title: str) -> str:
+    """Charts as one drawing, two in a row, so that their text stays readable."""
     sizes = [tuple(map(int, re.findall(r'(?:width|height)="(\d+)"', each)[:2])) for each in charts]
-    width, height = sum(each[0] for each in sizes), max(each[1] for each in sizes)
-    placed = [
-        chart.replace("<svg ", f'<svg x="{sum(each[0] for each in sizes[:number])}" ', 1)
-        for number, chart in enumerate(charts)
-    ]
+    placed, width, height = "", 0, 0
+    for first in range(0, len(charts), 2):
+        x, row = 0, sizes[first : first + 2]
+        for chart, size in zip(charts[first : first + 2], row, strict=True):
+            at = f'x="{x}" y="{height}"' if height else f'x="{x}"'
+            placed += chart.replace("<svg ", f"<svg {at} ", 1)
+            x += size[0]
+        width, height = max(width, x), height + max(size[1] for size in row)
     return (
         f'<svg class="chart" role="img" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}"><title>{escape(title)}</title><desc>{escape(title)}.</desc>'
-        f"{''.join(placed)}</svg>"
+        f"{placed}</svg>"
     )
