@@ -21,23 +21,23 @@ Measured = Mapping[str, Interval]
 
 
 def rows(compared: Sequence[Section], scratch: Sequence[Section]) -> Iterator[list[str]]:
-    """A line for each claim: what it says, what was measured, and whether it appears.
+    """A line for each claim: what it says, figures of the largest models, and whether it appears.
 
     Args:
         compared: experiments with sources of several ages.
         scratch: experiments in which models from scratch set the goals.
     """
     for claim in CLAIMS:
-        cells, verdicts = [], {}
+        cell, verdicts = "", {}
         for section in compared if claim.by_age else scratch:
             found, name = claim.test(section), section.experiment.scale_name
             each = ", ".join(f"{what} {claim.shown(value)}" for what, value in found.items())
-            cells += [f"{name}: {each}"] if each else []
+            cell = f"{name}: {each}" if each else cell
             verdicts[name] = verdict(found, claim.beyond)
         same = len({*verdicts.values()}) == 1
         shown = [*verdicts.values()][:1] if same else [f"{k}: {v}" for k, v in verdicts.items()]
         link = f"[{claim.number}](https://arxiv.org/abs/{claim.number})"
-        yield [f"{claim.says} ({link})", "; ".join(cells), "; ".join(shown) or "not run"]
+        yield [f"{claim.says} ({link})", cell, "; ".join(shown) or "not run"]
 
 
 def verdict(found: Measured, beyond: float = 0.0) -> str:
@@ -166,12 +166,15 @@ def mid_training(section: Section) -> Measured:
     return _best(section, "wide from scratch", names)
 
 
+NEVER = "not reached"
+
+
 def share(found: Interval) -> str:
     """A logarithm of compute saved as the share that is left."""
+    if max(found.each) <= 0:
+        return NEVER
     middle, low, high = (math.exp(-each) for each in (found.mean, found.high, found.low))
-    if not low:
-        return f"with less than {middle:.2f} of its compute"
-    return f"with {middle:.2f} ({low:.2f} to {high:.2f}) of its compute"
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})" if low else f"less than {middle:.2f}"
 
 
 @dataclass(frozen=True)
@@ -215,14 +218,14 @@ CLAIMS = (
     ),
     Claim(
         "2511.04981",
-        "growing from one layer takes at most a third of the compute from scratch",
+        "growing from one layer takes at most a third of the compute from scratch (share)",
         one_layer,
         beyond=math.log(3),
         shown=share,
     ),
     Claim(
         "2602.02472",
-        "doubling the width on the way, with new moments, saves up to 35 % of it",
+        "doubling the width on the way, with new moments, saves up to 35 % of it (share left)",
         mid_training,
         shown=share,
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.continual import ages, papers, tables
-from benchmarks.continual.analysis import Outcome, interval, reached
+from benchmarks.continual.analysis import Outcome
 from benchmarks.continual.experiment import load
 from benchmarks.continual.sections import Section
+from growkit.report.drawing import Interval
 
 CHART = "when.svg"
 TITLE = "Lead over training on, by tokens for each parameter of the source"
@@ -37,8 +37,9 @@ def compared(found: Sequence[Section]) -> list[Section]:
 
 
 def from_scratch(found: Sequence[Section]) -> list[Section]:
-    """Experiments that count all compute."""
-    return [each for each in found if each.experiment.name == SCRATCH and each.made]
+    """Experiments that count all compute, from small models to large ones."""
+    made = [each for each in found if each.experiment.name == SCRATCH and each.made]
+    return sorted(made, key=lambda each: each.experiment.scale.source_tokens)
 
 
 def _ways(section: Section) -> list[ages.Way]:
@@ -95,8 +96,9 @@ def answer(found: Sequence[Section], folder: str) -> Iterator[str]:
             "growing is ahead. Bars are 95 % intervals over seeds. Larger models may differ.*\n"
         )
         yield _unfinished(sections) + _crossings(sections)
-    for section in from_scratch(found):
-        yield _unfinished([section]) + _shares(section)
+    scratch = [section for section in from_scratch(found) if _timings(section)]
+    if scratch:
+        yield _unfinished(scratch) + _shares(scratch)
 
 
 def _unfinished(sections: Sequence[Section]) -> str:
@@ -129,43 +131,38 @@ def _crossings(sections: Sequence[Section]) -> str:
     return text + tables.table(["", *sizes], rows)
 
 
-def _shares(section: Section) -> str:
-    """The compute to the losses of models from scratch."""
-    goals = [section.arms[goal] for goal in section.experiment.goals if goal in section.arms]
-    rows: dict[str, dict[str, str]] = {}
-    for name, arm in section.arms.items():
-        goal, grown = goal_of(name, goals), GROWN.fullmatch(name)
-        if goal and grown:
-            rows.setdefault(grown[1] + grown[3], {})[grown[2]] = share_of(arm, goal)
-    if not rows:
-        return "No grown model can be held against one from scratch yet.\n"
-    after = list(dict.fromkeys(share for cells in rows.values() for share in cells))
-    lines = [
-        [name, *(cells.get(share, "not run") for share in after)] for name, cells in rows.items()
-    ]
+def _shares(sections: Sequence[Section]) -> str:
+    """The least compute to the losses of models from scratch, by way and size."""
+    by_way: dict[str, dict[str, str]] = {}
+    for section in sections:
+        for way, found in _timings(section).items():
+            after, best = max(found.items(), key=lambda each: each[1].mean)
+            shown = papers.share(best)
+            known = f"{shown}, after {after}" if shown != papers.NEVER else shown
+            by_way.setdefault(way, {})[_size(section)] = known
+    sizes = [_size(section) for section in sections]
+    rows = [[name, *(each.get(size, "not run") for size in sizes)] for name, each in by_way.items()]
     return (
-        f"Compute to the final loss of a model from scratch ({_size(section)}), as a share of that "
-        "model's, the source's included, by the share after which it was grown:\n\n"
-        + tables.table(["", *after], lines)
+        "Least compute to the final loss of a model from scratch, as a share of that model's, the "
+        "source's included, and the share after which growing took least:\n\n"
+        + tables.table(["", *sizes], rows)
     )
 
 
-def goal_of(name: str, goals: Sequence[Outcome]) -> Outcome | None:
+def _timings(section: Section) -> dict[str, dict[str, Interval]]:
+    """Compute saved by what was grown, and by the share of the compute after which it was."""
+    found: dict[str, dict[str, Interval]] = {}
+    for name, arm in section.arms.items():
+        goal, grown = goal_of(name, section), GROWN.fullmatch(name)
+        if goal and grown and (saved := papers.saved(arm, goal)):
+            found.setdefault(grown[1] + grown[3], {})[grown[2]] = saved
+    return found
+
+
+def goal_of(name: str, section: Section) -> Outcome | None:
     """The model from scratch of an arm's shape, which begins its name."""
+    goals = [section.arms[goal] for goal in section.experiment.goals if goal in section.arms]
     return next((goal for goal in goals if goal.name.split()[0] == name.split()[0]), None)
-
-
-def share_of(arm: Outcome, goal: Outcome) -> str:
-    """The share of the goal's compute at which an arm has its loss, with the interval."""
-    found = reached(arm, goal, goal.last)
-    signs = {each.sign for each in found}
-    if not found or ">" in signs:
-        return "not reached" if signs == {">"} else "not reached by all seeds"
-    mean = interval([-each.saved_total for each in found])
-    if "<" in signs:
-        return f"less than {math.exp(max(mean.each)):.2f}"
-    ends = (f"{math.exp(each):.2f}" for each in (mean.mean, mean.low, mean.high))
-    return "{} ({} to {})".format(*ends)
 
 
 def literature(found: Sequence[Section]) -> Iterator[str]:
@@ -192,42 +189,41 @@ def into(readme: Path, found: Sequence[Section], folder: str) -> None:
     if done and scratch:
         before, _, rest = readme.read_text("utf-8").partition(BEGIN)
         after = rest.partition(END)[2]
-        part = "\n".join(_brief(done, scratch, folder))
+        part = "\n".join(_brief(done[-1], scratch[-1], folder))
         readme.write_text(f"{before}{BEGIN}\n{part}\n{END}{after}", "utf-8")
 
 
-def _brief(done: Sequence[Section], scratch: Sequence[Section], folder: str) -> Iterator[str]:
-    yield f"![{TITLE}]({folder}/{CHART})\n"
-    yield (
-        "Against training on with as much compute again, in [small models](docs/results.md). "
-        f"{_crossings(done)}"
-    )
-    ways = _ways(done[-1])
+def _brief(done: Section, scratch: Section, folder: str) -> Iterator[str]:
+    """What README says of the largest models."""
+    ways = _ways(done)
     oldest = max(ways[0].ages)
     best = max(ways, key=lambda way: way.at(oldest).mean)
     lead = best.at(oldest)
     leads = lead.mean > 0 and not lead.noise
+    yield f"![{TITLE}]({folder}/{CHART})\n"
+    yield (
+        "*Above 0, growing [small models](docs/results.md) and training them on for as much "
+        "compute again was better than training them on. A dot marks the age (tokens for each "
+        "parameter) from which on it was; bars are 95 % intervals.*\n"
+    )
     yield (
         f"A model of 1B parameters that has seen 1T tokens has an age of {KNOWN:,.0f}. Neither "
         f"that size nor that age was measured. At {oldest:.0f}, the greatest that was, "
         + (f"“{best.name}” led by {tables.with_margin(lead)} nats" if leads else "nothing led")
-        + "; a [probe](docs/after-growing.md#which-way-pays) measures yours.\n"
+        + f" in models of {_size(done)}; a [probe](docs/after-growing.md#which-way-pays) measures "
+        "yours.\n"
     )
-    for section in scratch:
-        yield f"If the source's compute counts too ({_size(section)}), {_soonest(section)}.\n"
+    yield f"If the source's compute counts too, {_soonest(scratch)} ({_size(scratch)}).\n"
 
 
 def _soonest(section: Section) -> str:
-    """The arm that reaches the loss of its model from scratch with the least compute."""
-    goals = [section.arms[goal] for goal in section.experiment.goals]
+    """The way that reaches the loss of its model from scratch with the least compute."""
     found = [
-        (saved, goal.name)
-        for name, arm in section.arms.items()
-        if (goal := goal_of(name, goals))
-        and name != goal.name
-        and (saved := papers.saved(arm, goal))
+        (saved, f"{way}, grown after {after} of the compute")
+        for way, timings in _timings(section).items()
+        for after, saved in timings.items()
     ]
-    best, goal_name = max(found, key=lambda each: each[0].mean)
+    best, name = max(found, key=lambda each: each[0].mean)
     if best.low <= 0:
         return "no grown model was ahead of a new one: do not train a model only to grow it"
-    return f"“{best.name}” reached the loss of “{goal_name}” soonest, {papers.share(best)}"
+    return f"the best one ({name}) reached the loss of a new one with {papers.share(best)} of it"
