@@ -77,24 +77,14 @@ class Way:
         """The mean lead with its interval."""
         return interval([*self.leads[age].values()], self.name)
 
-    def cell(self, age: float, *, bits: bool = False) -> str:
-        """A lead as tables have it, with what is missing.
-
-        Args:
-            age: of the source.
-            bits: whether bits per byte are added in brackets.
-        """
+    def cell(self, age: float) -> str:
+        """A lead in nats per token and, in brackets, bits per byte, with what is missing."""
         if age not in self.leads:
             return "not run"
         found = self.at(age)
         few = "" if len(found.each) == self.seeds else f", {len(found.each)} of {self.seeds} seeds"
-        also = f" ({found.mean * self.bits:+.3f})".replace("-", "−") if bits else ""
-        return tables.signed(found) + also + few
-
-    def cells(self, *, bits: bool = False) -> list[str]:
-        """Leads at all ages, and where they begin."""
-        every = [self.cell(age, bits=bits) for age in self.ages]
-        return [*every, str(self.crossing or "not run")]
+        bits = f"({found.mean * self.bits:+.3f})".replace("-", "−")
+        return f"{tables.signed(found)} {bits}{few}"
 
 
 def every(experiment: Experiment, made: Mapping[str, Outcome]) -> Iterator[Way]:
@@ -112,12 +102,14 @@ def every(experiment: Experiment, made: Mapping[str, Outcome]) -> Iterator[Way]:
     trained_on = arms.pop(baseline(experiment), {})
     for way, by_source in arms.items():
         for extra, share in budgets(experiment).items():
-            found = {}
+            found: dict[float, dict[int, float]] = {}
             for source, age in known.items():
-                pair = made.get(trained_on[source]), made.get(by_source.get(source, ""))
-                losses = [each.at(share) if each else {} for each in pair]
-                lead = {s: losses[0][s] - loss for s, loss in losses[1].items() if s in losses[0]}
-                found |= {age: lead} if lead else {}
+                base, grown = made.get(trained_on[source]), made.get(by_source[source])
+                if base and grown:
+                    losses = base.at(share)
+                    own = grown.at(share).items()
+                    found[age] = {seed: losses[seed] - loss for seed, loss in own if seed in losses}
+            found = {age: lead for age, lead in found.items() if lead}
             yield Way(way, extra, found, tuple(known.values()), seeds, bits)
 
 
@@ -134,7 +126,8 @@ def _lines(made: Mapping[str, Outcome], name: str) -> list[Any]:
 def bits_per_nat(made: Mapping[str, Outcome]) -> float:
     """Bits per byte of the text for a nat per token.
 
-    Lines without the bytes of the test files have those of the whole text.
+    Lines without the bytes of the test files have those of the whole text (0.7 % less per token in
+    the text of 60 MB).
     """
     text = next(line["text"] for name in made for line in _lines(made, name))
     known, tokens = text.get("test_bytes"), text["tokens"]
@@ -183,7 +176,10 @@ def table(experiment: Experiment, made: Mapping[str, Outcome]) -> str:
     if not found:
         return "No way of growing can be held against training on yet.\n"
     head = ["", "extra compute", *(f"{age:.0f}" for age in found[0].ages), "ahead from"]
-    rows = [[way.name, f"{way.extra:g} ×", *way.cells(bits=True)] for way in found]
+    rows = [
+        [way.name, f"{way.extra:g} ×", *map(way.cell, way.ages), str(way.crossing or "not run")]
+        for way in found
+    ]
     return (
         f"Lead over “{baseline(experiment)}” at equal extra compute (in multiples of the source's) "
         "in nats per token and, in brackets, bits per byte, by tokens for each parameter of the "

@@ -195,8 +195,8 @@ def into(readme: Path, found: Sequence[Section], folder: str) -> None:
 
 def _brief(done: Section, scratch: Section, folder: str) -> Iterator[str]:
     """What README says of the largest models."""
-    ways = _ways(done)
-    oldest = max(ways[0].ages)
+    oldest = max(_ways(done)[0].ages)
+    ways = [way for way in _ways(done) if oldest in way.leads]
     best = max(ways, key=lambda way: way.at(oldest).mean)
     lead = best.at(oldest)
     leads = lead.mean > 0 and not lead.noise

@@ -41,7 +41,7 @@ def write(lines: Path, page: Path, all_tables: Path, rule: Path, readme: Path) -
     drawings = paying.drawings(found)
     if drawings:
         (charts / paying.CHART).write_text(
-            standalone(side_by_side(drawings, paying.TITLE)), "utf-8"
+            standalone(in_a_row(drawings, paying.TITLE)), "utf-8"
         )
     summary = lines / SUMMARY
     parts = [TITLE, *paying.answer(found, charts.name), *paying.literature(found)]
@@ -151,7 +151,7 @@ def _charts(section: Section, baseline: Outcome, folder: Path, link: str) -> Ite
         made = [_curves(section, of, "extra compute", total=False)]
         if any(line["before_flops"] for arm in of.values() for line in arm.lines.values()):
             made.append(_curves(section, of, "the source's and extra compute", total=True))
-        (folder / f"{name}-{number}.svg").write_text(standalone(side_by_side(made, title)), "utf-8")
+        (folder / f"{name}-{number}.svg").write_text(standalone(in_a_row(made, title)), "utf-8")
         yield f"![{title}: test loss by compute]({link}/{name}-{number}.svg)\n"
     rows = []
     for arm, outcome in shown.items():
@@ -198,7 +198,7 @@ def _curves(section: Section, arms: Mapping[str, Outcome], axis: str, *, total: 
     return curves(lines, titles, most=max(tops))
 
 
-def side_by_side(charts: Sequence[str], title: str) -> str:
+def in_a_row(charts: Sequence[str], title: str) -> str:
     """Charts as one drawing, two in a row, so that their text stays readable."""
     sizes = [tuple(map(int, re.findall(r'(?:width|height)="(\d+)"', each)[:2])) for each in charts]
     placed, width, height = "", 0, 0
