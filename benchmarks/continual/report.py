@@ -41,7 +41,7 @@ def write(lines: Path, page: Path, all_tables: Path, rule: Path, readme: Path) -
     drawings = paying.drawings(found)
     if drawings:
         (charts / paying.CHART).write_text(
-            standalone(in_a_row(drawings, paying.TITLE)), "utf-8"
+            standalone(in_a_row(drawings, paying.TITLE, most=2)), "utf-8"
         )
     summary = lines / SUMMARY
     parts = [TITLE, *paying.answer(found, charts.name), *paying.literature(found)]
@@ -198,13 +198,20 @@ def _curves(section: Section, arms: Mapping[str, Outcome], axis: str, *, total: 
     return curves(lines, titles, most=max(tops))
 
 
-def in_a_row(charts: Sequence[str], title: str) -> str:
-    """Charts as one drawing, two in a row, so that their text stays readable."""
+def in_a_row(charts: Sequence[str], title: str, most: int | None = None) -> str:
+    """Charts next to each other as one drawing.
+
+    Args:
+        charts: drawings.
+        title: of the whole.
+        most: how many have room in a row; None for all.
+    """
+    most = most or len(charts)
     sizes = [tuple(map(int, re.findall(r'(?:width|height)="(\d+)"', each)[:2])) for each in charts]
     placed, width, height = "", 0, 0
-    for first in range(0, len(charts), 2):
-        x, row = 0, sizes[first : first + 2]
-        for chart, size in zip(charts[first : first + 2], row, strict=True):
+    for first in range(0, len(charts), most):
+        x, row = 0, sizes[first : first + most]
+        for chart, size in zip(charts[first : first + most], row, strict=True):
             at = f'x="{x}" y="{height}"' if height else f'x="{x}"'
             placed += chart.replace("<svg ", f"<svg {at} ", 1)
             x += size[0]
