@@ -140,13 +140,13 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_a_known_crossing_is_found(known: dict[str, str]) -> None:
     """In the rule, the page, the tables, README and the chart; others have none."""
     rule = json.loads(known["rule"])
-    (size,) = rule["ways"]["twice as wide"]["sizes"]
-    found = Crossing(**size["crossing"])
+    size = rule["ways"]["twice as wide"]["sizes"]["17k"]
+    found = Crossing(**size["crossings"]["1"])
     assert size["complete"]
     assert found.sign == "from"
     assert found.age == pytest.approx(CROSSED, abs=0.1)
     assert found.low < 0.9 * CROSSED < CROSSED / 0.9 < found.high
-    others = {name: way["sizes"][0]["crossing"] for name, way in rule["ways"].items()}
+    others = {name: way["sizes"]["17k"]["crossings"]["1"] for name, way in rule["ways"].items()}
     assert {each["sign"] for name, each in others.items() if name != "twice as wide"} == {"never"}
     lead = 0.1 * math.log2(278528 / 17568 / CROSSED)
     bits = lead / math.log(2) / 2.5
@@ -154,7 +154,7 @@ def test_a_known_crossing_is_found(known: dict[str, str]) -> None:
     assert row.startswith(f"| twice as wide | 1 × | −{-lead:.3f} ± ")
     assert f"(−{-bits:.3f})" in row
     assert row.endswith(f"| {found} |")
-    assert f"| twice as wide | {found} |" in known["page"]
+    assert f"| twice as wide, 1 × | {found} |" in known["page"]
     assert "At 254, the greatest that was, “twice as wide” led by 0.26" in known["readme"]
     assert (
         "grown after 25 % of the compute) reached the loss of a new one with 0.75"
@@ -179,9 +179,8 @@ def test_every_size_has_a_panel_and_a_column(tmp_path: Path) -> None:
     found = reported(tmp_path / "all", folder_of(tmp_path / "lines", made[-1]))
     assert "|  | 6k | 17k | 53k |" in found["page"]
     assert "led by 0.208 ± 0.038 nats in models of 53k" in found["readme"]
-    sizes = [
-        size["parameters"] for size in json.loads(found["rule"])["ways"]["four experts"]["sizes"]
-    ]
+    every = json.loads(found["rule"])["ways"]["four experts"]["sizes"].values()
+    sizes = [size["parameters"] for size in every]
     assert sizes == [6080, 17568, 53216]
     panels = [*ElementTree.fromstring(found["chart"]).iter("{http://www.w3.org/2000/svg}svg")][1:]
     assert [(each.get("x"), each.get("y") is None) for each in panels] == [
@@ -198,9 +197,9 @@ def test_without_a_crossing_there_is_none(tmp_path: Path) -> None:
         made = [*lines(load("when", "17k"), crossed_at(age))]
         made += lines(load("scratch", "17k"), compared_to_scratch)
         found = reported(place / "out", folder_of(place / "lines", *made))
-        way = json.loads(found["rule"])["ways"]["twice as wide"]["sizes"][0]
-        assert way["crossing"]["sign"] == sign
-        assert f"| twice as wide | {said} |" in found["page"]
+        way = json.loads(found["rule"])["ways"]["twice as wide"]["sizes"]["17k"]
+        assert {each["sign"] for each in way["crossings"].values()} == {sign}
+        assert f"| twice as wide, 2 × | {said} |" in found["page"]
         assert 'class="dot ' not in found["chart"]
         assert ("nothing led" in found["readme"]) is (sign == "never")
 
@@ -219,7 +218,7 @@ def test_parts_of_an_experiment_are_reported_as_such(tmp_path: Path) -> None:
             wide = json.loads(found["rule"])["ways"].get("twice as wide")
             assert (wide is not None) is (number > 6)
             if wide:
-                assert not wide["sizes"][0]["complete"]
+                assert not wide["sizes"]["17k"]["complete"]
                 assert "not all ages yet" in found["page"]
                 assert "not run" in found["tables"]
                 assert ("2 of 3 seeds" in found["tables"]) is bool(cut)
@@ -286,13 +285,13 @@ def test_commands_compare_an_age_with_what_was_measured(
         return str(when.when_growing_pays(steps, parameters, tokens, file))
 
     assert said(wide) == (
-        "the source has seen 57 tokens for each parameter; with as much compute again as its "
-        "training took, growing was ahead of training on from these on: twice as wide 40 (31 to "
-        "52) in models of 17,568 parameters"
+        "the source has seen 57 tokens for each parameter; growing was ahead of training on with "
+        "equal compute from these on: twice as wide 40 (31 to 52) with 1 ×, 40 (31 to 52) with 2 × "
+        "the compute of the source's training, in models of 17,568 parameters"
     )
     both = said(wide, {"convert": "dint"}, stack, parameters=10**9, tokens=1e12)
     assert both.startswith("the source has seen 1,000 tokens for each parameter")
-    assert "twice as deep (stack) not up to 254 in models of 17,568" in both
+    assert "twice as deep (stack) not up to 254 with 1 ×, not up to 254 with 2 ×" in both
     assert both.endswith(
         "(sources of more than 17,568 parameters and more than 254 tokens for each parameter were "
         "not measured)"
@@ -304,12 +303,10 @@ def test_commands_compare_an_age_with_what_was_measured(
     assert when.short_probe(0.25, file) is None
     assert "spends 0.24 times" in str(when.short_probe(0.24, file))
     part = json.loads(known["rule"])
-    part["ways"]["twice as wide"]["sizes"][0] |= {"complete": False, "crossing": None}
+    part["ways"]["twice as wide"]["sizes"]["17k"]["complete"] = False
     (tmp_path / "part.json").write_text(json.dumps(part), "utf-8")
     unfinished = when.when_growing_pays([wide], 17568, 1e6, tmp_path / "part.json")
-    assert str(unfinished).endswith(
-        "twice as wide not known in models of 17,568 parameters, unfinished"
-    )
+    assert str(unfinished).endswith("in models of 17,568 parameters, unfinished")
 
 
 def test_the_age_from_which_on_a_growth_leads() -> None:

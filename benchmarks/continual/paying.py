@@ -20,6 +20,9 @@ TITLE = "Lead over training on, by tokens for each parameter of the source"
 COMPARED, SCRATCH = "when", "scratch"
 """Experiments with sources of several ages, and with all compute counted."""
 
+LONG = (1.0, 2.0)
+"""Extra compute of the page's table; the others are in the tables of all runs."""
+
 GROWN = re.compile(r"(.+) after (\d+ %)(.*)")
 """An arm of that experiment: what was grown, after which share of the compute, and how."""
 
@@ -42,9 +45,9 @@ def from_scratch(found: Sequence[Section]) -> list[Section]:
     return sorted(made, key=lambda each: each.experiment.scale.source_tokens)
 
 
-def _ways(section: Section) -> list[ages.Way]:
+def _ways(section: Section, extra: float = ages.AGAIN) -> list[ages.Way]:
     every = ages.every(section.experiment, section.made)
-    return [way for way in every if way.extra == ages.AGAIN and way.leads]
+    return [way for way in every if way.extra == extra and way.leads]
 
 
 def rule(found: Sequence[Section]) -> str:
@@ -52,24 +55,22 @@ def rule(found: Sequence[Section]) -> str:
     ways: dict[str, Any] = {}
     for section in compared(found):
         experiment = section.experiment
-        arms = ages.ways(experiment)
-        for way in _ways(section):
-            (arm, *_) = arms[way.name].values()
-            known = ways.setdefault(way.name, {"steps": experiment.arms[arm].steps, "sizes": []})
-            cross = way.crossing
+        for way in ages.every(experiment, section.made):
+            if not (cross := way.crossing):
+                continue
+            (arm, *_) = ages.ways(experiment)[way.name].values()
+            known = ways.setdefault(way.name, {"steps": experiment.arms[arm].steps, "sizes": {}})
             size = {
                 "parameters": ages.parameters(experiment, section.made),
                 "ages": [round(age, 1) for age in way.leads],
                 "complete": section.complete,
-                "crossing": None,
+                "crossings": {},
             }
-            if cross:
-                whole = asdict(cross)
-                size["crossing"] = {
-                    key: round(value, 1) if isinstance(value, float) else value
-                    for key, value in whole.items()
-                }
-            known["sizes"].append(size)
+            whole = known["sizes"].setdefault(_size(section), size)
+            whole["crossings"][f"{way.extra:g}"] = {
+                key: round(value, 1) if isinstance(value, float) else value
+                for key, value in asdict(cross).items()
+            }
     least = min(ages.budgets(load(COMPARED, "17k")))  # as at any scale
     return json.dumps({"least": least, "ways": ways}, indent=2) + "\n"
 
@@ -121,13 +122,16 @@ def _crossings(sections: Sequence[Section]) -> str:
     """The ages from which on growing is ahead, by way and size."""
     by_way: dict[str, dict[str, str]] = {}
     for section in sections:
-        for way in _ways(section):
-            part = len(way.leads) < len(way.ages)
-            shown = f"{way.crossing or 'not run'}{' (not all ages yet)' if part else ''}"
-            by_way.setdefault(way.name, {})[_size(section)] = shown
+        for way in (way for least in LONG for way in _ways(section, least)):
+            part = " (not all ages yet)" if len(way.leads) < len(way.ages) else ""
+            name = f"{way.name}, {way.extra:g} ×"
+            by_way.setdefault(name, {})[_size(section)] = f"{way.crossing or 'not run'}{part}"
     sizes = [_size(section) for section in sections]
     rows = [[name, *(each.get(size, "not run") for size in sizes)] for name, each in by_way.items()]
-    text = "Ages from which on growing was ahead, by the number of the source's parameters:\n\n"
+    text = (
+        "Ages from which on growing was ahead with so many times the source's compute, by the "
+        "number of its parameters:\n\n"
+    )
     return text + tables.table(["", *sizes], rows)
 
 

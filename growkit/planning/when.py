@@ -17,6 +17,9 @@ from growkit.base.settings import check_number
 
 FILE = Path(__file__).with_name("when.json")
 
+LONG = ("1", "2")
+"""Extra compute of which the sentence speaks, in multiples of the source's."""
+
 TOKENS = (1, 1e18)
 """Limits of the tokens with which a source was trained."""
 
@@ -63,8 +66,8 @@ def measured(file: Path = FILE) -> Mapping[str, Any]:
     Returns:
         ``least``: the smallest extra compute that was tried, in multiples of the source's;
         ``ways``: by name the ``steps`` of its recipe and ``sizes``, each with ``parameters`` of
-        the source, ``ages``, whether it is ``complete``, and the ``crossing`` with as much compute
-        as the source's (a ``Crossing`` by its fields; null if runs are missing).
+        the source, ``ages``, whether it is ``complete``, and ``crossings`` (each a ``Crossing`` by
+        its fields) by the extra compute, in multiples of the source's.
     """
     return json.loads(file.read_text("utf-8"))  # type: ignore[no-any-return]
 
@@ -105,15 +108,15 @@ def when_growing_pays(
     here = f"the source has seen {age:{',.0f' if age >= 10 else '.2g'}} tokens for each parameter"
     if not ways:
         return f"{here}; whether this growth pays was not measured"
-    sizes = [size for way in ways.values() for size in way["sizes"]]
+    sizes = [size for way in ways.values() for size in way["sizes"].values()]
     most, oldest = (max(found) for found in zip(*map(_reach, sizes), strict=True))
     beyond = [f"sources of more than {most:,} parameters"] if parameters > most else []
     if age > oldest:
         beyond.append(f"more than {oldest:.0f} tokens for each parameter")
     limits = f" ({' and '.join(beyond)} were not measured)" if beyond else ""
     return (
-        f"{here}; with as much compute again as its training took, growing was ahead of training "
-        f"on from these on: {'; '.join(_found(ways))}{limits}"
+        f"{here}; growing was ahead of training on with equal compute from these on: "
+        f"{'; '.join(_found(ways))}{limits}"
     )
 
 
@@ -128,12 +131,12 @@ def _reach(size: Mapping[str, Any]) -> tuple[int, float]:
 def _found(ways: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """What was measured of every way, at every size."""
     for name, way in ways.items():
-        each = [
-            f"{Crossing(**size['crossing']) if size['crossing'] else 'not known'} in models of "
-            f"{size['parameters']:,} parameters{'' if size['complete'] else ', unfinished'}"
-            for size in way["sizes"]
-        ]
-        yield f"{name} {', '.join(each)}"
+        for size in way["sizes"].values():
+            each = [f"{Crossing(**size['crossings'][extra])} with {extra} ×" for extra in LONG]
+            yield (
+                f"{name} {', '.join(each)} the compute of the source's training, in models of "
+                f"{size['parameters']:,} parameters{'' if size['complete'] else ', unfinished'}"
+            )
 
 
 def short_probe(share: float, file: Path = FILE) -> str | None:
