@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.continual import ages, papers, paying, sections
+from benchmarks.continual import ages, forecast, papers, paying, sections
 from benchmarks.continual.__main__ import LINES, ROOT
 from benchmarks.continual.campaign import next_rates
 from benchmarks.continual.experiment import Experiment, load, settings_of
 from benchmarks.continual.report import write
+from growkit.base.errors import InputError
 from growkit.planning import when
 from growkit.planning.when import Crossing
 from growkit.probing.lines import append_line
@@ -188,6 +190,35 @@ def test_every_size_has_a_panel_and_a_column(tmp_path: Path) -> None:
         ("440", True),
         ("0", False),
     ]
+
+
+def test_a_size_is_predicted_from_two_smaller_ones(tmp_path: Path) -> None:
+    """The crossing moves by a constant factor with every size; control: then it does not."""
+    two = tmp_path / "two"
+    for size, age in (("6k", 40.0), ("17k", 50.0)):
+        folder_of(two, *lines(load("when", size), crossed_at(age)))
+    tokens = [load("when", size).scale.source_tokens for size in ("6k", "17k", "53k")]
+    further = math.log(tokens[2] / tokens[1]) / math.log(tokens[1] / tokens[0])
+    predicted = 50.0 * (50.0 / 40.0) ** further
+    made = forecast.predict(sections.read(two), load("when", "53k"), two)
+    assert made.name == "when-53k.predicted.json"
+    for age, holds in ((predicted, True), (40.0, False)):
+        place = tmp_path / f"{holds}"
+        shutil.copytree(two, place / "lines")
+        # Made-up leads of all sizes depend on the tokens of 17k.
+        folder_of(place / "lines", *lines(load("when", "53k"), crossed_at(age)))
+        page = reported(place / "out", place / "lines")["page"]
+        row = page.partition("Predicted for 53k from 6k and 17k")[2].partition("| twice as wide, 1")
+        cells = [cell.split()[0].lstrip("+") for cell in row[2].split("|")[1:5]]
+        ahead, measured, *leads = map(float, cells)
+        assert ahead == round(predicted)
+        assert (measured == pytest.approx(ahead, rel=0.03)) is holds
+        assert (leads[1] == pytest.approx(leads[0], abs=0.005)) is holds
+        with pytest.raises(InputError, match="53k is measured already"):
+            forecast.predict(sections.read(place / "lines"), load("when", "53k"), place)
+    one = folder_of(tmp_path / "one", *lines(load("when", "17k"), crossed_at(CROSSED)))
+    with pytest.raises(InputError, match="needs two complete smaller sizes"):
+        forecast.predict(sections.read(one), load("when", "53k"), one)
 
 
 def test_without_a_crossing_there_is_none(tmp_path: Path) -> None:

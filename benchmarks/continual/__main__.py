@@ -1,12 +1,15 @@
 """What growing and converting are worth.
 
     python -m benchmarks.continual run growth [--scale small] [--device cuda] [--text PATH]
+    python -m benchmarks.continual predict when --scale 53k
     python -m benchmarks.continual report
 
 ``run`` carries an experiment out (``experiments/*.yaml``). It may be killed at any moment: the same
 command continues with the run that was killed. Finished runs are lines of
 ``benchmarks/results/continual/EXPERIMENT.jsonl``; trained sources are in ``--work``, which may be
 deleted once an experiment is done.
+
+``predict`` writes down what two smaller sizes say of the next one, before that is run.
 
 ``report`` makes ``docs/results.md``, its charts, ``tables.md`` and the rule of ``growkit plan`` and
 ``growkit probe`` from these lines alone; and that part of ``README.md``, once all runs are done.
@@ -56,6 +59,16 @@ def run(chosen: argparse.Namespace) -> None:
     report(f"all runs are in {file}")
 
 
+def predict(chosen: argparse.Namespace) -> None:
+    """Write a prediction."""
+    from benchmarks.continual.experiment import load
+    from benchmarks.continual.forecast import predict as write
+    from benchmarks.continual.sections import read
+
+    file = write(read(chosen.results), load(chosen.experiment, chosen.scale), chosen.results)
+    print(f"wrote {file}; commit it before the first run")
+
+
 def report(chosen: argparse.Namespace) -> None:
     """Make the page and its charts."""
     from benchmarks.continual.report import write
@@ -70,8 +83,10 @@ def main() -> None:
     )
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("run", help="carry an experiment out, or continue it")
-    one.add_argument("experiment", help="a file in experiments/, without .yaml")
-    one.add_argument("--scale", default="small", help="of scales.yaml")
+    next_one = commands.add_parser("predict", help="predict a size from two smaller ones")
+    for command in (one, next_one):
+        command.add_argument("experiment", help="a file in experiments/, without .yaml")
+        command.add_argument("--scale", default="small", help="of scales.yaml")
     one.add_argument("--device", choices=DEVICES[1:], default="cpu")
     one.add_argument("--threads", type=int, default=1, help="on a CPU, of one process")
     one.add_argument("--text", type=Path, help="a file or folder, instead of the standard library")
@@ -81,7 +96,7 @@ def main() -> None:
     other.add_argument("--tables", type=Path, default=LINES / "tables.md")
     other.add_argument("--rule", type=Path, default=FILE)
     other.add_argument("--readme", type=Path, default=ROOT / "README.md")
-    for command, call in ((one, run), (other, report)):
+    for command, call in ((one, run), (next_one, predict), (other, report)):
         command.add_argument("--results", type=Path, default=LINES)
         command.set_defaults(call=call)
     chosen = parser.parse_args()

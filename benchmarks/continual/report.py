@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.continual import ages, paying, sections, tables
+from benchmarks.continual import ages, forecast, paying, sections, tables
 from benchmarks.continual.analysis import Outcome, differences, judged
 from benchmarks.continual.sections import Section
 from benchmarks.continual.tables import count
@@ -44,7 +44,9 @@ def write(lines: Path, page: Path, all_tables: Path, rule: Path, readme: Path) -
             standalone(in_a_row(drawings, paying.TITLE, most=2)), "utf-8"
         )
     summary = lines / SUMMARY
-    parts = [TITLE, *paying.answer(found, charts.name), *paying.literature(found)]
+    parts = [TITLE, *paying.answer(found, charts.name)]
+    parts += [part for each in paying.compared(found) for part in forecast.compared(each, lines)]
+    parts += paying.literature(found)
     parts += [summary.read_text("utf-8")] if summary.exists() else []
     _save(page, [*parts, *_claims(found)])
     paying.into(readme, found, os.path.relpath(charts, readme.parent))

@@ -1,0 +1,100 @@
+"""Leads at the next size, predicted from two smaller ones before it is measured.
+
+Leads are taken to be linear in the logarithm of the number of parameters, seed by seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.continual import ages, tables
+from benchmarks.continual.experiment import Experiment
+from benchmarks.continual.sections import Section
+from growkit.base.errors import InputError
+
+
+def predict(found: Sequence[Section], experiment: Experiment, lines: Path) -> Path:
+    """Write the prediction next to the lines.
+
+    Args:
+        found: all experiments.
+        experiment: at the size to predict.
+        lines: folder of result files.
+
+    Raises:
+        InputError: the size has lines already, or there are no two complete smaller ones.
+    """
+    scale, size = experiment.scale_name, experiment.scale.source_tokens
+    own = [each for each in found if each.experiment.name == experiment.name]
+    if any(each.experiment.scale_name == scale for each in own):
+        raise InputError(f"{scale} is measured already; a prediction comes before its first run")
+    smaller = [s for s in own if s.complete and s.experiment.scale.source_tokens < size]
+    smaller.sort(key=lambda each: each.experiment.scale.source_tokens)
+    if len(smaller) < 2:
+        raise InputError(f"a prediction for {scale} needs two complete smaller sizes; run them")
+    one, other = smaller[-2:]
+    few, many = (each.experiment.scale.source_tokens for each in (one, other))
+    further = math.log(size / many) / math.log(many / few)
+    made = [
+        {
+            "way": large.name,
+            "extra": large.extra,
+            "from": [one.experiment.scale_name, other.experiment.scale_name],
+            "leads": {
+                f"{age:.1f}": {
+                    seed: round(lead + (lead - before[seed]) * further, 4)
+                    for seed, lead in by_seed.items()
+                    if seed in before
+                }
+                for (age, by_seed), before in zip(
+                    large.leads.items(), small.leads.values(), strict=True
+                )
+            },
+        }
+        for small, large in zip(
+            ages.every(one.experiment, one.made),
+            ages.every(other.experiment, other.made),
+            strict=True,
+        )
+    ]
+    file = _file(lines, experiment)
+    file.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+    return file
+
+
+def compared(section: Section, lines: Path) -> Iterator[str]:
+    """What was predicted of a size, and what was measured; nothing without a prediction."""
+    file = _file(lines, section.experiment)
+    if not file.exists():
+        return
+    measured = {(w.name, w.extra): w for w in ages.every(section.experiment, section.made)}
+    rows, smaller = [], ""
+    for each in json.loads(file.read_text("utf-8")):
+        leads = {
+            float(age): {int(seed): lead for seed, lead in by_seed.items()}
+            for age, by_seed in each["leads"].items()
+        }
+        way = measured[each["way"], each["extra"]]
+        predicted = ages.Way(way.name, way.extra, leads, tuple(leads), way.seeds, way.bits)
+        smaller, oldest = " and ".join(each["from"]), max(leads)
+        last = tables.signed(way.at(max(way.leads))) if way.leads else "not run"
+        rows.append(
+            [
+                f"{way.name}, {way.extra:g} ×",
+                *(str(found.crossing or "not run") for found in (predicted, way)),
+                tables.signed(predicted.at(oldest)),
+                last,
+            ]
+        )
+    name = section.experiment.scale_name
+    yield (
+        f"Predicted for {name} from {smaller} before its first run: the age from which on growing "
+        "is ahead, and the lead at the greatest age.\n\n"
+    ) + tables.table(["", "age, predicted", "measured", "lead, predicted", "measured"], rows)
+
+
+def _file(lines: Path, experiment: Experiment) -> Path:
+    return lines / f"{experiment.name}-{experiment.scale_name}.predicted.json"
