@@ -298,8 +298,8 @@ def test_claims_of_papers(known: dict[str, str], tmp_path: Path) -> None:
     assert other["2510.06548"].endswith(f"| {yes} |")
     assert other["2510.08008"].endswith(f"| {no} |")
     assert other["2605.13405"].endswith("| appears for width only |")
-    assert "less than 0.50 |" in other["2511.04981"]
-    assert other["2511.04981"].endswith("| not testable here |")
+    assert "less than 0.33 |" in other["2511.04981"]
+    assert other["2511.04981"].endswith(f"| {yes} |")
     assert {row[-1] for row in papers.rows([], [])} == {"not run"}
 
 
