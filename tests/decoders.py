@@ -301,4 +301,4 @@ def main(file: Path, *kinds: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(main(Path(sys.argv[1]), *sys.argv[2:])))
+    sys.exit("\n".join(main(Path(sys.argv[1]), *sys.argv[2:])) or 0)
