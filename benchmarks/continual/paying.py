@@ -93,8 +93,8 @@ def answer(found: Sequence[Section], folder: str) -> Iterator[str]:
         yield f"## When growing pays\n\n![{TITLE}]({folder}/{CHART})\n"
         yield (
             "*Models of several ages (tokens for each parameter) were grown and trained on, or "
-            "only trained on, with as much compute again. A dot marks the age from which on "
-            "growing is ahead. Bars are 95 % intervals over seeds. Larger models may differ.*\n"
+            "only trained on, with as much compute again. Dots: ages from which growing is ahead. "
+            "Bars: 95 % intervals.*\n"
         )
         yield _unfinished(sections) + _crossings(sections)
     scratch = [section for section in from_scratch(found) if _timings(section)]
@@ -106,9 +106,7 @@ def _unfinished(sections: Sequence[Section]) -> str:
     text = ""
     for section in sections:
         if section.missing:
-            text += (
-                f"**Unfinished:** {section.missing} runs or more are missing at {_size(section)}. "
-            )
+            text += f"**Unfinished:** {section.missing} runs or more at {_size(section)}. "
         if edges := [name for name, each in section.made.items() if each.at_edge]:
             text += f"At the edge of the rates that were tried: {'; '.join(edges)}. "
     return text
@@ -128,10 +126,7 @@ def _crossings(sections: Sequence[Section]) -> str:
             by_way.setdefault(name, {})[_size(section)] = f"{way.crossing or 'not run'}{part}"
     sizes = [_size(section) for section in sections]
     rows = [[name, *(each.get(size, "not run") for size in sizes)] for name, each in by_way.items()]
-    text = (
-        "Ages from which on growing was ahead with so many times the source's compute, by the "
-        "number of its parameters:\n\n"
-    )
+    text = "Ages from which growing was ahead, by extra compute (in sources) and parameters:\n\n"
     return text + tables.table(["", *sizes], rows)
 
 
@@ -147,8 +142,7 @@ def _shares(sections: Sequence[Section]) -> str:
     sizes = [_size(section) for section in sections]
     rows = [[name, *(each.get(size, "not run") for size in sizes)] for name, each in by_way.items()]
     return (
-        "Least compute to the final loss of a model from scratch, as a share of that model's, the "
-        "source's included, and the share after which growing took least:\n\n"
+        "Least compute to the loss from scratch, as its share, the source's included:\n\n"
         + tables.table(["", *sizes], rows)
     )
 
