@@ -551,9 +551,8 @@ class FunctionProof:
 
     def _sentence(self, *, kept: bool) -> str:
         """Describe the distance of the logits, or for another function its loss."""
-        distance, (mode, error) = self.strict.prefill, self.strict.largest
-        way = "" if mode == PREFILL or not kept else f" ({mode})"
-        differ = f"{error:.1e} of the logit scale in strict float64{way}"
+        distance, (_, error) = self.strict.prefill, self.strict.largest
+        differ = f"{error:.1e} of the logit scale in strict float64"
         if self.exact and kept:
             if all(each.largest == 0 for each in self.strict.distances.values()):
                 return "the logits are identical in strict float64"
