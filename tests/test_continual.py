@@ -131,6 +131,15 @@ def test_grown_arms_train_by_the_law(text: Text, trained_on: Path, tmp_path: Pat
     assert abs(other - expected) > 1e-2
 
 
+@pytest.mark.parametrize("arm", ["experts", "experts from scratch"])
+def test_experts_of_any_width_train(arm: str, text: Text, tmp_path: Path) -> None:
+    """Grouped kernels want multiples of 16 bytes; the tiny MLP has 22 numbers."""
+    Campaign(
+        small("dense goes on", arm, experiment="experts"), text, tmp_path, tmp_path / "l"
+    ).carry_out()
+    assert {line["run"] for line in reported(tmp_path / "l")} >= {"dense goes on", arm}
+
+
 def test_every_budget_is_reached_with_a_decayed_rate() -> None:
     plan = branches([10, 20], 0.2, last=30)
     expected = [(0, 8, None), (8, 10, 0), (8, 16, None), (16, 20, 1), (16, 30, None)]

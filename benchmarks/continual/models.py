@@ -29,6 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 import growkit
 from benchmarks.continual.experiment import Arm, Experiment, Job, Scale
 from benchmarks.continual.text import Text
+from growkit.engine.oracle import fit_experts
 from growkit.modeling import register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.recipe.recipe import STEPS
@@ -193,6 +194,7 @@ def begin(job: Job, text: Text, work: Path, source: Path | None) -> tuple[Any, t
             apply(arm.steps, source, folder, text, job.seed, grown)
             law = folder if arm.optimizer != "plain" else None
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    fit_experts(model)
     groups = growkit.training.param_groups(
         model,
         law,
