@@ -169,6 +169,15 @@ def test_held_out_files_are_in_no_other_part(tmp_path: Path) -> None:
     assert read_text(folder, 270, tmp_path / "work").about["sha256"] != text.about["sha256"]
 
 
+def test_other_files_of_packages_are_another_text(tmp_path: Path) -> None:
+    """Headers of torch; the standard library has none."""
+    text = read_text(None, 270, tmp_path, 100_000, ("torch",), (".h",))
+    assert text.about["text"].startswith(".h files of torch (2.")
+    tokenizer = AutoTokenizer.from_pretrained(text.folder)
+    assert "#include" in tokenizer.decode(text.parts["train"])
+    assert "\ndef " not in tokenizer.decode(text.parts["train"])
+
+
 def test_windows_come_once_in_every_pass(text: Text) -> None:
     windows = text.windows("train", 50)
     once, again = (batch_of(windows, 3, at, len(windows)) for at in (0, len(windows)))

@@ -38,7 +38,7 @@ TEXT = {
     "vocabulary": 512,
     "tokens": {"train": 1_800_000, "validation": 100_000, "test": 100_000},
 }
-SIZES = {"6k": 6080, "17k": 17568, "53k": 53216}
+SIZES = {"6k": 6080, "6k-cpp": 6080, "17k": 17568, "53k": 53216}
 MACHINE = {
     "processor": "a",
     "device": "cpu",
@@ -170,8 +170,8 @@ def test_a_known_crossing_is_found(known: dict[str, str]) -> None:
 
 
 def test_every_size_has_a_panel_and_a_column(tmp_path: Path) -> None:
-    """In order of their parameters; what is not complete is only in the page."""
-    crossed = {"53k": 60.0, "6k": 30.0, "17k": CROSSED}
+    """In order of their parameters; unfinished ones and those of another text only in the page."""
+    crossed = {"53k": 60.0, "6k": 30.0, "6k-cpp": 20.0, "17k": CROSSED}
     made = [
         line for size, age in crossed.items() for line in lines(load("when", size), crossed_at(age))
     ]
@@ -179,7 +179,7 @@ def test_every_size_has_a_panel_and_a_column(tmp_path: Path) -> None:
     found = reported(tmp_path / "out", folder_of(tmp_path / "lines", *made[:-1]))
     assert "as it was" in found["readme"]  # a run from scratch is missing
     found = reported(tmp_path / "all", folder_of(tmp_path / "lines", made[-1]))
-    assert "|  | 6k | 17k | 53k |" in found["page"]
+    assert "|  | 6k | 6k-cpp | 17k | 53k |" in found["page"]
     assert "led by 0.208 ± 0.038 nats in models of 53k" in found["readme"]
     every = json.loads(found["rule"])["ways"]["four experts"]["sizes"].values()
     sizes = [size["parameters"] for size in every]
@@ -189,13 +189,14 @@ def test_every_size_has_a_panel_and_a_column(tmp_path: Path) -> None:
         ("0", True),
         ("440", True),
         ("0", False),
+        ("440", False),
     ]
 
 
 def test_a_size_is_predicted_from_two_smaller_ones(tmp_path: Path) -> None:
     """The crossing moves by a constant factor with every size; control: then it does not."""
     two = tmp_path / "two"
-    for size, age in (("6k", 40.0), ("17k", 50.0)):
+    for size, age in (("6k", 40.0), ("6k-cpp", 1.0), ("17k", 50.0)):
         folder_of(two, *lines(load("when", size), crossed_at(age)))
     tokens = [load("when", size).scale.source_tokens for size in ("6k", "17k", "53k")]
     further = math.log(tokens[2] / tokens[1]) / math.log(tokens[1] / tokens[0])

@@ -51,8 +51,8 @@ def run(chosen: argparse.Namespace) -> None:
     experiment = load(chosen.experiment, chosen.scale)
     scale = experiment.scale
     report("reading the text")
-    of_text = scale.vocabulary, chosen.work, scale.text_bytes, scale.packages
-    text = read_text(chosen.text, *of_text)
+    of_text = scale.text_bytes, scale.packages, scale.endings
+    text = read_text(chosen.text, scale.vocabulary, chosen.work, *of_text)
     report(str(text.about))
     file = chosen.results / f"{experiment.name}.jsonl"
     Campaign(experiment, text, chosen.work, file, chosen.device, report).carry_out()

@@ -40,6 +40,7 @@ class Scale:
         dtype: what is computed in; weights and moments are float32.
         text_bytes: of the text; None for all.
         packages: installed packages whose sources are read with the standard library.
+        endings: of their files.
         learning_rates: instead of the experiment's; None for those.
         seeds: likewise.
     """
@@ -61,6 +62,7 @@ class Scale:
     dtype: str = "float32"
     text_bytes: int | None = None
     packages: tuple[str, ...] = ()
+    endings: tuple[str, ...] = (".py",)
     learning_rates: tuple[float, ...] | None = None
     seeds: tuple[int, ...] | None = None
 

@@ -28,7 +28,12 @@ def predict(found: Sequence[Section], experiment: Experiment, lines: Path) -> Pa
         InputError: the size has lines already, or there are no two complete smaller ones.
     """
     scale, size = experiment.scale_name, experiment.scale.source_tokens
-    own = [each for each in found if each.experiment.name == experiment.name]
+    own = [
+        each
+        for each in found
+        if each.experiment.name == experiment.name
+        and each.experiment.scale.endings == experiment.scale.endings
+    ]
     if any(each.experiment.scale_name == scale for each in own):
         raise InputError(f"{scale} is measured already; a prediction comes before its first run")
     smaller = [s for s in own if s.complete and s.experiment.scale.source_tokens < size]

@@ -51,10 +51,13 @@ def _ways(section: Section, extra: float = ages.AGAIN) -> list[ages.Way]:
 
 
 def rule(found: Sequence[Section]) -> str:
-    """When growing paid, as ``growkit.planning.when`` reads it."""
+    """When growing paid, as ``growkit.planning.when`` reads it; of one kind of text."""
     ways: dict[str, Any] = {}
+    main = load(COMPARED, "17k")
     for section in compared(found):
         experiment = section.experiment
+        if experiment.scale.endings != main.scale.endings:
+            continue
         for way in ages.every(experiment, section.made):
             if not (cross := way.crossing):
                 continue
@@ -71,7 +74,7 @@ def rule(found: Sequence[Section]) -> str:
                 key: round(value, 1) if isinstance(value, float) else value
                 for key, value in asdict(cross).items()
             }
-    least = min(ages.budgets(load(COMPARED, "17k")))  # as at any scale
+    least = min(ages.budgets(main))  # as at any scale
     return json.dumps({"least": least, "ways": ways}, indent=2) + "\n"
 
 

@@ -31,6 +31,9 @@ PARTS = ("train", "validation", "test")
 SHARES = 20
 """One of so many files is for validation, one for the test."""
 
+GENERATED = ("include/ATen/ops/",)
+"""Headers of torch, several for each operator, that hardly differ."""
+
 PIECE = 200
 """Lines of a single file that are held out together."""
 
@@ -72,6 +75,7 @@ def read_text(
     work: Path,
     most: int | None = None,
     packages: Sequence[str] = (),
+    endings: Sequence[str] = (".py",),
 ) -> Text:
     """The text as tokens; made once, then read from the work folder.
 
@@ -81,10 +85,12 @@ def read_text(
         work: where it is kept.
         most: bytes that are used; None for all.
         packages: installed packages that are read with the standard library.
+        endings: of the files that are read, of these and of the standard library.
     """
-    documents = _of_path(path) if path else standard_library()
-    for package in () if path else packages:
-        documents += _sources(Path(sysconfig.get_paths()["purelib"]), package)
+    if path:
+        documents, about_text = _of_path(path), path.name
+    else:
+        documents, about_text = _installed(packages, endings)
     documents = _up_to(most, documents)
     found = hashlib.sha256(str(vocabulary).encode())
     for name, content in documents:
@@ -94,10 +100,8 @@ def read_text(
     if not about.is_file():  # written last
         folder.mkdir(parents=True, exist_ok=True)
         _prepare(documents, vocabulary, folder)
-        library = f"standard library of Python {platform.python_version()}"
-        library += "".join(f", {each} ({_licence(each)})" for each in packages)
         kept = {
-            "text": path.name if path else library,
+            "text": about_text,
             "sha256": found.hexdigest(),
             "files": len(documents),
             "bytes": sum(len(content.encode()) for _, content in documents),
@@ -113,20 +117,27 @@ def read_text(
     return Text(json.loads(about.read_text("utf-8")), folder, parts)
 
 
-def standard_library() -> list[Document]:
+def _installed(packages: Sequence[str], endings: Sequence[str]) -> tuple[list[Document], str]:
+    """Files of the standard library and of packages, and what they are."""
+    documents = standard_library(endings)
+    names = [f"standard library of Python {platform.python_version()}"] if documents else []
+    for package in packages:
+        root = Path(sysconfig.get_paths()["purelib"]) / package
+        found = _documents(root, endings, skip=GENERATED)
+        documents += [(f"{package}/{name}", content) for name, content in found]
+        names.append(f"{package} ({_licence(package)})")
+    kinds = "" if ".py" in endings else f"{', '.join(endings)} files of "
+    return documents, kinds + ", ".join(names)
+
+
+def standard_library(endings: Sequence[str] = (".py",)) -> list[Document]:
     """The sources of the standard library of this Python, in order of their paths.
 
     Left out are installed packages, what is no UTF-8 (tests of encodings), and the one module that
     is about the machine.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    return _documents(root, [".py"], skip=("site-packages", "dist-packages", "_sysconfigdata"))
-
-
-def _sources(root: Path, package: str) -> list[Document]:
-    """The sources of an installed package."""
-    found = _documents(root / package, [".py"])
-    return [(f"{package}/{name}", content) for name, content in found]
+    return _documents(root, endings, skip=("site-packages", "dist-packages", "_sysconfigdata"))
 
 
 def _licence(package: str) -> str:
