@@ -19,8 +19,8 @@ from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.conversions.diff_v2 import differential, doubled, noise_like_signal
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.conversions.shared_diff import multiplied_out
-from growkit.families import diff_transformer
 from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.families.diff_transformer import LAMBDA
 from growkit.growth.group_diff import OPERATION as GROUP_DIFF
 from growkit.planning.operation import Change, Option
 from growkit.planning.plan import Plan, Planned
@@ -46,13 +46,13 @@ class Diff(OnDiffTransformer):
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
-        if not diff_transformer.has_noise_heads(diff):
+        if not diff["num_noise_heads"]:
             return _differential(source, diff, options["head_norm"])
         if options["head_norm"] != "none":
             raise refuse(self.name, diff, "head_norm is for softmax models; leave it out")
         plans: list[Plan] = []
         promise, lost, current = "exact", "", source
-        if diff_transformer.shared_queries(diff):
+        if diff["qk_projection"] == "shared":
             full = diff | {"qk_projection": "full"}
             plans.append(multiplied_out(source, full))
             if any(source.tensors[name].dtype != "F64" for name in plans[0].recomputed_sources):
@@ -61,9 +61,7 @@ class Diff(OnDiffTransformer):
             diff, current = full, Planned(source, plans[0])
         if diff["integral"] != "none":
             gates = [name for name in source.tensors if name.endswith("gamma_gate")]
-            if not diff_transformer.has_gamma_gate(diff) or any(
-                bool(source.read(gate).any()) for gate in gates
-            ):
+            if diff["gamma"] != "gated" or any(source.read(gate).any() for gate in gates):
                 promise, lost = "different", "the integral, which this model has learned to use"
             none = {"integral": "none", "integral_method": "exact", "use_cache": True}
             plans.append(rewrite(current, diff | none))
@@ -112,7 +110,7 @@ def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
 
 def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
     last = name.rpartition(".")[2]
-    if last in diff_transformer.LAMBDA:
+    if last in LAMBDA:
         # Equal dot products make the exponentials cancel; vectors of zeros could not train.
         return Computed((), "λ = ½", partial(_vector, f"{layer}.{last[:-1]}", info))
     if name.endswith(("k_proj.weight", "k_proj.bias")):

@@ -14,7 +14,6 @@ from functools import partial
 from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import has_noise_heads
 from growkit.planning.operation import Change
 from growkit.planning.transforms import Constant, Kept, Mapped, Transform, row_maps
 
@@ -28,7 +27,7 @@ class DiffV2(OnDiffTransformer):
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
-        if has_noise_heads(diff):
+        if diff["num_noise_heads"]:
             raise refuse(self.name, diff, "its noise heads have λ of another kind")
         switches = {"lambda_type": "projected", "noise_keys": "shared"}
         return Change([rewrite(source, differential(diff, switches), noise_like_signal)])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, TensorInfo, Weights, main_dtype
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import has_noise_heads, variant
+from growkit.families.diff_transformer import variant
 from growkit.families.family import Family
 from growkit.planning.layouts import layout_names, write_layout
 from growkit.planning.operation import Change, Operation
@@ -36,7 +36,7 @@ class OnDiffTransformer(Operation):
             InputError: the model has no noise heads.
         """
         diff = DIFF.complete(source.config)
-        if not has_noise_heads(diff):
+        if not diff["num_noise_heads"]:
             first = f"convert it --to diff first, and then --to {self.name}"
             raise refuse(self.name, diff, f"{problem}; {first}")
         return diff

@@ -26,7 +26,7 @@ from growkit.base.settings import Settings
 from growkit.base.tensors import TORCH_NAMES, Config, Weights, main_dtype, total_bytes
 from growkit.conversions.low_rank import Heads, judge_parts, share, spread
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
-from growkit.families.diff_transformer import ATTENTION, shared_keys, shared_queries
+from growkit.families.diff_transformer import ATTENTION
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.planning.operation import Change, Option, Value, is_within
 from growkit.planning.plan import Check, Plan, unused_tensors
@@ -87,7 +87,7 @@ class SharedDiff(OnDiffTransformer):
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         diff = self.with_noise_heads(source, "there are no noise heads to share with")
-        if shared_queries(diff):
+        if diff["qk_projection"] == "shared":
             raise refuse(self.name, diff, "its projections are shared already")
         paired = diff["num_attention_heads"] == 2 * diff["num_noise_heads"]
         if options["scope"] == "layer" and not paired:
@@ -267,7 +267,7 @@ def projections(config: Config) -> dict[str, Heads]:
     """The shared projections of a model, each with its heads."""
     sizes, scope = DIFF.sizes(config | {"qk_projection": "full"}), config["shared_scope"]
     found = {"q_proj": Heads(sizes["signal_heads"], sizes["noise_heads"], scope)}
-    if shared_keys(config):
+    if config["noise_keys"] == "own":
         found["k_proj"] = Heads(sizes["kv_heads"], sizes["kv_heads"], scope)
     return found
 

@@ -87,40 +87,15 @@ def default_lambda_init(config: Config) -> list[float] | None:
     return [0.8 - 0.6 * math.exp(-0.3 * layer) for layer in range(config["num_hidden_layers"])]
 
 
-def has_noise_heads(config: Config) -> bool:
-    """Whether the attention is differential, not softmax attention."""
-    return bool(config["num_noise_heads"])
-
-
-def has_noise_keys(config: Config) -> bool:
-    """Whether noise heads have keys of their own."""
-    return has_noise_heads(config) and config["noise_keys"] == "own"
-
-
 def has_lambda_vectors(config: Config) -> bool:
     """Whether λ comes from four vectors."""
-    return has_noise_heads(config) and config["lambda_type"] == "vectors"
-
-
-def has_gamma_gate(config: Config) -> bool:
-    """Whether the integral has a gate."""
-    return bool(config["integral"] != "none" and config["gamma"] == "gated")
-
-
-def shared_queries(config: Config) -> bool:
-    """Whether queries are shared bases and low-rank updates."""
-    return has_noise_heads(config) and config["qk_projection"] == "shared"
-
-
-def shared_keys(config: Config) -> bool:
-    """Whether keys are shared bases and low-rank updates."""
-    return has_noise_keys(config) and config["qk_projection"] == "shared"
+    return bool(config["num_noise_heads"] and config["lambda_type"] == "vectors")
 
 
 def variant(config: Config) -> str:
     """Name of the attention of a (completed) config, from its switches."""
     signal = config["num_attention_heads"] - config["num_noise_heads"]
-    if not has_noise_heads(config):
+    if not config["num_noise_heads"]:
         return "softmax attention"
     words = []
     if config["qk_projection"] == "shared":
