@@ -160,13 +160,6 @@ class IndexMap:
         return same and plain
 
     @cached_property
-    def period(self) -> int | None:
-        """The period with which source coordinates repeat; None if they do not."""
-        again = np.flatnonzero(self.source == self.source[0])[1:2]
-        periodic = len(again) and bool((self.source[again[0] :] == self.source[: -again[0]]).all())
-        return int(again[0]) if periodic else None
-
-    @cached_property
     def parts(self) -> Index:
         """The number of parts of each coordinate's split; 0 for no split."""
         split = self._is_split

@@ -142,15 +142,12 @@ def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]
     if parts == 1:
         return [weight]
     share = draw(node)
-    if share is not None:
+    if share is None:
+        first = _multiply(weight, 0.5)
+    else:
         arithmetic = torch.float64 if weight.dtype == torch.float64 else torch.float32
         wide = share.to(arithmetic)  # may be overwritten
         first = wide.mul_(weight.to(arithmetic)).to(weight.dtype)
-    else:
-        equal = _equal_parts(weight, parts)
-        if equal is not None:
-            return [equal] * parts
-        first = _multiply(weight, 0.5)
     left = (parts + 1) // 2
     second = _subtract(weight, first)
     first = _subtract(weight, second)
@@ -178,19 +175,6 @@ def split_apart(weight: Tensor, parts: int, draw: Draw) -> list[Tensor]:
         again = split(weight, parts, partial(draw, number=number))
         drawn = [torch.where(tied, new, old) for new, old in zip(again, drawn, strict=True)]
     return drawn
-
-
-def _equal_parts(weight: Tensor, parts: int) -> Tensor | None:
-    """One of equal parts, if repeated halving is exact; None if it rounds."""
-    if parts & (parts - 1):
-        return None
-    part = _multiply(weight, 1 / parts)
-    if weight.element_size() == 1:
-        return part if _multiply(part, parts).equal(weight) else None
-    if not weight.numel():
-        return part
-    least, most = torch.sub(weight, part, alpha=parts).aminmax()  # faster than a comparison
-    return part if bool((least == 0) & (most == 0)) else None
 
 
 def _multiply(weight: Tensor, factor: float) -> Tensor:

@@ -193,18 +193,10 @@ class Planned(Weights):
         rule = self.plan.by_target[name]
         self.check_duplicates(rule.sources)
         rows, *others = rule.info.shape or (1,)
-        period = rule.transform.period or rows
-        if rows % max(period, 1) or rule.info.bytes // max(1, rows) * period > SMALL:
-            period = rows
         step = max(1, AT_A_TIME // max(1, prod(others))) if rule.transform.local else max(rows, 1)
-        source, again = _Once(self._source), []
-        for begin in range(0, max(period, 1), step):
-            block = _made(rule, source, [slice(begin, min(begin + step, period))])
-            if period < rows:
-                again.append(block)
-            yield block
-        for _ in range(1, rows // max(period, 1)):
-            yield from again
+        source = _Once(self._source)
+        for begin in range(0, max(rows, 1), step):
+            yield _made(rule, source, [slice(begin, min(begin + step, rows))])
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """Compute a part of a tensor."""

@@ -97,11 +97,6 @@ class Transform(ABC):
         """
         return all(part.repeatable for part in self.parts)
 
-    @property
-    def period(self) -> int | None:
-        """The number of rows after which the same bits repeat; None if they do not."""
-        return None
-
     @abstractmethod
     def part(self, source: Weights, where: Slices) -> Tensor:
         """Compute a slice of the target.
@@ -241,14 +236,6 @@ class Mapped(_OneSource):
     def maps(self) -> tuple[IndexMap, ...]:
         """The maps of every dimension."""
         return self.make()
-
-    @property
-    def period(self) -> int | None:
-        """See ``Transform``; without noise, whole copies of written rows are equal."""
-        rows = self.maps[0]
-        if rows.role is not Role.WRITTEN or self.shares.snr_db is not None or self.offset:
-            return None
-        return rows.period
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
