@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Condition, Event, Lock
-from typing import NamedTuple
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
@@ -167,73 +167,55 @@ def write_shards(
     """Write shards, one after the other.
 
     Every tensor has a place before it is computed, so several are computed at the same time, and
-    each block is written as soon as it exists. A shard begins when every tensor of the previous one
-    has begun.
+    each block is written as soon as it exists.
 
     Args:
         weights: the tensors; each is computed exactly once.
         folder: an existing folder.
-        shards: the shards; the next one is requested when it can begin.
+        shards: the shards; the next one is requested when the previous one is written.
         advance: called with the number of bytes written, after each block.
         hashes: receives the files, to hash them while they are written.
     """
-    stop, lock, places = Event(), Lock(), _begin_shards(folder, shards, hashes)
+    stop, threads = Event(), torch.get_num_threads()
 
     def one_thread() -> None:
         """Use one core per tensor, since several tensors are computed at the same time."""
         torch.set_num_threads(1)
         keep_freed(KEPT)
 
-    def work() -> None:
-        while not stop.is_set():
-            with lock:  # a generator serves one thread at a time
-                place = next(places, None)
-            if place is None:
-                return
-            _write_tensor(weights, place, advance, stop)
-
-    threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(WORKERS, initializer=one_thread) as pool:
-            jobs = [pool.submit(work) for _ in range(WORKERS)]
             try:
-                wait(jobs, return_when=FIRST_EXCEPTION)
+                for shard in shards:
+                    file, written = folder / shard.name, _Written(shard)
+                    with file.open("r+b" if file.exists() else "wb") as stream:
+                        for offset, text in shard.frame.items():
+                            stream.seek(offset)
+                            stream.write(text)
+                    hashes.add(file, flushed=True, written=written)
+                    write = partial(_write_tensor, weights, file, shard, written, advance, stop)
+                    jobs = [pool.submit(write, name) for name in shard.tensors]
+                    for job in wait(jobs, return_when=FIRST_EXCEPTION).done:
+                        job.result()
             finally:
                 stop.set()
+                pool.shutdown(cancel_futures=True)
     finally:
         torch.set_num_threads(threads)  # the workers' setting applies to every later thread
-    for job in jobs:
-        job.result()
-
-
-class _Place(NamedTuple):
-    """The place to which a tensor is written, and the progress of its file."""
-
-    tensor: str
-    file: Path
-    offset: int
-    written: _Written
-
-
-def _begin_shards(folder: Path, shards: Iterable[Shard], hashes: Hashes) -> Iterator[_Place]:
-    """Begin the files one by one, and yield the places of their tensors."""
-    for shard in shards:
-        file, written = folder / shard.name, _Written(shard)
-        with file.open("r+b" if file.exists() else "wb") as stream:
-            for offset, text in shard.frame.items():
-                stream.seek(offset)
-                stream.write(text)
-        hashes.add(file, flushed=True, written=written)
-        for name in shard.tensors:
-            yield _Place(name, file, shard.offsets[name], written)
 
 
 def _write_tensor(
-    weights: Weights, place: _Place, advance: Callable[[int], None], stop: Event
+    weights: Weights,
+    file: Path,
+    shard: Shard,
+    written: _Written,
+    advance: Callable[[int], None],
+    stop: Event,
+    name: str,
 ) -> None:
-    offset = place.offset
-    with place.file.open("r+b", buffering=0) as stream:
-        for block in weights.blocks(place.tensor):
+    offset = shard.offsets[name]
+    with file.open("r+b", buffering=0) as stream:
+        for block in weights.blocks(name):
             data = memoryview(block.contiguous().flatten().view(torch.uint8).numpy().data)
             while data:  # a write may be partial
                 if stop.is_set():
@@ -241,9 +223,9 @@ def _write_tensor(
                 count = os.pwrite(stream.fileno(), data, offset)
                 data = data[count:]
                 offset += count
-                place.written.add(place.tensor, count)
+                written.add(name, count)
                 advance(count)
-    assert offset - place.offset == weights.tensors[place.tensor].bytes, place.tensor
+    assert offset - shard.offsets[name] == shard.tensors[name].bytes, name
 
 
 def keep_freed(most: int) -> None:
