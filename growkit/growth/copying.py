@@ -1,7 +1,7 @@
 """Growth methods that choose copies (``growkit.algebra.law``): from the sizes of users to plans.
 
-A size gives an expansion of every axis that it grows (``placing``), and the expansions give the
-transform of every tensor (``expanding``). All these methods can also add tokens, or a head separate
+A size gives an expansion of every axis that it grows, and the expansions give the transform of
+every tensor (``expanding``). All these methods can also add tokens, or a head separate
 from the embedding (``vocabulary``).
 """
 
@@ -15,8 +15,7 @@ from growkit.algebra.splits import LEAST_SNR_DB, Shares
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
 from growkit.families.family import Family, stored_family
-from growkit.growth.expanding import expand
-from growkit.growth.placing import place_copies
+from growkit.growth.expanding import expand, place_copies
 from growkit.growth.vocabulary import NEW_TOKENS, UNTIE, VOCAB, plan_head, plan_tokens
 from growkit.planning import operation
 from growkit.planning.operation import Change, Operation, Option, SizeOption, Value
