@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import NOTHING, Group, Index, IndexMap
-from growkit.algebra.splits import Shares, join, noise, split, split_apart, uneven_first
+from growkit.algebra.splits import Shares, join, noise, split, split_apart, uneven_first, wide
 from growkit.base.lazy import Tensor, np, torch
 
 Rows = Callable[[slice], Tensor]
@@ -328,17 +328,12 @@ def _recover(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor
     else:
         copy, share = next((copy, share) for copy, share in given if share)
         found = _multiply(copy, 1 / share)
-    return found if all(_same(_multiply(found, share), copy) for copy, share in given) else None
+    same = (wide(_multiply(found, share)).equal(wide(copy)) for copy, share in given)
+    return found if all(same) else None
 
 
 def _multiply(tensor: Tensor, factor: float) -> Tensor:
     return tensor if factor == 1 else (tensor.double() * factor).to(tensor.dtype)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    if one.element_size() == 1:  # torch does not compare float8
-        one, other = one.float(), other.float()
-    return one.equal(other)
 
 
 def _between(group: Group, of: slice) -> Group:

@@ -143,14 +143,14 @@ def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]
         return [weight]
     share = draw(node)
     if share is None:
-        first = _multiply(weight, 0.5)
+        first = (wide(weight) / 2).to(weight.dtype)
     else:
         arithmetic = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        wide = share.to(arithmetic)  # may be overwritten
-        first = wide.mul_(weight.to(arithmetic)).to(weight.dtype)
+        product = share.to(arithmetic)  # may be overwritten
+        first = product.mul_(weight.to(arithmetic)).to(weight.dtype)
     left = (parts + 1) // 2
-    second = _subtract(weight, first)
-    first = _subtract(weight, second)
+    second = (wide(weight) - wide(first)).to(weight.dtype)
+    first = (wide(weight) - wide(second)).to(weight.dtype)
     return [*split(first, left, draw, 2 * node), *split(second, parts - left, draw, 2 * node + 1)]
 
 
@@ -177,16 +177,9 @@ def split_apart(weight: Tensor, parts: int, draw: Draw) -> list[Tensor]:
     return drawn
 
 
-def _multiply(weight: Tensor, factor: float) -> Tensor:
-    if weight.element_size() == 1:  # float8 has no arithmetic
-        return (weight.float() * factor).to(weight.dtype)
-    return weight * factor
-
-
-def _subtract(one: Tensor, other: Tensor) -> Tensor:
-    if one.element_size() == 1:
-        return (one.float() - other.float()).to(one.dtype)
-    return one - other
+def wide(tensor: Tensor) -> Tensor:
+    """A float8 tensor in float32, since torch cannot compute in float8; any other unchanged."""
+    return tensor.float() if tensor.element_size() == 1 else tensor
 
 
 def join(parts: list[Tensor]) -> Tensor:
@@ -215,9 +208,7 @@ def _join_block(parts: list[Tensor]) -> Tensor:
     """Join all parts without dividing them into blocks."""
     left = (len(parts) + 1) // 2
     dtype = parts[0].dtype
-    first, second = join(parts[:left]), join(parts[left:])
-    if first.element_size() == 1:  # float8 has no arithmetic
-        first, second = first.float(), second.float()
+    first, second = wide(join(parts[:left])), wide(join(parts[left:]))
     total = first + second
     # A rounded sum is off by multiples of the last place of the smaller part. Subtracting the
     # larger part leaves an error of the same size. Only numbers beyond the next power of two, all

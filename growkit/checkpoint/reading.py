@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from growkit.algebra.splits import wide
 from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
@@ -124,7 +125,7 @@ def check_finite(tensor: Tensor, name: str, where: str) -> Tensor:
     """
     if not tensor.is_floating_point():
         return tensor
-    numbers = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no sum
+    numbers = wide(tensor)
     # A finite sum proves finite elements; if it overflows, each element is checked.
     if not (numbers.sum().isfinite() or numbers.isfinite().all()):
         raise InputError(

@@ -25,6 +25,7 @@ from torch import nn
 from growkit.algebra.update import MUON_ADJUSTMENTS, Update, muon_rate
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
+from growkit.base.tensors import TensorInfo
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
@@ -385,11 +386,15 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
     """
     opened = Folder(folder)
     if opened.has(ADAPTER):
-        return _matched_adapter(model, opened)
-    checkpoint = Checkpoint(folder)
-    known = recorded_updates(opened, checkpoint.tensors)
-    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    if not lacks_class(checkpoint.config):
+        name = next((each for each in ADAPTER_WEIGHTS if opened.find(each)), ADAPTER_WEIGHTS[0])
+        headers: Mapping[str, TensorInfo] = open_weights(opened, name).tensors
+        checkpoint = None
+    else:
+        checkpoint = Checkpoint(folder)
+        headers = checkpoint.tensors
+    known = recorded_updates(opened, headers)
+    shapes = {name: info.shape for name, info in headers.items()}
+    if checkpoint and not lacks_class(checkpoint.config):
         known = class_updates(checkpoint, known, by_element=False)
         shapes = {n: s for each in loading(checkpoint).conversions for n, s in each.shapes.items()}
     modules = (getattr(module, "all_tied_weights_keys", None) for module in model.modules())
@@ -397,26 +402,12 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
     ties: dict[str, str] = next((each for each in modules if isinstance(each, dict)), {})
     updates, found = {}, {}
     for name, _ in model.named_parameters():
-        alike = tied_names(class_name(name), ties)
+        alike = tied_names(class_name(name), ties) if checkpoint else [_adapter_key(name)]
         key = next((each for each in alike if each in known), None)
         updates[name] = known[key] if key else Update()
         if key:
             found[name] = shapes[key]
     check_same(model, found, folder)
-    return updates
-
-
-def _matched_adapter(model: nn.Module, folder: Folder) -> dict[str, Update]:
-    """Find the update of every parameter of a model whose adapter is in a folder."""
-    name = next((each for each in ADAPTER_WEIGHTS if folder.find(each)), ADAPTER_WEIGHTS[0])
-    held = open_weights(folder, name).tensors
-    known, updates, found = recorded_updates(folder, held), {}, {}
-    for name, _ in model.named_parameters():
-        key = _adapter_key(name)
-        updates[name] = known.get(key, Update())
-        if key in held:
-            found[name] = held[key].shape
-    check_same(model, found, folder.path)
     return updates
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import IndexMap, in_blocks, placed
 from growkit.algebra.law import Read, Rows, copies_in, grow_moments, grow_slice, undo
-from growkit.algebra.splits import Shares
+from growkit.algebra.splits import Shares, wide
 from growkit.algebra.update import Update
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
@@ -241,9 +241,8 @@ class Mapped(_OneSource):
         """See ``Transform``."""
         grown = self._grown(partial(source.read, self.source), where)
         if self.offset:
-            # Eight bits have no kernel that fills them.
-            wide = grown.float() if grown.element_size() == 1 else grown
-            grown = wide.masked_fill(self._zeros(where[0]), -self.offset).to(grown.dtype)
+            filled = wide(grown).masked_fill(self._zeros(where[0]), -self.offset)
+            grown = filled.to(grown.dtype)
         return _multiply(grown, self.factor, source.where(self.source))
 
     def _grown(self, read: Read, where: Slices) -> Tensor:
@@ -319,10 +318,10 @@ class Rounded(Mapped):
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
         dtype = source.tensors[self.source].torch_dtype
-        wide = dtype if dtype.itemsize > 4 else torch.float32
+        arithmetic = dtype if dtype.itemsize > 4 else torch.float32
 
         def read(rows: slice, columns: slice | None = None) -> Tensor:
-            return source.read(self.source, rows, columns).to(wide) + self.offset
+            return source.read(self.source, rows, columns).to(arithmetic) + self.offset
 
         return (self._grown(read, where).double() * self.factor - self.offset).to(dtype)
 
