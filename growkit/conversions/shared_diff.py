@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
-from growkit.base.progress import Advance, current, nothing
+from growkit.base.progress import current
 from growkit.base.settings import Settings
 from growkit.base.tensors import TORCH_NAMES, Config, Weights, main_dtype, total_bytes
 from growkit.conversions.low_rank import Heads, judge_parts, share, spread
@@ -357,21 +357,43 @@ class Search:
         ]
 
     def _costs(self, ways: Sequence[Way]) -> Mapping[Way, float]:
-        """Measure the cost of ways on the text, in nats per token."""
-        tensors = self._source.tensors
-        dtype = getattr(torch, TORCH_NAMES[main_dtype(tensors)])  # of the parts
+        """Measure the cost of ways on the text, all in one pass over the model.
 
-        def rewritten(projection: str, layer: int, weight: Tensor, way: Way) -> Tensor:
-            heads, moment = self.projections[projection], self.moment(layer, way.shrinkage)
-            parts = heads.factorise(weight.double(), way.ranks[layer], moment, dtype)
-            return heads.multiplied_out(*(part.double() for part in parts))
+        Returns:
+            KL(source ‖ source with shared projections) of every way, in nats per token.
+        """
+        from growkit.engine.calls import Call
+        from growkit.engine.metrics import distance_of
 
+        source, windows, model = self._source, self._windows(), _layerwise(self._source)
         ranks = sorted({rank for way in ways for rank in way.ranks})
-        title = f"trying rank {', '.join(map(str, ranks))}"
-        with current().bytes(title, total_bytes(tensors)) as advance:
-            return divergences(
-                self._source, self._windows(), list(self.projections), rewritten, ways, advance
-            )
+        title, total = f"trying rank {', '.join(map(str, ranks))}", total_bytes(source.tensors)
+        states: dict[Way, list[Tensor]] = {}
+        with current().bytes(title, total) as advance:
+            for stage in model.stages([Call(window) for window in windows]):
+                if stage.layer is None:
+                    states = {way: list(stage.after) for way in ways}
+                    continue
+                advance(total // self.layers)
+                attention = next(m for m in stage.module.modules() if hasattr(m, "q_proj"))
+                modules = {name: getattr(attention, name) for name in self.projections}
+                weights = {name: source.read(weight_of(name, stage.layer)) for name in modules}
+                for way in ways:
+                    new = {n: self._shared(n, stage.layer, weights[n], way) for n in modules}
+                    with _replaced(modules, new):
+                        states[way] = [stage.again(i, state) for i, state in enumerate(states[way])]
+        with model.head() as head:
+            clean = head, stage.after
+            return {
+                way: distance_of(clean, (head, states[way]), windows).kl_per_token for way in ways
+            }
+
+    def _shared(self, projection: str, layer: int, weight: Tensor, way: Way) -> Tensor:
+        """The weight that a projection gets from its rounded parts."""
+        heads, moment = self.projections[projection], self.moment(layer, way.shrinkage)
+        dtype = getattr(torch, TORCH_NAMES[main_dtype(self._source.tensors)])
+        parts = heads.factorise(weight.double(), way.ranks[layer], moment, dtype)
+        return heads.multiplied_out(*(part.double() for part in parts))
 
     def _with_energy(self, energy: float) -> tuple[Way, list[RankTried]]:
         shrinkage = self._shrinkages[0]  # the smallest: the energy is measured on the text itself
@@ -464,49 +486,6 @@ def _run(source: Weights, windows: Sequence[Tensor]) -> Spool:
             moments.append(moment)
             moment.zero_()
     return moments
-
-
-def divergences(
-    source: Weights,
-    windows: Sequence[Tensor],
-    projections: Sequence[str],
-    rewritten: Callable[[str, int, Tensor, Way], Tensor],
-    ways: Sequence[Way],
-    advance: Advance = nothing,
-) -> dict[Way, float]:
-    """Measure the cost of changed projections, all ways in one pass over the model.
-
-    Args:
-        source: a DIFF Transformer.
-        windows: token ids, each [tokens].
-        projections: names within a layer's attention, e.g. ``q_proj``.
-        rewritten: maps a projection's name, layer and weight, and a way, to its new weight.
-        ways: ways to measure.
-        advance: called with the number of processed bytes of the source.
-
-    Returns:
-        KL(source ‖ source with changed projections) of every way, in nats per token.
-    """
-    from growkit.engine.calls import Call
-    from growkit.engine.metrics import distance_of
-
-    model = _layerwise(source)
-    states: dict[Way, list[Tensor]] = {}
-    for stage in model.stages([Call(window) for window in windows]):
-        if stage.layer is None:
-            states = {way: list(stage.after) for way in ways}
-            continue
-        advance(total_bytes(source.tensors) // source.config["num_hidden_layers"])
-        attention = next(m for m in stage.module.modules() if hasattr(m, "q_proj"))
-        modules = {name: getattr(attention, name) for name in projections}
-        weights = {name: source.read(weight_of(name, stage.layer)) for name in projections}
-        for way in ways:
-            new = {n: rewritten(n, stage.layer, weight, way) for n, weight in weights.items()}
-            with _replaced(modules, new):
-                states[way] = [stage.again(i, state) for i, state in enumerate(states[way])]
-    with model.head() as head:
-        clean = head, stage.after
-        return {way: distance_of(clean, (head, states[way]), windows).kl_per_token for way in ways}
 
 
 @contextmanager
