@@ -303,8 +303,7 @@ def check_recorded(manifest: Path, source: Checkpoint, *, together: bool = False
     known = dict(content["source_files"])
     if GENERATION in content["files"]:
         known[GENERATION] = content["files"][GENERATION][1]  # as it was copied from the source
-    names = ["config.json", GENERATION] if source.opened.has(GENERATION) else ["config.json"]
-    names += [file.relative_to(source.folder).as_posix() for file in source.files]
+    names = [*source.model_files, *([GENERATION] if source.opened.has(GENERATION) else [])]
     if GENERATION in known and GENERATION not in names:
         raise InputError(
             f"{source.where()} has no {GENERATION}, and {manifest} was made from a model that had "

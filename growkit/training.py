@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, TrainerCallback, TrainerState
 
 from growkit.base.errors import InputError
 from growkit.base.limits import COMPUTED, within
-from growkit.checkpoint.publishing import MANIFEST
+from growkit.checkpoint.publishing import MANIFEST, read_manifest
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
@@ -110,12 +110,9 @@ def expected_of(folder: Path) -> Fingerprint:
     Raises:
         InputError: growkit did not write the folder, or its files have changed.
     """
-    checkpoint = Checkpoint(folder)
-    file = folder / MANIFEST
-    if not checkpoint.opened.has(MANIFEST):
-        raise InputError(f"{folder} has no {MANIFEST}; give the folder that growkit wrote")
+    checkpoint, file = Checkpoint(folder), folder / MANIFEST
+    held: Any = read_manifest(checkpoint.opened).get("verification")
     check_vocabulary(checkpoint)
-    held: Any = checkpoint.opened.json(MANIFEST).get("verification")
     if isinstance(held, dict) and "fingerprint" in held:
         held = held["fingerprint"]
     else:

@@ -132,7 +132,7 @@ def test_the_layout_of_the_hub_cache_is_whole(copy: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "holds no growkit.json"),
+        (None, "has no growkit.json"),
         ("{", "cannot be read as JSON"),
         ("[]", "a JSON list"),
         ("{}", "does not list the files"),

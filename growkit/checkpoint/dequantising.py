@@ -117,11 +117,6 @@ class Scheme(ABC):
     unused: tuple[str, ...] = ()
     exact: bool = False
 
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """Suffixes that no dense tensor has."""
-        return tuple(each for each in self.suffixes if each != self.suffix)
-
     def applies(self, settings: Config) -> bool:
         """Whether a model with this ``quantization_config`` has this format."""
         return settings.get("quant_method") == self.method
@@ -194,11 +189,12 @@ class Dequantised(Checkpoint):
     def _stored_dense(self) -> dict[str, TensorInfo]:
         """Tensors that are stored dense, except those that only quantised arithmetic reads."""
         made_of = {name for parts in self.parts.values() for name in parts.names.values()}
+        marks = tuple({*self.format.suffixes} - {self.format.suffix})  # of no dense tensor
         found = {}
         for name, info in self.stored.tensors.items():
             if name in made_of or name.endswith(self.format.unused):
                 continue
-            if name.endswith(self.format.marks) or info.dtype.startswith("F8"):
+            if name.endswith(marks) or info.dtype.startswith("F8"):
                 raise InputError(
                     f"tensor {name} in {self.stored.where(name)} is quantised, but tensors that "
                     "belong to it are missing; copy the checkpoint again"

@@ -26,7 +26,7 @@ from typing import Any
 
 from growkit.base.errors import InputError, PlaceError, plain
 from growkit.base.units import size
-from growkit.checkpoint.folder import State, read_json, state_of
+from growkit.checkpoint.folder import Folder, State, read_json, state_of
 from growkit.checkpoint.inputs import Identity, Inputs, below, identity
 from growkit.checkpoint.scratch import ENDING, LOCK, MODE, NAMES, Scratch, clear, free
 from growkit.checkpoint.writing import flush, sha256
@@ -74,6 +74,17 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any], known: Mapping[str
     unnamed = folder / f".{MANIFEST}"  # a folder with a manifest is complete
     write_json(unnamed, {**complete, "sha256": _hash(complete)})
     unnamed.rename(folder / MANIFEST)
+
+
+def read_manifest(folder: Folder) -> dict[str, Any]:
+    """Read the manifest of a folder.
+
+    Raises:
+        InputError: there is none, or it is damaged.
+    """
+    if not folder.has(MANIFEST):
+        raise InputError(f"{folder} has no {MANIFEST}; give the folder that growkit wrote")
+    return folder.json(MANIFEST)
 
 
 def own_hash(manifest: Mapping[str, Any]) -> bool:

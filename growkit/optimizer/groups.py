@@ -27,7 +27,7 @@ from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 from growkit.base.tensors import TensorInfo
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
-from growkit.checkpoint.publishing import MANIFEST
+from growkit.checkpoint.publishing import MANIFEST, read_manifest
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import open_weights
 from growkit.engine.class_weights import converted, empty_model, tied_names
@@ -273,10 +273,7 @@ def recorded_updates(folder: Folder, tensors: Iterable[str]) -> dict[str, Update
     Raises:
         InputError: the folder has no such record, or is damaged.
     """
-    file = folder.path / MANIFEST
-    if not folder.has(MANIFEST):
-        raise InputError(f"{folder} has no {MANIFEST}; give the folder that growkit wrote")
-    manifest = folder.json(MANIFEST)
+    file, manifest = folder.path / MANIFEST, read_manifest(folder)
     by_kind: dict[str, Update] = {}
     try:
         for group in manifest["updates"]["groups"]:

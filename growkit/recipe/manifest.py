@@ -13,7 +13,7 @@ from growkit.base.names import by_name, name_of, without_paths
 from growkit.base.progress import Advance, Progress, Silent
 from growkit.base.units import given_date, size, today
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.publishing import MANIFEST, own_hash
+from growkit.checkpoint.publishing import MANIFEST, own_hash, read_manifest
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
 from growkit.recipe.recipe import Recipe, parse_recipe, with_paths
@@ -118,11 +118,7 @@ def check(folder: str | Path, *, progress: Progress = Silent()) -> CheckResult:
         InputError: there is no folder, or its manifest cannot be used.
     """
     opened = Folder(folder)
-    if not opened.has(MANIFEST):
-        raise InputError(
-            f"{opened} holds no {MANIFEST} to compare it with; give a folder that growkit wrote"
-        )
-    manifest = opened.json(MANIFEST)
+    manifest = read_manifest(opened)
     recorded = _recorded(manifest, opened.path / MANIFEST)
     there = [name for name in opened.names() if name != MANIFEST]
     found = [Difference(file=name, what="missing") for name in sorted({*recorded} - {*there})]
