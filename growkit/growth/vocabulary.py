@@ -9,7 +9,7 @@ largest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from growkit.algebra.axes import Role
@@ -22,7 +22,7 @@ from growkit.families.description import MOST_SIZE
 from growkit.families.family import stored_family
 from growkit.planning.operation import Option, SizeOption, Switch
 from growkit.planning.plan import Plan, unused_tensors
-from growkit.planning.transforms import Attached, Kept, Mapped, Slices, Transform, row_maps
+from growkit.planning.transforms import Kept, Mapped, Slices, Transform, row_maps
 
 AT_A_TIME = 1024
 """Rows that are summed at a time; another number may change the last bits."""
@@ -103,7 +103,7 @@ class MoreRows(Mapped):
 
     Attributes:
         mean: whether new rows are the mean.
-        found: the mean, computed from the whole tensor when it is first needed.
+        found: the mean of each source, computed from the whole tensor when it is first needed.
     """
 
     mean: bool = False
@@ -131,11 +131,6 @@ class MoreRows(Mapped):
                 if not bool((new.double() == expected).all()):
                     return None
         return rows(of)
-
-    def attached(self, one: Attached) -> Transform | None:
-        """See ``Transform``; new rows are zero in a tensor that belongs to this one."""
-        made = super().attached(one)
-        return replace(made, found={}) if isinstance(made, MoreRows) else made
 
     @property
     def _old(self) -> int:
