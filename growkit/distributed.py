@@ -152,11 +152,11 @@ class Grown:
         *,
         together: bool = False,
     ) -> None:
-        file = None if isinstance(recipe, Recipe) else recipe_file(Path(recipe))
-        chosen = None if source is None else str(source)
+        manifest, chosen = None, None if source is None else str(source)
         if not isinstance(recipe, Recipe):
-            recipe = load_recipe(Path(recipe), chosen)
-        manifest = file is not None and file.suffix == ".json"
+            file = recipe_file(Path(recipe))
+            manifest = file if file.suffix == ".json" else None
+            recipe = load_recipe(file, chosen)
         family = unlisted_family(recipe.family) if manifest else recipe.family
         found = find(chosen or recipe.source)
         family, _ = family_for(found, family)
@@ -164,8 +164,8 @@ class Grown:
         with temporary_family(self.recipe.family):
             self.source = found.open()
             self.source.opened.check_carried()
-            if file is not None and manifest:
-                check_recorded(file, self.source, together=together)
+            if manifest:
+                check_recorded(manifest, self.source, together=together)
             self.lineage = plan_recipe(self.recipe, self.source).lineage
             self.lineage.check_duplicates()
             named = family_of(self.target.config, self.recipe.output).named(self.target.config)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from growkit.algebra.axes import Role
-from growkit.algebra.expansion import IndexMap, in_blocks, placed
+from growkit.algebra.expansion import IndexMap, placed
 from growkit.algebra.law import Read, Rows, copies_in, grow_moments, grow_slice, undo
 from growkit.algebra.splits import Shares, wide
 from growkit.algebra.update import Update
@@ -304,7 +304,7 @@ def _attached_maps(make: Callable[[], tuple[IndexMap, ...]], one: Attached) -> t
     return tuple(replace(each, role=Role.WRITTEN) if one.copied else each for each in maps)
 
 
-@lru_cache(maxsize=64)  # ranks are few
+@lru_cache(maxsize=64)  # sizes are few
 def _identity(size: int) -> IndexMap:
     return IndexMap(Role.WRITTEN, size, np.arange(size), np.ones(size))
 
@@ -561,8 +561,6 @@ def row_maps(
         at: the dimension, 0 for rows.
         uneven: see ``IndexMap``.
     """
-    whole = (in_blocks(size, 1) for size in shape)
-    maps = [IndexMap(Role.WRITTEN, each.size, each.source, each.share) for each in whole]
-    moved = placed(shape[at], order)
+    maps, moved = [*map(_identity, shape)], placed(shape[at], order)
     maps[at] = IndexMap(role, moved.size, moved.source, moved.share, uneven=uneven)
     return tuple(maps)
