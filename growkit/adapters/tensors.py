@@ -187,10 +187,7 @@ class AdapterTensors(Weights):
                 f"{key} in {self.adapter.file.path} adapts {parameter}, which transformers "
                 f"combines from several tensors; {MERGE}"
             )
-        tensor, tied = (
-            parameter,
-            False,
-        )  # an expert's; PEFT combines those of all experts
+        tensor, tied = parameter, False  # an expert's; PEFT combines those of all experts
         if made:
             (tensor,), tied = made.sources, self.is_tied(parameter)
         weight, piece = self._modules.tensors[tensor].shape, _Piece(key)
