@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 LONGEST = 100
 """Number of characters to compare; no known name is longer."""
@@ -21,8 +21,6 @@ DIRECTORIES = re.compile(
 """The directories of a path in a text."""
 
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://")
-
-T = TypeVar("T")
 
 
 def nearest(name: object, known: Iterable[str], aliases: Mapping[str, str] = NOTHING) -> str | None:
@@ -92,9 +90,9 @@ def name_of(path: str) -> str:
     return re.split(r"[/\\]", os.path.abspath(path))[-1] or "model"
 
 
-def by_name(found: Mapping[str, T]) -> dict[str, T]:
+def by_name(found: Mapping[str, str]) -> dict[str, str]:
     """Replace paths by file names, which get numbers if they repeat."""
-    named: dict[str, T] = {}
+    named: dict[str, str] = {}
     for path, value in found.items():
         name = name_of(path)
         same = sum(other == name or other.startswith(f"{name} (") for other in named)
