@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import NOTHING, Group, Index, IndexMap
-from growkit.algebra.splits import Shares, join, noise, split, split_apart, uneven_first, wide
+from growkit.algebra.splits import Shares, join, noise, split, split_apart, uneven_first, widened
 from growkit.base.lazy import Tensor, np, torch
 
 Rows = Callable[[slice], Tensor]
@@ -328,7 +328,7 @@ def _recover(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor
     else:
         copy, share = next((copy, share) for copy, share in given if share)
         found = _multiply(copy, 1 / share)
-    same = (wide(_multiply(found, share)).equal(wide(copy)) for copy, share in given)
+    same = (widened(_multiply(found, share)).equal(widened(copy)) for copy, share in given)
     return found if all(same) else None
 
 

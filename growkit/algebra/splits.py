@@ -143,14 +143,14 @@ def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]
         return [weight]
     share = draw(node)
     if share is None:
-        first = (wide(weight) / 2).to(weight.dtype)
+        first = (widened(weight) / 2).to(weight.dtype)
     else:
         arithmetic = torch.float64 if weight.dtype == torch.float64 else torch.float32
         product = share.to(arithmetic)  # may be overwritten
         first = product.mul_(weight.to(arithmetic)).to(weight.dtype)
     left = (parts + 1) // 2
-    second = (wide(weight) - wide(first)).to(weight.dtype)
-    first = (wide(weight) - wide(second)).to(weight.dtype)
+    second = (widened(weight) - widened(first)).to(weight.dtype)
+    first = (widened(weight) - widened(second)).to(weight.dtype)
     return [*split(first, left, draw, 2 * node), *split(second, parts - left, draw, 2 * node + 1)]
 
 
@@ -177,7 +177,7 @@ def split_apart(weight: Tensor, parts: int, draw: Draw) -> list[Tensor]:
     return drawn
 
 
-def wide(tensor: Tensor) -> Tensor:
+def widened(tensor: Tensor) -> Tensor:
     """A float8 tensor in float32, since torch cannot compute in float8; any other unchanged."""
     return tensor.float() if tensor.element_size() == 1 else tensor
 
@@ -208,7 +208,7 @@ def _join_block(parts: list[Tensor]) -> Tensor:
     """Join all parts without dividing them into blocks."""
     left = (len(parts) + 1) // 2
     dtype = parts[0].dtype
-    first, second = wide(join(parts[:left])), wide(join(parts[left:]))
+    first, second = widened(join(parts[:left])), widened(join(parts[left:]))
     total = first + second
     # A rounded sum is off by multiples of the last place of the smaller part. Subtracting the
     # larger part leaves an error of the same size. Only numbers beyond the next power of two, all

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from growkit.algebra.splits import wide
+from growkit.algebra.splits import widened
 from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
@@ -125,7 +125,7 @@ def check_finite(tensor: Tensor, name: str, where: str) -> Tensor:
     """
     if not tensor.is_floating_point():
         return tensor
-    numbers = wide(tensor)
+    numbers = widened(tensor)
     # A finite sum proves finite elements; if it overflows, each element is checked.
     if not (numbers.sum().isfinite() or numbers.isfinite().all()):
         raise InputError(

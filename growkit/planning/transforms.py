@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import IndexMap, placed
 from growkit.algebra.law import Read, Rows, copies_in, grow_moments, grow_slice, undo
-from growkit.algebra.splits import Shares, wide
+from growkit.algebra.splits import Shares, widened
 from growkit.algebra.update import Update
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
@@ -241,7 +241,7 @@ class Mapped(_OneSource):
         """See ``Transform``."""
         grown = self._grown(partial(source.read, self.source), where)
         if self.offset:
-            filled = wide(grown).masked_fill(self._zeros(where[0]), -self.offset)
+            filled = widened(grown).masked_fill(self._zeros(where[0]), -self.offset)
             grown = filled.to(grown.dtype)
         return _multiply(grown, self.factor, source.where(self.source))
 

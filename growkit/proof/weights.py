@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from growkit.algebra.splits import wide
+from growkit.algebra.splits import widened
 from growkit.base.errors import InputError, plain, reason
 from growkit.base.tensors import TensorInfo, Weights, parts
 from growkit.checkpoint.publishing import MANIFEST
@@ -337,7 +337,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
         words = (each.contiguous().flatten().view(torch.int64) for each in (one, other))
         if one.shape == other.shape and torch.equal(*words):
             return True
-    return wide(one).equal(wide(other))
+    return widened(one).equal(widened(other))
 
 
 def _recomputed_sources(plans: Sequence[Plan]) -> set[str]:
