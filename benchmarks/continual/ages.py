@@ -8,7 +8,7 @@ Between two ages, leads are taken to be linear in the logarithm of the age.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -18,13 +18,17 @@ from benchmarks.continual import tables
 from benchmarks.continual.analysis import Outcome, interval
 from benchmarks.continual.experiment import Experiment
 from growkit.planning.when import Crossing
-from growkit.report.drawing import Interval, Titles, Trend, trends
+from growkit.report.drawing import LEFT, RIGHT, ROW, TOP, Drawing, Interval, Scale, Titles, linear
+from growkit.report.view import figure
 
 Leads = Mapping[float, Mapping[int, float]]
 """Nats per token by age, then by seed."""
 
 AGAIN = 1.0
 """Extra compute of charts and summaries, in multiples of the source's."""
+
+AHEAD = "ahead from"
+"""Heading of the ages from which on a way of growing is ahead."""
 
 
 def ways(experiment: Experiment) -> dict[str, dict[str, str]]:
@@ -175,7 +179,7 @@ def table(experiment: Experiment, made: Mapping[str, Outcome]) -> str:
     found = [way for way in every(experiment, made) if way.leads]
     if not found:
         return "No way of growing can be held against training on yet.\n"
-    head = ["", "extra compute", *(f"{age:.0f}" for age in found[0].ages), "ahead from"]
+    head = ["", "extra compute", *(f"{age:.0f}" for age in found[0].ages), AHEAD]
     rows = [
         [way.name, f"{way.extra:g} ×", *map(way.cell, way.ages), str(way.crossing or "not run")]
         for way in found
@@ -193,18 +197,44 @@ def chart(experiment: Experiment, made: Mapping[str, Outcome]) -> str | None:
     found = [way for way in every(experiment, made) if way.leads and way.extra == AGAIN]
     if not found:
         return None
-    lines = []
-    for way in found:
-        cross, at = way.crossing, None
-        if cross and cross.sign in ("from", "until"):
-            at = math.log2(cross.age)
-        points = [(math.log2(age), way.at(age)) for age in way.leads]
-        lines.append(Trend(way.name, points, at, str(cross or "")))
     size = tables.count(parameters(experiment, made))
     titles = Titles(
         f"Lead over training on, {size} parameters",
         "tokens for each parameter of the source",
         f"{size} parameters: lead over training on, nats per token",
     )
+    return _drawn(found, titles)
+
+
+def _drawn(found: Sequence[Way], titles: Titles) -> str:
+    """Leads around zero at all ages, with their intervals and a key below the plot."""
+    drawing = Drawing(300)
+    points = [[(math.log2(age), way.at(age)) for age in way.leads] for way in found]
+    ends = [end for each in points for _, lead in each for end in (lead.low, lead.high)]
+    up = linear([0.0, *ends], drawing.bottom, TOP)
     places = {math.log2(age): f"{age:.0f}" for age in found[0].ages}
-    return trends(lines, titles, places, "ahead from")
+    margin = 0.08 * (max(places) - min(places)) or 1.0
+    low, high = min(places) - margin, max(places) + margin
+    across = Scale(low, high, [*places.items()], LEFT, RIGHT)
+    drawing.rows(up)
+    drawing.columns(across)
+    drawing.path("axis", f"M{LEFT} {up.at(0):.1f}H{RIGHT}")
+    drawing.text(RIGHT, drawing.height + 10, AHEAD, "end")
+    for style, (way, leads) in enumerate(zip(found, points, strict=True), 1):
+        aside = 5 * (style - (len(found) + 1) / 2)  # so that intervals do not cover each other
+        placed = [(across.at(x) + aside, lead) for x, lead in leads]
+        for x, lead in placed:
+            bar = f"M{x:.1f} {up.at(lead.low):.1f}V{up.at(lead.high):.1f}"
+            hint = f"{way.name}: {figure(lead.mean, '+.4f')}"
+            drawing.path(f"seed line-{style}", bar, hint)
+        kind = f"mean line-{style}"
+        drawing.path(kind, "M" + "L".join(f"{x:.1f} {up.at(lead.mean):.1f}" for x, lead in placed))
+        cross = way.crossing
+        if cross and cross.sign in ("from", "until"):
+            x = across.at(math.log2(cross.age)) + aside
+            drawing.path(f"dot line-{style}", f"M{x:.1f} {up.at(0):.1f}h0")
+        y = drawing.height + ROW * style + 8
+        drawing.path(kind, f"M{LEFT} {y}h34")
+        drawing.named(LEFT + 42, y + 5, way.name, str(cross or ""))
+        drawing.words.append(f"{way.name}: {AHEAD} {cross or ''}")
+    return drawing.svg(titles, more=ROW * (len(found) + 1) + 8)

@@ -8,7 +8,7 @@ their dashes, for print and for colour-blind readers.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape as escape_markup
 from itertools import pairwise
@@ -128,7 +128,7 @@ def _logarithmic(values: Sequence[float], start: float, end: float) -> Scale:
     return Scale(floor, high, [*ticks, *[(0.0, "0")] * zeros], start, end, log=True)
 
 
-class _Drawing:
+class Drawing:
     """A chart in progress; ``words`` describe it."""
 
     def __init__(self, height: int) -> None:
@@ -216,7 +216,7 @@ def line(
     names = names or [str(index) for index in range(len(values))]
     places = places or range(len(values))
     limit = limit if limit and is_finite(limit[0]) else None
-    chart = _Drawing(280)
+    chart = Drawing(280)
     known = [*filter(is_finite, values), *([limit[0]] if limit else [])]
     up = _logarithmic(known, chart.bottom, TOP) if log else linear([0, *known], chart.bottom, TOP)
     low, high = (places[0], places[-1]) if places else (0, 0)
@@ -287,7 +287,7 @@ def residuals(
     """
     known = [(x, y - x) for x, y in pairs if is_finite(x) and is_finite(y)]
     band = band if band and is_finite(band[0]) and band[0] > 0 else None
-    chart = _Drawing(300)
+    chart = Drawing(300)
     across = linear([x for x, _ in known], LEFT, RIGHT)
     reach = [*(abs(apart) for _, apart in known), *([band[0]] if band else [])]
     up = linear(reach, chart.bottom, TOP, around_zero=True)
@@ -337,7 +337,7 @@ def intervals(rows: Sequence[Interval], titles: Titles, *, around_zero: bool = T
         titles: titles of the chart and its axes.
         around_zero: whether zero is in the middle of the scale; it starts at zero otherwise.
     """
-    chart, left = _Drawing(TOP + BOTTOM + 36 * len(rows)), 14
+    chart, left = Drawing(TOP + BOTTOM + 36 * len(rows)), 14
     values = [0.0, *(value for row in rows for value in (row.low, row.high, *row.each))]
     scale = linear(values, left, RIGHT, around_zero=around_zero)
     chart.columns(scale)
@@ -384,7 +384,7 @@ def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) ->
         titles: titles of the chart and its axes.
         most: largest value of the vertical axis; lines above it run along its end.
     """
-    chart = _Drawing(300)
+    chart = Drawing(300)
     points = [point for line in lines for each in line.each for point in each]
     across = linear([0.0, *(x for x, _ in points)], LEFT, RIGHT)
     up = linear([min(y, most) for _, y in points], chart.bottom, TOP)
@@ -407,66 +407,6 @@ def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) ->
         if mean:
             chart.words.append(f"{line.name}: {figure(mean[-1][1], '.4f')} at the end")
     return chart.svg(titles, more=ROW * len(lines) + 8)
-
-
-@dataclass(frozen=True)
-class Trend:
-    """Means with their intervals at several positions.
-
-    Attributes:
-        name: name of the trend.
-        points: positions on the axis, each with its mean.
-        zero: the position at which it crosses zero; None if it does not.
-        value: value of its row in the key.
-    """
-
-    name: str
-    points: Sequence[tuple[float, Interval]]
-    zero: float | None
-    value: str
-
-
-def trends(lines: Sequence[Trend], titles: Titles, places: Mapping[float, str], value: str) -> str:
-    """Draw trends around zero in one plot, with a key below it.
-
-    Args:
-        lines: at most ``MOST_LINES`` - 1 trends.
-        titles: titles of the chart and its axes.
-        places: names of positions on the axis.
-        value: name of the key's values.
-    """
-    chart = _Drawing(300)
-    ends = [end for line in lines for _, each in line.points for end in (each.low, each.high)]
-    up = linear([0.0, *ends], chart.bottom, TOP)
-    margin = 0.08 * (max(places) - min(places)) or 1.0
-    low, high = min(places) - margin, max(places) + margin
-    across = Scale(low, high, [*places.items()], LEFT, RIGHT)
-    chart.rows(up)
-    chart.columns(across)
-    chart.path("axis", f"M{LEFT} {up.at(0):.1f}H{RIGHT}")
-    chart.text(RIGHT, chart.height + 10, value, "end")
-    for style, line in enumerate(lines, 1):
-        aside = 5 * (style - (len(lines) + 1) / 2)  # so that intervals do not cover each other
-        places_of = [(across.at(x) + aside, each) for x, each in line.points]
-        for x, each in places_of:
-            bar = f"M{x:.1f} {up.at(each.low):.1f}V{up.at(each.high):.1f}"
-            chart.path(f"seed line-{style}", bar, f"{line.name}: {figure(each.mean, '+.4f')}")
-        kind = f"mean line-{style}"
-        chart.path(kind, "M" + "L".join(f"{x:.1f} {up.at(each.mean):.1f}" for x, each in places_of))
-        if line.zero is not None:
-            chart.path(f"dot line-{style}", f"M{across.at(line.zero) + aside:.1f} {up.at(0):.1f}h0")
-        y = chart.height + ROW * style + 8
-        chart.path(kind, f"M{LEFT} {y}h34")
-        chart.named(LEFT + 42, y + 5, line.name, line.value)
-        chart.words.append(f"{line.name}: {value} {line.value}")
-    return chart.svg(titles, more=ROW * (len(lines) + 1) + 8)
-
-
-def standalone(svg: str) -> str:
-    """Turn a chart into a standalone file, with light and dark colours."""
-    style = f"<style>{style_rules()}</style>"
-    rooted = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return rooted.replace("</desc>", f"</desc>{style}", 1) + "\n"
 
 
 def style_rules() -> str:
