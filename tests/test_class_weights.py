@@ -48,7 +48,7 @@ def loaded(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def lent(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """The same, as the modules of a model are lent it."""
-    model, weights, stored = empty_model(Checkpoint(folder), dtype, None)
+    model, weights, stored = empty_model(Checkpoint(folder), dtype)
     lender = Lender(weights, stored, dtype, CPU)
     buffers = persistent_buffers(model)
     found = {
@@ -197,7 +197,7 @@ def test_experts_in_the_file_twice_or_missing_are_refused(tmp_path: Path) -> Non
     """Which of two transformers reads, names decide; a missing one is no random one."""
     folder = save("mixtral", tmp_path / "model")
     with strict_float64():  # dtypes are those of the files all the same
-        _, weights, _ = empty_model(Checkpoint(folder), torch.float64, None)
+        _, weights, _ = empty_model(Checkpoint(folder), torch.float64)
     assert all(weights.read(name).dtype == torch.float32 for name in weights.tensors)
     name = "model.layers.0.mlp.experts.down_proj"
     with edit_weights(folder) as tensors:

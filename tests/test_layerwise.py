@@ -46,7 +46,7 @@ def ids(count: int, seed: int = 0) -> Tensor:
 
 def opened(folder: Path) -> Layerwise:
     with strict_float64():
-        return Layerwise(Checkpoint(folder), torch.float64, CPU, "eager")
+        return Layerwise(Checkpoint(folder), torch.float64, CPU)
 
 
 def run(model: Layerwise, calls: list[Call]) -> list[Tensor]:
@@ -163,7 +163,7 @@ def test_only_experts_that_are_asked_for_are_cast(
 def test_memory_does_not_grow_with_the_number_of_layers(make: Callable[..., Path]) -> None:
     """States are given back once they are read; keys and values of a layer leave their shape."""
     checkpoint = Checkpoint(make("llama", num_hidden_layers=3))
-    model = Layerwise(checkpoint, torch.float32, CPU, None)
+    model = Layerwise(checkpoint, torch.float32, CPU)
     calls = [Call(ids(7), cached=True), Call(ids(2), cached=True, continues=0), Call(ids(5))]
     before: list[Tensor] = []
     for stage in model.stages(calls):
@@ -247,7 +247,7 @@ def test_the_next_layer_is_read_before_this_one_is_handed_on(
         return read(self, name, rows)
 
     monkeypatch.setattr(Checkpoint, "read", noted)
-    model = Layerwise(Checkpoint(folder), torch.float32, CPU, None)
+    model = Layerwise(Checkpoint(folder), torch.float32, CPU)
     for stage in model.stages(CALLS):
         if stage.layer is not None:
             layers = {int(name.split(".")[2]) for name in names if ".layers." in name}
@@ -275,7 +275,7 @@ def test_fetched_on_the_gpu_it_is_the_same(
     make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, device = make("llama", num_hidden_layers=4, hidden_size=64), choose_device("auto")
-    fetched = run(Layerwise(Checkpoint(folder), torch.float64, device, None), CALLS)
+    fetched = run(Layerwise(Checkpoint(folder), torch.float64, device), CALLS)
     monkeypatch.setattr(lending.Lender, "fetch", lambda self, module, names: None)
-    plain = run(Layerwise(Checkpoint(folder), torch.float64, device, None), CALLS)
+    plain = run(Layerwise(Checkpoint(folder), torch.float64, device), CALLS)
     assert all(one.equal(other) for one, other in zip(plain, fetched, strict=True))

@@ -187,7 +187,7 @@ def test_the_fault_goes_and_reaches_no_file(file: str, make: Make, tmp_path: Pat
     assert folder_bytes(tmp_path) == before
     assert result["negative_control_caught"]
     assert result["kept"]  # the gradients and everything after the control are of sound weights
-    stages = Layerwise(Checkpoint(tmp_path / "out"), torch.float64, torch.device("cpu"), None)
+    stages = Layerwise(Checkpoint(tmp_path / "out"), torch.float64, torch.device("cpu"))
     for stage in stages.stages([Call(torch.arange(4))]):
         for key, parameter in stage.module.named_parameters() if stage.layer is not None else ():
             clean = parameter.detach().clone()
@@ -384,7 +384,7 @@ def test_a_batch_gives_what_its_prompts_give_alone(
     def states(together: int) -> list[torch.Tensor]:
         monkeypatch.setattr(calls, "TOGETHER", together)
         with strict_float64():
-            layerwise = Layerwise(model, torch.float64, torch.device("cpu"), None)
+            layerwise = Layerwise(model, torch.float64, torch.device("cpu"))
             *_, last = layerwise.stages([*prompts, *placed])
             assert bool(layerwise._forward.batches) == (together > 7)
         return list(last.after)

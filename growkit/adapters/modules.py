@@ -40,7 +40,7 @@ class Modules:
         self.conversions = {
             n: each for each in loading(checkpoint).conversions for n in each.shapes
         }
-        self.model, _, stored = empty_model(checkpoint, torch.float32, "eager")
+        self.model, _, stored = empty_model(checkpoint, torch.float32)
         self.stored = {n: stored(n) for n, _ in self.model.named_parameters(remove_duplicate=False)}
 
     @cached_property

@@ -505,7 +505,7 @@ def _layerwise(source: Weights) -> Layerwise:
     from growkit.engine.layerwise import Layerwise
 
     dtype = torch.float64 if main_dtype(source.tensors) == "F64" else torch.float32
-    return Layerwise(source, dtype, choose_device("auto", dtype), None)
+    return Layerwise(source, dtype, choose_device("auto", dtype))
 
 
 OPERATION = SharedDiff()

@@ -42,15 +42,12 @@ class Extended(Weights, ABC):
         """
 
 
-def empty_model(
-    weights: Weights, dtype: torch.dtype, attention: str | None
-) -> tuple[Any, Weights, Callable[[str], str]]:
+def empty_model(weights: Weights, dtype: torch.dtype) -> tuple[Any, Weights, Callable[[str], str]]:
     """Build the model of a checkpoint without its weights; the class computes the buffers.
 
     Args:
         weights: a checkpoint, on disk or planned.
         dtype: dtype of the parameters, except those that the class keeps in another.
-        attention: transformers' attention implementation; None for the class's own choice.
 
     Returns:
         The model; its weights under the class's names; and a function from the name of a parameter
@@ -78,7 +75,6 @@ def empty_model(
         model: Any = AutoModelForCausalLM.from_config(
             config,
             dtype=dtype,
-            attn_implementation=attention,
             experts_implementation=oracle.experts_implementation(dtype),
             trust_remote_code=False,
         )
@@ -163,7 +159,7 @@ def planned_parameters(weights: Weights, config: Config) -> tuple[ClassWeights, 
         InputError: see ``class_names``; transformers has no class for the model.
     """
     with outlined(weights, config) as outline:
-        model, _, stored = empty_model(outline, torch.float32, "eager")
+        model, _, stored = empty_model(outline, torch.float32)
         of_class = ClassWeights(weights, loading(outline).conversions)
     names = {name: stored(name) for name in model.state_dict()}
     return of_class, {name: of for name, of in names.items() if of in of_class.tensors}

@@ -29,7 +29,6 @@ class Layers:
         weights: the checkpoint.
         dtype: dtype of the weights after casting.
         device: device that the model runs on.
-        attention: transformers' attention implementation; None for the class's own choice.
         tokens: compute logits only for this many tokens, from the start of the vocabulary; None
             for all.
 
@@ -56,11 +55,10 @@ class Layers:
         weights: Weights,
         dtype: torch.dtype,
         device: torch.device,
-        attention: str | None,
         tokens: int | None = None,
     ) -> None:
         choose_kernels()
-        self.model, self._weights, self.stored = empty_model(weights, dtype, attention)
+        self.model, self._weights, self.stored = empty_model(weights, dtype)
         self.lender = Lender(self._weights, self.stored, dtype, device)
         # Modules added to a class may use its parameters in other ways than the class does.
         self.lender.stays = not isinstance(self._weights, Extended)

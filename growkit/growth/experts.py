@@ -368,7 +368,7 @@ def _copies_by_use(
     folder = Path(source.where())
     windows = make_prompts(Settings(text, WINDOWS), folder, source.config).windows
     dtype = getattr(torch, TORCH_NAMES[main_dtype(source.tensors)])
-    model = Layerwise(source, dtype, choose_device("auto", dtype), None)
+    model = Layerwise(source, dtype, choose_device("auto", dtype))
     used = torch.zeros(present, dtype=torch.long)
 
     def count_choices(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -84,7 +84,7 @@ class Parameters:
             InputError: transformers has no class for the model, or the files do not fit it.
         """
         require_class(checkpoint.config, str(checkpoint.folder), UNTRAINABLE)
-        model, _, stored = empty_model(checkpoint, torch.float32, "eager")
+        model, _, stored = empty_model(checkpoint, torch.float32)
         first: dict[str, str] = {}  # of tied parameters
         for name, _ in model.named_parameters():
             first.setdefault(stored(name), name)

@@ -112,7 +112,7 @@ def _run(
     probe = Probe(call, noise, against_itself=not exact, wanted=False, only="default")
     with strict_float64():
         source, target = (
-            Layerwise(AdaptedWeights(*each), torch.float64, device, None, most)
+            Layerwise(AdaptedWeights(*each), torch.float64, device, most)
             for each, most in ((before, None), (after, more))
         )
         first = last_state(probe.disturb(source.stages([call])))

@@ -123,7 +123,7 @@ def widest(checkpoint: Checkpoint) -> int:
 
 
 def _answer(checkpoint: Checkpoint, dtype: torch.dtype, asked: Question) -> Tensor:
-    model = Layerwise(checkpoint, dtype, CPU, None)
+    model = Layerwise(checkpoint, dtype, CPU)
     state = last_state(model.stages([asked.call]))
     with model.head() as head:
         return asked.of(head(state))

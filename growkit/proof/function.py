@@ -174,8 +174,8 @@ class FunctionProof:
 
     def _both(self, dtype: torch.dtype, device: torch.device) -> Models:
         tokens = self.before.config["vocab_size"] if self.more_tokens else None
-        source = Layerwise(self.before, dtype, device, None)
-        return source, Layerwise(self.after, dtype, device, None, tokens)
+        source = Layerwise(self.before, dtype, device)
+        return source, Layerwise(self.after, dtype, device, tokens)
 
     def _move(self, place: torch.device) -> None:
         """Compute on this device in strict float64."""

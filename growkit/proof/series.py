@@ -50,7 +50,7 @@ def series_errors(
     dtype = TORCH_NAMES[main_dtype(after.tensors)]
     ids, found = torch.cat([*windows])[: longest_context(config)], Errors()
     with ExitStack() as hooks:
-        model = Layerwise(after, torch.float32, device, None)
+        model = Layerwise(after, torch.float32, device)
         for name, layer in model.layers:
             for module in layer.modules():
                 if isinstance(module, DiffTransformerAttention):
