@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,14 +90,23 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
             f"text {file} has only {predictions} tokens to predict; at least {FEWEST} are needed, "
             "give a longer one"
         )
-    largest = max(int(tokens.max()) for tokens in ids if len(tokens))
+    check_ids(ids, config, folder, file)
+    windows = tuple(tokens[at : at + length] for tokens, at in _spread(begins, prompts))
+    return Prompts(windows, hashlib.sha256(raw).hexdigest())
+
+
+def check_ids(ids: Iterable[Tensor], config: Config, folder: Path, file: str | Path) -> None:
+    """Refuse token ids of a text that the model's vocabulary does not have.
+
+    Raises:
+        InputError: an id is too large.
+    """
+    largest = max(int(each.max()) for each in ids if len(each))
     if largest >= config["vocab_size"]:
         raise InputError(
             f"the tokenizer in {folder} makes token {largest} of {file}, but the model's "
             f"vocab_size is {config['vocab_size']}; they do not belong together"
         )
-    windows = tuple(tokens[at : at + length] for tokens, at in _spread(begins, prompts))
-    return Prompts(windows, hashlib.sha256(raw).hexdigest())
 
 
 def _spread(windows: Sequence[T], count: int) -> tuple[T, ...]:
@@ -154,17 +163,18 @@ def documents(content: bytes) -> list[str]:
     return [part for part in parts if part]
 
 
-def check_tokenizer(folder: Folder) -> None:
+def check_tokenizer(folder: Folder, instead: str = "") -> None:
     """Refuse a folder without tokenizer files; ``load_tokenizer`` checks that they load.
+
+    Args:
+        folder: the folder.
+        instead: another remedy than to add the files, to end the sentence.
 
     Raises:
         InputError: the folder has no tokenizer file.
     """
     if not any(map(is_of_tokenizer, folder.names(*TOKENIZER_FILES))):
-        raise InputError(
-            f"{folder} has no tokenizer; add tokenizer.json, or leave out --text to compare on "
-            "random tokens"
-        )
+        raise InputError(f"{folder} has no tokenizer; add tokenizer.json{instead}")
 
 
 PROBES = (

@@ -17,7 +17,7 @@ from growkit.base.tensors import total_parameters
 from growkit.checkpoint.publishing import is_untouched
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import lacks_class, load_model, longest_context
-from growkit.engine.prompts import documents, ids_of, load_tokenizer, read_text
+from growkit.engine.prompts import check_ids, documents, ids_of, load_tokenizer, read_text
 from growkit.engine.user_family import temporary_family
 from growkit.optimizer.groups import param_groups
 from growkit.pipeline.running import run
@@ -96,12 +96,7 @@ def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettin
             f"last tenth, {len(held_out)} to hold out; at least {settings.batch} and {FEWEST} are "
             "needed, give a longer text or a smaller --length or --batch"
         )
-    largest = max(int(windows.max()), int(held_out.max()))
-    if largest >= config["vocab_size"]:
-        raise InputError(
-            f"the tokenizer in {folder} makes token {largest} of {text}, but the model's "
-            f"vocab_size is {config['vocab_size']}; they do not belong together"
-        )
+    check_ids((windows, held_out), config, folder, text)
     shortened = Path(text).stat().st_size > MOST_TEXT
     return Data(windows, held_out, hashlib.sha256(content).hexdigest(), shortened)
 

@@ -20,7 +20,7 @@ from growkit.checkpoint.folder import TOKENIZER_FILES, is_of_tokenizer
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
-from growkit.engine.prompts import read_text
+from growkit.engine.prompts import check_tokenizer, read_text
 from growkit.planning.when import check_tokens, short_probe, when_growing_pays
 from growkit.probing.lines import hash_of, workplace
 from growkit.probing.settings import Candidate, ProbeSettings, candidates_of
@@ -83,10 +83,7 @@ def probe(
     with workplace(Path(work) if work is not None else None, inputs, resume) as working:
         read_text(str(text))  # a missing one is reported before torch is imported
         model = found.open()
-        if not any(map(is_of_tokenizer, model.opened.names(*TOKENIZER_FILES))):
-            raise InputError(
-                f"{model.opened} has no tokenizer to read {text} with; add tokenizer.json"
-            )
+        check_tokenizer(model.opened)
 
         from growkit.engine.device import choose_device, device_name
         from growkit.probing.arms import Bench, make_data

@@ -32,7 +32,8 @@ def check_settings(settings: Settings, source: Checkpoint, *, adapter: bool = Fa
         )
     if settings.text is not None:
         read_text(settings.text)
-        check_tokenizer(source.opened)
+        instead = ", or leave out --text to compare on random tokens"
+        check_tokenizer(source.opened, instead)
 
 
 def preflight(settings: Settings, source: Checkpoint, grown: Weights) -> None:

@@ -46,10 +46,10 @@ VERDICTS = {
     "trainability": "preserved, but it cannot train as asked",
     "series": "preserved, but the series of its integral is wrong",
 }
-"""Verdicts on exact promises, by the failed finding, if that is not about the promise itself."""
+"""Verdicts on exact promises, by the failed finding, if that is not about the promise itself.
 
-AFTERWARDS = ("max_kl", ADAPTER, "training", "trainability", "series")
-"""Findings that fail only on targets that keep their promise; the sentence reports both."""
+Such findings fail only on targets that keep their promise; the sentence reports both.
+"""
 
 
 def verify(
@@ -316,7 +316,7 @@ def reason_of(
         # Failures of weights, files and logits belong together; else the first is enough.
         together = [each for each in (weights, by_name["files"], strict) if each.kept is False]
         parts = [each.sentence for each in together or [first]]
-    if first is None or first.name in AFTERWARDS:
+    if first is None or first.name in VERDICTS:
         recovered = f"{weights.sentence}, and " if exact and weights.kept else ""
         parts.append(recovered + strict.sentence)
         parts += [f"but {native.sentence}"] if exact and native.kept is None else []
