@@ -79,11 +79,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, matrices: None) -> Pa
 @pytest.mark.sampled(20)
 def test_logits_and_cached_decoding(folder: Path) -> None:
     prompts = [ids(12), ids(7, 1)]
-    parts = [
-        Call(prompts[0][:8], cached=True),
-        Call(prompts[0][8:9], cached=True, continues=2),
-        Call(prompts[0][9:], cached=True, continues=3),
-    ]
+    begun = Call(prompts[0][:8], cached=True)
+    then = Call(prompts[0][8:9], cached=True, continues=begun)
+    parts = [begun, then, Call(prompts[0][9:], cached=True, continues=then)]
     plain, other, *cached = run(opened(folder), [*map(Call, prompts), *parts])
     with strict_float64(), torch.no_grad():
         model = load_model(folder, torch.float64, CPU, "eager")
@@ -164,7 +162,8 @@ def test_memory_does_not_grow_with_the_number_of_layers(make: Callable[..., Path
     """States are given back once they are read; keys and values of a layer leave their shape."""
     checkpoint = Checkpoint(make("llama", num_hidden_layers=3))
     model = Layerwise(checkpoint, torch.float32, CPU)
-    calls = [Call(ids(7), cached=True), Call(ids(2), cached=True, continues=0), Call(ids(5))]
+    begun = Call(ids(7), cached=True)
+    calls = [begun, Call(ids(2), cached=True, continues=begun), Call(ids(5))]
     before: list[Tensor] = []
     for stage in model.stages(calls):
         assert before == []
@@ -195,7 +194,8 @@ def test_what_reads_the_keys_of_other_layers(tmp_path: Path) -> None:
     config = CONFIG_MAPPING["gemma4_text"](**sizes, head_dim=8, global_head_dim=8)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     prompt = ids(9)
-    calls = [Call(prompt[:6], cached=True), Call(prompt[6:], cached=True, continues=0)]
+    begun = Call(prompt[:6], cached=True)
+    calls = [begun, Call(prompt[6:], cached=True, continues=begun)]
     found = torch.cat(run(opened(tmp_path / "model"), calls))
     with strict_float64(), torch.no_grad():
         model = load_model(tmp_path / "model", torch.float64, CPU, "eager")

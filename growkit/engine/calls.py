@@ -37,7 +37,7 @@ class Call:
         ids: token ids, [tokens].
         inputs: other arguments of the class, e.g. ``attention_mask``: tensors [1, ...].
         cached: whether to keep keys and values, as in generation.
-        continues: index of the cached call that this one continues.
+        continues: the cached call that this one continues, earlier in the same run.
         kernel: name of the attention kernel; such a call runs apart from others. Empty for the
             kernel that the class and torch choose.
     """
@@ -45,7 +45,7 @@ class Call:
     ids: Tensor
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
     cached: bool = False
-    continues: int | None = None
+    continues: Call | None = None
     kernel: str = ""
 
 

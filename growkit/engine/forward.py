@@ -65,10 +65,10 @@ class Forward:
         self._length = len(calls[0].ids)
         self._model.kernels = [call.kernel for call in calls]
         self._extras = [()] * len(calls)
-        caches: list[tuple[Any, Any]] = []
+        caches: dict[int, tuple[Any, Any]] = {}  # by the identity of the call
         states = []
         for index, call in enumerate(calls):
-            shadow, real = caches[call.continues] if call.continues is not None else (None, None)
+            shadow, real = caches.get(id(call.continues), (None, None))
             with self._model.guarded(index):
                 if call.cached and shadow is None:
                     shadow = DynamicCache(config=self._model.model.config)
@@ -81,7 +81,7 @@ class Forward:
                     lengthen(shadow, len(self._model.layers), len(call.ids))
                     arguments = [each.replaced((shadow,), (real,)) for each in recorded.arguments]
                     recorded = recorded._replace(arguments=arguments)
-            caches.append((shadow, real))
+            caches[id(call)] = shadow, real
             states.append(state)
             self._recorded.append(recorded)
         if self._model.returned is None:

@@ -6,7 +6,7 @@ dtype.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
@@ -388,13 +388,9 @@ class FunctionProof:
             NotAskedError: a model does not support a mode other than the prefill.
             InputError: a class cannot run with its config.
         """
-        calls: list[Call] = []
-        for mode in ways:
-            begin = len(calls)
-            for call in mode.calls:
-                follows = None if call.continues is None else begin + call.continues
-                calls.append(replace(call, continues=follows))
-        padding = [mode.padding for mode in ways for _ in mode.calls]
+        mode_of = [mode for mode in ways for _ in mode.calls]
+        calls = [call for mode in ways for call in mode.calls]
+        ids = [call.ids[mode.padding :] for call, mode in zip(calls, mode_of, strict=True)]
         probed = 0
         if probe and len(probe.call.ids) < len(calls[0].ids):
             probed = len(calls)
@@ -404,22 +400,20 @@ class FunctionProof:
         if probe:
             before = probe.disturb(before)
             after = probe.spoil(after, len(models[1].layers) // 2, probed)
-        before = stages_of(before, ways, by_target=False)
-        after = stages_of(after, ways, by_target=True)
+        before = stages_of(before, mode_of, by_target=False)
+        after = stages_of(after, mode_of, by_target=True)
         found = Comparison(dtype)
-        ends = self._walk(_pairs(before, after, self._layers), padding, found)
+        ends = self._walk(_pairs(before, after, self._layers), mode_of, found)
         found.spread = [state[_spread(state)] for state in ends[0][: len(ways[0].calls)]]
-        first = 0
         for mode in ways:
-            last = first + len(mode.calls)
             if mode.kernel:
-                again = [(each[first], state) for each in ends for state in each[first:last]]
-                same = all(one.equal(other) for one, other in again)
-                found.kernels[mode.name] = ends[0][first][_spread(ends[0][first])], same
-            first = last
+                runs = [index for index, of in enumerate(mode_of) if of is mode]
+                first = ends[0][runs[0]]
+                same = all(each[runs[0]].equal(each[run]) for each in ends for run in runs)
+                found.kernels[mode.name] = first[_spread(first)], same
         with models[0].head() as source_head, models[1].head() as target_head:
             heads = self._here(source_head), self._here(target_head)
-            _compare_logits(ways, heads, ends, found)
+            _compare_logits(ids, mode_of, heads, ends, found)
             for model in models:
                 model.check_reach()
             found.end = ends[1][0]
@@ -429,7 +423,7 @@ class FunctionProof:
             found.answers = tuple(self._question.of(head(states[-1])) for head, states in pairs)
         return found
 
-    def _walk(self, stages: Iterator[Pair], padding: Sequence[int], found: Comparison) -> Ends:
+    def _walk(self, stages: Iterator[Pair], mode_of: Sequence[Mode], found: Comparison) -> Ends:
         """Compare the outputs of all layers, and return those of the last ones."""
         ends: Ends = ([], [])
         held: Tensor | None = None
@@ -438,10 +432,10 @@ class FunctionProof:
                 if other.layer is None:
                     held = copied_states(one.after[0], other.after[0], self._hidden)
                 if held is not None:
-                    pairs = zip(one.after, other.after, padding, strict=False)
+                    triples = zip(one.after, other.after, mode_of, strict=False)
                     errors = [
-                        error_of(state[skip:], copies_of(expected[skip:], held))
-                        for expected, state, skip in pairs
+                        error_of(state[mode.padding :], copies_of(expected[mode.padding :], held))
+                        for expected, state, mode in triples
                     ]
                     # torch's maximum keeps a NaN.
                     found.by_layer.append((other.name, float(torch.tensor(errors).max())))
@@ -668,36 +662,38 @@ def _pairs(
         yield left, other, False
 
 
-def stages_of(stages: Iterator[Stage], ways: Sequence[Mode], *, by_target: bool) -> Iterator[Stage]:
+def stages_of(
+    stages: Iterator[Stage], mode_of: Sequence[Mode], *, by_target: bool
+) -> Iterator[Stage]:
     """Run the stages of a model; an error names the mode that it does not support."""
-    mode_of = [mode.name for mode in ways for _ in mode.calls]
     try:
         for stage in stages:
             if not by_target:
                 stage.loaded.close()  # the target's weights need the room
             yield stage
     except CallError as error:
-        name = mode_of[error.call] if error.call < len(mode_of) else PREFILL
+        name = mode_of[error.call].name if error.call < len(mode_of) else PREFILL
         if name == PREFILL:
             raise
         raise NotAskedError(error.why, name, by_target=by_target) from error
 
 
 def _compare_logits(
-    ways: Sequence[Mode], heads: tuple[Head, Head], ends: Ends, found: Comparison
+    ids: Sequence[Tensor],
+    mode_of: Sequence[Mode],
+    heads: tuple[Head, Head],
+    ends: Ends,
+    found: Comparison,
 ) -> None:
-    """Add the logits of all calls to the distances of their modes."""
-    calls = [(mode, call) for mode in ways for call in mode.calls]
-    found.distances |= {mode.name: Distance() for mode, _ in calls}
+    """Add the logits of all calls, without their padding, to the distances of their modes."""
+    found.distances |= {mode.name: Distance() for mode in mode_of}
     unpadded = [
-        [state[mode.padding :] for state, (mode, _) in zip(states, calls, strict=False)]
+        [state[mode.padding :] for state, mode in zip(states, mode_of, strict=False)]
         for states in ends
     ]
-    ids = [call.ids[mode.padding :] for mode, call in calls]
     pieces = metrics.logits_in_pieces((heads[0], unpadded[0]), (heads[1], unpadded[1]), ids)
     for index, logits, others, following, position in pieces:
-        mode = calls[index][0]
-        found.distances[mode.name].add(logits, others, following, position)
+        found.distances[mode_of[index].name].add(logits, others, following, position)
         if index == 0:
             found.sample += _sample(logits, others, SAMPLE * len(logits) // len(ids[0]))
 

@@ -46,7 +46,7 @@ class Mode:
 
     Attributes:
         name: name for users.
-        calls: the forward passes; a call that continues another refers to it by its index here.
+        calls: the forward passes.
         padding: number of padding tokens at the beginning of each call.
         note: details of the mode; the reason why it is not tried, if there are no calls.
         failed: whether the source supports the mode, but the target does not.
@@ -153,7 +153,8 @@ def _at(prompt: Tensor, positions: Tensor) -> Call:
 def _decoding(prompt: Tensor) -> Mode:
     first, *others = prompt.split([len(prompt) - sum(STEPS), *STEPS])
     calls = [Call(first, cached=True)]
-    calls += [Call(part, cached=True, continues=i) for i, part in enumerate(others)]
+    for part in others:
+        calls.append(Call(part, cached=True, continues=calls[-1]))
     note = f"{len(first)} tokens, then {' + '.join(map(str, STEPS))} from the cache"
     return Mode(DECODING, tuple(calls), note=note)
 
