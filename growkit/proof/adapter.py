@@ -18,18 +18,14 @@ from growkit.adapters.growing import Adapter
 from growkit.adapters.modules import Modules
 from growkit.adapters.tensors import PREFIX, AdapterTensors
 from growkit.base.errors import InputError, foreign
-from growkit.base.limits import Limit, rounded_sum, strict_limit, within
+from growkit.base.limits import strict_limit, within
 from growkit.base.tensors import ANYWHERE, TensorInfo, cut
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.calls import Call
 from growkit.engine.class_weights import Extended, class_weights, tied_names
-from growkit.engine.layerwise import Layerwise, last_state
-from growkit.engine.metrics import Distance, distance_of, finite
+from growkit.engine.metrics import finite
 from growkit.engine.oracle import quiet
-from growkit.engine.strict import strict_float64
-from growkit.proof.control import Probe
-from growkit.proof.fingerprint import widest
+from growkit.proof.function import FunctionProof
 from growkit.proof.weights import Origin, compare_weights
 from growkit.results.proof import Finding
 
@@ -39,29 +35,20 @@ OF_FOLDERS = ("base_model_name_or_path", "revision")
 """Config keys that name the model's folder."""
 
 
-def prove_adapter(
-    before: Checkpoint,
-    after: Checkpoint,
-    origin: Origin,
-    path: Path,
-    prompt: Tensor,
-    device: torch.device,
-    limit: Limit | None,
-) -> Finding:
+def prove_adapter(logits: FunctionProof, origin: Origin, path: Path, prompt: Tensor) -> Finding:
     """Compare source and target, each with its adapter.
 
     Args:
-        before: the source.
-        after: the target, with the grown adapter in its folder.
+        logits: the proof of both models without their adapters; the grown one is in the target's
+            folder.
         origin: how the target was made.
         path: the adapter of the source.
         prompt: token ids, [tokens].
-        device: device that both run on.
-        limit: limit for the models without adapters, if the promise is not *exact*.
 
     Raises:
         InputError: there is no adapter, or PEFT does not accept it.
     """
+    before, after = logits.before, logits.after
     inside = after.folder / ADAPTER_FOLDER
     if not inside.exists():
         raise InputError(
@@ -79,47 +66,22 @@ def prove_adapter(
         does = "does not recover the source's adapter" if lost else "is not what growkit writes"
         place = lost or f"{ADAPTER_FOLDER}/{ADAPTER}"
         return Finding(name=NAME, kept=False, sentence=f"{place} {does}", place=place)
-    exact = origin.lineage.promise == "exact"
-    found, probe = _run((before, planned.of_class), (after, written), prompt, device, exact=exact)
-    own = strict_limit(probe.rounding.relative)
-    largest = own.largest if exact else limit and limit.largest
-    kept = within(found.relative, largest)
-    sentence = f"with the adapter, they differ by {found.relative:.1e}"
-    if within(probe.control.relative, own.largest):
+    adapted = AdaptedWeights(before, planned.of_class), AdaptedWeights(after, written)
+    found, probe = logits.compare_again(prompt, logits.place, adapted, only="default")
+    relative, own = found.prefill.relative, strict_limit(probe.rounding.relative).largest
+    largest = own if logits.exact else logits.limit and logits.limit.largest
+    kept = within(relative, largest)
+    sentence = f"with the adapter, they differ by {relative:.1e}"
+    if within(probe.control.relative, own):
         kept = False
         sentence = f"with the adapter, a deliberate fault ({probe.fault}) went unnoticed"
     return Finding(
-        name=NAME, kept=kept, sentence=sentence, measured=finite(found.relative), limit=largest
+        name=NAME, kept=kept, sentence=sentence, measured=finite(relative), limit=largest
     )
 
 
 def _settings(config: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in config.items() if key not in OF_FOLDERS}
-
-
-def _run(
-    before: tuple[Checkpoint, AdapterFolder],
-    after: tuple[Checkpoint, AdapterFolder],
-    prompt: Tensor,
-    device: torch.device,
-    *,
-    exact: bool,
-) -> tuple[Distance, Probe]:
-    """Measure the distance between the logits, and the noise and the control that judge it."""
-    tokens = before[0].config["vocab_size"]
-    more = tokens if after[0].config["vocab_size"] > tokens else None
-    call, noise = Call(prompt), rounded_sum(widest(before[0]))
-    probe = Probe(call, noise, against_itself=not exact, wanted=False, only="default")
-    with strict_float64():
-        source, target = (
-            Layerwise(AdaptedWeights(*each), torch.float64, device, most)
-            for each, most in ((before, None), (after, more))
-        )
-        first = last_state(probe.disturb(source.stages([call])))
-        ends = first, last_state(probe.spoil(target.stages([call]), 0, 0))
-        with source.head() as one, target.head() as other:
-            probe.measure((one, other), ends, (call, first))
-            return distance_of((one, [first]), (other, ends[1:]), [prompt]), probe
 
 
 AROUND = re.compile(r"\.(base_layer|token_adapter|original_module|modules_to_save\.\w+)(?=\.)")

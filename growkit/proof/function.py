@@ -16,7 +16,7 @@ from torch import Tensor
 
 from growkit.base.errors import InputError, reason
 from growkit.base.limits import SPACING, Limit, native_limit, rounded_sum, strict_limit, within
-from growkit.base.tensors import total_bytes
+from growkit.base.tensors import Weights, total_bytes
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import metrics
 from growkit.engine.calls import Call, CallError, batches
@@ -172,10 +172,13 @@ class FunctionProof:
         if self._layers is None and (self.lineage.plans or len(source) == len(target)):
             self._layers = range(len(source))
 
-    def _both(self, dtype: torch.dtype, device: torch.device) -> Models:
+    def _both(
+        self, dtype: torch.dtype, device: torch.device, weights: Sequence[Weights] = ()
+    ) -> Models:
+        """Both models, or others of the same vocabularies."""
+        before, after = weights or (self.before, self.after)
         tokens = self.before.config["vocab_size"] if self.more_tokens else None
-        source = Layerwise(self.before, dtype, device)
-        return source, Layerwise(self.after, dtype, device, tokens)
+        return Layerwise(before, dtype, device), Layerwise(after, dtype, device, tokens)
 
     def _move(self, place: torch.device) -> None:
         """Compute on this device in strict float64."""
@@ -263,11 +266,7 @@ class FunctionProof:
             return f"the logits differ by {found.largest[1]:.1e}, which the CPU had to confirm"
         if not self.caught:
             return "the negative control went unnoticed"
-        call = Call(ways[0].calls[0].ids[:SHORT])
-        probe = Probe(call, self.probe.noise, against_itself=not self.exact, wanted=False)
-        with strict_float64():
-            models = self._both(torch.float64, CPU)
-            there = self._compare(models, [Mode(PREFILL, (call,))], "float64", probe)
+        there, probe = self.compare_again(ways[0].calls[0].ids[:SHORT], CPU)
         own = strict_limit(probe.rounding.relative).largest
         if self.exact and not within(there.largest[1], own):
             return f"the logits do not differ by {there.largest[1]:.1e}, as on the CPU"
@@ -276,6 +275,27 @@ class FunctionProof:
         apart = float(torch.tensor([*map(error_of, found.answers, there.answers)]).max())
         return "" if within(apart, own) else f"the logits are {apart:.1e} from those of the CPU"
 
+    def compare_again(
+        self, ids: Tensor, device: torch.device, weights: Sequence[Weights] = (), only: str = ""
+    ) -> tuple[Comparison, Probe]:
+        """Compare in strict float64 on one prompt, with the noise and the negative control.
+
+        Args:
+            ids: the prompt, [tokens].
+            device: device of both models.
+            weights: of other models than source and target, with the same vocabularies.
+            only: see ``Probe``.
+        """
+        call = Call(ids)
+        probe = self._probe(call, wanted=False, only=only)
+        with strict_float64():
+            models = self._both(torch.float64, device, weights)
+            return self._compare(models, [Mode(PREFILL, (call,))], "float64", probe), probe
+
+    def _probe(self, call: Call, *, wanted: bool, only: str = "") -> Probe:
+        noise = rounded_sum(widest(self.before))
+        return Probe(call, noise, against_itself=not self.exact, wanted=wanted, only=only)
+
     def _run_strict(self, ways: Sequence[Mode]) -> None:
         """Compare in strict float64, with the negative control and the gradients."""
         stored = StoredGradients(self.after)
@@ -283,16 +303,14 @@ class FunctionProof:
         made = plans[-1].rules if plans else ()
         fits = all(self.after.tensors.get(rule.target) == rule.info for rule in made)
         gradients = Gradients(plans if fits else (), stored)
-        self.probe = probe = Probe(
-            Call(ways[0].calls[0].ids[:PROBE]),
-            rounded_sum(widest(self.before)),
-            against_itself=not self.exact,
-            wanted=gradients.new_capacity or self._look,
-        )
+        call, wanted = Call(ways[0].calls[0].ids[:PROBE]), gradients.new_capacity or self._look
+        self.probe = probe = self._probe(call, wanted=wanted)
         target, notes = self._models[1], []
         idle: Sequence[str] = ()
         with strict_float64():
             self.strict = strict = self._compare(self._models, ways, "float64", probe)
+            for model in self._models:
+                model.check_reach()
             where = f"the model in {self.before.folder}"
             if not strict.prefill.usable:
                 raise InputError(f"{where} computes NaN or infinite logits")
@@ -399,7 +417,7 @@ class FunctionProof:
         before, after = (model.stages(calls) for model in models)
         if probe:
             before = probe.disturb(before)
-            after = probe.spoil(after, len(models[1].layers) // 2, probed)
+            after = probe.spoil(after, 0 if probe.only else len(models[1].layers) // 2, probed)
         before = stages_of(before, mode_of, by_target=False)
         after = stages_of(after, mode_of, by_target=True)
         found = Comparison(dtype)
@@ -414,8 +432,6 @@ class FunctionProof:
         with models[0].head() as source_head, models[1].head() as target_head:
             heads = self._here(source_head), self._here(target_head)
             _compare_logits(ids, mode_of, heads, ends, found)
-            for model in models:
-                model.check_reach()
             found.end = ends[1][0]
             if probe:
                 probe.measure(heads, (ends[0][probed], ends[1][probed]), (calls[0], ends[0][0]))

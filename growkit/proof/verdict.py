@@ -192,8 +192,7 @@ def prove(
         _explain(findings, fault, exact=exact)
         if adapter and not proof.failed(findings):
             prompt = prompts.windows[0][:PROBE]
-            how = adapter, prompt, logits.place, logits.limit
-            findings.append(prove_adapter(before, after, origin, *how))
+            findings.append(prove_adapter(logits, origin, adapter, prompt))
         training = None
         if states and not proof.failed(findings):
             training = prove_training(before, after, lineage, settings, logits.place, states)
