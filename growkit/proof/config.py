@@ -25,19 +25,15 @@ SHARED = frozenset(
 
 SIZES = frozenset(
     {
-        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-        *("num_key_value_heads", "head_dim", "num_noise_heads", "d_model", "d_ff", "d_kv"),
-        *("n_embd", "n_inner", "n_layer", "n_head", "num_layers", "num_heads", "ffn_dim"),
-        *("ffn_hidden_size", "embedding_size", "word_embed_proj_dim", "hidden_dim", "rotary_dim"),
-        *("moe_intermediate_size", "shared_expert_intermediate_size", "kv_channels"),
-        *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim"),
-        *("v_head_dim", "num_experts", "num_local_experts", "n_routed_experts"),
-        *("num_kv_heads", "n_head_kv", "block_ff_dim", "mlp_hidden_size"),
+        *("d_model", "d_ff", "d_kv", "num_layers", "num_heads", "n_head_kv", "embedding_size"),
+        *("hidden_dim", "block_ff_dim", "mlp_hidden_size", "kv_channels", "qk_head_dim"),
+        "rotary_dim",
         # Names of tensors show these.
         *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"),
     }
 ).union(*(each.size_keys - each.unseen_sizes - SHARED for each in own_families().values()))
-"""Keys whose values may differ in a larger model of the same function."""
+"""Keys whose values may differ in a larger model of the same function: those of models without a
+description, and the size keys of all families."""
 
 WINDOWS = frozenset({"sliding_window", "use_sliding_window", "layer_types", "max_window_layers"})
 """Keys for the attention windows, which are compared layer by layer (``_windows``)."""
@@ -203,8 +199,7 @@ def _follow_experts(first: Config, second: Config) -> dict[str, Any]:
 
 def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
     """The experts of a model's family, if any, and the names of the key for their number."""
-    model_type = config.get("model_type")
-    family = next((each for each in families().values() if model_type in each.model_types), None)
+    family = listed_family(config)
     if family is None or family.experts is None:
         return None, []
     keys = [key for key, axes in family.axes.items() if axes == ("experts",)]
