@@ -12,6 +12,8 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from measuring import head, row
+
 import growkit
 from growkit.cli.demo import MODEL, held_out_text, training_text
 
@@ -28,8 +30,7 @@ def main() -> None:
         calibration, held_out = folder / "calibration.txt", folder / "held_out.txt"
         calibration.write_text(training_text(), encoding="utf-8")
         held_out.write_text(held_out_text(), encoding="utf-8")
-        print("| scope | rank | shrinkage | plain, nats | data-aware, nats | ratio |")
-        print("| --- | --- | --- | --- | --- | --- |")
+        print(head("scope", "rank", "shrinkage", "plain, nats", "data-aware, nats", "ratio"))
         for scope, ranks in RANKS.items():
             for rank in ranks:
                 kl = []
@@ -51,10 +52,8 @@ def main() -> None:
                     kl.append(found)
                 manifest = json.loads((folder / "out" / "growkit.json").read_text("utf-8"))
                 (step,) = manifest["recipe"]["steps"]
-                figures = f"{kl[0]:.3g} | {kl[1]:.3g} | {kl[1] / kl[0]:.2f}"
-                print(
-                    f"| {scope} | {rank} | {float(step['shrinkage']):g} | {figures} |", flush=True
-                )
+                figures = f"{kl[0]:.3g}", f"{kl[1]:.3g}", f"{kl[1] / kl[0]:.2f}"
+                print(row(scope, rank, f"{float(step['shrinkage']):g}", *figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,17 @@
 """What growing costs the logits, beside two other implementations of HyperCloning.
 
     python benchmarks/cloning.py [--hypercloning CHECKOUT] [--dynamic-sizing-lm CHECKOUT]
-        [--output FILE.md]
 
 Small random models of every family that one of them names, twice as wide (hidden size, MLP and
 heads). The figure is the largest difference of the logits of whole transformers models, relative to
 their root mean square: in strict float64, and as people run them, in float32 and bfloat16. Another
 implementation takes part if a checkout of it is given; where it cannot run with the transformers
-that is installed, the table says why.
+that is installed, the table says why. Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib
 import sys
 import tempfile
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+from measuring import head, machine, row
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
@@ -177,20 +175,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hypercloning", type=Path)
     parser.add_argument("--dynamic-sizing-lm", type=Path)
-    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     others = {}
     if arguments.hypercloning:
         others["ml-hypercloning"] = hypercloning(arguments.hypercloning)
     if arguments.dynamic_sizing_lm:
         others["dynamic-sizing-lm"] = dynamic_sizing(arguments.dynamic_sizing_lm)
-    lines = [
-        f"{datetime.date.today()}, torch {torch.__version__}, transformers "
-        f"{transformers.__version__}; relative difference of the logits",
-        "",
-        f"| family | wider by | computed in | {' | '.join([*OURS, *others])} |",
-        f"|{' --- |' * (5 + len(others))}",
-    ]
+    print(f"{machine('transformers')}; relative difference of the logits")
+    print(head("family", "wider by", "computed in", *OURS, *others))
     for kind in OWN:
         for name in DTYPES:
             with tempfile.TemporaryDirectory() as folder:
@@ -200,10 +192,7 @@ def main() -> None:
                 cells += [
                     cell(partial(theirs, each, kind, name, place)) for each in others.values()
                 ]
-            lines.append(f"| {kind} | {FACTOR.get(kind, 2)} | {name} | {' | '.join(cells)} |")
-            print(lines[-1], flush=True)
-    if arguments.output:
-        arguments.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            print(row(kind, FACTOR.get(kind, 2), name, *cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The source drafts the grown model: tokens accepted, and speed, before and after training.
 
-    python benchmarks/drafting.py TEXT SRC... [--rounds 5] [--output FILE.md]
+    python benchmarks/drafting.py TEXT SRC... [--rounds 5]
 
 Every source is grown in several ways, as it is and after it has trained on the text itself. The
 grown model generates after windows of the text's last tenth, by itself, and with its source as
@@ -10,7 +10,7 @@ generates again; the source stays as it is.
 
 Calls of both models are counted. A call of the grown model gives one token of its own, after all of
 the draft that it accepts. Both ways of a round follow each other, and the figure is the median of
-their ratios, as other work may run on the machine.
+their ratios, as other work may run on the machine. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -123,21 +123,16 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("sources", type=Path, nargs="+")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     columns = ("source", "its steps", "grown by", "steps", "held out", "sampled", "accepted")
-    lines = [machine("transformers"), *head(*columns, *LAST).splitlines()]
-    print("\n".join(lines))
+    print(machine("transformers") + head(*columns, *LAST))
     for source, steps in product(arguments.sources, FAMILIAR):
         with tempfile.TemporaryDirectory() as folder:
             for line in rows(source, steps, Path(folder), arguments.text, arguments.rounds):
-                lines.append(line)
                 print(line, flush=True)
-    if arguments.output:
-        arguments.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 LAST = ("tokens per call", "same text", "tokens/s alone", "times as fast")

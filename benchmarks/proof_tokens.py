@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from measuring import head, row
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -120,15 +121,14 @@ def main() -> None:
         ):
             found.setdefault((fault, place), {}).setdefault(amount, []).append(margin)
     amounts = [f"{prompts} × {length} tokens" for prompts, length in AMOUNTS]
-    print(f"| fault | in the | {' | '.join(amounts)} |")
-    print(f"| --- | --- |{' --- |' * len(amounts)}")
+    print(head("fault", "in the", *amounts))
     for (fault, place), by_amount in found.items():
         cells = []
         for values in (by_amount[amount] for amount in AMOUNTS):
             caught = [value for value in values if not value <= 1]
             least = f", {min(caught):.2g} to {statistics.median(caught):.2g}" if caught else ""
             cells.append(f"{len(caught)} of {len(values)}{least}")
-        print(f"| {fault} | {place} | {' | '.join(cells)} |")
+        print(row(fault, place, *cells))
 
 
 if __name__ == "__main__":
