@@ -75,7 +75,6 @@ def empty_model(weights: Weights, dtype: torch.dtype) -> tuple[Any, Weights, Cal
         model: Any = AutoModelForCausalLM.from_config(
             config,
             dtype=dtype,
-            experts_implementation=oracle.experts_implementation(dtype),
             trust_remote_code=False,
         )
     oracle.fit_experts(model)

@@ -83,7 +83,6 @@ def load_model(
             folder if as_stored else None,
             dtype=dtype,
             attn_implementation=attention,
-            experts_implementation=experts_implementation(dtype),
             local_files_only=True,
             trust_remote_code=False,
             generation_config=GenerationConfig(),  # generation settings do not affect logits
@@ -236,19 +235,14 @@ def inert(config: Any, where: str, depth: int = 0) -> Any:
     return kept
 
 
-def experts_implementation(dtype: torch.dtype) -> str | None:
-    """Transformers' experts implementation; None for the class's own choice."""
-    return "eager" if dtype == torch.float64 else None  # grouped kernels have no float64
-
-
 def fit_experts(model: Any) -> None:
     """Make a model multiply with one expert at a time if grouped kernels cannot run.
 
-    Grouped kernels need rows whose size is a multiple of 16 bytes.
+    Grouped kernels have no float64, and need rows whose size is a multiple of 16 bytes.
     """
     stacked = (each for each in model.parameters() if each.dim() == 3)
     odd = any(each.shape[-1] * each.element_size() % 16 for each in stacked)
-    if odd and model._can_set_experts_implementation():
+    if (odd or model.dtype == torch.float64) and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
 
 

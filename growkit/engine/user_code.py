@@ -27,7 +27,7 @@ def trust(folder: Path) -> None:
     opened.check_files()
     named = opened.json("config.json").get("auto_map")
     classes = [str((named or {}).get(key)) for key in CLASSES] if isinstance(named, dict) else []
-    files = {name: (opened.path / name).read_bytes() for name in opened.code()}
+    files = own_code(opened)
     for reference in classes or ["None"]:
         module, _, name = reference.partition(".")
         if f"{module}.py" not in files or not name.isidentifier():
@@ -52,5 +52,9 @@ def trust(folder: Path) -> None:
 
 def is_trusted(opened: Folder, model: str) -> bool:
     """Whether a model class came from the same code as a folder has."""
-    files = {name: (opened.path / name).read_bytes() for name in opened.code()}
-    return model in _trusted and _trusted[model] == files
+    return model in _trusted and _trusted[model] == own_code(opened)
+
+
+def own_code(folder: Folder) -> dict[str, bytes]:
+    """The code in a folder, by file name."""
+    return {name: folder.bytes(name) for name in folder.code()}

@@ -21,7 +21,7 @@ from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
-from growkit.engine.user_code import is_trusted
+from growkit.engine.user_code import is_trusted, own_code
 from growkit.engine.user_family import unlisted_family
 from growkit.families.family import families, family_of
 from growkit.optimizer.state import outputs
@@ -374,11 +374,6 @@ def foreign_code(folder: Folder) -> list[str]:
 def same_code(first: Folder, second: Folder) -> bool:
     """Whether two folders refer to the same code, and hold the same bytes of it."""
     return named_code(first) == named_code(second) and own_code(first) == own_code(second)
-
-
-def own_code(folder: Folder) -> dict[str, bytes]:
-    """The code in a folder, by file name."""
-    return {name: folder.bytes(name) for name in folder.code()}
 
 
 def growkits_code(config: Config) -> dict[str, bytes]:

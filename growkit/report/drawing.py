@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape as escape_markup
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -197,33 +196,31 @@ def line(
     titles: Titles,
     *,
     names: Sequence[str] | None = None,
-    places: Sequence[float] | None = None,
     log: bool = False,
     limit: tuple[float, str] | None = None,
     mark: tuple[float, str] | None = None,
 ) -> str:
-    """Draw a line through a series of values.
+    """Draw a line through a series of values, at equal distances.
 
     Args:
         values: the values; a missing number leaves a gap with a cross.
         titles: titles of the chart and its axes.
         names: names of the values; their indices if left out.
-        places: positions of the values on the axis, in ascending order; their indices if left out.
         log: whether the axis is logarithmic; zeros then have a line of their own, below a gap.
         limit: a value for a horizontal line, and its name.
-        mark: a position on the axis for a vertical line, and its name.
+        mark: an index, also between two values, for a vertical line, and its name.
     """
     names = names or [str(index) for index in range(len(values))]
-    places = places or range(len(values))
     limit = limit if limit and is_finite(limit[0]) else None
     chart = Drawing(280)
     known = [*filter(is_finite, values), *([limit[0]] if limit else [])]
     up = _logarithmic(known, chart.bottom, TOP) if log else linear([0, *known], chart.bottom, TOP)
-    low, high = (places[0], places[-1]) if places else (0, 0)
-    across = Scale(low, high if high > low else low + 1, [], LEFT, RIGHT)
-    xs = [across.at(place) for place in places]
+    across = Scale(0, max(len(values) - 1, 1), [], LEFT, RIGHT)
+    xs = [across.at(index) for index in range(len(values))]
     chart.rows(up)
-    for index in _labels(names, xs):
+    # Labels do not touch, even if the last is moved inside the drawing.
+    room = LETTER * max(map(len, names), default=0) + WIDTH - RIGHT + 8
+    for index in range(0, len(xs), math.ceil(room * across.high / (RIGHT - LEFT))):
         chart.path("axis", f"M{xs[index]:.1f} {chart.bottom}v4")
         chart.text(_inside(xs[index], names[index]), chart.bottom + LABEL, names[index], "middle")
 
@@ -257,22 +254,6 @@ def line(
     chart.words += [f"none at {', '.join(missing)}"] if missing else []
     chart.words += [each[1] for each in (limit, mark) if each]
     return chart.svg(titles)
-
-
-def _labels(names: Sequence[str], xs: Sequence[float]) -> list[int]:
-    """Choose labels that do not touch: the first, the last and some between them."""
-    last = len(names) - 1
-
-    def clear(first: int, second: int) -> bool:
-        left, right = (_inside(xs[index], names[index]) for index in (first, second))
-        return right - left >= LETTER * len(names[first] + names[second]) / 2 + 8
-
-    for stride in (unit * 10**power for power in range(7) for unit in (1, 2, 5)):
-        regular = range(0, len(names), stride)
-        if all(clear(*neighbours) for neighbours in pairwise(regular)):
-            break
-    shown = [index for index in regular if index == 0 or clear(index, last)]
-    return [*shown, last] if last > 0 and clear(0, last) else shown
 
 
 def residuals(

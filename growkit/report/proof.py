@@ -408,9 +408,10 @@ def _low_rank(result: Found) -> Topic:
             [point["kl_nats_per_token"] for point in by_rank],
             Titles("KL by rank", "rank", "KL, nats per token"),
             names=list(map(str, ranks)),
-            places=ranks,
             log=True,
-            mark=(chosen, f"rank {chosen}, chosen") if chosen in ranks and not more else None,
+            mark=(ranks.index(chosen), f"rank {chosen}, chosen")
+            if chosen in ranks and not more
+            else None,
         )
         charts.append(view.Chart(chart, Cell("KL by rank", "what another rank would cost or gain")))
     known = [found for found in spectra if is_finite(found["residual"])]
