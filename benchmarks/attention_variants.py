@@ -139,7 +139,6 @@ def maps(module: Any, hidden: Tensor, positions: Positions) -> Tensor:
     found = softmax(query[:, :signal], key[:, : config.num_value_heads])
     other = softmax(query[:, signal:], key[:, -config.num_value_heads :])
     strength = module._lambda(hidden)
-    gamma = strength * getattr(module, "gamma_gate", 1)
     whole = found - strength * other.repeat_interleave(signal // noise, dim=1)
     gate = getattr(module, "gamma_gate", None)
     gamma = strength if gate is None else strength * gate

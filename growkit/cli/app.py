@@ -203,9 +203,10 @@ def verify_command(
     before, after_it = pair(one, other)
     check_settings(settings, before, adapter=adapter is not None)
     check_vocabularies(before, after_it)
-    from growkit.proof.verdict import verify_found  # takes seconds
+    from growkit.proof.verdict import verify  # takes seconds
 
-    result = verify_found(one, other, settings, optimizer, Bars(), adapter)
+    proved = one.name, other.name
+    result = verify(*proved, settings, optimizer=optimizer, adapter=adapter, progress=Bars())
     write_report(result, destination.report, inputs, [other.folder])
     print_result(result, destination.json, destination.report)
     return 0 if result["kept"] else 1

@@ -101,7 +101,7 @@ def empty_model(weights: Weights, dtype: torch.dtype) -> tuple[Any, Weights, Cal
             continue  # as in transformers, the class computes it
         if found is None or found.shape != tuple(tensor.shape):
             what = "missing keys" if found is None else "mismatched keys"
-            raise oracle.random_weights(model, what, weights.where(), name)
+            raise oracle.unread_weights(model, what, weights.where(), name)
     return model, weights, stored
 
 

@@ -95,7 +95,7 @@ def load_model(
     mismatched = {str(name) for name, *_ in loading["mismatched_keys"]}
     for problem, keys in (("missing keys", missing), ("mismatched keys", mismatched)):
         if keys:
-            raise random_weights(model, problem, folder, min(keys))
+            raise unread_weights(model, problem, folder, min(keys))
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise InputError(
@@ -108,7 +108,7 @@ def load_model(
     return checkpoint.as_read(model) if isinstance(checkpoint, Checkpoint) else model
 
 
-def random_weights(model: Any, problem: str, where: str, name: str) -> InputError:
+def unread_weights(model: Any, problem: str, where: str, name: str) -> InputError:
     """The error for a model that would run with a randomly initialised parameter."""
     return InputError(
         f"{type(model).__name__} reports {problem} in {where}: {name}; the model would run with "

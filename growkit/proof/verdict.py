@@ -37,7 +37,7 @@ from growkit.proof.weights import as_planned, check_order, compare_weights, orig
 from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
 from growkit.results import proof, versions
-from growkit.sources import Source, find, pair
+from growkit.sources import find, pair
 
 VERDICTS = {
     "max_kl": "not as asked",
@@ -107,28 +107,16 @@ def verify(
     given |= {"seed": seed, "trainability": trainability, "max_kl": max_kl, "steps": steps}
     settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
     state, of_source = (Path(each) if each is not None else None for each in (optimizer, adapter))
-    return verify_found(find(source), find(target), settings, state, progress, of_source)
-
-
-def verify_found(
-    source: Source,
-    target: Source,
-    settings: Settings,
-    optimizer: Path | None,
-    progress: Progress,
-    adapter: Path | None = None,
-) -> proof.VerifyResult:
-    """Compare two models that are located already; see ``verify``."""
-    if optimizer is not None and settings.steps is None:
+    if state is not None and settings.steps is None:
         raise InputError(
-            f"the optimizer's state {optimizer} is only for the training of both models; add "
-            "--steps"
+            f"the optimizer's state {state} is only for the training of both models; add --steps"
         )
-    before, after = pair(source, target)
+    one, other = find(source), find(target)
+    before, after = pair(one, other)
     recipe = read_record(after)
     check_order(before, after, recipe)
-    verdict = prove(before, after, settings, recipe, progress, optimizer, adapter)
-    return proof.name_result(verdict, source.name, target.name)
+    verdict = prove(before, after, settings, recipe, progress, state, of_source)
+    return proof.name_result(verdict, one.name, other.name)
 
 
 def prove(
