@@ -63,14 +63,12 @@ def run_demo(
 def _continuation(folder: Path) -> str:
     """The greedy continuation of the opening, in float32."""
     import torch
-    from transformers import AutoTokenizer
 
     from growkit.engine.oracle import load_model
+    from growkit.engine.prompts import load_tokenizer
 
     model = load_model(folder, torch.float32, torch.device("cpu"), None)
-    tokenizer = AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
+    tokenizer = load_tokenizer(folder)
     prompt = tokenizer(OPENING, return_tensors="pt")
     tokens = model.generate(**prompt, max_new_tokens=NEW_BYTES, do_sample=False, pad_token_id=0)  # type: ignore[operator]
     return str(tokenizer.decode(tokens[0, prompt["input_ids"].shape[1] :]))
