@@ -7,9 +7,8 @@ One attention module, batch 1, random weights: prefill at every length; a traini
 backward, to the weights and the input) at the first; and tokens decoded after so many. On a CPU
 hidden 512, heads of 32, float32; on a GPU hidden 2048, heads of 128, bfloat16. References:
 
-- eager (with ``--eager``): the same formula on whole N × N maps, with the same weights, in float32
-  from the scores to the weights of the values. Where its maps need more memory than is free it is
-  left out.
+- eager (with ``--eager``): the same module on whole N × N maps, in float32 from the scores to the
+  heads. Where its maps need more memory than is free it is left out.
 - DiffLlama: ``DiffLlamaAttention`` of transformers with ``attn_implementation="sdpa"``; 16 query
   heads, 8 key and 8 value heads, the shape of DIFF here.
 

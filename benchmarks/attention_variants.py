@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import DiffLlamaConfig
 from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerAttention
+from growkit.modeling.seen_tokens import Visibility
 
 DIFFLLAMA = "DiffLlama, sdpa"
 
@@ -113,58 +113,11 @@ def copy_of_diff(module: DiffTransformerAttention, copy: DiffLlamaAttention) -> 
 Positions = tuple[Tensor, Tensor]
 
 
-def maps(module: Any, hidden: Tensor, positions: Positions) -> Tensor:
-    """What values are multiplied with: softmax, or A₁ - λ A₂ + γ softmax(G).
-
-    Args:
-        module: attention of a DIFF Transformer.
-        hidden: [batch, tokens, hidden].
-        positions: cosines and sines.
-    """
-    config, tokens = module.config, hidden.shape[1]
-    shape = (*hidden.shape[:2], -1, config.head_dim)
-    query = module.q_proj(hidden).view(shape).transpose(1, 2)
-    key = module.k_proj(hidden).view(shape).transpose(1, 2)
-    query, key = apply_rotary_pos_emb(query, key, *positions)
-    later = torch.ones(tokens, tokens, dtype=torch.bool, device=hidden.device).triu(1)
-
-    def softmax(query: Tensor, key: Tensor) -> Tensor:
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        scores = (query @ key.transpose(-1, -2)).float() * config.attention_multiplier
-        return scores.masked_fill(later, -torch.inf).softmax(-1)
-
-    if not config.num_noise_heads:
-        return softmax(query, key)
-    signal, noise = config.num_signal_heads, config.num_noise_heads
-    found = softmax(query[:, :signal], key[:, : config.num_value_heads])
-    other = softmax(query[:, signal:], key[:, -config.num_value_heads :])
-    strength = module._lambda(hidden)
-    whole = found - strength * other.repeat_interleave(signal // noise, dim=1)
-    gate = getattr(module, "gamma_gate", None)
-    gamma = strength if gate is None else strength * gate
-    if config.integral == "causal":
-        counts = torch.arange(1, tokens + 1, device=hidden.device)[:, None]
-        means = found.cumsum(-2) / counts
-        whole = whole + gamma * means.masked_fill(later, -torch.inf).softmax(-1)
-    if config.integral == "column_mean":
-        whole = whole + gamma * found.mean(-2, keepdim=True)
-    return whole
-
-
 def eager(module: DiffTransformerAttention, hidden: Tensor, positions: Positions) -> Tensor:
-    """(A₁ - λ A₂ + γ H) V with whole maps; [1, N, hidden] to the same."""
-    config = module.config
-    value = module.v_proj(hidden).unflatten(-1, (-1, config.value_head_dim)).transpose(1, 2)
-    weights = maps(module, hidden, positions)
-    value = value.repeat_interleave(weights.shape[1] // value.shape[1], dim=1)
-    output = (weights.to(value.dtype) @ value).float()
-    if module.head_norm is not None:
-        output = nn.functional.rms_norm(output, output.shape[-1:], eps=config.head_norm_eps)
-        output = output * module.head_norm.weight.float()
-    if config.head_output_scale != "none":
-        output = output * (1 - (config.lambda_init or [0.0])[0])
-    projected: Tensor = module.o_proj(output.to(hidden.dtype).transpose(1, 2).flatten(2))
-    return projected
+    """The same with whole maps; [1, N, hidden] to the same."""
+    tokens = hidden.shape[1]
+    visible = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=hidden.device).tril()
+    return module(hidden, positions, visibility=Visibility(visible=visible, eager=True))[0]
 
 
 Attend = Callable[[Tensor, Positions], Tensor]
