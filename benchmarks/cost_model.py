@@ -57,18 +57,15 @@ class Case:
         return median(by_name(self.runs, "peak"))
 
 
-def make_source(folder: Path, hidden: int, layers: int) -> None:
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": hidden, "num_hidden_layers": layers}
-    heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 128}
-    make_llama(folder, "bfloat16", **sizes, **heads, intermediate_size=hidden * 11 // 4)
-
-
 def planned(folder: Path, hidden: int, layers: int) -> Case:
     """Make a model, and plan its growth from its config alone."""
     folder = folder / f"{hidden}-{layers}"
     source, bare, recipe = folder / "source", folder / "bare", folder / "recipe.yaml"
     bare.mkdir(parents=True)
-    apart(make_source, source, hidden, layers)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": hidden, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 128}
+    widths = {"intermediate_size": hidden * 11 // 4}
+    apart(make_llama, source, "bfloat16", **sizes, **heads, **widths)
     shutil.copy(source / "config.json", bare)
     recipe.write_text(RECIPE.format(source, folder / "grown"))
     plan = json.loads(growkit("plan", recipe, "--source", bare, "--json").output)

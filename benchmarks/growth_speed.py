@@ -31,10 +31,6 @@ SIZES = {
 }
 
 
-def make_source(folder: Path) -> None:
-    make_llama(folder, **SIZES)
-
-
 def measure(source: Path, symmetry: str, runs: int, checkout: Path | None) -> list[str]:
     """Figures of one kind of growth, as the cells of a table."""
     grown, copied = source.with_name("grown"), source.with_name("copied")
@@ -70,7 +66,7 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.folder) as scratch:
         source = Path(scratch) / "source"
-        apart(make_source, source)
+        apart(make_llama, source, **SIZES)
         print(f"{machine()}; medians of {chosen.runs} pairs")
         columns = ["symmetry", "whole process, s", "writing, s", "cp, s", "process / cp"]
         columns += ["writing / cp", "peak memory, MiB"]

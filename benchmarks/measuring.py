@@ -61,9 +61,9 @@ def growkit(*words: object, checkout: Path | None = None) -> Run:
     return run(sys.executable, "-m", "growkit", *words, checkout=checkout)
 
 
-def apart(function: Callable[..., None], *given: Any) -> None:
+def apart(function: Callable[..., Any], *given: Any, **named: Any) -> None:
     """Call a function in a process of its own: a child's peak memory counts from its parent's."""
-    process = Process(target=function, args=given)
+    process = Process(target=function, args=given, kwargs=named)
     process.start()
     process.join()
     if process.exitcode:

@@ -30,10 +30,6 @@ SIZES = {
 }
 
 
-def make_source(folder: Path) -> None:
-    make_llama(folder, "bfloat16", **SIZES)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=3)
@@ -42,7 +38,7 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.folder) as scratch:
         source, grown = Path(scratch) / "source", Path(scratch) / "grown"
-        apart(make_source, source)
+        apart(make_llama, source, "bfloat16", **SIZES)
 
         def grow(*options: str, checkout: Path | None = None) -> Run:
             shutil.rmtree(grown, ignore_errors=True)
