@@ -5,10 +5,12 @@ layer runs with these in all calls. Finally ``forward`` runs again, from the las
 logits. So the transformers class does all arithmetic.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +26,9 @@ from growkit.engine.calls import (
     batches,
     nan_like,
 )
-from growkit.engine.layers import Layers
+
+if TYPE_CHECKING:
+    from growkit.engine.layerwise import Layerwise
 
 
 class _ArrivedError(Exception):
@@ -43,7 +47,7 @@ class Forward:
         caches: keys, values and recurrent states of the cached calls.
     """
 
-    def __init__(self, model: Layers) -> None:
+    def __init__(self, model: Layerwise) -> None:
         self._model = model
         self._recorded: list[RecordedCall] = []
         self.batches: dict[int, tuple[int, list[Arguments]]] = {}
