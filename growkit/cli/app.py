@@ -77,11 +77,7 @@ def top(
     if trust_code is not None:
         from growkit.engine.user_code import trust  # which imports transformers
 
-        try:
-            trust(trust_code)
-        except InputError as error:
-            cli.print_message(f"error: {error}")
-            raise typer.Exit(2) from None
+        trust(trust_code)
 
 
 @command(app)

@@ -305,13 +305,14 @@ class ListCommand(TyperCommand):
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Report a mistake that typer finds in one sentence."""
+    """Report in one sentence a mistake that typer, or an option before the command, finds."""
     try:
         yield
-    except USAGE as error:
+    except (USAGE, InputError) as error:
         if "NoArgsIsHelp" in type(error).__name__:  # its message is the help
             raise
-        print_message(f"error: {InputError(_describe_usage(error))}")
+        known = error if isinstance(error, InputError) else InputError(_describe_usage(error))
+        print_message(f"error: {known}")
         raise typer.Exit(2) from None
 
 

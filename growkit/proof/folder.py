@@ -219,7 +219,8 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     changed += [f"the tokenizer ({ids})"] if ids else []
     changed += sidecars.changed_generation(source.opened, target.opened)
     code = foreign_code(target.opened)
-    if code and loaded.own_class and not same_code(source.opened, target.opened):
+    coded = [(named_code(each.opened), own_code(each.opened)) for each in (source, target)]
+    if code and loaded.own_class and coded[0] != coded[1]:
         changed += code
     changed += _changed_buffers(source, target)
     own = target.opened.code() if target.config.get("auto_map") else []
@@ -369,11 +370,6 @@ def foreign_code(folder: Folder) -> list[str]:
     named_first = sorted(code, key=lambda name: name.removesuffix(".py") not in text)
     # Code that growkit does not write comes first, and within it the code that is referred to.
     return [*named, *sorted(named_first, key=lambda name: code[name] == own.get(name))]
-
-
-def same_code(first: Folder, second: Folder) -> bool:
-    """Whether two folders refer to the same code, and hold the same bytes of it."""
-    return named_code(first) == named_code(second) and own_code(first) == own_code(second)
 
 
 def growkits_code(config: Config) -> dict[str, bytes]:

@@ -134,10 +134,10 @@ class StrictTraining:
             for name, (parameter, _) in self._trained.items()
         }
 
-    def loss(self, windows: Sequence[Tensor]) -> float:
-        """Compute the mean loss of some windows."""
+    def evaluate(self, windows: Sequence[Tensor]) -> tuple[float, Tensor]:
+        """Compute the mean loss of some windows, and the logits of the first."""
         with strict_float64(), torch.no_grad():
-            return sum(map(float, self._losses(windows)))
+            return sum(map(float, self._losses(windows))), self._logits(windows[0]).cpu()
 
     def _losses(self, windows: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the part of each window in the mean loss of all predictions, in nats."""
@@ -147,12 +147,8 @@ class StrictTraining:
             labels = ids[1:].to(logits.device)
             yield nn.functional.cross_entropy(logits[:-1], labels, reduction="sum") / predictions
 
-    def logits(self, ids: Tensor) -> Tensor:
-        """Compute the logits of a window, [tokens, vocabulary]."""
-        with strict_float64(), torch.no_grad():
-            return self._logits(ids)
-
     def _logits(self, ids: Tensor) -> Tensor:
+        """Compute the logits of a window, [tokens, vocabulary]."""
         device = next(self._model.parameters()).device
         found: Tensor = self._model(ids[None].to(device), use_cache=False).logits[0]
         return found
@@ -319,8 +315,8 @@ def _trained(
         if disturbed:
             training.disturb(disturbed, step)
         losses.append(training.step(windows))
-    losses.append(training.loss(batches[-1]))
-    return _Run(losses, training.logits(batches[-1][0]).cpu())
+    loss, logits = training.evaluate(batches[-1])
+    return _Run([*losses, loss], logits)
 
 
 def _spoiled(updates: Updates) -> tuple[str, Updates]:
