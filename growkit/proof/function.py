@@ -173,7 +173,7 @@ class FunctionProof:
     def _both(
         self, dtype: torch.dtype, device: torch.device, weights: Sequence[Weights] = ()
     ) -> Models:
-        """Both models, or others of the same vocabularies."""
+        """Both models, or two with the same vocabularies in their place."""
         before, after = weights or (self.before, self.after)
         tokens = self.before.config["vocab_size"] if self.more_tokens else None
         return Layerwise(before, dtype, device), Layerwise(after, dtype, device, tokens)
