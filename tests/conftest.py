@@ -5,20 +5,14 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    DiffLlamaConfig,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 from typer.testing import CliRunner, Result
 
@@ -30,7 +24,6 @@ from growkit.engine import lending
 from growkit.engine.oracle import uninitialised
 from growkit.engine.strict import strict_float64
 from growkit.modeling import register
-from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.proof import verdict
 
 logging.disable_progress_bar()
@@ -39,13 +32,22 @@ torch.set_num_threads(1)  # tiny models: a second thread only costs
 
 register()
 
-CONFIGS = {
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "diffllama": DiffLlamaConfig,
-    "diff_transformer": DiffTransformerConfig,
-}
+KINDS = ("llama", "mistral", "diffllama", "diff_transformer")
 TOKENS = 12
+SIZES: dict[str, Any] = {
+    "vocab_size": 29,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "ffn_dim": 24,
+    "word_embed_proj_dim": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+"""Of tiny models; a type takes those that its config knows."""
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-13) -> bool:
@@ -79,19 +81,13 @@ def save_model(
     shard_size: str = "5GB",
     **config: Any,
 ) -> Path:
-    """Save a tiny random model of a family and return its folder."""
-    sizes = {
-        "vocab_size": 29,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    return save_random(folder, CONFIGS[kind](**(sizes | config)), seed, dtype, shard_size)
+    """Save a tiny random model of a type and return its folder."""
+    config_class = CONFIG_MAPPING[kind]
+    known = {each.name: each.default for each in fields(config_class)}
+    sizes = {k: v for k, v in SIZES.items() if k in known or k in config_class.attribute_map}
+    if known.get("head_dim"):  # else it follows from the hidden size
+        sizes["head_dim"] = 4
+    return save_random(folder, config_class(**(sizes | config)), seed, dtype, shard_size)
 
 
 def save_random(

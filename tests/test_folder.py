@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoTokenizer
 
 import growkit
 from growkit.base.errors import InputError
@@ -22,7 +22,7 @@ from growkit.engine.prompts import load_tokenizer
 from growkit.families.family import family_of
 from growkit.proof.folder import compare_with_plan
 from growkit.proof.sidecars import changed_sidecars, same_ids
-from tests.conftest import CONFIGS, edit_json, save_model
+from tests.conftest import KINDS, edit_json, save_model
 
 SETTINGS: dict[str, Any] = {
     "eos_token": "b",
@@ -153,9 +153,9 @@ def test_another_vocabulary_is_found(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "key", "other"),
     [
-        *[(kind, "initializer_range", 0.5) for kind in CONFIGS],
-        *[(kind, "tie_word_embeddings", True) for kind in CONFIGS],
-        *[(kind, "rms_norm_eps", 0.5) for kind in CONFIGS],
+        *[(kind, "initializer_range", 0.5) for kind in KINDS],
+        *[(kind, "tie_word_embeddings", True) for kind in KINDS],
+        *[(kind, "rms_norm_eps", 0.5) for kind in KINDS],
         ("llama", "attention_bias", True),
         ("llama", "rope_parameters", {"rope_type": "default", "rope_theta": 5.0}),
         ("mistral", "sliding_window", None),
@@ -168,7 +168,7 @@ def test_a_key_that_is_left_out_has_its_default(
 ) -> None:
     source = Checkpoint(save_model(tmp_path / "source", kind))
     source.config = family_of(source.config, kind).named(source.config)
-    default = CONFIGS[kind](num_attention_heads=4).to_dict()[key]
+    default = CONFIG_MAPPING[kind](num_attention_heads=4).to_dict()[key]
     config = source.config | {key: default}
     without = {name: value for name, value in config.items() if name != key}
 

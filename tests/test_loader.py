@@ -16,7 +16,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import generation, loading
-from tests.conftest import CONFIGS, edit_config, edit_weights
+from tests.conftest import KINDS, edit_config, edit_weights
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 Make = Callable[..., Path]
@@ -88,7 +88,7 @@ def test_what_a_loader_would_follow_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("kind", "shard_size"), [*((kind, "5GB") for kind in CONFIGS), ("llama", "2KB")]
+    ("kind", "shard_size"), [*((kind, "5GB") for kind in KINDS), ("llama", "2KB")]
 )
 def test_families_are_read_as_they_are(kind: str, shard_size: str, make: Make) -> None:
     checkpoint = Checkpoint(make(kind, shard_size=shard_size))

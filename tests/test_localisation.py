@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GemmaConfig, GPT2Config, MixtralConfig, PreTrainedConfig
 
 import growkit
 from growkit.algebra.expansion import NOTHING, following, placed, uneven
@@ -21,26 +20,14 @@ from growkit.proof.function import stages_of
 from growkit.proof.localisation import cause_of, factor_sentence
 from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
 from growkit.results.proof import VerifyResult
-from tests.conftest import edit_weights, save_model, save_random, seeded
+from tests.conftest import edit_weights, save_model, seeded
 from tests.test_sizes import ByHand
 
 QUICK = {"prompts": 1, "length": 12}
-LLAMA_LIKE = {
-    "vocab_size": 29,
-    "hidden_size": 16,
-    "intermediate_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-}
-EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 2}
-GPT2 = {"vocab_size": 29, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
-KINDS: dict[str, tuple[PreTrainedConfig, str, dict[str, str]]] = {
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 2, "intermediate_size": 8}
+KINDS: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
     "gemma": (
-        GemmaConfig(**LLAMA_LIKE),
+        {},
         "x4",
         {
             "model.layers.1.post_attention_layernorm.weight": "post_attention_layernorm",
@@ -49,7 +36,7 @@ KINDS: dict[str, tuple[PreTrainedConfig, str, dict[str, str]]] = {
         },
     ),
     "gpt2": (
-        GPT2Config(**GPT2, bos_token_id=None, eos_token_id=None),
+        {},
         "x2",
         {
             "transformer.h.1.ln_1.weight": "ln_1",
@@ -61,7 +48,7 @@ KINDS: dict[str, tuple[PreTrainedConfig, str, dict[str, str]]] = {
         },
     ),
     "mixtral": (
-        MixtralConfig(**LLAMA_LIKE, **EXPERTS),
+        EXPERTS,
         "x2",
         {
             "model.layers.1.block_sparse_moe.gate.weight": "router",
@@ -86,7 +73,7 @@ def verified(source: Path, out: Path, name: str) -> VerifyResult:
 @pytest.mark.parametrize("kind", KINDS)
 def test_components_of_every_family(kind: str, tmp_path: Path) -> None:
     config, factor, components = KINDS[kind]
-    source, out = save_random(tmp_path / "source", config), tmp_path / "out"
+    source, out = save_model(tmp_path / "source", kind, **config), tmp_path / "out"
     growkit.grow(source, out, hidden=factor, verify=False)
     assert growkit.verify(source, out, **QUICK)["fault"] is None
     for name in seeded(kind).sample(sorted(components), 2):
@@ -130,7 +117,7 @@ def test_what_logits_say_of_uneven_copies_and_zeros(
 
 def test_gradients_of_experts_one_by_one(tmp_path: Path) -> None:
     """The class has them in one tensor, the files in many; only they have copies here."""
-    source = save_random(tmp_path / "source", KINDS["mixtral"][0])
+    source = save_model(tmp_path / "source", "mixtral", **EXPERTS)
     found = {}
     for symmetry in ("keep", "break"):
         out = tmp_path / symmetry
@@ -149,7 +136,7 @@ def test_gradients_that_cannot_be_had_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: a conversion that does more than to put elements elsewhere."""
-    source, out = save_random(tmp_path / "source", KINDS["mixtral"][0]), tmp_path / "out"
+    source, out = save_model(tmp_path / "source", "mixtral", **EXPERTS), tmp_path / "out"
     growkit.grow(source, out, ffn="x2", symmetry="keep", verify=False)
 
     def doubled(*args: Any) -> Any:

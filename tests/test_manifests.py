@@ -21,7 +21,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST, write_manifest
 from growkit.proof.folder import FolderDifferences
-from tests.conftest import CONFIGS, edit_config, edit_json, edit_weights, save_random, seeded
+from tests.conftest import KINDS, edit_config, edit_json, edit_weights, save_random, seeded
 from tests.families import FAMILIES, IDENTITY, Case, random_model, windows
 from tests.test_tampering import (
     TAMPERINGS,
@@ -226,7 +226,7 @@ class Pair:
 def ways() -> list[tuple[str, str]]:
     """Everything that is done to a type."""
     found = [(kind, way) for kind in FAMILIES for way in ("sizes", "depth", "vocab")]
-    found += [(kind, way) for kind in CONFIGS for way in ("sizes", "depth", "vocab")]
+    found += [(kind, way) for kind in KINDS for way in ("sizes", "depth", "vocab")]
     found += [(kind, f"to {name}") for kind, names in CONVERTED.items() for name in names]
     return found + [(kind, way) for kind in DESCRIBED for way in ("sizes", "depth", "vocab")]
 
