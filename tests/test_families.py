@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    BloomConfig,
-    NemotronConfig,
-    PreTrainedConfig,
-)
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
@@ -26,7 +20,15 @@ from growkit.algebra.axes import slopes
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from growkit.families.family import Family, families
-from tests.conftest import edit_json, edit_weights, load_strict, relative_error, save_random, seeded
+from tests.conftest import (
+    edit_json,
+    edit_weights,
+    load_strict,
+    relative_error,
+    save_model,
+    save_random,
+    seeded,
+)
 from tests.families import DENSE, FAMILIES, SPARSE, Case, grow_any, save, with_base_names
 from tests.test_sizes import KINDS
 
@@ -257,8 +259,7 @@ def test_slopes_are_those_of_the_class() -> None:
 def test_heads_stand_where_their_slopes_are(tmp_path: Path) -> None:
     """From 6 to 12, of which 6 are read by nothing; the control reads one of these."""
     source, out = tmp_path / "source", tmp_path / "out"
-    sizes = {"vocab_size": 29, "hidden_size": 12, "n_head": 6, "n_layer": 1}
-    save_random(source, BloomConfig(**sizes))
+    save_model(source, "bloom", hidden_size=12, num_attention_heads=6)
     growkit.grow(source, out, hidden="x2", verify=False)
     assert relative_error(source, out) < 1e-12
     with edit_weights(out) as tensors:
@@ -368,8 +369,7 @@ def test_a_grown_model_names_the_class_that_loads_it(name: str) -> None:
 
 
 def save_nemotron(folder: Path) -> Path:
-    config = FAMILIES["nemotron"].any(seeded(1)) | {"tie_word_embeddings": True}
-    return save_random(folder, NemotronConfig(**config))
+    return save_model(folder, "nemotron", tie_word_embeddings=True)
 
 
 def test_halves_of_a_norm_without_its_1_are_another_model(tmp_path: Path) -> None:

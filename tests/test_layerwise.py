@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, XLMConfig
+from transformers import CONFIG_MAPPING, DynamicCache
 
-from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import lending
 from growkit.engine.calls import Call, Spool
@@ -178,21 +177,11 @@ def test_memory_does_not_grow_with_the_number_of_layers(make: Callable[..., Path
                 assert (state.untyped_storage().nbytes() == 4) == (index != stage.layer)
 
 
-def test_what_is_no_stack_of_layers(tmp_path: Path) -> None:
-    """XLM has lists of attentions, of norms and of MLPs, and computes between them."""
-    config = XLMConfig(vocab_size=29, emb_dim=16, n_layers=2, n_heads=2, max_position_embeddings=64)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    with pytest.raises(InputError, match=r"one layer at a time \(something is computed between"):
-        run(opened(tmp_path / "model"), [Call(ids(5))])
-
-
 @pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="transformers has no Gemma 4")
 def test_what_reads_the_keys_of_other_layers(tmp_path: Path) -> None:
-    sizes = {"vocab_size": 64, "vocab_size_per_layer_input": 64, "hidden_size": 16}
-    sizes |= {"hidden_size_per_layer_input": 8, "intermediate_size": 32, "num_hidden_layers": 12}
-    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "num_kv_shared_layers": 6}
-    config = CONFIG_MAPPING["gemma4_text"](**sizes, head_dim=8, global_head_dim=8)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    sizes = {"vocab_size_per_layer_input": 29, "hidden_size_per_layer_input": 8}
+    sizes |= {"num_hidden_layers": 12, "num_kv_shared_layers": 6, "global_head_dim": 4}
+    save_model(tmp_path / "model", "gemma4_text", **sizes)
     prompt = ids(9)
     begun = Call(prompt[:6], cached=True)
     calls = [begun, Call(prompt[6:], cached=True, continues=begun)]

@@ -20,7 +20,6 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 from transformers import (
     AutoModelForCausalLM,
-    MixtralConfig,
     Trainer,
     TrainingArguments,
     get_scheduler,
@@ -34,7 +33,7 @@ from growkit.engine.strict import strict_float64
 from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.schedule import grown_schedule
 from growkit.training import hidden_matrices, param_groups
-from tests.conftest import cli, folder_bytes, load_strict, save_model, save_random
+from tests.conftest import cli, folder_bytes, load_strict, save_model
 
 RATE, DECAY, EPS = 1e-2, 0.1, 1e-6
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -524,11 +523,8 @@ def test_experts_that_the_class_puts_together(tmp_path: Path) -> None:
 
     After one step they are those that the grown model gathers itself.
     """
-    sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 1}
-    source = save_random(
-        tmp_path / "source", MixtralConfig(num_local_experts=3, **sizes, **heads), 0, torch.float64
-    )
+    experts = {"num_local_experts": 3, **LLAMA}
+    source = save_model(tmp_path / "source", "mixtral", dtype=torch.float64, **experts)
     rest = {"lr": 0.0, "weight_decay": 0.0}
     model, optimizer = trained(source, 1, **rest)
     state = save_torch(model, optimizer, tmp_path / "optimizer")

@@ -31,7 +31,6 @@ import torch
 import typer
 import yaml
 from safetensors.torch import load_file, save_file
-from transformers import ArceeConfig, Qwen3Config
 from typer.testing import CliRunner
 
 import growkit
@@ -40,7 +39,7 @@ from growkit.cli.demo import MODEL, held_out_text
 from growkit.families.family import described, families
 from growkit.recipe.recipe import shipped_recipe
 from tests import reference
-from tests.conftest import save_model, save_random
+from tests.conftest import save_model, with_tokenizer
 from tests.quantised import quantise
 
 ROOT = Path(__file__).parents[1]
@@ -185,14 +184,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wide = {"hidden_size": 64, "num_hidden_layers": 4, "head_dim": 24}
     save_model(folder / "low-rank", "diffllama", **(sizes | wide))
     for kind in ("my-llama", "diff", "low-rank"):
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(MODEL / name, folder / kind)
-    small = Qwen3Config(vocab_size=29, hidden_size=16, intermediate_size=24, num_hidden_layers=1)
-    save_random(folder / "tiny", small)
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
-    unknown = ArceeConfig(vocab_size=29, **sizes, **heads)
-    save_random(folder / "my-arcee", unknown)
+        with_tokenizer(folder / kind)
+    save_model(folder / "tiny", "qwen3", num_hidden_layers=1)
+    save_model(folder / "my-arcee", "arcee", num_hidden_layers=1)
     return folder
 
 

@@ -10,17 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    GemmaConfig,
-    GPT2Config,
-    LlamaConfig,
-    MixtralConfig,
-    OlmoConfig,
-    PreTrainedConfig,
-    Qwen3Config,
-)
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit.algebra.axes import Pattern
@@ -56,10 +46,11 @@ from tests.conftest import (
     folder_bytes,
     load_strict,
     relative_error,
+    save_model,
     save_random,
     seeded,
 )
-from tests.families import FAMILIES, SIZES, Case, Kind, save, softmax
+from tests.families import FAMILIES, Case, Kind, save, softmax
 
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.5}
 """What one rounding of weights may do to the logits of such small models."""
@@ -178,13 +169,7 @@ def grown(source: Path, out: Path, wanted: Asked, dtype: torch.dtype) -> float |
 
 Make = Callable[..., Path]
 QUICK = growkit.Settings(prompts=1, length=12)
-SMALL: dict[str, Any] = SIZES | {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
 HEADS = {"hidden_size": 48, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6}
 NORM = "model.layers.0.input_layernorm.weight"
 
@@ -225,8 +210,7 @@ def test_heads_and_widths_that_are_no_multiples(
 def test_every_size_is_written_alike(make: Make, tmp_path: Path) -> None:
     """A factor in any way, or a number: whatever the size is of."""
     dense = Checkpoint(make("llama", **HEADS, num_hidden_layers=4))
-    experts = MixtralConfig(**{**SMALL, "num_local_experts": 4})
-    sparse = Checkpoint(save_random(tmp_path / "sparse", experts))
+    sparse = Checkpoint(save_model(tmp_path / "sparse", "mixtral", num_local_experts=4, **SMALL))
     for source, method, option, key, present in (
         (dense, "hypercloning", "ffn", "intermediate_size", 24),
         (dense, "hypercloning", "heads", "num_attention_heads", 8),
@@ -271,8 +255,7 @@ def test_zeros_that_round_are_bounded(
 
 def test_a_bound_that_is_not_kept_is_rejected(make: Make, tmp_path: Path) -> None:
     """Where eps is most of the mean, a norm inside of heads notices that it has changed."""
-    config = Qwen3Config(**{**SMALL, "rms_norm_eps": 1.0, "head_dim": 6})
-    source = save_random(tmp_path / "source", config)
+    source = save_model(tmp_path / "source", "qwen3", rms_norm_eps=1.0, **SMALL)
     result = growkit.grow(source, tmp_path / "out", hidden=24, promise="bounded", verify=QUICK)
     assert result["kept"] is False
     assert "rounding to float32 explains" in proof_of(result)["reason"]
@@ -308,7 +291,7 @@ def test_what_reads_zeros_has_gathered_nothing() -> None:
 
 
 def test_what_the_root_of_hidden_rounds_is_bounded(tmp_path: Path) -> None:
-    source = save_random(tmp_path / "source", GemmaConfig(**SMALL, head_dim=6))
+    source = save_model(tmp_path / "source", "gemma", **SMALL)
     out = tmp_path / "out"
     result = growkit.grow(source, out, hidden="x2", promise="bounded", verify=QUICK)
     assert (result["promise"], result["kept"]) == ("bounded", True), result["verification"]
@@ -317,7 +300,7 @@ def test_what_the_root_of_hidden_rounds_is_bounded(tmp_path: Path) -> None:
 
 
 def test_a_head_of_its_own_lets_a_model_grow(tmp_path: Path) -> None:
-    source = save_random(tmp_path / "source", OlmoConfig(**SMALL, tie_word_embeddings=True))
+    source = save_model(tmp_path / "source", "olmo", tie_word_embeddings=True, **SMALL)
     out = tmp_path / "out"
     with pytest.raises(InputError, match="--untie"):
         growkit.grow(source, out, hidden="x2", verify=False)
@@ -522,27 +505,25 @@ def test_any_expansions(seed: int, tmp_path: Path, grow: Callable[..., Any]) -> 
     chance = seeded(seed)
     kv_heads, group = chance.choice([2, 3]), chance.choice([1, 2])
     heads = kv_heads * group
-    class_of: type[PreTrainedConfig] = chance.choice([LlamaConfig, Qwen3Config])
-    sizes = SIZES | {"hidden_size": 36, "intermediate_size": 11, "head_dim": 6}
+    kind = chance.choice(["llama", "qwen3"])
+    sizes = {"hidden_size": 36, "intermediate_size": 11, "head_dim": 6, "attention_bias": True}
     sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    tied = chance.random() < 0.5
-    config = class_of(**sizes, attention_bias=True, tie_word_embeddings=tied)
+    sizes["tie_word_embeddings"] = chance.random() < 0.5
     dtype = chance.choice([torch.float32, torch.bfloat16, torch.float16])
-    source = save_random(tmp_path / "source", config, seed, dtype)
+    source = save_model(tmp_path / "source", kind, seed, dtype, **sizes)
     serving = uneven(kv_heads, chance.choice([kv_heads, 4, 6]), groups=chance.random() < 0.5)
     places = chance.choice([n for n in (1, 2, 3, 4) if n >= group])
     places = next(n for n in range(places, 9) if 36 % (n * len(serving.source)) == 0 or n == 8)
     expansions = {
         "ffn": any_expansion(11, chance),
-        "hidden": any_expansion(36, chance, hidden=class_of is LlamaConfig),
+        "hidden": any_expansion(36, chance, hidden=kind == "llama"),
         "kv_heads": serving,
         "heads": following(serving, heads, places * len(serving.source)),
     }
-    if class_of is Qwen3Config:  # its eps serves norms inside of heads as well
+    if kind == "qwen3":  # its eps serves norms inside of heads as well
         expansions["hidden"] = in_blocks(36, chance.choice([1, 2, 3]))
-    if class_of is LlamaConfig and len(expansions["hidden"].source) % len(
-        expansions["heads"].source
-    ):
+    hidden, places = (len(expansions[axis].source) for axis in ("hidden", "heads"))
+    if kind == "llama" and hidden % places:
         with pytest.raises(InputError, match="hidden_size"):
             grow(source, tmp_path / "out", **expansions)
         return
@@ -587,9 +568,8 @@ def test_what_a_norm_cannot_be_told_is_refused(
     make: Make, tmp_path: Path, grow: Callable[..., Any]
 ) -> None:
     llama = make("llama")
-    qwen3 = save_random(tmp_path / "qwen3", Qwen3Config(**SMALL, head_dim=6))
-    small = {"vocab_size": 29, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    gpt2 = save_random(tmp_path / "gpt2", GPT2Config(**small))
+    qwen3 = save_model(tmp_path / "qwen3", "qwen3", **SMALL)
+    gpt2 = save_model(tmp_path / "gpt2", "gpt2", num_attention_heads=2)
     refused: list[tuple[Path, dict[str, Expansion], str]] = [
         (llama, {"hidden": uneven(16, 28, groups=False)}, "which uneven copies change"),
         (llama, {"hidden": padded(16, 32)}, "powers of four"),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import DataParallel
-from transformers import AutoModelForCausalLM, GPT2Config, MixtralConfig, OPTConfig
+from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit import training
@@ -35,7 +35,7 @@ from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import parse_recipe
 from growkit.results.proof import TrainingProof
 from growkit.training import hidden_matrices, param_groups
-from tests.conftest import cli, edit_json, load_strict, save_model, save_random, seeded
+from tests.conftest import cli, edit_json, load_strict, save_model, seeded
 from tests.test_optimizer_state import FORMATS, batch, grown, save_torch, step
 
 RATE, DECAY = 1e-3, 0.1
@@ -46,9 +46,6 @@ UNSEEN = 1e-11
 """A hundred times what rounding does; wrong factors must do more."""
 
 TOKENS = 29
-SMALL = {"vocab_size": TOKENS, "bos_token_id": None, "eos_token_id": None}
-SIZES = SMALL | {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-SIZES["max_position_embeddings"] = 64
 KEEP = {"symmetry": "keep"}
 
 
@@ -57,7 +54,7 @@ class Case:
     """A model and what is done to it.
 
     Attributes:
-        kind: of ``save_model``, or of ``OTHERS``.
+        kind: of the model.
         steps: of the recipe.
         config: of the model.
         first: steps of the recipe that make the source itself.
@@ -78,18 +75,9 @@ def hypercloning(**sizes: str) -> list[dict[str, Any]]:
     return [{"grow": "hypercloning", **sizes, **KEEP}]
 
 
-OTHERS = {
-    "gpt2": lambda: GPT2Config(n_embd=16, n_layer=2, n_head=4, n_positions=64, **SMALL),
-    "opt": lambda: OPTConfig(
-        ffn_dim=24, word_embed_proj_dim=16, pad_token_id=1, dropout=0.0, **SIZES
-    ),
-    "mixtral": lambda: MixtralConfig(
-        intermediate_size=24, num_key_value_heads=2, num_local_experts=4, **SIZES
-    ),
-}
 EVERYTHING = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
 GROUPED = [{"grow": "group-diff", "hidden": "x2", "signal_heads": "x4", **KEEP}]
-MULTI_HEAD = {"num_key_value_heads": 4}
+MULTI_HEAD, FOUR_EXPERTS = {"num_key_value_heads": 4}, {"num_local_experts": 4}
 
 CASES = [
     Case("llama", hypercloning(hidden="x2"), MULTI_HEAD),
@@ -97,9 +85,9 @@ CASES = [
     Case("llama", hypercloning(hidden="x4", kv_heads="x2", ffn="x2"), EVERYTHING),
     Case("llama", hypercloning(hidden="x4", kv_heads="x1", ffn="x2")),
     Case("gpt2", hypercloning(hidden="x2")),
-    Case("opt", hypercloning(hidden="x2")),
-    Case("mixtral", hypercloning(hidden="x2")),
-    Case("mixtral", [{"grow": "experts", "experts": 8, **KEEP}]),
+    Case("opt", hypercloning(hidden="x2"), {"dropout": 0.0}),
+    Case("mixtral", hypercloning(hidden="x2"), FOUR_EXPERTS),
+    Case("mixtral", [{"grow": "experts", "experts": 8, **KEEP}], FOUR_EXPERTS),
     Case("diffllama", hypercloning(hidden="x2"), MULTI_HEAD),
     Case("diffllama", hypercloning(hidden="x2")),
     Case("diffllama", GROUPED, MULTI_HEAD),
@@ -156,10 +144,7 @@ class Pair:
     @classmethod
     def of(cls, case: Case, folder: Path, steps: int = 5, seed: int = 0) -> Pair:
         source = folder / "source"
-        if case.kind in OTHERS:
-            save_random(source, OTHERS[case.kind](), seed, torch.float64)
-        else:
-            save_model(source, case.kind, seed, torch.float64, **case.config)
+        save_model(source, case.kind, seed, torch.float64, **case.config)
         for number, each in enumerate(case.first):
             made = folder / f"first-{number}"
             growkit.run(_recipe(source, made, [each]))

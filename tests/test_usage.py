@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import BertConfig, BertLMHeadModel
 
 import growkit
 from growkit.base.errors import InputError
@@ -177,16 +176,7 @@ def test_rounding_is_no_gradient(seed: int, tmp_path: Path) -> None:
 
 
 def test_a_bias_that_is_tied_has_a_gradient(tmp_path: Path) -> None:
-    config = BertConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        is_decoder=True,
-    )
-    BertLMHeadModel(config).save_pretrained(tmp_path / "model")
+    save_model(tmp_path / "model", "bert", is_decoder=True)
     found = growkit.verify(tmp_path / "model", tmp_path / "model", trainability=True, **QUICK)
     assert found["trainability"] is not None
     assert found["trainability"]["silent_parameters"] == []

@@ -4,7 +4,7 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GemmaConfig, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import growkit
 from growkit.base import limits
@@ -30,7 +30,6 @@ from growkit.engine.strict import strict_float64
 from growkit.proof import control
 from growkit.proof.modes import ATTENTION
 from growkit.results.proof import VerifyResult
-from tests import families
 from tests.conftest import (
     cli,
     edit_config,
@@ -38,9 +37,7 @@ from tests.conftest import (
     edit_weights,
     folder_bytes,
     save_model,
-    save_random,
 )
-from tests.conftest import save_random as save
 
 QUICK = {"prompts": 2, "length": 12}
 Make = Callable[..., Path]
@@ -248,12 +245,6 @@ def test_on_a_device_if_there_is_one(pair: Path) -> None:
 
 
 BRIEF = growkit.Settings(prompts=2, length=24)
-NO_NAMES = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-
-
-def saved(folder: Path, kind: str, dtype: torch.dtype, seed: int = 0, **config: object) -> Path:
-    made = CONFIG_MAPPING[kind](**{"vocab_size": 29, "num_hidden_layers": 2, **NO_NAMES, **config})
-    return save_random(folder, made, seed, dtype)
 
 
 def verified(source: Path, out: Path) -> VerifyResult:
@@ -265,7 +256,7 @@ class TestPadding:
 
     @pytest.fixture
     def bloom(self, tmp_path: Path) -> Path:
-        source = saved(tmp_path / "source", "bloom", torch.float64, hidden_size=16, n_head=4)
+        source = save_model(tmp_path / "source", "bloom", dtype=torch.float64)
         growkit.grow(source, tmp_path / "out", hidden="x2", verify=BRIEF)
         return tmp_path
 
@@ -298,7 +289,7 @@ def test_numbers_of_the_target_alone_are_asked_for() -> None:
 def test_float64_leaves_as_much_room_as_the_strict_comparison(tmp_path: Path, seed: int) -> None:
     """Three copies are sums of three rounded parts, of which the source has one."""
     sizes = {"hidden_size": 12, "ffn_dim": 20, "num_attention_heads": 2, "word_embed_proj_dim": 12}
-    source = saved(tmp_path / "source", "opt", torch.float64, seed, **sizes)
+    source = save_model(tmp_path / "source", "opt", seed, torch.float64, pad_token_id=None, **sizes)
     out = tmp_path / "out"
     growkit.grow(source, out, hidden="x3", symmetry="keep", verify=BRIEF)
     found = verified(source, out)
@@ -311,8 +302,7 @@ def test_float64_leaves_as_much_room_as_the_strict_comparison(tmp_path: Path, se
 
 @pytest.mark.usage
 def test_a_class_that_cannot_run_in_float64_when_it_is_loaded_whole(tmp_path: Path) -> None:
-    config = {"n_embd": 16, "n_head": 4, "n_positions": 64, "reorder_and_upcast_attn": True}
-    source = saved(tmp_path / "source", "gpt2", torch.float32, **config)
+    source = save_model(tmp_path / "source", "gpt2", reorder_and_upcast_attn=True)
     made = growkit.grow(source, tmp_path / "out", hidden="x2", verify=BRIEF)
     assert made["kept"]
     ways = {each["name"]: each for each in made["verification"]["modes"]}
@@ -322,8 +312,7 @@ def test_a_class_that_cannot_run_in_float64_when_it_is_loaded_whole(tmp_path: Pa
 
 
 def test_training_with_new_tokens_is_looked_at_on_the_old_ones(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
-    source = saved(tmp_path / "source", "llama", torch.float32, **sizes)
+    source = save_model(tmp_path / "source", "llama")
     settings = growkit.Settings(prompts=1, length=24, steps=2)
     made = growkit.grow(source, tmp_path / "out", vocab="x2", new_tokens="mean", verify=settings)
     assert made["kept"]
@@ -424,19 +413,8 @@ def test_more_prompts_than_can_be_held_are_refused() -> None:
     growkit.Settings(prompts=65_536, length=2)
 
 
-SIZES: dict[str, Any] = families.SIZES | {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 3,
-    "head_dim": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": False,
-}
-GROWN = SIZES | {
-    key: 2 * SIZES[key]
-    for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-}
+SIZES: dict[str, Any] = {"num_hidden_layers": 3, "head_dim": 4, "tie_word_embeddings": False}
+WIDER = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 
 
 def hypercloned(name: str, weight: Tensor) -> Tensor:
@@ -451,12 +429,15 @@ def hypercloned(name: str, weight: Tensor) -> Tensor:
     return weight.repeat(1 if "lm_head" in name else 2, 2) / 2
 
 
-def hyperclone(source: Path, folder: Path, config: Any, faults: Mapping[str, float]) -> Path:
-    """Grow by the published rule; tensors whose names end like a fault's are multiplied by it."""
+def hyperclone(source: Path, folder: Path, **faults: float) -> Path:
+    """Grow by the published rule; a fault multiplies the weight of a module of its name."""
+    config = AutoConfig.from_pretrained(source)
+    for key in WIDER:
+        setattr(config, key, 2 * getattr(config, key))
     model = AutoModelForCausalLM.from_config(config).double()  # no factor is rounded
     state = {}
     for name, weight in AutoModelForCausalLM.from_pretrained(source).state_dict().items():
-        factor = next((f for end, f in faults.items() if name.endswith(end)), 1.0)
+        factor = faults.get(name.split(".")[-2], 1.0)
         state[name] = hypercloned(name, weight.double()) * factor
     model.load_state_dict(state)
     model.save_pretrained(folder)
@@ -465,11 +446,11 @@ def hyperclone(source: Path, folder: Path, config: Any, faults: Mapping[str, flo
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
-    return save(tmp_path / "llama", LlamaConfig(**SIZES))
+    return save_model(tmp_path / "llama", "llama", **SIZES)
 
 
 def test_what_hypercloning_makes_is_preserved(llama: Path, tmp_path: Path) -> None:
-    grown = hyperclone(llama, tmp_path / "grown", LlamaConfig(**GROWN), {})
+    grown = hyperclone(llama, tmp_path / "grown")
     result = growkit.verify(llama, grown, **QUICK)
     assert result["kept"]
     assert result["weights_recovered"] is None
@@ -481,8 +462,7 @@ def test_what_hypercloning_makes_is_preserved(llama: Path, tmp_path: Path) -> No
 
 def test_a_head_that_is_split_once_too_often(llama: Path, tmp_path: Path) -> None:
     """As in hypercloning's OPT, whose head is tied, and split nevertheless: half of all logits."""
-    faults = {"lm_head.weight": 0.5}
-    grown = hyperclone(llama, tmp_path / "grown", LlamaConfig(**GROWN), faults)
+    grown = hyperclone(llama, tmp_path / "grown", lm_head=0.5)
     result = growkit.verify(llama, grown, **QUICK)
     assert not result["kept"]
     assert result["fault"] is not None
@@ -493,9 +473,8 @@ def test_a_head_that_is_split_once_too_often(llama: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("factor", "kept"), [(1.0, False), (0.5**0.5, True)])
 def test_a_normaliser_that_grows(factor: float, kept: bool, tmp_path: Path) -> None:
     """Gemma multiplies embeddings by √hidden; they must be divided by √2 for twice the width."""
-    source = save(tmp_path / "source", GemmaConfig(**SIZES))
-    faults = {"embed_tokens.weight": factor}
-    grown = hyperclone(source, tmp_path / "grown", GemmaConfig(**GROWN), faults)
+    source = save_model(tmp_path / "source", "gemma", **SIZES)
+    grown = hyperclone(source, tmp_path / "grown", embed_tokens=factor)
     result = growkit.verify(source, grown, **QUICK)
     assert result["kept"] is kept
     if not kept:
@@ -503,12 +482,9 @@ def test_a_normaliser_that_grows(factor: float, kept: bool, tmp_path: Path) -> N
         assert result["fault"]["component"] == "embedding"
 
 
-GPT: dict[str, Any] = {"vocab_size": 29, "n_embd": 16, "n_layer": 3, "n_head": 4, "n_positions": 64}
-
-
 def test_names_without_the_prefix_of_the_class(tmp_path: Path) -> None:
     """Many a file on the Hub holds the tensors of the base model."""
-    source = save(tmp_path / "source", transformers.GPT2Config(**GPT))
+    source = save_model(tmp_path / "source", "gpt2")
     copy = shutil.copytree(source, tmp_path / "copy")
     tensors = load_file(copy / "model.safetensors")
     renamed = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
@@ -522,11 +498,11 @@ def test_names_without_the_prefix_of_the_class(tmp_path: Path) -> None:
 
 
 def test_what_has_no_layers_to_run_alone_is_refused(tmp_path: Path) -> None:
-    config = transformers.XLMConfig(
-        vocab_size=29, emb_dim=16, n_layers=2, n_heads=2, max_position_embeddings=64
-    )
-    source = save(tmp_path / "source", config)
-    assert "XLMWithLMHeadModel" in refused(source, shutil.copytree(source, tmp_path / "copy"))
+    """XLM has lists of attentions, of norms and of MLPs, and computes between them."""
+    source = save_model(tmp_path / "source", "xlm")
+    sentence = refused(source, shutil.copytree(source, tmp_path / "copy"))
+    assert "XLMWithLMHeadModel" in sentence
+    assert "one layer at a time (something is computed between" in sentence
 
 
 def test_encoders_with_decoders_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer
 
 import growkit
@@ -21,8 +20,8 @@ from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
 from growkit.recipe import planner
 from growkit.recipe.manifest import read_record
-from tests.conftest import cli, edit_json, save_model, save_random
-from tests.families import MOE, SIZES
+from tests.conftest import cli, edit_json, edit_weights, save_model
+from tests.families import MOE
 from tests.test_calibration import with_tokenizer
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
@@ -154,12 +153,10 @@ def test_a_setting_that_saving_drops_is_no_contradiction(source: Path, tmp_path:
 
 
 PROOF = growkit.Settings(prompts=1, length=16)
-HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4}
-MODEL: dict[str, Any] = {**SIZES, **HEADS, "hidden_size": 8, "intermediate_size": 8}
 GROWTHS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "deeper": (
         "ministral",
-        {"sliding_window": 5, "eos_token_id": [2]},
+        {"sliding_window": 5, "eos_token_id": [2], "head_dim": 4},
         {"method": "depth", "layers": "x2"},
     ),
     "more experts": ("mixtral", {**MOE, "num_local_experts": 2}, {"method": "experts"}),
@@ -173,7 +170,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
     made = {}
     for name, (kind, settings, growth) in GROWTHS.items():
         folder = tmp_path_factory.mktemp("pair")
-        source = save_random(folder / "source", CONFIG_MAPPING[kind](**MODEL | settings))
+        source = save_model(folder / "source", kind, **settings)
         experts = {} if growth.get("method") not in ("experts", "upcycle") else {"experts": "x4"}
         growkit.grow(source, folder / "target", verify=False, **growth, **experts)
         made[name] = source, folder / "target"
@@ -235,10 +232,10 @@ OTHER_CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def without_keys(folder: Path, kind: str) -> Path:
     """A folder whose config leaves out what its class and others assume otherwise."""
-    source = save_random(folder / "source", CONFIG_MAPPING[kind](**MODEL | {"pad_token_id": 3}))
-    file = source / "config.json"
-    config = json.loads(file.read_text())
-    file.write_text(json.dumps({k: v for k, v in config.items() if k not in LEFT_OUT}))
+    source = save_model(folder / "source", kind, pad_token_id=3)
+    with edit_json(source / "config.json") as config:
+        for key in LEFT_OUT:
+            del config[key]
     return source
 
 
@@ -269,8 +266,8 @@ def test_a_plan_that_changes_what_a_class_assumes_is_not_kept(
 def test_the_layers_of_a_deeper_model_keep_their_types(tmp_path: Path) -> None:
     """Right ones go without saying; wrong ones decide, whether layers are copies or not known."""
     types = ["sliding_attention", "full_attention", "full_attention"]
-    settings = {"num_hidden_layers": 3, "layer_types": types, "sliding_window": 5}
-    source = save_random(tmp_path / "source", CONFIG_MAPPING["ministral"](**MODEL | settings))
+    settings = {"num_hidden_layers": 3, "layer_types": types, "sliding_window": 5, "head_dim": 4}
+    source = save_model(tmp_path / "source", "ministral", **settings)
     growkit.grow(source, tmp_path / "out", method="depth", layers=5, verify=False)
     planned = json.loads((tmp_path / "out" / "config.json").read_text())["layer_types"]
     assert found(source, tmp_path / "out") == ((), ())
@@ -291,21 +288,12 @@ def test_a_dtype_that_the_source_leaves_out(stored: str, said: str, tmp_path: Pa
     """It is loaded in that of its weights, so a narrower one rounds them."""
     dtype = getattr(torch, stored)
     for name in ("source", "out"):
-        save_random(tmp_path / name, CONFIG_MAPPING["llama"](**MODEL), dtype=dtype)
-    file = tmp_path / "source" / "config.json"
-    config = json.loads(file.read_text())
-    file.write_text(json.dumps({key: config[key] for key in config.keys() - {"dtype"}}))
+        save_model(tmp_path / name, "llama", dtype=dtype)
+    with edit_json(tmp_path / "source" / "config.json") as config:
+        del config["dtype"]
     change(tmp_path / "out", dtype=said)
     decides = found(tmp_path / "source", tmp_path / "out")[0]
     assert ("dtype in config.json" in decides) == (said == "bfloat16")
-
-
-Config = dict[str, Any]
-
-
-TABLES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "gpt2": ("n_positions", "wpe", {"n_embd": 16, "n_head": 4, "n_layer": 2})
-}
 
 
 def bare(folder: Path) -> Path:
@@ -316,23 +304,16 @@ def bare(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("rows", [32, 64, 128])
-@pytest.mark.parametrize("kind", TABLES)
-def test_positions_in_a_table(kind: str, rows: int, tmp_path: Path) -> None:
-    key, table, sizes = TABLES[kind]
-    known = {key: 64, "vocab_size": 29, "bos_token_id": None, "eos_token_id": None}
-    source = save_random(tmp_path / "source", CONFIG_MAPPING[kind](**sizes, **known))
+def test_positions_in_a_table(rows: int, tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "gpt2")
     target = tmp_path / "target"
     growkit.grow(source, target, hidden="x2", verify=False)
-    file = bare(target) / "model.safetensors"
-    weights = load_file(file)
-    (name,) = (name for name in weights if table in name)
-    extra = len(weights[name]) - 64
-    weights[name] = torch.cat([weights[name], weights[name]])[: rows + extra].contiguous()
-    save_file(weights, file, {"format": "pt"})
-    change(target, **{key: rows})
-    assert found(source, target)[0] == (() if rows == 64 else (f"{key} in config.json",))
-    if kind == "gpt2":
-        assert growkit.verify(source, target, **QUICK)["kept"] == (rows == 64)
+    with edit_weights(bare(target)) as weights:
+        table = weights["transformer.wpe.weight"]
+        weights["transformer.wpe.weight"] = torch.cat([table, table])[:rows]
+    change(target, n_positions=rows)
+    assert found(source, target)[0] == (() if rows == 64 else ("n_positions in config.json",))
+    assert growkit.verify(source, target, **QUICK)["kept"] == (rows == 64)
 
 
 @pytest.mark.parametrize("window", [None, 4096])
@@ -341,11 +322,9 @@ def test_the_window_that_a_class_assumes(window: int | None, make: Make, tmp_pat
     target = tmp_path / "target"
     growkit.grow(source, target, method="depth", layers=3, verify=False)
     bare(target)
-    config = json.loads((target / "config.json").read_text())
     assert CONFIG_MAPPING["mistral"]().sliding_window == 4096
     said = {} if window else {"sliding_window": None}
-    names = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
-    (target / "config.json").write_text(json.dumps(config | names | said))
+    change(target, model_type="mistral", architectures=["MistralForCausalLM"], **said)
     result = growkit.verify(source, target, **QUICK)
     assert result["kept"] == (window is None), result["reason"]
     assert ("sliding_window in config.json" in result["reason"]) == (window is not None)
