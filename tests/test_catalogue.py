@@ -9,12 +9,13 @@ import pytest
 
 import growkit.pipeline.inspection
 from growkit.families.family import example, families
+from growkit.pipeline.inspection import catalogue
 from growkit.planning.operation import operations
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep
 from growkit.results.operation import Abilities, Answer
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
-from tests.conftest import cli, edit_json, load_strict, save_model, seeded
+from tests.conftest import cli, edit_json, seeded
 from tests.families import CONFIGS
 
 COMMAND = """
@@ -28,34 +29,23 @@ except SystemExit:
 """
 
 
-@pytest.fixture(scope="module")
-def rows() -> list[Abilities]:
-    """As the command prints them, which does not wait for torch."""
+def test_the_page_shows_what_the_command_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every family, without torch; ``python -m tests.catalogue`` writes it."""
     done = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, check=True)
     found = json.loads(done.stdout)
     for row in found:
         for verb in ("grow", "convert"):
             row[verb] = [Answer(**each) for each in row[verb]]
-    return [Abilities(**row) for row in found]
-
-
-def test_every_family_is_there(rows: list[Abilities]) -> None:
+    rows = [Abilities(**row) for row in found]
     known = [(each.name, kind) for each in families().values() for kind in each.model_types]
     assert sorted((row.family, *row.model_types) for row in rows) == sorted(known)
     assert all(answer.promise or answer.why for row in rows for answer in row.grow + row.convert)
-
-
-def test_the_page_shows_what_the_command_says(
-    rows: list[Abilities], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``python -m tests.catalogue`` writes it."""
     assert as_markdown(rows) in FILE.read_text("utf-8")
     monkeypatch.setattr(growkit.pipeline.inspection, "catalogue", lambda name: rows[:3])
     shown = cli("families", "--all").stdout
     assert all(row.family in shown for row in rows[:3])
     rows[0].grow[0].promise = None  # the control: another answer is another page
     assert as_markdown(rows) not in FILE.read_text("utf-8")
-    rows[0].grow[0].promise = "exact"
 
 
 def test_families_are_listed_in_brief_and_shown_one_by_one() -> None:
@@ -92,9 +82,9 @@ def test_inspect_shows_what_can_be_done_next(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_answers_come_true(kind: str, rows: list[Abilities], tmp_path: Path) -> None:
+def test_answers_come_true(kind: str, tmp_path: Path) -> None:
     """Some of them, with one that is a refusal; and other answers would not."""
-    row = next(row for row in rows if kind in row.model_types)
+    (row,) = catalogue(kind)
     seed = len(kind)
     source, tied = random_model(kind, seed, tmp_path / "source")
     asked = [("grow", each) for each in row.grow if each.tied == tied]
@@ -109,9 +99,9 @@ def test_answers_come_true(kind: str, rows: list[Abilities], tmp_path: Path) -> 
         assert not any(keeps(other, found) for other in others), answer
 
 
-def test_a_window_that_the_class_assumes_is_a_window(rows: list[Abilities], tmp_path: Path) -> None:
+def test_a_window_that_the_class_assumes_is_a_window(tmp_path: Path) -> None:
     """A config that says nothing of it has one; what no config may have is said in the table."""
-    (row,) = (row for row in rows if "mistral" in row.model_types)
+    (row,) = catalogue("mistral")
     answer = next(each for each in row.convert if each.operation == "diff-v2")
     assert answer.only == {"sliding_window": "null"}
     assert "if sliding_window is null" in as_markdown([row])
@@ -124,12 +114,6 @@ def test_a_window_that_the_class_assumes_is_a_window(rows: list[Abilities], tmp_
         with pytest.raises(growkit.InputError, match=r"sliding_window.* 4096"):
             growkit.convert(source, tmp_path / "none", "diff-v2", verify=False)
     assert not (tmp_path / "none").exists()
-
-
-def test_models_become_windowless_where_a_class_assumes_a_window(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "llama", "llama")
-    growkit.convert(source, tmp_path / "out", "mistral", verify=False)
-    assert load_strict(tmp_path / "out").config.sliding_window is None
 
 
 def test_groups_of_several_sizes_are_refused() -> None:
