@@ -19,7 +19,6 @@ HEADING = "## Options\n"
 def commands() -> dict[str, typer.core.TyperCommand]:
     """Every command by its words."""
     group = typer.main.get_command(app)
-    assert isinstance(group, typer.core.TyperGroup)
     return dict(_commands(group, "growkit"))
 
 
@@ -30,7 +29,6 @@ def _commands(
         if isinstance(each, typer.core.TyperGroup):
             yield from _commands(each, f"{words} {name}")
         else:
-            assert isinstance(each, typer.core.TyperCommand)
             yield f"{words} {name}", each
 
 

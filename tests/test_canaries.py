@@ -215,7 +215,6 @@ def test_the_code_of_a_source_is_named(source: Path, tmp_path: Path) -> None:
     settings = growkit.Settings(prompts=1, length=12)
     result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=settings)
     assert result["kept"]
-    assert result["verification"] is not None
     first = result["verification"]["reason"]
     assert "modeling_canary.py" in first
     assert "the proof is about LlamaForCausalLM of transformers" in first

@@ -77,8 +77,6 @@ def test_an_older_transformers_is_refused_in_a_sentence(
     assert configuration_diff_transformer.OLDEST_TRANSFORMERS == OLDEST_TRANSFORMERS
     file = Path(differential_attention.__file__).with_name(FILES[0])
     spec = importlib.util.spec_from_file_location("copied", file)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "copied", module)
     if fits:

@@ -178,7 +178,6 @@ def test_sharing_with_less_rank_is_bounded(scope: str, tmp_path: Path) -> None:
         verification = growkit.convert(source, out, "shared-diff", verify=QUICK, **asked)[
             "verification"
         ]
-        assert verification is not None
         assert verification["kept"]
         assert verification["promise"] == "bounded"
         assert verification["negative_control_caught"]

@@ -388,7 +388,6 @@ def test_a_fault_in_a_new_layer(make: Make, tmp_path: Path) -> None:
         tensors[name] += 0.1
     found = growkit.verify(source, out, **FEW)
     assert not found["kept"]
-    assert found["fault"] is not None
     assert (found["fault"]["layer"], found["fault"]["tensor"]) == (1, name)
     (out / "growkit.json").unlink()
     found = growkit.verify(source, out, **FEW)

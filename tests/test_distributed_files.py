@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
     TensorProperties,
-    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from transformers import AutoModelForCausalLM
@@ -54,7 +53,6 @@ class InParts(DefaultSavePlanner):
 
     def _parts(self, item: WriteItem) -> Iterator[WriteItem]:
         whole = item.tensor_data
-        assert whole is not None
         cuts = [
             [0, *sorted(self._choose.randrange(size + 1) for _ in range(2)), size]
             for size in whole.size
@@ -209,7 +207,6 @@ def of_another(folder: Path) -> None:
 def overlap(found: Metadata) -> None:
     """Two parts of the right size in all, of which one lies on the other."""
     entry = found.state_dict_metadata[UP]
-    assert isinstance(entry, TensorStorageMetadata)
     rows, columns = entry.size
     half = torch.Size([rows // 2, columns])
     place = found.storage_data.pop(MetadataIndex(UP, [0, 0]))

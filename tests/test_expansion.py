@@ -129,7 +129,6 @@ def test_any_slice_of_any_map(seed: int) -> None:
     wanted = slice(*sorted(chance.choices(range(shape[0] + 1), k=2)))
     for of in (slice(0, shape[0]), wanted):
         back = undo(grown.__getitem__, maps, of)
-        assert back is not None
         assert back.float().equal(weight[of].float())
     for copies in copies_in(grown, maps):
         assert len(copies) > 1

@@ -78,7 +78,6 @@ def test_components_of_every_family(kind: str, tmp_path: Path) -> None:
     assert growkit.verify(source, out, **QUICK)["fault"] is None
     for name in seeded(kind).sample(sorted(components), 2):
         fault = verified(source, out, name)["fault"]
-        assert fault is not None
         layer = 1 if ".1." in name else None
         found = (fault["layer"], fault["component"], fault["tensor"])
         assert found == (layer, components[name], name)
@@ -110,7 +109,6 @@ def test_what_logits_say_of_uneven_copies_and_zeros(
         result = verified(source, out, f"model.layers.1.{name}.weight")
         fault = result["fault"]
         assert result["first_differing_layer"] == 1
-        assert fault is not None
         assert (fault["layer"], fault["component"]) == (1, component)
         assert fault["factor"] == pytest.approx(1.5)
 
@@ -178,7 +176,6 @@ def cause(dtype: torch.dtype, change: Callable[[Tensor], Tensor]) -> tuple[float
     stored = change(weights.double()).to(dtype)
     blocks = zip(weights.split(40), stored.split(40), strict=True)
     factor, found = cause_of(blocks, SPACINGS[dtype])
-    assert found is not None
     return factor, found
 
 

@@ -430,7 +430,6 @@ def shared(source: Path, target: Path, **options: Any) -> dict[str, torch.Tensor
 
 def settled(target: Path) -> dict[str, Any]:
     (step,) = read_json(target / "growkit.json")["recipe"]["steps"]
-    assert isinstance(step, dict)
     return step
 
 

@@ -324,7 +324,6 @@ def options_of(command: typer.core.TyperGroup) -> set[str]:
 
 def unknown_options(text: str) -> set[str]:
     group = typer.main.get_command(app)
-    assert isinstance(group, typer.core.TyperGroup)
     others = r"(python -m tests\.|pytest |accelerate launch |torchrun |pip |uvx )[^`\n]*"
     ours = re.sub(others, "", text)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours))
@@ -340,7 +339,6 @@ def table(page: str, heading: str) -> list[str]:
 
 def test_all_commands_are_in_the_table() -> None:
     group = typer.main.get_command(app)
-    assert isinstance(group, typer.core.TyperGroup)
     named = [cell.split()[1].rstrip("`") for cell in table("reference.md", "| command | purpose |")]
     assert {*named} == {*group.commands}
 

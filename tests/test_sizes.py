@@ -38,7 +38,6 @@ from growkit.planning import operation as operations_of
 from growkit.planning.operation import Change
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep, load_recipe
-from growkit.results.proof import VerifyResult
 from tests.conftest import (
     TOKENS,
     edit_json,
@@ -174,12 +173,6 @@ HEADS = {"hidden_size": 48, "num_attention_heads": 8, "num_key_value_heads": 4, 
 NORM = "model.layers.0.input_layernorm.weight"
 
 
-def proof_of(result: growkit.GrowResult) -> VerifyResult:
-    found = result["verification"]
-    assert found is not None
-    return found
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -198,7 +191,7 @@ def test_heads_and_widths_that_are_no_multiples(
     out = tmp_path / "out"
     result = growkit.grow(source, out, ffn=400, heads=12, kv_heads=kv_heads, verify=QUICK)
     assert (result["promise"], result["kept"], result["lost"]) == ("exact", True, None)
-    assert proof_of(result)["trainability"]["trainable"]  # type: ignore[index]
+    assert result["verification"]["trainability"]["trainable"]
     assert relative_error(source, out) < 1e-12
     config = json.loads((out / "config.json").read_text())
     assert config["num_key_value_heads"] == (4 if kv_heads else 6)
@@ -238,12 +231,11 @@ def test_zeros_that_round_are_bounded(
     assert plan["promise"] == "bounded"
     assert str(plan["lost"]).startswith("one rounding of every element of 5 tensors")
     result = growkit.grow(source, out, hidden=72, promise="bounded", verify=QUICK)
-    found = proof_of(result)
+    found = result["verification"]
     assert (result["promise"], result["kept"]) == ("bounded", True)
     assert found["weights_recovered"]
-    assert found["trainability"]["trainable"]  # type: ignore[index]
+    assert found["trainability"]["trainable"]
     limit = found["strict_float64"]["tolerance"]
-    assert limit is not None
     assert 0 < relative_error(source, out) < limit
     manifest = json.loads((out / "growkit.json").read_text())
     assert manifest["recipe"]["steps"][0]["promise"] == manifest["promise"] == "bounded"
@@ -258,7 +250,7 @@ def test_a_bound_that_is_not_kept_is_rejected(make: Make, tmp_path: Path) -> Non
     source = save_model(tmp_path / "source", "qwen3", rms_norm_eps=1.0, **SMALL)
     result = growkit.grow(source, tmp_path / "out", hidden=24, promise="bounded", verify=QUICK)
     assert result["kept"] is False
-    assert "rounding to float32 explains" in proof_of(result)["reason"]
+    assert "rounding to float32 explains" in result["verification"]["reason"]
     assert not (tmp_path / "out").exists()
 
 
@@ -271,7 +263,7 @@ def test_zeros_that_nothing_learns_are_found(
     settings = growkit.Settings(prompts=1, length=12, trainability=True)
     result = growkit.grow(source, tmp_path / "out", ffn=30, verify=settings)
     assert result["kept"] is False
-    assert "no gradient at all for zeros in model.layers.0.mlp" in proof_of(result)["reason"]
+    assert "no gradient at all for zeros in model.layers.0.mlp" in result["verification"]["reason"]
 
 
 def test_what_reads_zeros_has_gathered_nothing() -> None:
@@ -295,7 +287,7 @@ def test_what_the_root_of_hidden_rounds_is_bounded(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = growkit.grow(source, out, hidden="x2", promise="bounded", verify=QUICK)
     assert (result["promise"], result["kept"]) == ("bounded", True), result["verification"]
-    assert proof_of(result)["trainability"]["trainable"]  # type: ignore[index]
+    assert result["verification"]["trainability"]["trainable"]
     assert 0 < relative_error(source, out) < 1e-5
 
 
@@ -323,7 +315,7 @@ def test_more_tokens(rows: str, tied: bool, make: Make, tmp_path: Path) -> None:
     assert (result["promise"], result["kept"]) == ("exact", True)
     assert str(result["lost"]).startswith("8 new tokens share the softmax")
     assert "the logits of the source's 29 were compared; the new ones take 0." in str(
-        proof_of(result)["reason"]
+        result["verification"]["reason"]
     )
     assert error(source, out) < 1e-12
     tensors = load_file(out / "model.safetensors")
@@ -350,7 +342,7 @@ def test_more_tokens_in_use(make: Make, tmp_path: Path) -> None:
     """Logits that are all below zero: the old tokens still say the same among themselves."""
     source = make("llama")
     result = growkit.grow(source, tmp_path / "out", vocab=64, new_tokens="zero", verify=QUICK)
-    ways = {mode["name"]: mode["kept"] for mode in proof_of(result)["modes"]}
+    ways = {mode["name"]: mode["kept"] for mode in result["verification"]["modes"]}
     assert ways["generate"] is ways["save and reload"] is True
 
 

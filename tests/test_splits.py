@@ -163,7 +163,6 @@ def test_uneven_splits_are_exact(parts: int, dtype: torch.dtype) -> None:
         split = found[:7].view(7, parts, 5)
         assert split.double().sum(1).equal(weight.double())
         back = undo(lambda chosen, of=found: of[chosen], maps, slice(0, 7))
-        assert back is not None
         assert back.equal(weight)
         large = (split.double() / weight.double()[:, None])[..., -2:]  # small ones have few digits
         wanted = torch.from_numpy(maps[1].shares.reshape(parts, 5)[:, :2].copy())

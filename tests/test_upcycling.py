@@ -70,7 +70,6 @@ def test_its_proof_holds_and_misses_nothing(options: dict[str, Any], tmp_path: P
     grown = growkit.grow(source, out, verify=QUICK, **options)
     assert grown["kept"]
     assert grown["promise"] == "exact"
-    assert grown["verification"] is not None
     assert grown["verification"]["weights_recovered"] is True
     name = alter(out, "experts.7.up_proj.weight")
     found = growkit.verify(source, out, prompts=1, length=16)
@@ -144,9 +143,7 @@ def test_experts_that_get_one_gradient_are_told_apart_from_others(tmp_path: Path
         grown = growkit.grow(
             source, out, method="experts", experts="x2", symmetry=symmetry, verify=settings
         )
-        assert grown["verification"] is not None
         found = grown["verification"]["trainability"]
-        assert found is not None
         assert found["copied"]
         assert found["trainable"] is learns
         assert grown["kept"] is learns

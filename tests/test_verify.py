@@ -97,7 +97,6 @@ def test_copies_in_another_order_are_compared_as_well(make: Make, tmp_path: Path
         tensors["model.layers.3.self_attn.k_proj.weight"] *= 1.01
     result = growkit.verify(source, tmp_path / "target", **QUICK)
     assert result["first_differing_layer"] == 3
-    assert result["fault"] is not None
     assert result["fault"]["component"] is None  # which only a manifest tells
 
 
@@ -127,7 +126,6 @@ def test_the_control_finds_a_place_where_a_fault_shows(
                 tensor.zero_()
     result = growkit.grow(source, tmp_path / "target", hidden="x2", verify=Settings(**QUICK))
     assert result["kept"]
-    assert result["verification"] is not None
     assert "layers.1." not in result["verification"]["negative_control"]
 
 
@@ -138,7 +136,6 @@ def test_a_source_that_overflows_has_nothing_to_keep_there(make: Make, tmp_path:
             tensors[f"model.layers.0.mlp.{name}_proj.weight"] *= 2000
     result = growkit.grow(source, tmp_path / "target", hidden="x2", verify=Settings(**QUICK))
     verification = result["verification"]
-    assert verification is not None
     assert result["kept"]
     assert verification["native"]["tolerance"] is None
     assert "float16 the source itself" in verification["reason"]
@@ -465,7 +462,6 @@ def test_a_head_that_is_split_once_too_often(llama: Path, tmp_path: Path) -> Non
     grown = hyperclone(llama, tmp_path / "grown", lm_head=0.5)
     result = growkit.verify(llama, grown, **QUICK)
     assert not result["kept"]
-    assert result["fault"] is not None
     assert result["first_difference"] == "lm_head"
     assert result["fault"]["factor"] == pytest.approx(0.5)
 
@@ -478,7 +474,6 @@ def test_a_normaliser_that_grows(factor: float, kept: bool, tmp_path: Path) -> N
     result = growkit.verify(source, grown, **QUICK)
     assert result["kept"] is kept
     if not kept:
-        assert result["fault"] is not None
         assert result["fault"]["component"] == "embedding"
 
 
