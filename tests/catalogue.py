@@ -15,11 +15,10 @@ from transformers import CONFIG_MAPPING
 
 import growkit
 from growkit.base.names import NOTHING
-from growkit.engine.strict import strict_float64
 from growkit.families.family import example, family_of
 from growkit.pipeline.inspection import TIED, catalogue, table
 from growkit.results.operation import Abilities, Answer
-from tests.conftest import load_strict, save_random, seeded
+from tests.conftest import relative_error, save_random, seeded
 from tests.families import CONFIGS
 
 FILE = Path(growkit.__file__).parents[1] / "docs" / "families.md"
@@ -86,7 +85,7 @@ def outcome(verb: str, answer: Answer, source: Path, out: Path) -> Outcome:
             made = growkit.convert(source, out, answer["operation"], dtype="float64", **options)
     except growkit.InputError:
         return Outcome(None)
-    return Outcome(made["promise"], None if made["loads_with"] else difference(source, out))
+    return Outcome(made["promise"], None if made["loads_with"] else relative_error(source, out))
 
 
 LIMITS = {"exact": (0.0, 1e-12), "bounded": (1e-12, 0.1), "different": (1e-12, 100.0)}
@@ -99,16 +98,6 @@ def keeps(promise: str | None, found: Outcome) -> bool:
         return promise == found.promise
     least, most = LIMITS[promise]
     return least <= found.error < most
-
-
-def difference(source: Path, out: Path) -> float:
-    """Of the logits of the source's tokens, against their root mean square."""
-    before, after = load_strict(source), load_strict(out)
-    count = before.config.vocab_size
-    ids = torch.randint(count, (1, 12), generator=torch.Generator().manual_seed(0))
-    with strict_float64(), torch.no_grad():
-        expected, found = before(ids).logits, after(ids).logits[..., :count]
-    return float((expected - found).abs().max() / expected.square().mean().sqrt())
 
 
 if __name__ == "__main__":

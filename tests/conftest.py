@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 import growkit
 from growkit.base import tensors
+from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
 from growkit.cli.demo import MODEL
 from growkit.engine import lending
@@ -116,6 +117,21 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What is read of checkpoints: names of tensors, with the number of elements."""
+    found: list[tuple[str, int]] = []
+    read = Checkpoint.read
+
+    def noted(self: Checkpoint, name: str, *part: slice | None) -> torch.Tensor:
+        tensor = read(self, name, *part)
+        found.append((name, tensor.numel()))
+        return tensor
+
+    monkeypatch.setattr(Checkpoint, "read", noted)
+    return found
+
+
+@pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Path]:
     """``make("llama", hidden_size=32)`` -> the folder of a tiny random model."""
     count = iter(range(10**6))
@@ -150,25 +166,64 @@ def load_strict(folder: Path) -> PreTrainedModel:
     return model.eval()
 
 
+def random_ids(model: PreTrainedModel, seed: int = 0) -> torch.Tensor:
+    """A prompt of a model's tokens, [1, TOKENS]."""
+    config = model.config.get_text_config(decoder=True)
+    count = getattr(config, "unpadded_vocab_size", None) or config.vocab_size
+    return torch.randint(count, (1, TOKENS), generator=torch.Generator().manual_seed(seed))
+
+
+def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of one prompt, [tokens, vocabulary], in strict float64."""
+    with strict_float64(), torch.no_grad():
+        return model(input_ids=ids, use_cache=False).logits[0]
+
+
 def strict_logits(folder: Path, seed: int = 0) -> torch.Tensor:
     """Logits of seeded random tokens, in strict float64."""
     model = load_strict(folder)
-    config = model.config.get_text_config(decoder=True)
-    count = getattr(config, "unpadded_vocab_size", None) or config.vocab_size
-    ids = torch.randint(count, (1, TOKENS), generator=torch.Generator().manual_seed(seed))
-    with strict_float64(), torch.no_grad():
-        return model(ids, use_cache=False).logits[0]
+    return logits_of(model, random_ids(model, seed))
+
+
+def distance(
+    expected: torch.Tensor, found: torch.Tensor, mask: torch.Tensor | None = None
+) -> float:
+    """Largest difference against the root mean square of what is expected, at real tokens."""
+    if mask is not None:
+        expected, found = expected[mask.bool()], found[mask.bool()]
+    return float((expected - found).abs().max() / expected.square().mean().sqrt())
 
 
 def relative_error(source: Path, target: Path) -> float:
-    """Largest logit difference against the root mean square of the source's logits."""
-    expected, found = strict_logits(source), strict_logits(target)
-    return float((expected - found).abs().max() / expected.square().mean().sqrt())
+    """How far the logits of the source's tokens are apart."""
+    before, after = load_strict(source), load_strict(target)
+    ids = random_ids(before)
+    expected = logits_of(before, ids)
+    return distance(expected, logits_of(after, ids)[:, : expected.shape[1]])
+
+
+def train_step(model: Any, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> float:
+    """One step on these tokens in strict float64; gives the loss before it."""
+    with strict_float64():
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
 
 
 def cli(*words: object) -> Result:
     """The answer of the command line to some words, on a wide terminal."""
     return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+
+
+def refusal(*words: object) -> str:
+    """The one sentence with which a command line is refused."""
+    done = cli(*words)
+    assert (done.exit_code, done.stdout) == (2, ""), (done.output, done.exception)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
 
 
 def with_tokenizer(folder: Path) -> Path:
@@ -227,6 +282,13 @@ def edit_json(file: Path) -> Iterator[dict[str, Any]]:
     content = json.loads(file.read_text()) if file.exists() else {}
     yield content
     file.write_text(json.dumps(content))
+
+
+def flip_bit(file: Path) -> None:
+    """Change the last bit of a file."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ import torch
 
 from growkit.checkpoint import writing
 from growkit.cli.demo import MODEL
-from tests.conftest import cli, edit_weights, folder_bytes, save_model
+from tests.conftest import cli, edit_weights, folder_bytes, refusal, save_model
 
 GROW = ("--hidden", "x2")
 UNPROVED = (*GROW, "--no-verify")
@@ -32,11 +32,7 @@ def refused(folder: Path, *arguments: object, command: str = "grow") -> str:
     No file changes, and there is no new one.
     """
     before = folder_bytes(folder.parent)
-    result = cli(command, folder, *arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    (line,) = result.stderr.strip().splitlines()
-    assert line.startswith("error: ")
+    line = refusal(command, folder, *arguments)
     assert folder_bytes(folder.parent) == before
     return line
 

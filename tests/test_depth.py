@@ -314,30 +314,6 @@ def test_orders(options: dict[str, str], order: list[Any]) -> None:
     assert [str(layer.of) if layer.idle else layer.of for layer in found] == order
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({}, "layers is missing"),
-        ({"layers": "x1.3"}, "would make layers 5.2; choose a size or"),
-        ({"layers": "4"}, "makes 4 of the present 4; choose more"),
-        ({"layers": "x0.5"}, "less than the present 4"),
-        ({"layers": "x9999"}, "at most 10,000"),
-        ({"layers": "6", "place": "1"}, "place names 1 places"),
-        ({"place": "4"}, "numbers up to 3"),
-        ({"layers": "6", "blocks": "stack"}, "not a multiple of the present 4"),
-        ({"layers": "9", "blocks": "overlap"}, "more than twice"),
-        ({"layers": "8", "blocks": "stack", "place": "end"}, "has its own order"),
-        ({"layers": "eight"}, "layers 'eight' is not understood"),
-        ({"layers": "8", "place": "-1"}, "place is '-1'"),
-        ({"layers": "8", "blocks": "mirror"}, "choose identity or stack"),
-    ],
-)
-def test_what_is_no_order(options: dict[str, str], why: str, make: Make, tmp_path: Path) -> None:
-    source = make("llama", num_hidden_layers=4)
-    with pytest.raises(InputError, match=why):
-        growkit.grow(source, tmp_path / "out", dry_run=True, **GROW, **options)
-
-
 def run(source: Path, output: Path, *steps: GrowStep | ConvertStep) -> Any:
     return growkit.run(Recipe(str(source), steps, str(output), QUICK))
 

@@ -12,10 +12,19 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from growkit.sources import Inside, find, pair
-from tests.conftest import TOKENS, edit_json, edit_weights, load_strict, randomise
+from tests.conftest import (
+    TOKENS,
+    distance,
+    edit_json,
+    edit_weights,
+    load_strict,
+    logits_of,
+    randomise,
+)
 from tests.families import SIZES
 
 QUICK = growkit.Settings(prompts=1, length=12)
+IDS = torch.randint(28, (1, TOKENS), generator=torch.Generator().manual_seed(0))
 
 TEXT: dict[str, Any] = SIZES | {
     "hidden_size": 20,
@@ -87,11 +96,7 @@ def strict_error(whole: Path, alone: Path) -> float:
             whole, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
         )
     assert not report["missing_keys"]
-    ids = torch.randint(28, (1, TOKENS), generator=torch.Generator().manual_seed(0))
-    after = load_strict(alone)
-    with strict_float64(), torch.no_grad():
-        expected, found = before.eval()(input_ids=ids).logits, after(ids).logits
-    return float((expected - found).abs().max() / expected.square().mean().sqrt())
+    return distance(logits_of(before.eval(), IDS), logits_of(load_strict(alone), IDS))
 
 
 @pytest.mark.parametrize("name", WHOLES)
@@ -122,12 +127,9 @@ def test_it_is_grown_with_an_adapter_of_the_whole(name: str, tmp_path: Path) -> 
     assert growkit.grow(source, out, adapter=adapter, verify=QUICK, **WHOLES[name][2])["kept"]
     with strict_float64():
         plain = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float64)
-    ids = torch.randint(28, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     before = peft.PeftModel.from_pretrained(plain, adapter).eval()
     after = peft.PeftModel.from_pretrained(load_strict(out), out / "adapter").eval()
-    with strict_float64(), torch.no_grad():
-        expected, found = before(input_ids=ids).logits, after(input_ids=ids).logits
-    assert (expected - found).abs().max() / expected.square().mean().sqrt() < 1e-12
+    assert distance(logits_of(before, IDS), logits_of(after, IDS)) < 1e-12
 
 
 @pytest.mark.usage

@@ -227,22 +227,15 @@ def computing(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 
 def test_the_next_layer_is_read_before_this_one_is_handed_on(
-    make: Callable[..., Path], computing: Stream, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Path], computing: Stream, reads: list[tuple[str, int]]
 ) -> None:
-    folder, names, read = make("llama", num_hidden_layers=3), [], Checkpoint.read
-
-    def noted(self: Checkpoint, name: str, rows: slice | None = None) -> Tensor:
-        names.append(name)
-        return read(self, name, rows)
-
-    monkeypatch.setattr(Checkpoint, "read", noted)
-    model = Layerwise(Checkpoint(folder), torch.float32, CPU)
+    model = Layerwise(Checkpoint(make("llama", num_hidden_layers=3)), torch.float32, CPU)
     for stage in model.stages(CALLS):
         if stage.layer is not None:
-            layers = {int(name.split(".")[2]) for name in names if ".layers." in name}
+            layers = {int(name.split(".")[2]) for name, _ in reads if ".layers." in name}
             assert layers == set(range(min(stage.layer + 2, 3)))
             assert len(computing.waited_for) == stage.layer * 9  # tensors of the layers fetched
-    assert len(names) == len(set(names))
+    assert len(reads) == len({name for name, _ in reads})
 
 
 def test_fetched_or_not_it_is_the_same(

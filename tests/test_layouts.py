@@ -20,7 +20,15 @@ from growkit.planning.layouts import solve_lambda
 from growkit.recipe.recipe import ConvertStep, Recipe
 from tests import families
 from tests import layouts_reference as reference
-from tests.conftest import TOKENS, edit_weights, randomise, save_model, seeded, strict_logits
+from tests.conftest import (
+    TOKENS,
+    distance,
+    edit_weights,
+    randomise,
+    save_model,
+    seeded,
+    strict_logits,
+)
 
 register()
 
@@ -77,8 +85,7 @@ def logits(folder: Path, seed: int = 0) -> Tensor:
 
 def error(source: Path, target: Path) -> float:
     """Largest logit difference against the root mean square of the source's logits."""
-    expected, found = logits(source), logits(target)
-    return float((expected - found).abs().max() / expected.square().mean().sqrt())
+    return distance(logits(source), logits(target))
 
 
 def save(

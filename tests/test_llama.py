@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import growkit
-from growkit.base.errors import InputError
-from tests.conftest import edit_config, edit_weights, relative_error, save_model, seeded
+from tests.conftest import edit_weights, relative_error, save_model, seeded
 
 STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 1e4}
 ROPES: list[dict[str, Any] | None] = [
@@ -153,10 +152,3 @@ def test_sizes_are_in_the_units_of_the_config(tmp_path: Path) -> None:
     grown = growkit.grow(source, tmp_path / "target", hidden=16 * 3, heads=12, kv_heads=2)
     assert grown["copies"] == [{"hidden": 3, "ffn": 3, "signal_heads": 3, "noise_heads": 3}]
     assert growkit.inspect(tmp_path / "target")["sizes"]["kv_heads"] == 1
-
-
-def test_odd_heads_are_refused(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "diffllama")
-    edit_config(source, num_attention_heads=3)
-    with pytest.raises(InputError, match=r"num_attention_heads is 3.*multiple of 2"):
-        growkit.inspect(source)

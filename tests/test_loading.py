@@ -27,7 +27,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import slabs
 from growkit.distributed import Grown, GrownStorageReader, StateEntry
-from tests.conftest import edit_weights, load_strict, save_model
+from tests.conftest import edit_weights, flip_bit, load_strict, save_model
 from tests.fsdp import on_ranks
 from tests.test_optimizer_state import FLAT, load_distributed, save_distributed, step, trained
 
@@ -361,7 +361,7 @@ def test_who_loads_alone_checks_every_file(
     together = 0
     for file in sorted(source.glob("*.safetensors")):
         whole = file.read_bytes()
-        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        flip_bit(file)
         with pytest.raises(InputError, match=f"{file.name} is not the file"):
             Grown(manifest)
         try:
@@ -397,9 +397,7 @@ def test_the_proof_alone_is_kept(form: str, tmp_path: Path) -> None:
     assert GrownStorageReader(out).grown.recipe.format == form
     with pytest.raises(InputError, match="a proof whose weights were not kept"):
         growkit.inspect(out)
-    content = bytearray((source / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (source / "model.safetensors").write_bytes(content)
+    flip_bit(source / "model.safetensors")
     for opened in (growkit.load, GrownStorageReader):
         with pytest.raises(InputError, match="its proof does not cover it"):
             opened(out)

@@ -30,14 +30,13 @@ import growkit
 from growkit.checkpoint import writing
 from growkit.checkpoint.folder import instead_of_weights, no_model
 from growkit.cli.app import app
-from growkit.cli.demo import MODEL
-from tests.conftest import save_model
+from tests.conftest import edit_weights, save_model, with_tokenizer
 
 MOST_SECONDS, LATE_SECONDS = 1.0, 20.0
 """Of computing, before a mistake is answered; and if libraries must be imported to find it."""
 
 RECIPE = "source: source\nsteps:\n  - grow: hypercloning\n    ffn: x2\noutput: out\n"
-WEIGHTS = Path("source/model.safetensors")
+SOURCE, WEIGHTS = Path("source"), Path("source/model.safetensors")
 UP = "model.layers.0.mlp.up_proj.weight"
 
 
@@ -97,6 +96,9 @@ def change(before: str) -> None:
             name, content = f"source/{name}", "GGUF"
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(content)
+    elif how == "link":
+        Path(name).unlink(missing_ok=True)
+        Path(name).symlink_to(content)
     elif how == "cut":
         data = Path(name).read_bytes()
         Path(name).unlink()
@@ -106,43 +108,35 @@ def change(before: str) -> None:
         globals()[how]()
 
 
-@contextmanager
-def tensors() -> Iterator[dict[str, torch.Tensor]]:
-    """The weights of the source, to be changed."""
-    found = load_file(WEIGHTS)
-    yield found
-    save_file({name: each.contiguous() for name, each in found.items()}, WEIGHTS)
-
-
 def a_missing_tensor() -> None:
-    with tensors() as found:
+    with edit_weights(SOURCE) as found:
         del found["model.norm.weight"]
 
 
 def an_extra_tensor() -> None:
-    with tensors() as found:
+    with edit_weights(SOURCE) as found:
         found["extra"] = torch.ones(3)
 
 
 def another_shape() -> None:
-    with tensors() as found:
+    with edit_weights(SOURCE) as found:
         found[UP] = torch.zeros(24, 15)
 
 
 def whole_numbers() -> None:
-    with tensors() as found:
+    with edit_weights(SOURCE) as found:
         found[UP] = torch.zeros(24, 16, dtype=torch.int8)
 
 
 def the_head_alone() -> None:
     change('config {"tie_word_embeddings": true}')
-    with tensors() as found:
+    with edit_weights(SOURCE) as found:
         del found["model.embed_tokens.weight"]
 
 
 def quantised() -> None:
     """As GPTQ stores a projection."""
-    with tensors() as found:
+    with edit_weights(SOURCE) as found:
         weight = found.pop(UP)
         name = UP.removesuffix(".weight")
         found[f"{name}.qweight"] = torch.zeros(weight.shape[1] // 8 or 1, weight.shape[0]).int()
@@ -176,23 +170,6 @@ def without_tokenizer() -> None:
         file.unlink()
 
 
-def a_broken_link() -> None:
-    Path("source/tokenizer.json").unlink()
-    Path("source/tokenizer.json").symlink_to("nowhere")
-
-
-def a_link() -> None:
-    Path("out").symlink_to("source")
-
-
-def a_dangling_link() -> None:
-    Path("out").symlink_to("nowhere")
-
-
-def a_loop() -> None:
-    Path("out").symlink_to("out")
-
-
 def a_pipe() -> None:
     os.mkfifo("source/LICENSE")
 
@@ -218,11 +195,8 @@ def no_source() -> None:
 def make_place(folder: Path) -> None:
     """The folder in which mistakes are made."""
     sizes = {"vocab_size": 256, "intermediate_size": 24}
-    save_model(folder / "source", "llama", **sizes)
-    save_model(folder / "diff", "diffllama", head_dim=8, **sizes)
-    for kind in ("source", "diff"):
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(MODEL / name, folder / kind)
+    with_tokenizer(save_model(folder / "source", "llama", **sizes))
+    with_tokenizer(save_model(folder / "diff", "diffllama", head_dim=8, **sizes))
     (folder / "text.txt").write_text("a text of a few words, again and again. " * 40)
     (folder / "notes").mkdir()
     (folder / "notes" / "todo.txt").write_text("mine")

@@ -23,7 +23,7 @@ from growkit.modeling import differential_attention
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM, SharedProjection
 from tests import papers, test_llama
-from tests.conftest import edit_json, randomise, relative_error, save_model, seeded
+from tests.conftest import distance, edit_json, randomise, relative_error, save_model, seeded
 
 LIMIT = 1e-12
 VOCABULARY = 29
@@ -86,13 +86,6 @@ def left_padded(shape: tuple[int, int], *paddings: int) -> Tensor:
 def run(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
     with strict_float64(), torch.no_grad():
         return model(ids, **inputs).logits
-
-
-def distance(expected: Tensor, found: Tensor, mask: Tensor | None = None) -> float:
-    """Largest difference against the root mean square of what is expected, at real tokens."""
-    if mask is not None:
-        expected, found = expected[mask.bool()], found[mask.bool()]
-    return float((expected - found).abs().max() / expected.square().mean().sqrt())
 
 
 # --- DIFF: transformers' DiffLlama ----------------------------------------------------------------

@@ -25,7 +25,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.optimizer.groups import Parameters
 from growkit.optimizer.state import open_state
 from growkit.training import hidden_matrices
-from tests.conftest import cli, folder_bytes, load_strict, save_model
+from tests.conftest import folder_bytes, load_strict, refusal, save_model
 from tests.test_optimizer_state import (
     FLAT,
     batch,
@@ -206,11 +206,10 @@ def test_files_that_are_cut_off(
 ) -> None:
     state = save_torch(*trained(source, 1), tmp_path / "state")
     state.write_bytes(bytes_of(state.read_bytes()))
-    arguments = ["grow", str(source), str(tmp_path / "out"), "--hidden", "x2", "--no-verify"]
-    result = cli(*arguments, "--optimizer", state)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "truncated" in result.stderr or "cannot be loaded as" in result.stderr
-    assert not (tmp_path / "out").exists()
+    out = tmp_path / "out"
+    said = refusal("grow", source, out, "--hidden", "x2", "--no-verify", "--optimizer", state)
+    assert "truncated" in said or "cannot be loaded as" in said
+    assert not out.exists()
 
 
 def with_schedules(model: Any) -> Any:

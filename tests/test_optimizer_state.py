@@ -33,7 +33,7 @@ from growkit.engine.strict import strict_float64
 from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.schedule import grown_schedule
 from growkit.training import hidden_matrices, param_groups
-from tests.conftest import cli, folder_bytes, load_strict, save_model
+from tests.conftest import cli, flip_bit, folder_bytes, load_strict, save_model, train_step
 
 RATE, DECAY, EPS = 1e-2, 0.1, 1e-6
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -47,15 +47,7 @@ def batch(number: int, vocabulary: int = 29) -> Tensor:
 
 def step(model: Any, optimizer: torch.optim.Optimizer, number: int) -> float:
     """One step in strict float64; gives the loss before it."""
-    with strict_float64():
-        logits = model(batch(number)).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1), batch(number)[:, 1:].flatten()
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return float(loss.detach())
+    return train_step(model, optimizer, batch(number))
 
 
 def trained(folder: Path, steps: int, **options: Any) -> tuple[Any, torch.optim.AdamW]:
@@ -467,9 +459,7 @@ def test_what_is_written_beside_the_weights(made: tuple[Path, Path], tmp_path: P
     assert manifest["recipe"]["optimizer"] == state.name
     verdict = growkit.verify(source, out, prompts=1, length=8)
     assert (verdict["kept"], verdict["unknown_files"]) == (True, [])
-    content = bytearray((out / "optimizer.pt").read_bytes())
-    content[len(content) // 2] ^= 1
-    (out / "optimizer.pt").write_bytes(content)
+    flip_bit(out / "optimizer.pt")
     verdict = growkit.verify(source, out, prompts=1, length=8)
     assert (verdict["kept"], verdict["changed"]) == (False, ["optimizer.pt"])
 

@@ -14,7 +14,6 @@ from tests.conftest import (
     edit_weights,
     load_strict,
     relative_error,
-    save_model,
     save_random,
     seeded,
 )
@@ -70,13 +69,3 @@ def test_norms_of_an_output_gate_round_only_if_asked(tmp_path: Path) -> None:
     assert found["kept"]
     assert found["promise"] == "bounded"
     assert 0 < relative_error(source, out) < 0.1
-
-
-def test_what_gets_no_output_gate_is_refused(tmp_path: Path) -> None:
-    windows = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
-    for source, why in (
-        (save_model(tmp_path / "llama", "llama"), "matches the rest of a Llama model"),
-        (qwen3(tmp_path / "qwen3", 0, **windows), "has use_sliding_window True"),
-    ):
-        with pytest.raises(InputError, match=why):
-            growkit.convert(source, tmp_path / "out", "output-gate", verify=QUICK)

@@ -40,7 +40,7 @@ from growkit.report.saving import page as page_of
 from growkit.results.probe import probe_next, probe_sentence
 from growkit.results.schema import json_schema
 from growkit.sources import find
-from tests.conftest import cli, save_model, with_tokenizer
+from tests.conftest import cli, flip_bit, save_model, with_tokenizer
 from tests.test_python import as_json, wrong
 from tests.test_report import HOSTILE, OUTSIDE, Tags, poisoned
 
@@ -399,15 +399,9 @@ def test_a_killed_probe_goes_on_with_the_same_figures(
     (work / JOURNAL).write_text("\n".join([*whole[:-1], ""]))  # as after a kill
     again = probed(place, *names, settings=settings, work=work, resume=True)
     assert again["candidates"] == found["candidates"]
-    flip(work / "03-wide" / "model.safetensors")
+    flip_bit(work / "03-wide" / "model.safetensors")
     with pytest.raises(growkit.InputError, match="has been changed since it was grown"):
         probed(place, *names, settings=settings, work=work, resume=True)
-
-
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
 
 
 @pytest.fixture

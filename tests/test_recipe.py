@@ -1,7 +1,6 @@
 """Recipes are strict, and what they say is what is done."""
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,6 @@ from safetensors.torch import load_file
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
-from growkit.cli.demo import MODEL
 from growkit.recipe.recipe import (
     GrowStep,
     Recipe,
@@ -24,7 +22,7 @@ from growkit.recipe.recipe import (
     shipped_recipe,
     shipped_recipes,
 )
-from tests.conftest import cli
+from tests.conftest import cli, with_tokenizer
 
 Make = Callable[..., Path]
 GOOD = """
@@ -124,9 +122,8 @@ def test_the_proof_of_a_recipe_reads_another_text(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
-    source, recipe, out = make("llama", vocab_size=256), tmp_path / "r.yaml", tmp_path / "out"
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, source)
+    recipe, out = tmp_path / "r.yaml", tmp_path / "out"
+    source = with_tokenizer(make("llama", vocab_size=256))
     content = f"source: {source}\nsteps: [{{grow: hypercloning, hidden: x2}}]\noutput: {out}\n"
     recipe.write_text(content + "verify: {prompts: 1, length: 12, text: nowhere.txt}\n")
     assert "nowhere.txt" in cli("run", recipe).stderr

@@ -21,9 +21,9 @@ from growkit.checkpoint.folder import no_model
 from growkit.cli.app import app
 from growkit.planning.operation import operations
 from growkit.recipe.recipe import shipped_recipes
-from tests.conftest import save_model
+from tests.conftest import cli, refusal, save_model
 
-GROW = "grow source out --hidden x2"
+GROW = ("grow", "source", "out", "--hidden", "x2")
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +37,6 @@ def place(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(sound, "source")
     return tmp_path
-
-
-def refused(command: str) -> str:
-    done = CliRunner().invoke(app, command.split())
-    assert done.exit_code == 2, done.output
-    assert not done.stdout
-    assert done.stderr.count("\n") == 1, done.stderr
-    return done.stderr
 
 
 @pytest.mark.parametrize(
@@ -68,13 +60,13 @@ def test_weights_without_a_config_need_that(name: str, tmp_path: Path) -> None:
 def test_a_folder_in_the_place_of_the_weights() -> None:
     Path("source/model.safetensors").unlink()
     Path("source/model.safetensors").mkdir()
-    assert "model.safetensors is a folder, and a file was expected" in refused("inspect source")
+    assert "model.safetensors is a folder, and a file was expected" in refusal("inspect", "source")
 
 
 def test_overwriting_is_advised_in_both_languages() -> None:
-    assert CliRunner().invoke(app, [*GROW.split(), "--no-verify"]).exit_code == 0
-    assert "(--overwrite, in Python overwrite=True)" in refused(GROW)
-    assert CliRunner().invoke(app, [*GROW.split(), "--no-verify", "--overwrite"]).exit_code == 0
+    assert cli(*GROW, "--no-verify").exit_code == 0
+    assert "(--overwrite, in Python overwrite=True)" in refusal(*GROW)
+    assert cli(*GROW, "--no-verify", "--overwrite").exit_code == 0
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO])
@@ -85,7 +77,7 @@ def test_small_files_are_named_where_they_cannot_be_written(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(publishing, "flush", full)
-    said = refused("recipes copy wider-mlp .")
+    said = refusal("recipes", "copy", "wider-mlp", ".")
     assert "wider-mlp.yaml" in said
     assert "Errno" not in said
     assert not Path("wider-mlp.yaml").exists()
@@ -96,7 +88,7 @@ def test_whatever_the_system_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPat
         raise OSError(errno.EIO, os.strerror(errno.EIO), "source/config.json")
 
     monkeypatch.setattr("growkit.pipeline.inspection.inspect", look)
-    assert "error: source/config.json: Input/output error; " in refused("inspect source")
+    assert "error: source/config.json: Input/output error; " in refusal("inspect", "source")
 
 
 def test_a_terminal_of_no_width_is_one_of_unknown_width() -> None:
@@ -137,9 +129,9 @@ def test_long_names_cost_nothing() -> None:
 
 @pytest.mark.parametrize(("name", "said"), [("hi\x1b[31mden", "\\x1b"), ("h" * 10**5, "[…]")])
 def test_odd_names_are_quoted_plainly(name: str, said: str) -> None:
-    told = refused(f"grow a b --{name} x2")
+    told = refusal("grow", "a", "b", f"--{name}", "x2")
     assert said in told
-    assert told[:-1].isprintable()
+    assert told.isprintable()
     assert len(told) < LONGEST_SENTENCE + 50
 
 

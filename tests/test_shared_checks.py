@@ -18,7 +18,6 @@ from torch import Tensor
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli.demo import MODEL
 from growkit.conversions.low_rank import Heads
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.planning.layouts import read_layout
@@ -26,7 +25,7 @@ from growkit.planning.plan import Plan, Planned
 from growkit.proof.weights import Origin, Recovered, compare_weights
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
-from tests.conftest import edit_weights, save_model, seeded
+from tests.conftest import edit_weights, save_model, seeded, with_tokenizer
 from tests.test_mutations import swap
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -82,8 +81,7 @@ def check_sound_parts(seed: int, folder: Path) -> None:
     options: dict[str, Any] = {"scope": scope, "rank": rank}
     calibrated = choose.random() < 0.2
     if calibrated:
-        for file in MODEL.glob("tokenizer*"):
-            shutil.copy(file, source)
+        with_tokenizer(source)
         text = folder / "text.txt"
         text.write_text("Growing keeps what was learned. " * 20)
         options |= {"calibration": str(text), "shrinkage": choose.choice([0, 0.5, 1])}

@@ -29,7 +29,6 @@ from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.strict import strict_float64
 from growkit.families.family import Family, stored_family
 from growkit.growth import copying
 from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
@@ -39,11 +38,9 @@ from growkit.planning.operation import Change
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep, load_recipe
 from tests.conftest import (
-    TOKENS,
     edit_json,
     edit_weights,
     folder_bytes,
-    load_strict,
     relative_error,
     save_model,
     save_random,
@@ -128,17 +125,6 @@ def _hidden(kind: str, config: dict[str, Any]) -> list[Asked]:
     return found
 
 
-def error(source: Path, target: Path) -> float:
-    """Largest difference of the old tokens' logits, relative to their scale."""
-    before, after = load_strict(source), load_strict(target)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(before.config.vocab_size, (1, TOKENS), generator=generator)
-    with strict_float64(), torch.no_grad():
-        expected, found = before(ids).logits[0], after(ids).logits[0]
-    found = found[:, : expected.shape[1]]
-    return float((expected - found).abs().max() / expected.square().mean().sqrt())
-
-
 def model(folder: Path, kind: str, seed: int) -> tuple[Path, Case]:
     """A lively random model, and what it is."""
     case = Case(KINDS[kind], seeded(seed))
@@ -161,7 +147,7 @@ def grown(source: Path, out: Path, wanted: Asked, dtype: torch.dtype) -> float |
         assert result["verification"].reason.startswith("not as asked")
         return None
     assert result["kept"], result["verification"]
-    found = error(source, out)
+    found = relative_error(source, out)
     assert found < (1e-12 if wanted.promise == "exact" else ROUNDING[dtype]), found
     return found if wanted.promise == "exact" else 0.0
 
@@ -317,7 +303,7 @@ def test_more_tokens(rows: str, tied: bool, make: Make, tmp_path: Path) -> None:
     assert "the logits of the source's 29 were compared; the new ones take 0." in str(
         result["verification"]["reason"]
     )
-    assert error(source, out) < 1e-12
+    assert relative_error(source, out) < 1e-12
     tensors = load_file(out / "model.safetensors")
     embedding = tensors["model.embed_tokens.weight"]
     old, new = embedding[:29].double(), embedding[29:]

@@ -17,9 +17,8 @@ from growkit.algebra.expansion import IndexMap, in_blocks
 from growkit.algebra.law import grow_slice, undo
 from growkit.algebra.splits import LEAST_SNR_DB, Draw, Shares, noise, split
 from growkit.base.tensors import cut
-from growkit.engine.strict import strict_float64
 from growkit.training import param_groups, rewarming
-from tests.conftest import load_strict
+from tests.conftest import load_strict, train_step
 
 AMPLITUDES = [0.0, 0.01, Shares(10.0).amplitude, 0.5]
 EVERY_BYTE = torch.arange(256, dtype=torch.uint8)
@@ -178,10 +177,7 @@ def trained(folder: Path, groups: Any, state: Path | None, steps: int) -> tuple[
         optimizer.load_state_dict(torch.load(state, weights_only=True))
     generator = torch.Generator().manual_seed(steps)
     for ids in torch.randint(29, (steps, 4, 16), generator=generator):
-        optimizer.zero_grad()
-        with strict_float64():
-            model(ids, labels=ids).loss.backward()
-        optimizer.step()
+        train_step(model, optimizer, ids)
     return model, optimizer
 
 

@@ -35,7 +35,7 @@ from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import parse_recipe
 from growkit.results.proof import TrainingProof
 from growkit.training import hidden_matrices, param_groups
-from tests.conftest import cli, edit_json, load_strict, save_model, seeded
+from tests.conftest import cli, edit_json, load_strict, save_model, seeded, train_step
 from tests.test_optimizer_state import FORMATS, batch, grown, save_torch, step
 
 RATE, DECAY = 1e-3, 0.1
@@ -119,16 +119,7 @@ def batches(count: int, seed: int = 0) -> Iterator[Tensor]:
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer, data: Iterator[Tensor]) -> list[float]:
-    losses = []
-    for ids in data:
-        optimizer.zero_grad()
-        with strict_float64():
-            logits = model(ids).logits[:, :-1]
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-            loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
+    return [train_step(model, optimizer, ids) for ids in data]
 
 
 @dataclass

@@ -18,8 +18,7 @@ from growkit.base.parsing import parse_yaml
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import prompts
-from tests.conftest import cli, edit_config, edit_json, save_model
-from tests.test_calibration import with_tokenizer
+from tests.conftest import cli, edit_config, edit_json, refusal, save_model, with_tokenizer
 
 STEERING = "a\nb\x1b[31m\u202e"
 
@@ -37,10 +36,7 @@ def source(sound: Path, tmp_path: Path) -> Path:
 
 def sentence(*arguments: object) -> str:
     """What a command says that refuses; it has left nothing beside the source."""
-    result = cli(*arguments)
-    assert result.exit_code == 2, (result.output, result.exception)
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ")
+    line = refusal(*arguments)
     assert line.isprintable()
     assert len(line) < LONGEST_SENTENCE + 50
     return line
@@ -397,14 +393,3 @@ def test_what_cannot_be_grown(
     with pytest.raises(growkit.InputError, match=says):
         growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("key", ["final_logit_softcapping", "attention_multiplier", "whatever"])
-def test_forms_refuse_keys_that_they_do_not_know(key: str, make: Make, tmp_path: Path) -> None:
-    """A class may read any key; one that is off changes nothing."""
-    source = changed(make("llama", attention_bias=False), {key: 0.5}, {})
-    with pytest.raises(growkit.InputError, match=f"{key} 0.5, which growkit does not know"):
-        growkit.convert(source, tmp_path / "out", "diff-v2", verify=False)
-    assert not (tmp_path / "out").exists()
-    changed(source, {key: None}, {})
-    assert growkit.convert(source, tmp_path / "out", "diff-v2", verify=False)["promise"] == "exact"

@@ -30,13 +30,10 @@ from tests.conftest import (
 from tests.families import (
     DENSE,
     FAMILIES,
-    MOE,
     SPARSE,
     copy_any,
-    dense_config,
     save_dense,
     save_sparse,
-    softmax,
     upcycle_any,
 )
 
@@ -179,48 +176,6 @@ def test_drop_upcycling_is_another_function(tmp_path: Path) -> None:
         assert rows.equal((after[prefix + "w2.weight"] == down).all(0))
         kept.append(rows)
     assert not kept[0].equal(kept[1])
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes", "options", "why"),
-    [
-        ("llama", {"attention_bias": True}, {"experts": 8}, "no place for tensor .*bias"),
-        ("qwen3", {"use_sliding_window": True}, {"experts": 8}, "use_sliding_window True"),
-        ("olmo", {}, {"experts": 8}, r"these can: .*llama \(Mixtral\)"),
-        ("mixtral", {}, {"experts": 8}, "already has experts; --method experts"),
-    ],
-)
-def test_what_cannot_be_upcycled_is_refused_in_the_plan(
-    kind: str, changes: dict[str, Any], options: dict[str, Any], why: str, tmp_path: Path
-) -> None:
-    config = dense_config(kind, seeded(1)) if kind in DENSE else FAMILIES[kind].any(seeded(1))
-    source = save_random(tmp_path / "source", CONFIG_MAPPING[kind](**{**config, **changes}), 1)
-    with pytest.raises(InputError, match=why):
-        growkit.grow(source, tmp_path / "out", method="upcycle", verify=False, **options)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"experts": 6}, "cannot all be copied equally often; choose 8"),
-        ({"experts": "x3"}, "power of two; choose one that is, or --symmetry keep"),
-        ({"experts": 8, "top_k": 9}, "top_k 9 is more than 8 experts"),
-        ({"experts": 6, "copies": "2,2,1,1"}, "copies requires --top-k"),
-        ({"experts": 6, "top_k": 2, "copies": "2,2,1,2"}, "4 numbers with the sum 6"),
-        ({"experts": 6, "top_k": 2, "copies": "2,2,1,1/3,1,1,1/3,1,1,1"}, "each of 2 layers"),
-    ],
-)
-def test_what_cannot_be_copied_is_refused_in_the_plan(
-    options: dict[str, Any], why: str, tmp_path: Path
-) -> None:
-    config = softmax(seeded(1), **MOE, num_local_experts=4, hidden_size=16)
-    source = save_random(tmp_path / "source", CONFIG_MAPPING["mixtral"](**config), 1)
-    with pytest.raises(InputError, match=why):
-        growkit.grow(source, tmp_path / "out", method="experts", verify=False, **options)
-    dense = save_dense("llama", 1, tmp_path / "dense")
-    with pytest.raises(InputError, match="has no experts to copy; --method upcycle"):
-        growkit.grow(dense, tmp_path / "out", method="experts", experts="x2", verify=False)
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:

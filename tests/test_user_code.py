@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import growkit
 from growkit.engine.user_code import trust
-from tests.conftest import cli, edit_weights
+from tests.conftest import cli, edit_weights, refusal
 
 CONFIG = """
 from transformers import PretrainedConfig
@@ -101,11 +101,8 @@ def averages(folder: Path, name: str, scale: str = "") -> Path:
 def test_code_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
     source, out = averages(tmp_path / "source", "A"), tmp_path / "out"
     few = ("--prompts", 1, "--length", 12)
-    done = cli("grow", source, out, "--hidden", "x2", *few)
-    assert done.exit_code == 2
-    assert (
-        "if you trust the code in that folder, growkit --trust-code FOLDER runs it" in done.output
-    )
+    said = refusal("grow", source, out, "--hidden", "x2", *few)
+    assert "if you trust the code in that folder, growkit --trust-code FOLDER runs it" in said
     assert not any("averages" in name for name in sys.modules if "AForCausalLM" in name)
     done = cli("--trust-code", source, "grow", source, out, "--hidden", "x2", *few)
     assert done.exit_code == 0, done.output
@@ -141,6 +138,5 @@ def test_what_a_class_does_with_its_sizes_is_seen(tmp_path: Path) -> None:
 
 def test_there_must_be_code_to_trust(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    done = cli("--trust-code", tmp_path, "inspect", tmp_path)
-    assert done.exit_code == 2
-    assert "has no code to trust; leave the option out" in done.output
+    said = refusal("--trust-code", tmp_path, "inspect", tmp_path)
+    assert "has no code to trust; leave the option out" in said

@@ -31,11 +31,11 @@ from growkit.proof import control
 from growkit.proof.modes import ATTENTION
 from growkit.results.proof import VerifyResult
 from tests.conftest import (
-    cli,
     edit_config,
     edit_json,
     edit_weights,
     folder_bytes,
+    refusal,
     save_model,
 )
 
@@ -488,14 +488,14 @@ def test_names_without_the_prefix_of_the_class(tmp_path: Path) -> None:
     assert growkit.verify(source, copy, **QUICK)["kept"]
     renamed.pop("h.1.mlp.c_fc.weight")
     save_file(renamed, copy / "model.safetensors", {"format": "pt"})
-    sentence = refused(source, copy)
+    sentence = refusal("verify", source, copy)
     assert "h.1.mlp.c_fc.weight" in sentence
 
 
 def test_what_has_no_layers_to_run_alone_is_refused(tmp_path: Path) -> None:
     """XLM has lists of attentions, of norms and of MLPs, and computes between them."""
     source = save_model(tmp_path / "source", "xlm")
-    sentence = refused(source, shutil.copytree(source, tmp_path / "copy"))
+    sentence = refusal("verify", source, shutil.copytree(source, tmp_path / "copy"))
     assert "XLMWithLMHeadModel" in sentence
     assert "one layer at a time (something is computed between" in sentence
 
@@ -505,15 +505,5 @@ def test_encoders_with_decoders_are_refused(tmp_path: Path) -> None:
         vocab_size=29, d_model=16, d_ff=24, num_layers=2, num_heads=4, d_kv=4
     )
     transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "source")
-    sentence = refused(tmp_path / "source", shutil.copytree(tmp_path / "source", tmp_path / "copy"))
-    assert "type t5" in sentence
-
-
-def refused(source: Path, target: Path, *arguments: str) -> str:
-    """The one sentence with which ``growkit verify`` ends."""
-    result = cli("verify", source, target, *arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    (line,) = result.stderr.strip().splitlines()
-    assert line.startswith("error: ")
-    return line
+    copy = shutil.copytree(tmp_path / "source", tmp_path / "copy")
+    assert "type t5" in refusal("verify", tmp_path / "source", copy)

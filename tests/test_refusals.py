@@ -1,0 +1,155 @@
+"""What cannot be grown or converted is refused in a sentence, and nothing is written.
+
+Sources here are sound; for what is wrong with them see ``tests.test_trust``, for the command line
+``tests.test_mistakes``.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import growkit
+from growkit.base.errors import InputError
+from tests.conftest import edit_config, save_model
+
+Options = dict[str, Any]
+Row = tuple[str, Options, Options, Options, str]
+"""A type, settings of its model, what is changed in ``config.json``, options, and the sentence."""
+
+GROUPED = {"num_noise_heads": 1}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+LAYERS = {"layer_types": ["full_attention", "sliding_attention"]}
+SCALES = {"embedding_multiplier": 1.7, "residual_multiplier": 0.8, "attention_multiplier": 0.3}
+FOUR_LAYERS, FOUR_EXPERTS = {"num_hidden_layers": 4}, {"num_local_experts": 4}
+DINT = {"integral": "causal"}
+
+
+def to(name: str, **options: Any) -> Options:
+    return {"to": name, **options}
+
+
+def grow(method: str = "hypercloning", **options: Any) -> Options:
+    return {"method": method, **options}
+
+
+CONVERSIONS: list[Row] = [
+    ("llama", {}, {}, to("dint"), r"it has no λ"),
+    (
+        "llama",
+        {},
+        {},
+        to("shared-diff", rank=2),
+        r"no noise heads .* --to diff first, and then --to",
+    ),
+    ("llama", {}, {}, to("llama"), r"of Llama already; choose another layout"),
+    ("llama", {}, {}, to("diff-v2", rank=2), r"has no option rank, nor any other; for rank choose"),
+    ("diffllama", {}, {}, to("diff-v2"), r"λ of another kind"),
+    ("llama", {}, {}, to("gda"), r"it has no noise heads"),
+    ("diff_transformer", GROUPED, {}, to("gda"), r"it is grouped already"),
+    ("diffllama", {}, {}, to("diff"), r"it is DIFF already"),
+    ("diffllama", {}, {}, to("diff", head_norm="plain"), r"head_norm is for softmax models"),
+    ("diffllama", {}, {}, to("shared-diff"), r"rank is missing; give it as N.*: the rank"),
+    (
+        "diffllama",
+        {},
+        {},
+        to("shared-diff", rank=0),
+        r"rank is '0'; give the rank of the updates, a",
+    ),
+    ("diffllama", {}, {}, to("dint", gamma="open"), r"gamma 'open' is not known; choose gated or"),
+    ("diffllama", {}, {}, to("dint", rank=2), r"has no option rank; it has gamma, integral"),
+    ("diffllama", {}, {}, to("dnit"), r"no conversion to 'dnit'; did you mean 'dint'"),
+    ("diff_transformer", DINT, {}, to("dint"), r"an integral already"),
+    ("qwen3", {}, WINDOWS | LAYERS, to("diff-v2"), "layer_types .*'sliding_attention'"),
+    (
+        "qwen3",
+        {},
+        {"thinking_budget": 3},
+        to("diff-v2"),
+        "thinking_budget 3, which growkit does not",
+    ),
+    ("granite", {}, {"attention_multiplier": "0.3"}, to("diff-v2"), "attention_multiplier '0.3'"),
+    ("granite", {}, {"logits_scaling": -1.5}, to("diff-v2"), "logits_scaling -1.5"),
+    ("qwen3", {}, {}, to("llama"), "qk_norm True .it has False."),
+    ("qwen2", {}, {}, to("llama"), "attention_output_bias False .it has True."),
+    ("granite", SCALES, {}, to("mistral"), "residual_multiplier 0.8 .it has 1.0."),
+    ("llama", {}, {}, to("output-gate"), "matches the rest of a Llama model"),
+    ("qwen3", WINDOWS, {}, to("output-gate"), "has use_sliding_window True"),
+    *(
+        ("llama", {}, {key: 0.5}, to("diff-v2"), f"{key} 0.5, which growkit does not know")
+        for key in ("final_logit_softcapping", "attention_multiplier", "whatever")
+    ),
+    *(
+        (kind, {}, {key: value}, to("diff-transformer"), f"{key} {value}, which growkit does not")
+        for kind in ("llama", "diffllama")
+        for key, value in (("qk_norm", True), ("embedding_multiplier", 12.0))
+    ),
+]
+DEPTH: list[Row] = [
+    ("llama", FOUR_LAYERS, {}, grow("depth", **options), why)
+    for options, why in (
+        ({}, "layers is missing"),
+        ({"layers": "x1.3"}, "would make layers 5.2; choose a size or"),
+        ({"layers": "4"}, "makes 4 of the present 4; choose more"),
+        ({"layers": "x0.5"}, "less than the present 4"),
+        ({"layers": "x9999"}, "at most 10,000"),
+        ({"layers": "6", "place": "1"}, "place names 1 places"),
+        ({"place": "4"}, "numbers up to 3"),
+        ({"layers": "6", "blocks": "stack"}, "not a multiple of the present 4"),
+        ({"layers": "9", "blocks": "overlap"}, "more than twice"),
+        ({"layers": "8", "blocks": "stack", "place": "end"}, "has its own order"),
+        ({"layers": "eight"}, "layers 'eight' is not understood"),
+        ({"layers": "8", "place": "-1"}, "place is '-1'"),
+        ({"layers": "8", "blocks": "mirror"}, "choose identity or stack"),
+    )
+]
+EXPERTS: list[Row] = [
+    (
+        "llama",
+        {"attention_bias": True},
+        {},
+        grow("upcycle", experts=8),
+        "no place for tensor .*bias",
+    ),
+    ("qwen3", WINDOWS, {}, grow("upcycle", experts=8), "use_sliding_window True"),
+    ("olmo", {}, {}, grow("upcycle", experts=8), r"these can: .*llama \(Mixtral\)"),
+    ("mixtral", {}, {}, grow("upcycle", experts=8), "already has experts; --method experts"),
+    ("llama", {}, {}, grow("experts", experts="x2"), "has no experts to copy; --method upcycle"),
+    *(
+        ("mixtral", FOUR_EXPERTS, {}, grow("experts", **options), why)
+        for options, why in (
+            ({"experts": 6}, "cannot all be copied equally often; choose 8"),
+            ({"experts": "x3"}, "power of two; choose one that is, or --symmetry keep"),
+            ({"experts": 8, "top_k": 9}, "top_k 9 is more than 8 experts"),
+            ({"experts": 6, "copies": "2,2,1,1"}, "copies requires --top-k"),
+            ({"experts": 6, "top_k": 2, "copies": "2,2,1,2"}, "4 numbers with the sum 6"),
+            ({"experts": 6, "top_k": 2, "copies": "2,2,1,1/3,1,1,1/3,1,1,1"}, "each of 2 layers"),
+        )
+    ),
+]
+WIDTH: list[Row] = [
+    ("diffllama", {}, {"num_attention_heads": 3}, grow(hidden="x2"), "is 3.*multiple of 2"),
+    ("nemotron", {}, {"num_key_value_heads": None}, grow(hidden="x2"), "needs num_key_value_heads"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "edits", "options", "why"), [*CONVERSIONS, *DEPTH, *EXPERTS, *WIDTH]
+)
+def test_it_is_refused(
+    kind: str, settings: Options, edits: Options, options: Options, why: str, tmp_path: Path
+) -> None:
+    source = save_model(tmp_path / "source", kind, **settings)
+    edit_config(source, **edits)
+    work = growkit.convert if "to" in options else growkit.grow
+    with pytest.raises(InputError, match=why):
+        work(source, tmp_path / "out", verify=False, **options)
+    assert [*tmp_path.iterdir()] == [source]
+
+
+def test_keys_that_are_off_change_nothing(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    edit_config(source, final_logit_softcapping=None, whatever=None)
+    made = growkit.convert(source, tmp_path / "out", "diff-v2", verify=False)
+    assert made["promise"] == "exact"
