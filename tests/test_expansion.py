@@ -143,23 +143,6 @@ def test_any_slice_of_any_map(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("notation", "shape", "written", "read"),
-    [
-        ("heads.dim <- hidden", (6, 5), {"heads", "dim"}, {"hidden"}),
-        ("vocab -> hidden", (7, 5), {"hidden"}, {"vocab"}),
-        ("hidden", (5,), {"hidden"}, set()),
-        ("<- hidden", (5,), set(), {"hidden"}),
-        ("heads.dim + dim <- hidden", (9, 5), {"heads", "dim"}, {"hidden"}),
-    ],
-)
-def test_layouts(notation: str, shape: tuple[int, ...], written: set[str], read: set[str]) -> None:
-    pattern = Pattern.parse(notation)
-    assert pattern.shape({"heads": 2, "dim": 3, "hidden": 5, "vocab": 7}) == shape
-    assert pattern.axes(Role.WRITTEN) == written
-    assert pattern.axes(Role.READ) == read
-
-
-@pytest.mark.parametrize(
     ("notation", "why"),
     [
         ("", "at character 1: the name of an axis is missing"),

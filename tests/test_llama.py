@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import growkit
 from tests.conftest import edit_weights, relative_error, save_model, seeded
@@ -67,15 +66,6 @@ def test_any_llama(seed: int, tmp_path: Path) -> None:
     options |= {"snr_db": choose.choice([5.0, 10.0]), "shard_size": choose.choice(["5GB", "9KB"])}
     growkit.grow(source, tmp_path / "target", verify=None, **options)
     assert relative_error(source, tmp_path / "target") < 1e-12
-
-
-def test_tied_stays_tied_and_llama_stays_llama(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama", tie_word_embeddings=True)
-    growkit.grow(source, tmp_path / "target", hidden="x2", verify=None)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
-    assert type(model) is LlamaForCausalLM
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert "lm_head.weight" not in load_file(tmp_path / "target" / "model.safetensors")
 
 
 def test_steps_of_a_recipe_are_one_pass(tmp_path: Path) -> None:

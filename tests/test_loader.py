@@ -2,13 +2,13 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import growkit
@@ -22,41 +22,18 @@ QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 Make = Callable[..., Path]
 
 
-def configure(folder: Path, **values: Any) -> None:
-    edit_config(folder, **values)
-
-
-def doubled(folder: Path, name: str) -> None:
-    """Twice the weights, in another file."""
-    tensors = load_file(folder / "model.safetensors")
-    save_file({key: 2 * t for key, t in tensors.items()}, folder / name, {"format": "pt"})
-
-
 def a_tensor_twice(folder: Path) -> None:
     with edit_weights(folder) as tensors:
         tensors["norm.weight"] = 2 * tensors["model.norm.weight"]
 
 
-def weights_of_another_name(folder: Path) -> None:
-    doubled(folder, "other.safetensors")
-    configure(folder, transformers_weights="other.safetensors")
-
-
-SHARD = "shard-00000-model-00001-of-00001.safetensors"
 KERNEL = "nobody/kernel@main:fast"
 FOLLOWED: dict[str, Callable[[Path], Any]] = {
-    SHARD: lambda folder: doubled(folder, SHARD),
-    "transformers_weights": weights_of_another_name,
-    "adapter_config.json": lambda folder: (folder / "adapter_config.json").write_text("{}"),
-    "configuration_files": lambda folder: configure(folder, configuration_files=["other.json"]),
-    "fusion_config": lambda folder: configure(folder, fusion_config={"patch_embeddings": True}),
-    "quantised": lambda folder: configure(folder, quantization_config={"quant_method": "fp8"}),
+    "quantised": partial(edit_config, quantization_config={"quant_method": "fp8"}),
     "norm.weight": a_tensor_twice,
-    "attn_implementation": lambda folder: configure(folder, attn_implementation=KERNEL),
-    "_attn_implementation": lambda folder: configure(
-        folder, text_config={"_attn_implementation": KERNEL}
-    ),
-    "experts_implementation": lambda folder: configure(folder, experts_implementation={"": KERNEL}),
+    "attn_implementation": partial(edit_config, attn_implementation=KERNEL),
+    "_attn_implementation": partial(edit_config, text_config={"_attn_implementation": KERNEL}),
+    "experts_implementation": partial(edit_config, experts_implementation={"": KERNEL}),
     "vocab": lambda folder: (folder / "tokenizer_config.json").write_text('{"vocab": "/dev/zero"}'),
     "additional_chat_templates": lambda folder: (folder / "additional_chat_templates").symlink_to(
         folder.parent
@@ -101,7 +78,7 @@ def test_a_layout_that_transformers_lacks(make: Make, tmp_path: Path) -> None:
     growkit.convert(make("diffllama"), tmp_path / "motif", to="motif", verify=False)
     found = loading(Checkpoint(tmp_path / "motif"))
     assert not found.own_class
-    weights_of_another_name(tmp_path / "motif")
+    edit_config(tmp_path / "motif", transformers_weights="other.safetensors")
     with pytest.raises(InputError, match="transformers_weights"):
         loading(Checkpoint(tmp_path / "motif"))
 
@@ -119,7 +96,7 @@ def test_tensors_that_the_class_passes_over_are_named(make: Make, tmp_path: Path
 @pytest.mark.parametrize("key", ["num_hidden_layers", "num_layers"])
 def test_more_layers_than_tensors(key: str, make: Make) -> None:
     folder = make("llama")
-    configure(folder, **{key: 10**9})
+    edit_config(folder, **{key: 10**9})
     with pytest.raises(InputError, match=key):
         loading(Checkpoint(folder))
 

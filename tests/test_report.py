@@ -27,7 +27,6 @@ from growkit.results.proof import Finding, VerifyResult, name_result, next_step
 from tests.conftest import edit_weights, save_model
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\ud800"
-SVG = "{http://www.w3.org/2000/svg}"
 VOID = {"wbr", "meta", "br", "hr", "img", "link", "input"}
 OUTSIDE = re.compile(
     r"""(?:src|href|action|data|poster|srcset)\s*=\s*["']?(?!\#)|url\(|@import|<(?:script|iframe|link|img|base|object|embed)\b""",

@@ -244,9 +244,6 @@ def test_torch_files_that_are_not_plain(kind: str, tmp_path: Path) -> None:
         opened(tmp_path, NOT_PLAIN[kind]())
 
 
-Records = list[tuple[str, bytes]]
-
-
 def rewritten(file: Path, change: Callable[[str, bytes], bytes | None], kind: int = 0) -> None:
     """Write an archive anew, with other records or compressed."""
     with zipfile.ZipFile(file) as archive:

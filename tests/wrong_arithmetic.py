@@ -55,6 +55,18 @@ def changed(
     return compute
 
 
+def products(
+    change: Callable[[Any, Tensor, Tensor, dict[str, Any]], Any],
+    names: Sequence[str] = ("aten::mm", "aten::bmm"),
+) -> Arithmetic:
+    """Change what these products compute, given the two factors."""
+
+    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return change(func, *args, kwargs) if name_of(func) in names else func(*args, **kwargs)
+
+    return compute
+
+
 def emulated(digits: int) -> Arithmetic:
     """Products in fixed point: a row has one exponent."""
 
@@ -76,14 +88,11 @@ def computed_in(dtype: torch.dtype, names: set[str]) -> Callable[[Any], Arithmet
 def permuted(seed: int) -> Arithmetic:
     """Products whose terms are added in another order."""
 
-    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if name_of(func) not in ("aten::mm", "aten::bmm"):
-            return func(*args, **kwargs)
-        left, right = args
+    def change(func: Any, left: Tensor, right: Tensor, kwargs: dict[str, Any]) -> Any:
         order = torch.randperm(left.shape[-1], generator=torch.Generator().manual_seed(seed))
         return func(left[..., order], right[..., order, :], **kwargs)
 
-    return compute
+    return products(change)
 
 
 class Sometimes:
@@ -138,27 +147,22 @@ def stale(every: int) -> Arithmetic:
 def wrong_kernel(rows: int) -> Arithmetic:
     """Products of so many rows lose the last term."""
 
-    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        found = func(*args, **kwargs)
-        if name_of(func) not in ("aten::mm", "aten::bmm") or found.shape[-2] != rows:
-            return found
-        left, right = args
-        return func(left[..., :-1], right[..., :-1, :], **kwargs)
+    def change(func: Any, left: Tensor, right: Tensor, kwargs: dict[str, Any]) -> Any:
+        if left.shape[-2] == rows:
+            left, right = left[..., :-1], right[..., :-1, :]
+        return func(left, right, **kwargs)
 
-    return compute
+    return products(change)
 
 
 def lost_terms(part: float) -> Arithmetic:
     """Products lose the last part of their terms: a split sum that is not waited for."""
 
-    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if name_of(func) not in ("aten::mm", "aten::bmm"):
-            return func(*args, **kwargs)
-        left, right = args
+    def change(func: Any, left: Tensor, right: Tensor, kwargs: dict[str, Any]) -> Any:
         kept = min(left.shape[-1] - 1, round(left.shape[-1] * (1 - part)))
         return func(left[..., :kept], right[..., :kept, :], **kwargs)
 
-    return compute
+    return products(change)
 
 
 def noisy(size: float) -> Arithmetic:
@@ -176,29 +180,29 @@ def narrow_sums(
 ) -> Arithmetic:
     """Products whose sums are kept in a dtype of their own after so many terms."""
 
-    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if name_of(func) not in ("aten::mm", "aten::bmm") or args[0].dtype != dtype:
-            return func(*args, **kwargs)
-        left, right = (each.float() for each in args)
+    def change(func: Any, left: Tensor, right: Tensor, kwargs: dict[str, Any]) -> Any:
+        if left.dtype != dtype:
+            return func(left, right, **kwargs)
+        left, right = left.float(), right.float()
         total = torch.zeros((), dtype=kept)
         for first in range(0, left.shape[-1], block):
             part = func(left[..., first : first + block], right[..., first : first + block, :])
             total = (total + part.to(kept)).to(kept)
         return total.to(dtype)
 
-    return compute
+    return products(change)
 
 
-def longer_sums(names: set[str]) -> Arithmetic:
+def longer_sums(names: Sequence[str]) -> Arithmetic:
     """Products whose sums have more digits, and are rounded once: better than promised."""
 
-    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if name_of(func) not in names or args[0].dtype != torch.float64:
-            return func(*args, **kwargs)
-        left, right = (each.numpy().astype(np.longdouble) for each in args)
-        return torch.from_numpy((left @ right).astype(np.float64))
+    def change(func: Any, left: Tensor, right: Tensor, kwargs: dict[str, Any]) -> Any:
+        if left.dtype != torch.float64:
+            return func(left, right, **kwargs)
+        long = (each.numpy().astype(np.longdouble) for each in (left, right))
+        return torch.from_numpy(np.matmul(*long).astype(np.float64))
 
-    return compute
+    return products(change, names)
 
 
 def as_two_floats(values: Tensor) -> Tensor:
@@ -210,15 +214,12 @@ def other_layouts(turned: Sequence[bool]) -> Arithmetic:
     """Products that lose their first term, if the left matrix lies as these say, and the right one
     not as in a linear layer."""
 
-    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        found = func(*args, **kwargs)
-        if name_of(func) != "aten::mm" or not args[1].is_contiguous():
-            return found
-        left, right = args
-        wrong = (not left.is_contiguous()) in turned
-        return func(left[:, 1:], right[1:], **kwargs) if wrong else found
+    def change(func: Any, left: Tensor, right: Tensor, kwargs: dict[str, Any]) -> Any:
+        if right.is_contiguous() and (not left.is_contiguous()) in turned:
+            left, right = left[:, 1:], right[1:]
+        return func(left, right, **kwargs)
 
-    return compute
+    return products(change, ["aten::mm"])
 
 
 def short_turns(least: float) -> Arithmetic:
@@ -313,7 +314,7 @@ KINDS: dict[str, tuple[Sequence[Any], Callable[[Any], Arithmetic]]] = {
     "another library": ([1e-16, 2e-16, 4e-16], rough),
     "rough functions": ([1e-12, 1e-9, 1e-5], rough),
     "flushed numbers": ([2.0**-1022, 1e-100, 1e-30], flushed),
-    "longer sums": ([{"aten::mm"}, {"aten::bmm"}, {"aten::mm", "aten::bmm"}], longer_sums),
+    "longer sums": ([["aten::mm"], ["aten::bmm"], ["aten::mm", "aten::bmm"]], longer_sums),
     "two float32": (
         [PRODUCTS, PRODUCTS | SUMS, PRODUCTS | FUNCTIONS],
         lambda names: changed(names, as_two_floats, F64, of="inputs"),
