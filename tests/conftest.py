@@ -55,8 +55,16 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-13)
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
-def edit_config(folder: Path, **changes: Any) -> None:
-    with edit_json(folder / "config.json") as config:
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether dtype, shape and every bit are the same."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    flat, others = (each.contiguous().flatten().view(torch.uint8) for each in (one, other))
+    return bool(flat.equal(others))
+
+
+def edit_config(folder: Path, file: str = "config.json", **changes: Any) -> None:
+    with edit_json(folder / file) as config:
         config |= changes
 
 
@@ -289,6 +297,16 @@ def flip_bit(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
+
+
+class Called:
+    """A pickle of this calls a function."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:

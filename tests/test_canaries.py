@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig
 
 import growkit
-from tests.conftest import cli, edit_json, save_model, with_tokenizer
+from tests.conftest import Called, cli, edit_config, save_model, with_tokenizer
 
 MODULES = (
     *("modeling_canary", "configuration_canary", "tokenization_canary", "processing_canary"),
@@ -24,14 +24,9 @@ MODULES = (
 )
 
 
-class Canary:
-    """Sings when it is unpickled."""
-
-    def __init__(self, song: Path) -> None:
-        self.song = song
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.song}.unpickled",)
+def canary(song: Path) -> Called:
+    """It sings when it is unpickled."""
+    return Called(os.system, f"touch {song}.unpickled")
 
 
 def plant(folder: Path, song: Path) -> None:
@@ -49,8 +44,8 @@ def plant(folder: Path, song: Path) -> None:
     generate = sing("generate") + "def generate(*a, **k): pass\n"
     (folder / "custom_generate" / "generate.py").write_text(generate)
     for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "adapter_model.bin"):
-        torch.save(Canary(song), folder / name)
-    (folder / "rng_state.pth").write_bytes(pickle.dumps(Canary(song)))
+        torch.save(canary(song), folder / name)
+    (folder / "rng_state.pth").write_bytes(pickle.dumps(canary(song)))
     (folder / "canary.yaml").write_text(f"!!python/object/apply:os.system ['touch {song}.yaml']\n")
 
 
@@ -63,18 +58,13 @@ AUTO_MAP = {
 }
 
 
-def change(file: Path, **values: Any) -> None:
-    with edit_json(file) as content:
-        content.update(values)
-
-
 Place = Callable[[Path, Path], Any]
 
 
 def auto_map_everywhere(folder: Path, song: Path) -> None:
     for name in ("config", "tokenizer_config", "generation_config", "processor_config"):
-        change(folder / f"{name}.json", auto_map=AUTO_MAP)
-    change(folder / "preprocessor_config.json", auto_map=AUTO_MAP)
+        edit_config(folder, f"{name}.json", auto_map=AUTO_MAP)
+    edit_config(folder, "preprocessor_config.json", auto_map=AUTO_MAP)
 
 
 def templates(folder: Path, song: Path) -> None:
@@ -82,7 +72,7 @@ def templates(folder: Path, song: Path) -> None:
     escape = "{{ cycler.__init__.__globals__.os.system('touch " + f"{song}.template')" + " }}"
     endless = "{% for i in range(10**12) %}x{% endfor %}{{ " + song_of + " }}"
     (folder / "chat_template.jinja").write_text(escape + endless)
-    change(folder / "tokenizer_config.json", chat_template=escape)
+    edit_config(folder, "tokenizer_config.json", chat_template=escape)
 
 
 def pickled(dump: Callable[[Any], bytes]) -> Place:
@@ -90,7 +80,7 @@ def pickled(dump: Callable[[Any], bytes]) -> Place:
 
     def place(folder: Path, song: Path) -> None:
         (folder / "model.safetensors").unlink()
-        (folder / "pytorch_model.bin").write_bytes(dump({"model.norm.weight": Canary(song)}))
+        (folder / "pytorch_model.bin").write_bytes(dump({"model.norm.weight": canary(song)}))
 
     return place
 
@@ -102,7 +92,7 @@ def torch_dumps(content: Any) -> bytes:
 
 
 def setting(file: str = "config.json", **values: Any) -> Place:
-    return lambda folder, song: change(folder / file, **values)
+    return lambda folder, song: edit_config(folder, file, **values)
 
 
 BELOW = {"model_type": "llama", "_attn_implementation": "canary/kernel"}

@@ -21,7 +21,7 @@ from growkit.engine.lending import Lender
 from growkit.engine.loader import loading
 from growkit.engine.strict import strict_float64
 from tests.architectures import TYPES, build, save
-from tests.conftest import edit_weights
+from tests.conftest import edit_weights, same_bits
 
 QUICK: dict[str, Any] = {"prompts": 2, "length": 16}
 
@@ -64,10 +64,6 @@ def lent(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     return found
 
 
-def same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.equal(other)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_weight_is_what_transformers_loads(
@@ -79,7 +75,7 @@ def test_every_weight_is_what_transformers_loads(
     found = lent(folder, dtype)
     expected = loaded(folder, dtype)
     assert found.keys() == expected.keys()
-    assert [name for name in found if not same(found[name], expected[name])] == []
+    assert [name for name in found if not same_bits(found[name], expected[name])] == []
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_neox"])
@@ -91,7 +87,7 @@ def test_a_changed_bit_shows(kind: str, tmp_path: Path) -> None:
         name = next(name for name in tensors if "w3" in name or "embed_out" in name)
         tensors[name].view(torch.int32).view(-1)[5] ^= 1
     after = lent(folder, torch.float32)
-    assert sum(not same(before[name], after[name]) for name in before) == 1
+    assert sum(not same_bits(before[name], after[name]) for name in before) == 1
 
 
 def renamed(kind: str, *names: tuple[str, str]) -> Callable[[Path], None]:
@@ -155,7 +151,7 @@ def test_third_party_files(make: Any, tmp_path: Path) -> None:
     make(folder)
     found, expected = lent(folder, torch.float64), loaded(folder, torch.float64)
     assert found.keys() == expected.keys()
-    assert all(same(found[name], expected[name]) for name in expected)
+    assert all(same_bits(found[name], expected[name]) for name in expected)
     assert growkit.verify(folder, folder, **QUICK)["kept"]
 
 

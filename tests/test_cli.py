@@ -1,6 +1,7 @@
 """The command line: fast to start, quiet on stdout, honest in its exit codes."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,10 @@ Make = Callable[..., Path]
 QUICK = ["--prompts", "2", "--length", "12"]
 
 
-def imported_by(*arguments: str) -> set[str]:
+HEAVY = {"torch", "transformers", "numpy", "safetensors"}
+
+
+def imported_by(*arguments: str, **environment: str) -> set[str]:
     """The modules that a command has imported when it ends."""
     code = (
         "import sys, atexit\n"
@@ -27,16 +31,17 @@ def imported_by(*arguments: str) -> set[str]:
         "from growkit.cli.app import run_app\n"
         "run_app()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    given = {"env": os.environ | environment, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", code], **given)
     assert done.returncode == 0, done.stderr
-    return set(done.stderr.splitlines())
+    modules = set(done.stderr.splitlines())
+    assert "growkit.cli.app" in modules
+    return modules
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["grow", "--help"], ["recipes", "list"]])
 def test_help_needs_nothing_heavy(arguments: list[str]) -> None:
-    modules = imported_by(*arguments)
-    assert "growkit.cli.app" in modules
-    assert not modules & {"torch", "transformers", "numpy", "safetensors"}
+    assert not imported_by(*arguments) & HEAVY
 
 
 def test_headers_need_no_torch(make: Make, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import read_json
 from growkit.engine.strict import strict_float64
-from growkit.recipe.recipe import ConvertStep, Recipe
 from growkit.training import GammaRamp
 from tests.conftest import (
     edit_config,
@@ -33,8 +32,7 @@ QUICK = growkit.Settings(prompts=2, length=12)
 
 
 def convert(source: Path, target: Path, to: str, dtype: str | None = None, **options: Any) -> Any:
-    recipe = Recipe(str(source), (ConvertStep(to, options),), str(target), verify=None, dtype=dtype)
-    return growkit.run(recipe)
+    return growkit.convert(source, target, to, dtype=dtype, verify=False, **options)
 
 
 def diff_source(folder: Path, seed: int, **options: Any) -> Path:

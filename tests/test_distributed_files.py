@@ -32,7 +32,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.distributed_file import _check_whole
 from growkit.checkpoint.reading import Checkpoint
-from tests.conftest import folder_bytes, refusal, save_model, seeded
+from tests.conftest import Called, folder_bytes, refusal, save_model, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -178,11 +178,6 @@ def test_what_grows_from_it_is_proved(tmp_path: Path) -> None:
     assert found["first_lost_tensor"] == "model.norm.weight"
 
 
-class Malicious:
-    def __reduce__(self) -> Any:
-        return open, ("touched", "w")
-
-
 def listed(folder: Path) -> Metadata:
     found: Metadata = pickle.loads((folder / ".metadata").read_bytes())
     return found
@@ -253,7 +248,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 LISTS: dict[str, tuple[Callable[[Metadata], Any], str]] = {
-    "code": (lambda _: Malicious(), "such a list does not need"),
+    "code": (lambda _: Called(open, "touched", "w"), "such a list does not need"),
     "no such list": (lambda _: {"a": 1}, "Metadata was expected"),
     "overlap": (overlap, "its parts overlap or leave gaps"),
     "beyond": (changed(size=torch.Size([1, 1])), "its parts reach beyond it"),

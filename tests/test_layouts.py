@@ -17,7 +17,6 @@ from growkit.modeling import FILES, register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 from growkit.planning.layouts import solve_lambda
-from growkit.recipe.recipe import ConvertStep, Recipe
 from tests import families
 from tests import layouts_reference as reference
 from tests.conftest import (
@@ -110,8 +109,7 @@ def save(
 def convert(source: Path, layout: str, dtype: str | None = None, **options: Any) -> Path:
     """The source in another layout, beside it."""
     output = source.parent / f"{source.name}-{layout}"
-    recipe = Recipe(str(source), (ConvertStep(layout),), str(output), None, dtype=dtype, **options)
-    assert growkit.run(recipe)["kept"] is None
+    growkit.convert(source, output, layout, dtype=dtype, verify=False, **options)
     assert config_of(output)["model_type"] == MODEL_TYPES[layout]
     return output
 

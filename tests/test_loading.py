@@ -27,7 +27,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import slabs
 from growkit.distributed import Grown, GrownStorageReader, StateEntry
-from tests.conftest import edit_weights, flip_bit, load_strict, save_model
+from tests.conftest import edit_weights, flip_bit, load_strict, same_bits, save_model
 from tests.fsdp import on_ranks
 from tests.test_optimizer_state import FLAT, load_distributed, save_distributed, step, trained
 
@@ -149,19 +149,11 @@ def whole(tensor: Any) -> Tensor:
     return found.detach()
 
 
-def alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same, bit for bit."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    flat, others = (each.contiguous().flatten().view(torch.uint8) for each in (one, other))
-    return bool(flat.equal(others))
-
-
 def differing(state: Mapping[str, Any], expected: Mapping[str, Tensor]) -> list[str]:
     """The names of what differs; collective, where tensors are spread."""
     found = {name: whole(tensor) for name, tensor in state.items()}
     assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
-    return [name for name in found if not alike(found[name], expected[name])]
+    return [name for name in found if not same_bits(found[name], expected[name])]
 
 
 def spread_tensors(state: Mapping[str, Any]) -> int:

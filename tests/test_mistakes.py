@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ import growkit
 from growkit.checkpoint import writing
 from growkit.checkpoint.folder import instead_of_weights, no_model
 from growkit.cli.app import app
-from tests.conftest import edit_weights, save_model, with_tokenizer
+from tests.conftest import Called, edit_weights, save_model, with_tokenizer
 
 MOST_SECONDS, LATE_SECONDS = 1.0, 20.0
 """Of computing, before a mistake is answered; and if libraries must be imported to find it."""
@@ -153,15 +152,8 @@ def sharded() -> None:
     Path("source/model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
 
 
-class Bomb:
-    """A pickle that runs something."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("touch exploded",)
-
-
 def pickled() -> None:
-    torch.save({"weight": Bomb()}, "source/pytorch_model.bin")
+    torch.save({"weight": Called(os.system, "touch exploded")}, "source/pytorch_model.bin")
     WEIGHTS.unlink()
 
 

@@ -33,7 +33,7 @@ from growkit.engine.strict import strict_float64
 from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.schedule import grown_schedule
 from growkit.training import hidden_matrices, param_groups
-from tests.conftest import cli, flip_bit, folder_bytes, load_strict, save_model, train_step
+from tests.conftest import Called, cli, flip_bit, folder_bytes, load_strict, save_model, train_step
 
 RATE, DECAY, EPS = 1e-2, 0.1, 1e-6
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -615,15 +615,10 @@ def test_the_best_checkpoint_is_none_of_the_grown_model(
     (checkpoint / "scaler.pt").unlink()
 
 
-class Malicious:
-    def __reduce__(self) -> Any:
-        return print, ("run",)
-
-
 def test_code_beside_the_state(ran: tuple[Path, list[float]], tmp_path: Path) -> None:
     checkpoint, _ = ran
     kept = (checkpoint / "rng_state.pth").read_bytes()
-    torch.save({"python": Malicious()}, checkpoint / "rng_state.pth")
+    torch.save({"python": Called(print, "run")}, checkpoint / "rng_state.pth")
     before = folder_bytes(tmp_path)
     with pytest.raises(InputError, match=r"rng_state\.pth cannot be loaded"):
         grown(checkpoint, checkpoint, tmp_path / "out")

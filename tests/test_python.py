@@ -277,8 +277,8 @@ def test_every_property_says_what_it_means() -> None:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("source"), "diffllama", head_dim=8)
+def source(place: Path) -> Path:
+    return place / "source"
 
 
 @pytest.fixture(scope="module")

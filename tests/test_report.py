@@ -13,18 +13,16 @@ from xml.etree import ElementTree
 
 import pytest
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 import growkit
 from growkit.base.units import duration, size
-from growkit.cli.app import app
 from growkit.recipe.recipe import load_recipe
 from growkit.report import drawing
 from growkit.report.drawing import Titles
 from growkit.report.proof import binned, glance, headroom, proof_view
 from growkit.report.saving import flowing, page
 from growkit.results.proof import Finding, VerifyResult, name_result, next_step
-from tests.conftest import edit_weights, save_model
+from tests.conftest import cli, edit_weights, save_model
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\ud800"
 VOID = {"wbr", "meta", "br", "hr", "img", "link", "input"}
@@ -415,10 +413,6 @@ def words(result: Any) -> dict[str, str]:
     return {name: str(line) for name, line in glance(result).items()}
 
 
-def command(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, [str(each) for each in arguments], env={"COLUMNS": "80"})
-
-
 def test_the_device_is_named_with_what_it_computed(exact: growkit.VerifyResult) -> None:
     sentence = "strict float64 ran on the CPU, since on GPU products are wrong"
     found = Finding(name="device", kept=None, sentence=sentence)
@@ -541,14 +535,14 @@ def test_the_terminal_begins_with_the_verdict(place: Path, tmp_path: Path) -> No
     spoiled = shutil.copytree(place / "exact", tmp_path / "spoiled")
     with edit_weights(spoiled) as weights:
         weights["model.layers.1.mlp.up_proj.weight"] *= 1.01
-    done = command("verify", place / "source", spoiled, *OPTIONS)
+    done = cli("verify", place / "source", spoiled, *OPTIONS)
     assert done.exit_code == 1
     marks = ("not preserved", "at fault:", "next:", "loss", "source's rounding")
     places = [done.stdout.index(each) for each in marks]
     assert places == sorted(places)
     for prompts in (1, 10):  # of 11 predictions each
         amount = ["--prompts", prompts, "--length", "12"]
-        done = command("verify", place / "source", place / "exact", *amount)
+        done = cli("verify", place / "source", place / "exact", *amount)
         assert done.exit_code == 0
         assert done.stdout.startswith("preserved: ")
         assert ("next: prove it on more" in done.stdout) is (prompts == 1)
@@ -587,11 +581,11 @@ def test_a_limit_turns_a_loss_into_an_exit_code(
         result = growkit.verify(source, place / "lossy", max_kl=limit, **QUICK)
         assert (result.kept, result.max_kl) == (kept, limit)
         assert ("not as asked" in result.reason) is not kept
-        assert command("verify", source, place / "lossy", *OPTIONS, *option).exit_code == code
+        assert cli("verify", source, place / "lossy", *OPTIONS, *option).exit_code == code
         steps = {"source": str(source), "steps": [{"convert": "shared-diff", "rank": 1}]}
         output = tmp_path / f"run-{code}"
         recipe.write_text(json.dumps({**steps, "output": str(output), "verify": QUICK}))
-        assert command("run", recipe, *option).exit_code == code
+        assert cli("run", recipe, *option).exit_code == code
         made = (output if kept else Path(f"{output}.rejected")) / "growkit.json"
         assert load_recipe(made).verify == growkit.Settings(**QUICK, max_kl=limit)
     limited = growkit.verify(source, place / "exact", max_kl=1e-6, **QUICK)

@@ -22,6 +22,7 @@ from growkit.cli.app import app
 from growkit.planning.operation import operations
 from growkit.recipe.recipe import shipped_recipes
 from tests.conftest import cli, refusal, save_model
+from tests.test_cli import HEAVY, imported_by
 
 GROW = ("grow", "source", "out", "--hidden", "x2")
 
@@ -176,17 +177,4 @@ def test_values_are_completed(line: str, values: list[str]) -> None:
 
 
 def test_completion_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, atexit\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'safetensors'}\n"
-        "atexit.register(lambda: sys.stderr.write(' '.join(heavy & set(sys.modules))))\n"
-        "sys.argv = ['growkit']\n"
-        "from growkit.cli.app import run_app\n"
-        "run_app()\n"
-    )
-    environment = os.environ | asked("growkit convert a b --to dint")
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert done.stdout.split() == ["dint"]
-    assert done.stderr == ""
+    assert not imported_by(**asked("growkit convert a b --to dint")) & HEAVY

@@ -21,7 +21,7 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import MOST_HEADER, WeightFile, open_weights
 from growkit.engine.strict import strict_float64
-from tests.conftest import edit_json, save_model
+from tests.conftest import Called, edit_json, same_bits, save_model
 
 Tensors = dict[str, torch.Tensor]
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -42,24 +42,16 @@ def odd_tensors() -> Tensors:
     }
 
 
-def same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """The same dtype, shape and bits."""
-    if (first.dtype, first.shape) != (second.dtype, second.shape):
-        return False
-    bits = [t.contiguous().flatten().view(torch.uint8) for t in (first, second)]
-    return bits[0].equal(bits[1])
-
-
 def check_reading(file: WeightFile, expected: Tensors) -> None:
     assert file.tensors.keys() == expected.keys()
     for name, tensor in expected.items():
         assert file.tensors[name].shape == tuple(tensor.shape)
         assert file.tensors[name].bytes == tensor.numel() * tensor.element_size()
         with strict_float64():  # whatever dtype is wanted around it
-            assert same(file.read(name, None), tensor)
+            assert same_bits(file.read(name, None), tensor)
         for rows in (slice(0, 1), slice(1, 3), slice(2, None), slice(2, 2)):
             if tensor.dim():
-                assert same(file.read(name, rows), tensor[rows]), (name, rows)
+                assert same_bits(file.read(name, rows), tensor[rows]), (name, rows)
 
 
 def test_safetensors_as_the_library_reads_them(tmp_path: Path) -> None:
@@ -107,7 +99,7 @@ def test_headers_that_the_library_refuses_are_refused(tmp_path: Path) -> None:
             continue
         taken += 1
         found = load_file(tmp_path / "model.safetensors")
-        assert all(same(file.read(name, None), tensor) for name, tensor in found.items())
+        assert all(same_bits(file.read(name, None), tensor) for name, tensor in found.items())
         assert file.tensors.keys() == found.keys()
     assert taken > 50
 
@@ -301,14 +293,6 @@ class Storage:
     """Stands for the storage of a forged tensor."""
 
 
-class Forged:
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return torch._utils._rebuild_tensor_v2, (*self.arguments, False, OrderedDict())
-
-
 def forge(file: Path, begin: Any, size: Any, stride: Any, count: Any = 24) -> None:
     """Write an archive with one storage of 24 numbers, and a tensor that says where it lies."""
     stream = io.BytesIO()
@@ -318,7 +302,8 @@ def forge(file: Path, begin: Any, size: Any, stride: Any, count: Any = 24) -> No
             found = isinstance(thing, Storage)
             return ("storage", torch.FloatStorage, "0", "cpu", count) if found else None
 
-    Writer(stream, 2).dump({"a": Forged(Storage(), begin, size, stride)})
+    rebuilt = Storage(), begin, size, stride, False, OrderedDict()
+    Writer(stream, 2).dump({"a": Called(torch._utils._rebuild_tensor_v2, *rebuilt)})
     numbers = torch.arange(24.0).numpy().tobytes()
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in (
@@ -357,7 +342,7 @@ def test_index_and_headers_agree(tmp_path: Path) -> None:
     index = source / "model.safetensors.index.json"
     with edit_json(index) as content:
         with safe_open(source / content["weight_map"][UP], framework="pt") as shard:
-            assert same(Checkpoint(source).read(UP), shard.get_tensor(UP))
+            assert same_bits(Checkpoint(source).read(UP), shard.get_tensor(UP))
         content["weight_map"][UP] = content["weight_map"]["lm_head.weight"]
     with pytest.raises(InputError, match="where the index lists it"):
         Checkpoint(source)

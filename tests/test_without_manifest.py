@@ -20,9 +20,8 @@ from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
 from growkit.recipe import planner
 from growkit.recipe.manifest import read_record
-from tests.conftest import cli, edit_json, edit_weights, save_model
+from tests.conftest import cli, edit_config, edit_json, edit_weights, save_model, with_tokenizer
 from tests.families import MOE
-from tests.test_calibration import with_tokenizer
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 Make = Callable[..., Path]
@@ -41,11 +40,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def target(source: Path, tmp_path: Path) -> Path:
     return shutil.copytree(source.with_name("target"), tmp_path / "target")
-
-
-def change(folder: Path, name: str = "config.json", **values: Any) -> None:
-    with edit_json(folder / name) as content:
-        content.update(values)
 
 
 def found(source: Path, target: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -80,7 +74,7 @@ def test_the_verdict_says_what_it_uncovered_notes(source: Path, target: Path) ->
 )
 def test_a_setting_that_no_prompt_shows(key: str, value: Any, source: Path, target: Path) -> None:
     assert found(source, target) == ((), ())
-    change(target, **{key: value})
+    edit_config(target, **{key: value})
     changed, _ = found(source, target)
     assert f"{key} in config.json" in changed
     if key == "max_position_embeddings":
@@ -105,7 +99,7 @@ def test_a_setting_that_no_prompt_shows(key: str, value: Any, source: Path, targ
 def test_a_setting_without_effect_is_only_named(
     key: str, value: Any, source: Path, target: Path
 ) -> None:
-    change(target, **{key: value})
+    edit_config(target, **{key: value})
     changed, (named,) = found(source, target)
     assert changed == ()
     assert named.startswith(f"{key} in config.json differs")
@@ -120,7 +114,7 @@ def test_a_setting_without_effect_is_only_named(
 def test_conversions_are_no_false_alarms(to: str, make: Make, tmp_path: Path) -> None:
     source = make("mistral" if to == "llama" else "llama", vocab_size=256)
     if to == "llama":
-        change(source, sliding_window=None)
+        edit_config(source, sliding_window=None)
     growkit.convert(with_tokenizer(source), tmp_path / "target", to=to, verify=False)
     (tmp_path / "target" / "growkit.json").unlink()
     result = growkit.verify(source, tmp_path / "target", **QUICK)
@@ -131,7 +125,7 @@ def test_conversions_are_no_false_alarms(to: str, make: Make, tmp_path: Path) ->
 def test_what_only_others_do_with_a_tokenizer_is_named(source: Path, target: Path) -> None:
     """transformers cuts nothing unless it is told to; who reads the file by itself does."""
     cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
-    change(target, "tokenizer.json", truncation=cut)
+    edit_config(target, "tokenizer.json", truncation=cut)
     (target / "tekken.json").write_text("{}")
     result = growkit.verify(source, target, **QUICK)
     assert result["kept"]
@@ -142,13 +136,13 @@ def test_what_only_others_do_with_a_tokenizer_is_named(source: Path, target: Pat
 def test_a_setting_that_saving_drops_is_no_contradiction(source: Path, tmp_path: Path) -> None:
     """The source's tokenizer, saved again after growth, says less and does the same."""
     again = shutil.copytree(source, tmp_path / "again")
-    change(again, "tokenizer_config.json", add_bos_token=True)
+    edit_config(again, "tokenizer_config.json", add_bos_token=True)
     grown = tmp_path / "grown"
     growkit.grow(again, grown, ffn="x2", verify=False)
     AutoTokenizer.from_pretrained(again).save_pretrained(again)
     assert "add_bos_token" not in (again / "tokenizer_config.json").read_text()
     assert growkit.verify(again, grown, **QUICK)["kept"]
-    change(grown, "tokenizer_config.json", eos_token="e")
+    edit_config(grown, "tokenizer_config.json", eos_token="e")
     assert not growkit.verify(again, grown, **QUICK)["kept"]
 
 
@@ -210,7 +204,7 @@ def test_a_setting_of_a_grown_model(
     was = (target / "config.json").read_bytes()
     also = {"sliding_window": 40} if key == "layer_types" and changed else {}
     try:
-        change(target, **{key: value}, **also)
+        edit_config(target, **{key: value}, **also)
         decides, told = found(source, target)
         checkpoints = Checkpoint(source), Checkpoint(target)
         origin = origin_of(*checkpoints, read_record(checkpoints[1]))
@@ -274,7 +268,7 @@ def test_the_layers_of_a_deeper_model_keep_their_types(tmp_path: Path) -> None:
     for one, other in ((0, 4), (0, 2)):
         wrong = list(planned)
         wrong[one], wrong[other] = planned[other], planned[one]
-        change(tmp_path / "out", layer_types=wrong)
+        edit_config(tmp_path / "out", layer_types=wrong)
         assert (
             wrong == planned or "layer_types in config.json" in found(source, tmp_path / "out")[0]
         )
@@ -291,7 +285,7 @@ def test_a_dtype_that_the_source_leaves_out(stored: str, said: str, tmp_path: Pa
         save_model(tmp_path / name, "llama", dtype=dtype)
     with edit_json(tmp_path / "source" / "config.json") as config:
         del config["dtype"]
-    change(tmp_path / "out", dtype=said)
+    edit_config(tmp_path / "out", dtype=said)
     decides = found(tmp_path / "source", tmp_path / "out")[0]
     assert ("dtype in config.json" in decides) == (said == "bfloat16")
 
@@ -311,7 +305,7 @@ def test_positions_in_a_table(rows: int, tmp_path: Path) -> None:
     with edit_weights(bare(target)) as weights:
         table = weights["transformer.wpe.weight"]
         weights["transformer.wpe.weight"] = torch.cat([table, table])[:rows]
-    change(target, n_positions=rows)
+    edit_config(target, n_positions=rows)
     assert found(source, target)[0] == (() if rows == 64 else ("n_positions in config.json",))
     assert growkit.verify(source, target, **QUICK)["kept"] == (rows == 64)
 
@@ -324,7 +318,7 @@ def test_the_window_that_a_class_assumes(window: int | None, make: Make, tmp_pat
     bare(target)
     assert CONFIG_MAPPING["mistral"]().sliding_window == 4096
     said = {} if window else {"sliding_window": None}
-    change(target, model_type="mistral", architectures=["MistralForCausalLM"], **said)
+    edit_config(target, model_type="mistral", architectures=["MistralForCausalLM"], **said)
     result = growkit.verify(source, target, **QUICK)
     assert result["kept"] == (window is None), result["reason"]
     assert ("sliding_window in config.json" in result["reason"]) == (window is not None)
