@@ -13,12 +13,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
-from growkit.base.errors import InputError
 from growkit.families.family import families
 from growkit.growth import depth
 from growkit.growth.depth import arrangement
 from growkit.results.proof import trainability_sentence
-from tests.conftest import edit_config, edit_json, edit_weights, relative_error, seeded
+from tests.conftest import edit_json, edit_weights, relative_error, seeded
 from tests.families import CONFIGS, IDENTITY, Config, coin, save_lively
 
 QUICK = growkit.Settings(prompts=1, length=16)
@@ -260,37 +259,6 @@ def test_which_layers_are_dense_travels_as_well(
     if kind == "deepseek_v2":
         (out / "growkit.json").unlink()
         assert growkit.verify(source, out, **FEW)["kept"]
-
-
-TWICE, STACK = {"layers": "x2"}, {"layers": "x2", "blocks": "stack"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes", "options", "why"),
-    [
-        ("opt", {"do_layer_norm_before": False}, TWICE, "choose --blocks stack, overlap or inter"),
-        ("gpt2", INVERSE, {"place": [0]}, r"with scale_attn_by_inverse_layer_idx .*--place end"),
-        ("gpt2", INVERSE, STACK, "put identity blocks at the end"),
-        ("deepseek_v2", {"first_k_dense_replace": 1}, STACK, "--blocks identity or interpose"),
-        ("deepseek_v2", {"first_k_dense_replace": "1"}, TWICE, "a whole number was ex"),
-        ("qwen3_moe", {"decoder_sparse_step": 0}, TWICE, "a number from 1 upwards"),
-        ("qwen3_moe", {"mlp_only_layers": "1"}, TWICE, "a list was expected"),
-        ("llama", {"layer_types": ["full_attention"]}, TWICE, "a list of 4 was exp"),
-        ("llama", {"rate_by_layer": [1, 2, 3, 4]}, TWICE, "rate_by_layer with 4 entr"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_what_can(
-    kind: str, changes: dict[str, Any], options: Any, why: str, tmp_path: Path
-) -> None:
-    case = Deep(kind, 4)
-    source = case.save(tmp_path / "source")
-    if kind == "opt" or changes == {"first_k_dense_replace": 1}:  # other tensors
-        case.config |= changes
-        case.save(source)
-    edit_config(source, **changes)
-    with pytest.raises(InputError, match=why):
-        growkit.grow(source, tmp_path / "out", **GROW, **options)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -224,30 +224,6 @@ def test_its_proof_holds(kind: str, tmp_path: Path) -> None:
     assert relative_error(source, out) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "size", "why"),
-    [
-        ("olmo", {"tie_word_embeddings": True}, "hidden", "set tie_word_embeddings to false"),
-        ("falcon", {"alibi": True}, "heads", "slopes"),
-        ("gemma", {}, "hidden", r"embed_tokens.* which rounds; hidden can grow by powers of four"),
-        ("gemma2", {}, "hidden", "powers of four"),
-        ("gemma3_text", {}, "hidden", "powers of four"),
-        ("mamba", {}, "heads", "has no heads to grow"),
-    ],
-)
-def test_what_cannot_be_exact_is_refused_in_the_plan(
-    kind: str, changes: dict[str, object], size: str, why: str, tmp_path: Path
-) -> None:
-    case = Case(FAMILIES[kind], seeded(1))
-    case.config |= changes
-    source = save(tmp_path / "source", case, 1)
-    with pytest.raises(InputError, match=why):
-        growkit.grow(source, tmp_path / "out", verify=False, **{size: "x2"})
-    assert not (tmp_path / "out").exists()
-    growkit.grow(source, tmp_path / "wider", verify=False, ffn="x2")  # and what works, works
-    assert relative_error(source, tmp_path / "wider") < 1e-12
-
-
 def test_slopes_are_those_of_the_class() -> None:
     """And every one is found again among those of any larger number of heads."""
     for heads in range(1, 41):

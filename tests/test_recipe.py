@@ -67,18 +67,6 @@ def test_every_shipped_recipe_runs(name: str, make: Make, tmp_path: Path) -> Non
     assert result["kept"] is True
 
 
-def test_a_recipe_file_runs_from_python(make: Make, tmp_path: Path) -> None:
-    file = tmp_path / "recipe.yaml"
-    file.write_text(
-        f"source: {make('llama')}\noutput: {tmp_path / 'out'}\nverify: false\n"
-        "steps: [{grow: hypercloning, hidden: x2}]\n"
-    )
-    assert growkit.run(file)["kept"] is None
-    assert growkit.grow(make("llama"), tmp_path / "b", hidden="x2", verify=False)["kept"] is None
-    with pytest.raises(InputError, match="seed is '1'"):
-        growkit.grow(make("llama"), tmp_path / "c", hidden="x2", seed="1")  # type: ignore[arg-type]
-
-
 def test_many_doublings_are_refused_at_once(make: Make, tmp_path: Path) -> None:
     """No map of an axis is made before it is known that there are such models."""
     steps = tuple(GrowStep("hypercloning", {"ffn": "x2"}) for _ in range(60))
@@ -105,17 +93,6 @@ def test_shipped_recipes_run_by_name(
         growkit.run(replace(load_recipe(Path("wider-mlp")), source=str(source), output="out"))
     Path("wider-mlp").write_text(f"source: {source}\nsteps: []\noutput: b\n")
     assert "has no steps" in cli("run", "wider-mlp").stderr  # a file of that name is meant
-
-
-def test_models_are_recipes(make: Make, tmp_path: Path) -> None:
-    out, again = tmp_path / "out", tmp_path / "again"
-    growkit.grow(make("llama"), out, hidden="x2", seed=3, verify=False)
-    for recipe in (out, out / "growkit.json"):
-        assert cli("run", recipe, "--output", again, "--overwrite").exit_code == 0
-        made = [load_file(each / "model.safetensors") for each in (out, again)]
-        assert all(made[1][name].equal(tensor) for name, tensor in made[0].items())
-    assert cli("run", out).exit_code == 2  # it would write what it reads
-    assert cli("run", make("llama"), "--output", tmp_path / "no").exit_code == 2
 
 
 def test_the_proof_of_a_recipe_reads_another_text(

@@ -23,6 +23,11 @@ LAYERS = {"layer_types": ["full_attention", "sliding_attention"]}
 SCALES = {"embedding_multiplier": 1.7, "residual_multiplier": 0.8, "attention_multiplier": 0.3}
 FOUR_LAYERS, FOUR_EXPERTS = {"num_hidden_layers": 4}, {"num_local_experts": 4}
 DINT = {"integral": "causal"}
+INVERSE = {"scale_attn_by_inverse_layer_idx": True}
+FEW = FOUR_LAYERS | {"num_experts": 4, "moe_intermediate_size": 8}
+LATENT = {"q_lora_rank": None, "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4}
+DEEPSEEK = FOUR_LAYERS | LATENT | {"v_head_dim": 4, "n_routed_experts": 4}
+DEEPSEEK |= {"moe_intermediate_size": 8, "first_k_dense_replace": 1}
 
 
 def to(name: str, **options: Any) -> Options:
@@ -104,6 +109,18 @@ DEPTH: list[Row] = [
         ({"layers": "8", "blocks": "mirror"}, "choose identity or stack"),
     )
 ]
+TWICE, STACK = grow("depth", layers="x2"), grow("depth", layers="x2", blocks="stack")
+DEPTH += [
+    ("opt", {"do_layer_norm_before": False}, {}, TWICE, "choose --blocks stack, overlap or inter"),
+    ("gpt2", INVERSE, {}, grow("depth", place=[0]), "with scale_attn_by_inv.*--place end"),
+    ("gpt2", INVERSE, {}, STACK, "put identity blocks at the end"),
+    ("deepseek_v2", DEEPSEEK, {}, STACK, "--blocks identity or interpose"),
+    ("deepseek_v2", DEEPSEEK, {"first_k_dense_replace": "1"}, TWICE, "a whole number was ex"),
+    ("qwen3_moe", FEW, {"decoder_sparse_step": 0}, TWICE, "a number from 1 upwards"),
+    ("qwen3_moe", FEW, {"mlp_only_layers": "1"}, TWICE, "a list was expected"),
+    ("llama", FOUR_LAYERS, {"layer_types": ["full_attention"]}, TWICE, "a list of 4 was exp"),
+    ("llama", FOUR_LAYERS, {"rate_by_layer": [1, 2, 3, 4]}, TWICE, "rate_by_layer with 4 entr"),
+]
 EXPERTS: list[Row] = [
     (
         "llama",
@@ -131,6 +148,31 @@ EXPERTS: list[Row] = [
 WIDTH: list[Row] = [
     ("diffllama", {}, {"num_attention_heads": 3}, grow(hidden="x2"), "is 3.*multiple of 2"),
     ("nemotron", {}, {"num_key_value_heads": None}, grow(hidden="x2"), "needs num_key_value_heads"),
+    (
+        "mixtral",
+        FOUR_EXPERTS,
+        {"num_local_experts": 5},
+        grow(hidden="x2"),
+        r"tensor .*\.gate\.weight",
+    ),
+    (
+        "olmo",
+        {"tie_word_embeddings": True},
+        {},
+        grow(hidden="x2"),
+        "set tie_word_embeddings to false",
+    ),
+    ("falcon", {"alibi": True}, {}, grow(heads="x2"), "slopes"),
+    (
+        "gemma",
+        {},
+        {},
+        grow(hidden="x2"),
+        "embed_tokens.* which rounds; hidden can grow by powers of",
+    ),
+    ("gemma2", {}, {}, grow(hidden="x2"), "powers of four"),
+    ("gemma3_text", {}, {}, grow(hidden="x2"), "powers of four"),
+    ("mamba", {}, {}, grow(heads="x2"), "has no heads to grow"),
 ]
 
 

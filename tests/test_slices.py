@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
 from transformers import CONFIG_MAPPING, LlamaConfig, PreTrainedConfig
 
 import growkit
@@ -28,6 +30,7 @@ from growkit.base.errors import InputError
 from growkit.base.tensors import parts
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.lending import can_stay, lend
 from growkit.families.family import Headers, family_of
 from growkit.planning import plan
 from growkit.planning.plan import Planned
@@ -350,3 +353,53 @@ def test_parts_are_parts_of_the_whole(
                 spoiled.view(-1)[chance.randrange(whole.numel())] += 1
                 back = rule.transform.undo(spoiled.__getitem__, slice(0, len(expected)))
                 assert back is None or not back.equal(expected)
+
+
+class TestInBlocks:
+    """A linear layer in blocks, held against the same layer as torch has it."""
+
+    @pytest.fixture(params=[False, True], ids=["no bias", "bias"])
+    def pair(self, request: pytest.FixtureRequest) -> tuple[nn.Linear, nn.Linear]:
+        torch.manual_seed(0)
+        whole = nn.Linear(6, 11, bias=request.param, dtype=torch.float64)
+        whole.weight.data = whole.weight.data.float().double()
+        other = nn.Linear(6, 11, bias=request.param, dtype=torch.float64)
+        other.load_state_dict(whole.state_dict())
+        stored = whole.weight.detach().float()
+        lend(other, "weight", stored.__getitem__, (11, 6), torch.empty(20, dtype=torch.float64))
+        return whole, other
+
+    def test_products_and_gradients(self, pair: tuple[nn.Linear, nn.Linear]) -> None:
+        found = []
+        for module in pair:
+            hidden = torch.linspace(-1, 1, 2 * 3 * 6, dtype=torch.float64).view(2, 3, 6)
+            hidden.requires_grad_()
+            product = module(hidden) + module(2 * hidden)  # twice: gradients add up
+            other_use = functional.linear(module.weight, module.weight)
+            (product.square().sum() + other_use.square().sum()).backward()
+            gradients = [hidden.grad, *(p.grad for p in module.parameters())]
+            found.append([product, other_use, torch.clone(module.weight), *gradients])
+        for one, other in zip(*found, strict=True):
+            assert torch.allclose(one, other, rtol=1e-14, atol=1e-14)
+
+    def test_a_factor(self, pair: tuple[nn.Linear, nn.Linear]) -> None:
+        whole, other = pair
+        hidden = torch.ones(1, 6, dtype=torch.float64)
+        lent = vars(other)["weight"]
+        lent.factor = 2.0
+        expected = functional.linear(hidden, 2 * whole.weight, whole.bias)
+        assert torch.allclose(other(hidden), expected)
+        lent.factor = 1.0
+        assert torch.allclose(other(hidden), whole(hidden))
+
+    def test_only_what_is_large_and_linear(self, make: Make, small_parts: int) -> None:
+        class Special(nn.Linear):
+            """Whose forward is its own."""
+
+        info = Checkpoint(make("llama")).tensors
+        large, small = info["model.layers.0.mlp.up_proj.weight"], info["model.norm.weight"]
+        assert can_stay(nn.Linear(16, 24), "weight", large)
+        assert not can_stay(nn.Linear(16, 1), "weight", small)
+        assert not can_stay(nn.Linear(16, 24), "bias", large)
+        assert not can_stay(Special(16, 24), "weight", large)
+        assert not can_stay(nn.Embedding(24, 16), "weight", large)
