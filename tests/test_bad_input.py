@@ -162,7 +162,7 @@ def test_signals_in_the_middle(signum: int, times: int, code: int, tmp_path: Pat
         signal.signal(signal.SIGHUP, signal.SIG_DFL if times else signal.SIG_IGN)
 
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOWLY, "0.2", "grow", source, place / "out", *UNPROVED],
+        [sys.executable, "-c", SLOWLY, "0.1", "grow", source, place / "out", *UNPROVED],
         preexec_fn=heeding,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -24,13 +24,12 @@ from growkit.checkpoint.distributed_file import CLASSES
 from growkit.checkpoint.reading import Checkpoint
 from growkit.optimizer.groups import Parameters
 from growkit.optimizer.state import open_state
-from growkit.training import hidden_matrices
 from tests.conftest import folder_bytes, load_strict, refusal, save_model
 from tests.test_optimizer_state import (
     FLAT,
-    batch,
     grown,
     largest,
+    muon,
     one_process,
     save_distributed,
     save_torch,
@@ -278,10 +277,7 @@ def test_no_other_optimizer_of_torch_is_taken(source: Path, tmp_path: Path) -> N
 
 def test_options_of_muon_are_its_own(source: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(source)
-    inside = [p for name, p in model.named_parameters() if name in hidden_matrices(model)]
-    optimizer = torch.optim.Muon(inside)
-    model(batch(0), labels=batch(0)).loss.backward()
-    optimizer.step()
+    optimizer = muon(model)
     state = save_torch(model, optimizer, tmp_path / "state")
     assert grown(source, state, tmp_path / "out").optimizer
     optimizer.param_groups[0]["rms_scale"] = 0.2

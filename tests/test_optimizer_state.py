@@ -50,6 +50,16 @@ def step(model: Any, optimizer: torch.optim.Optimizer, number: int) -> float:
     return train_step(model, optimizer, batch(number))
 
 
+def muon(model: Any, **settings: Any) -> torch.optim.Muon:
+    """An optimizer of the matrices inside, after a step."""
+    inside = [each for name, each in model.named_parameters() if name in hidden_matrices(model)]
+    optimizer = torch.optim.Muon(inside, **settings)
+    model(batch(0), labels=batch(0)).loss.backward()
+    optimizer.step()
+    model.zero_grad()
+    return optimizer
+
+
 def trained(folder: Path, steps: int, **options: Any) -> tuple[Any, torch.optim.AdamW]:
     """The model of a folder after some steps, saved there again, and its optimizer."""
     model = load_strict(folder)
@@ -531,16 +541,14 @@ def test_muon_goes_on(adjusted: str, tmp_path: Path) -> None:
     """A step of the grown model is the grown step of the source, for the matrices inside."""
     source = save_model(tmp_path / "source", "llama", **LLAMA)
     model = AutoModelForCausalLM.from_pretrained(source)
-    inside = [p for name, p in model.named_parameters() if name in hidden_matrices(model)]
     settings = {"lr": RATE, "weight_decay": DECAY, "adjust_lr_fn": adjusted}
-    optimizer = torch.optim.Muon(inside, **settings)
+    optimizer = muon(model, **settings)
 
     def step(model: Any, optimizer: torch.optim.Optimizer) -> None:
         model(batch(0), labels=batch(0)).loss.backward()
         optimizer.step()
         model.zero_grad()
 
-    step(model, optimizer)
     model.save_pretrained(source)
     out = tmp_path / "out"
     grown(source, save_torch(model, optimizer, tmp_path / "state"), out)

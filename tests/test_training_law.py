@@ -34,9 +34,9 @@ from growkit.recipe.manifest import read_record
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import parse_recipe
 from growkit.results.proof import TrainingProof
-from growkit.training import hidden_matrices, param_groups
+from growkit.training import param_groups
 from tests.conftest import cli, edit_json, load_strict, save_model, seeded, train_step
-from tests.test_optimizer_state import FORMATS, batch, grown, save_torch, step
+from tests.test_optimizer_state import FORMATS, grown, muon, save_torch, step
 
 RATE, DECAY = 1e-3, 0.1
 EPS = 1e-12
@@ -600,10 +600,7 @@ def test_states_that_are_not_tried(trained: tuple[Path, Path, Path], tmp_path: P
 def test_the_momentum_of_muon_is_compared_alone(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "llama", **LLAMA)
     model = AutoModelForCausalLM.from_pretrained(source)
-    inside = [each for name, each in model.named_parameters() if name in hidden_matrices(model)]
-    optimizer = torch.optim.Muon(inside, lr=1e-2)
-    model(batch(0), labels=batch(0)).loss.backward()
-    optimizer.step()
+    optimizer = muon(model, lr=1e-2)
     model.save_pretrained(source)
     state, out = save_torch(model, optimizer, tmp_path / "state"), tmp_path / "out"
     grown(source, state, out)
