@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,18 +47,17 @@ def test_shards_hold_no_more_than_asked(make: Make, tmp_path: Path) -> None:
 
 def test_writing_leaves_torch_its_threads(make: Make, tmp_path: Path) -> None:
     """Workers take one thread each; the proof and the caller's own work afterwards do not."""
-    code = (
-        "import sys, threading, torch, growkit\n"
-        "print(torch.get_num_threads())\n"
-        "growkit.grow(sys.argv[1], sys.argv[2], hidden='x2', verify=False)\n"
-        "print(torch.get_num_threads())\n"
-        "worker = threading.Thread(target=lambda: print(torch.get_num_threads()))\n"
-        "worker.start(), worker.join()\n"
-    )
-    command = [sys.executable, "-c", code, str(make("llama")), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert len(done.stdout.split()) == 3, done.stderr
-    assert len(set(done.stdout.split())) == 1
+    found: list[int] = []
+    torch.set_num_threads(3)
+    try:
+        growkit.grow(make("llama"), tmp_path / "out", hidden="x2", verify=False)
+        found.append(torch.get_num_threads())
+        worker = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        worker.start()
+        worker.join()
+    finally:
+        torch.set_num_threads(1)
+    assert found == [3, 3]
 
 
 @pytest.mark.parametrize("form", ["safetensors", "dcp"])

@@ -27,7 +27,7 @@ INVERSE = {"scale_attn_by_inverse_layer_idx": True}
 FEW = FOUR_LAYERS | {"num_experts": 4, "moe_intermediate_size": 8}
 LATENT = {"q_lora_rank": None, "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4}
 DEEPSEEK = FOUR_LAYERS | LATENT | {"v_head_dim": 4, "n_routed_experts": 4}
-DEEPSEEK |= {"moe_intermediate_size": 8, "first_k_dense_replace": 1}
+DEEPSEEK |= {"moe_intermediate_size": 8, "first_k_dense_replace": 1, "num_key_value_heads": 4}
 
 
 def to(name: str, **options: Any) -> Options:
