@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,7 +26,6 @@ from transformers import CONFIG_MAPPING, LlamaConfig, PreTrainedConfig
 import growkit
 from growkit.algebra import law
 from growkit.base.errors import InputError
-from growkit.base.tensors import parts
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.lending import can_stay, lend
@@ -254,19 +252,6 @@ def test_plans_take_time_in_proportion_to_tensors(make: Make) -> None:
 
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-
-def test_parts_are_all_rows_once(make: Make, small_parts: int) -> None:
-    checkpoint = Checkpoint(make("llama", vocab_size=seeded(1).randrange(20, 99)))
-    for name, info in checkpoint.tensors.items():
-        rows = parts(checkpoint, name)
-        assert rows[0].start == 0
-        assert rows[-1].stop == info.shape[0]
-        assert all(one.stop == other.start for one, other in pairwise(rows))
-        assert (len(rows) > 1) == (info.elements > small_parts)
-        assert torch.cat([checkpoint.read(name, part) for part in rows]).equal(
-            checkpoint.read(name)
-        )
 
 
 def test_a_number_that_is_none_is_found_in_the_part_that_is_read(make: Make) -> None:
