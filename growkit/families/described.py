@@ -270,7 +270,8 @@ class _Description:
                     )
             for condition, why in needs:
                 if not condition.holds(config):
-                    raise InputError(f"config.json of a {name} model: {why}")
+                    has = condition.shown(config)
+                    raise InputError(f"config.json of a {name} model has {has}: {why}")
 
         return check
 

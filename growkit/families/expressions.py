@@ -93,12 +93,16 @@ class Expression:
         """
         try:
             return self(config, layer)
-        except UNDECIDED as error:
-            keys = " and ".join(sorted(self.names - {LAYER}))
+        except UNDECIDED:
             raise InputError(
-                f"config.json has values of {keys} for which {self.text!r}, in the description of "
-                f"its family, has no value ({error}); correct them"
+                f"config.json has {self.shown(config)}, for which {self.text!r}, in the "
+                "description of its family, has no value; correct that"
             ) from None
+
+    def shown(self, config: Config) -> str:
+        """The keys that it depends on, with their values."""
+        keys = sorted(self.names - {LAYER})
+        return " and ".join(f"{key} {config.get(key)!r}" for key in keys)
 
 
 _parsed = lru_cache(maxsize=1024)(partial(ast.parse, mode="eval"))  # families share most
