@@ -84,15 +84,15 @@ def lines(experiment: Experiment, loss: Loss) -> Iterator[dict[str, Any]]:
             } | ({"source_rate": best} if before else {})
 
 
-def crossed_at(age: float) -> Loss:
-    """Leads of twice the width rise by 0.1 with every doubling, those of the others are −0.05."""
+def crossed_at(age: float, *, every: bool = False) -> Loss:
+    """Leads of twice the width, or all, rise by 0.1 with every doubling; others are −0.05."""
 
     def loss(name: str, seed: int, at: Any) -> float:
         way, _, source = name.rpartition(", ")
         if not way:
             return 5.0
         trained_on = 4.0 - 0.1 * math.log2(float(source)) - 0.1 * float(at)
-        if way == "twice as wide":
+        if way == "twice as wide" or (every and way != "trained on"):
             exact = {"16": 278528, "64": 1114112, "256": 4456448}[source] / 17568
             return trained_on - 0.1 * math.log2(exact / (age * SEEDS[seed]))
         return trained_on + 0.05 * (way != "trained on")
@@ -157,11 +157,13 @@ def test_a_known_crossing_is_found(known: dict[str, str]) -> None:
     assert f"(−{-bits:.3f})" in row
     assert row.endswith(f"| {found} |")
     assert f"| twice as wide, 1 × | {found} |" in known["page"]
-    assert "At 254, the greatest that was, “twice as wide” led by 0.26" in known["readme"]
-    assert (
-        "grown after 25 % of the compute) reached the loss of a new one with 0.75"
-        in known["readme"]
-    )
+    brief = " ".join(known["readme"].split())
+    row = next(line for line in known["readme"].splitlines() if line.startswith("| twice as wide"))
+    assert row.split("|")[3].strip() == str(found)
+    assert row.split("|")[5].startswith(" +0.26")
+    assert "lead at age 254 (1 ×), nats" in brief
+    assert "grown after 25 % of the compute) reached the loss of a new model with 0.75" in brief
+    assert "probably pays" not in brief  # three ways are never ahead
     assert known["readme"].startswith("before\n")
     assert known["readme"].endswith("after\n")
     drawn = ElementTree.fromstring(known["chart"])
@@ -173,14 +175,18 @@ def test_every_size_has_a_panel_and_a_column(tmp_path: Path) -> None:
     """In order of their parameters; unfinished ones and those of another text only in the page."""
     crossed = {"53k": 60.0, "6k": 30.0, "6k-cpp": 20.0, "17k": CROSSED}
     made = [
-        line for size, age in crossed.items() for line in lines(load("when", size), crossed_at(age))
+        line
+        for size, age in crossed.items()
+        for line in lines(load("when", size), crossed_at(age, every=True))
     ]
     made += lines(load("scratch", "17k"), compared_to_scratch)
     found = reported(tmp_path / "out", folder_of(tmp_path / "lines", *made[:-1]))
     assert "as it was" in found["readme"]  # a run from scratch is missing
     found = reported(tmp_path / "all", folder_of(tmp_path / "lines", made[-1]))
     assert "|  | 6k | 6k-cpp | 17k | 53k |" in found["page"]
-    assert "led by 0.208 ± 0.038 nats in models of 53k" in found["readme"]
+    assert "53k parameters" in found["readme"]
+    assert "| +0.208 ± 0.038 |" in found["readme"]
+    assert "probably pays" in found["readme"]
     every = json.loads(found["rule"])["ways"]["four experts"]["sizes"].values()
     sizes = [size["parameters"] for size in every]
     assert sizes == [6080, 17568, 53216]
@@ -233,7 +239,7 @@ def test_without_a_crossing_there_is_none(tmp_path: Path) -> None:
         assert {each["sign"] for each in way["crossings"].values()} == {sign}
         assert f"| twice as wide, 2 × | {said} |" in found["page"]
         assert 'class="dot ' not in found["chart"]
-        assert ("nothing led" in found["readme"]) is (sign == "never")
+        assert f"| twice as wide | {said} | {said} | {said} |" in found["readme"]
 
 
 def test_parts_of_an_experiment_are_reported_as_such(tmp_path: Path) -> None:
@@ -263,7 +269,7 @@ def test_compute_to_the_loss_from_scratch(known: dict[str, str], tmp_path: Path)
     made += lines(load("scratch", "17k"), partial(compared_to_scratch, share=1.01))
     found = reported(tmp_path / "out", folder_of(tmp_path / "lines", *made))
     assert "| wide, new moments | not reached |" in found["page"]
-    assert "no grown model was ahead of a new one" in found["readme"]
+    assert "No grown model was ahead of a new one" in found["readme"]
     assert claimed(found)["2602.02472"].endswith("| does not appear |")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -198,23 +199,41 @@ def _brief(done: Section, scratch: Section, folder: str) -> Iterator[str]:
     """What README says of the largest models."""
     oldest = max(_ways(done)[0].ages)
     ways = [way for way in _ways(done) if oldest in way.leads]
-    best = max(ways, key=lambda way: way.at(oldest).mean)
-    lead = best.at(oldest)
-    leads = lead.mean > 0 and not lead.noise
+    budgets = (min(ages.budgets(done.experiment)), *LONG)
+    by_budget = [{way.name: way for way in _ways(done, extra)} for extra in budgets]
+    crossed = [way.crossing for way in ways if way.crossing]
+    paid = all(each.sign in ("from", "always") for each in crossed)
+    size = _size(done)
     yield f"![{TITLE}]({folder}/{CHART})\n"
-    yield (
-        "*Above 0, growing [small models](docs/results.md) and training them on for as much "
-        "compute again was better than training them on. A dot marks the age (tokens for each "
-        "parameter) from which on it was; bars are 95 % intervals.*\n"
+    yield _filled(
+        "The age of a model is the number of tokens that it has seen for each of its parameters. "
+        "Growing and training on was better than only training on, with equal compute (in "
+        f"multiples of what the model had), from these ages on ({size} parameters, 95 % "
+        "intervals):"
     )
-    yield (
-        f"A model of 1B parameters that has seen 1T tokens has an age of {KNOWN:,.0f}. Neither "
-        f"that size nor that age was measured. At {oldest:.0f}, the greatest that was, "
-        + (f"“{best.name}” led by {tables.with_margin(lead)} nats" if leads else "nothing led")
-        + f" in models of {_size(done)}; a [probe](docs/after-growing.md#which-way-pays) measures "
-        "yours.\n"
+    head = [*(f"{extra:g} ×" for extra in budgets), f"lead at age {oldest:.0f} (1 ×), nats"]
+    rows = []
+    for way in ways:
+        crossings = [str(each[way.name].crossing or "not run") for each in by_budget]
+        rows.append([way.name, *crossings, tables.signed(way.at(oldest))])
+    yield tables.table(["", *head], rows)
+    yield _filled(
+        f"**A model of 1B parameters that has seen 1T tokens?** Its age is {KNOWN:,.0f}. "
+        + (
+            "Growing it probably pays if you train it on for as much compute again. "
+            if paid
+            else ""
+        )
+        + f"But that is extrapolated from {size} parameters and an age of {oldest:.0f}. A "
+        "[probe](docs/after-growing.md#which-way-pays) measures yours."
     )
-    yield f"If the source's compute counts too, {_soonest(scratch)} ({_size(scratch)}).\n"
+    yield _filled(f"**To train a small model only to grow it?** {_soonest(scratch)}.")
+
+
+def _filled(text: str) -> str:
+    """A paragraph in lines of README."""
+    lines = textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines) + "\n"
 
 
 def _soonest(section: Section) -> str:
@@ -225,6 +244,10 @@ def _soonest(section: Section) -> str:
         for after, saved in timings.items()
     ]
     best, name = max(found, key=lambda each: each[0].mean)
+    size = _size(section)
     if best.low <= 0:
-        return "no grown model was ahead of a new one: do not train a model only to grow it"
-    return f"the best one ({name}) reached the loss of a new one with {papers.share(best)} of it"
+        return f"No grown model was ahead of a new one of its size ({size}), all compute counted"
+    return (
+        f"The best way ({name}) reached the loss of a new model with {papers.share(best)} of its "
+        f"compute, the small model's included ({size})"
+    )
