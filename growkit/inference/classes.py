@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from math import prod
 from typing import Any
 
@@ -34,14 +34,17 @@ SMALL = {
 }
 """Sizes of the small models; all their products differ."""
 
-MOST_PARAMETERS = 1 << 23
-"""Limit for the parameters of a small model."""
+MOST_PARAMETERS = 1 << 21, 1 << 23
+"""Limits for the parameters of a small model: usually, and if the class has none as small."""
 
 MOST_BUILT = 1 << 12
 """Limit for the tensors of a model that is built to see its shapes."""
 
 NARROWEST = 4
 """Size below which a large model's sizes are not divided any further."""
+
+LEAST_LISTED = 100
+"""Size below which a large model's sizes in lists are not divided: constants differ from these."""
 
 DESCRIBE = "describe its family as docs/adding-a-family.md says"
 
@@ -201,12 +204,14 @@ class ModelClass:
         plain = deepcopy(self._base)
         count = layers or self.small_layers
         plain[self.layers_key] = count
-        for key in self.lists.keys() & self._plain.keys():
-            plain[key] = (self._plain[key] * count)[:count]
+        for key in self.lists.keys() & {*plain, *changes}:
+            plain[key] = ([*changes.get(key, plain.get(key))] * count)[:count]
         if single := of_single_layers(self._plain):
             of = {str(at): single.get(at % self.layers) for at in range(count)}
             plain[PER_LAYER] = {at: each for at, each in of.items() if each}
         for key, value in changes.items():
+            if key in self.lists:  # set above
+                continue
             *path, last = key.split(".")
             place = plain
             for part in path:
@@ -361,8 +366,19 @@ class ModelClass:
 
     def _make_small(self) -> None:
         """Divide the sizes of a large model, until a random model of the class runs quickly."""
-        if self._fits({}):
-            return
+        for most in MOST_PARAMETERS:
+            for changes in chain([{}], self._smaller()):
+                if self._fits(changes, most):
+                    for key, value in changes.items():
+                        self._set(key, value)
+                    self._built = {}
+                    return
+        raise not_inferred(
+            f"no small {self.name} model like that of {self._where} could be made to run"
+        )
+
+    def _smaller(self) -> Iterator[dict[str, Any]]:
+        """Smaller and smaller sizes."""
         named = {axis: key for axis, key in self._keys.items() if self._counts(key)}
         named |= {
             axis: key for key, axis in ALSO.items() if axis not in named and self._counts(key)
@@ -378,32 +394,34 @@ class ModelClass:
         counts = [(k, v) for k, v in self._numbers() if v > NARROWEST and not PLACES.search(k)]
         kept = {key: value for key, value in counts if HEADS.search(key)}
         kept |= {named[axis]: SMALL[axis] for axis in ALONE if axis in named}
+        widths = {
+            key: values
+            for key, values in self.lists.items()
+            if all(type(each) is int and each > LEAST_LISTED for each in values)
+        }
         for fixed, power in product((ends | few, ends), range(8)):
-            divided = {key: max(NARROWEST, value >> power) for key, value in counts}
+            divided: dict[str, Any] = {
+                key: max(NARROWEST, value >> power) for key, value in counts
+            } | {
+                key: [max(LEAST_LISTED, value >> power) for value in values]
+                for key, values in widths.items()
+            }
             # Some classes want products of heads and their size to be as wide as hidden.
             for chosen in (divided | small, divided, divided | kept):
-                changes = chosen | fixed
-                if self._fits(changes):
-                    for key, value in changes.items():
-                        self._set(key, value)
-                    self._built = {}
-                    return
-        raise not_inferred(
-            f"no small {self.name} model like that of {self._where} could be made to run"
-        )
+                yield chosen | fixed
 
-    def _set(self, key: str, value: int) -> None:
+    def _set(self, key: str, value: Any) -> None:
         *path, last = key.split(".")
         place = self._base
         for part in path:
             place = place.setdefault(part, {})
         place[last] = value
 
-    def _fits(self, changes: Mapping[str, Any]) -> bool:
+    def _fits(self, changes: Mapping[str, Any], most: int) -> bool:
         """Whether there is a model with these changes that is small and runs."""
         with suppress(Exception), quiet():
             model = self.model(self.config(changes), "meta")
-            small = sum(each.numel() for each in model.parameters()) <= MOST_PARAMETERS
+            small = sum(each.numel() for each in model.parameters()) <= most
             return small and self._runs(changes)
         return False
 

@@ -5,7 +5,9 @@ Dimensions along which numbers are multiplied, added or compared one by one belo
 hidden states that a layer is given, and what is added to them, are its stream.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -36,7 +38,8 @@ class Flow(TorchDispatchMode):
         added: parameters that are zero if nothing is added to a stream.
         used: parameters of which a number was used.
         factors: for parameters, the product of single numbers by which what they make, or what they
-            read, is multiplied.
+            read, is multiplied, over all calls of their modules.
+        calls: for parameters, the number of calls of their modules.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -54,8 +57,15 @@ class Flow(TorchDispatchMode):
         self._makers: dict[int, set[str]] = {}
         self._times: dict[int, float] = {}
         self._joined: dict[Place, Place] = {}
+        self.calls: Counter[str] = Counter()
         for name, tensor in stored_tensors(model).items():
             self._name(tensor, [(name, at) for at in range(tensor.dim())])
+        for prefix, module in model.named_modules():
+            if own := [name for name, _ in module.named_parameters(prefix, recurse=False)]:
+                module.register_forward_pre_hook(partial(self._count, own))
+
+    def _count(self, names: Iterable[str], *_: Any) -> None:
+        self.calls.update(names)
 
     # Spaces.
 

@@ -134,7 +134,7 @@ def _powers(asked: ModelClass, flow: Flow) -> dict[str, float]:
     if wider is None:
         return {}
     powers = {
-        name: round(log(abs(wider.factors.get(name, 1.0) / factor), 4), 3)
+        name: round(log(abs(wider.factors.get(name, 1.0) / factor), 4) / (flow.calls[name] or 1), 3)
         for name, factor in flow.factors.items()
     }
     return {name: power for name, power in powers.items() if power and not power * 2 % 1}
