@@ -97,7 +97,7 @@ def temporary_family(description: Mapping[str, Any] | None) -> Iterator[None]:
             lists = assumed_lists(plain, config)
             listed = {key: [values[layer] for layer in layers] for key, values in lists.items()}
             changed = plain.arranged(config, layers)
-            _check_arranged(plain, config, len(layers), changed)
+            _check_arranged(plain, config, layers, changed)
             return {**changed, **listed}
 
         family = replace(plain, check=check, arranged=arranged)
@@ -220,16 +220,16 @@ def _check_tables(family: Family, model: Any) -> None:
                 )
 
 
-def _check_arranged(family: Family, config: Config, count: int, changed: Config) -> None:
+def _check_arranged(
+    family: Family, config: Config, layers: Sequence[int], changed: Config
+) -> None:
     """Refuse a description that changes settings when layers are rearranged.
 
     Raises:
         InputError: no tensor of the class depends on the key.
     """
-    layers = next(key for key, axes in family.axes.items() if axes == ("layers",))
-    listed = {key: config[key] for key in family.lists if isinstance(config.get(key), list)}
-    longer = {key: (values * count)[:count] for key, values in listed.items()}
-    deeper = {**config, **longer, layers: count} | {key: config.get(key) for key in changed}
+    deeper = replace(family, arranged=lambda *_: {}).relayered(config, layers, "config.json")
+    deeper |= {key: config.get(key) for key in changed}
     for key, value in changed.items():
         others = {**deeper, **{each: of for each, of in changed.items() if each != key}}
         if value != config.get(key) and not any(

@@ -290,11 +290,11 @@ class _Description:
                 values[key] = entry
 
         def arranged(config: Config, layers: Sequence[int]) -> Config:
-            found = dict(values)
+            found, deeper = dict(values), {**config, self._layers: len(layers)}
             same = True
             for key, (way, condition) in rules.items():
                 kinds = [condition.holds(config, layer) for layer in layers]
-                same &= kinds == [condition.holds(config, place) for place in range(len(layers))]
+                same &= kinds == [condition.holds(deeper, place) for place in range(len(layers))]
                 wanted = [place for place, is_one in enumerate(kinds) if is_one]
                 of_way = {"layers": wanted, "count": len(wanted), "last": max(wanted, default=-1)}
                 found[key] = of_way[way]

@@ -121,9 +121,11 @@ def composed(asked: ModelClass) -> dict[str, list[Composed]]:
     for name, shape in here.items():
         if one_of_experts(name) in found:
             continue
-        dimensions = []
+        dimensions, depends = [], axes
+        if asked.layer_of(name) is not None:  # in a deeper model it may be of another kind
+            depends = [axis for axis in axes if axis != LAYERS]
         for at, size in enumerate(shape):
-            relevant = [a for a in axes if (moved[a] or {}).get(name, shape)[at] != size]
+            relevant = [a for a in depends if (moved[a] or {}).get(name, shape)[at] != size]
             dimensions.append(Composed(_terms(asked, name, at, size, relevant)))
         found[one_of_experts(name)] = dimensions
     return found
