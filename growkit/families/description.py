@@ -471,10 +471,18 @@ class HasSizes:
                 resized = with_value(
                     resized, other if said is None and other in config else key, value
                 )
+        before = self._solve(complete) if self.ratios else {}
         for key, (axes, of) in self.ratios.items():
-            quotient, rest = divmod(prod(sizes[axis] for axis in axes), sizes[of])
+            whole = prod(sizes[axis] for axis in axes)
+            quotient, rest = divmod(whole, sizes[of])
             if not rest:
                 resized = with_value(resized, key, quotient)
+            elif any(sizes[axis] != before[axis] for axis in (*axes, of)):
+                raise MultipleError(
+                    f"{' times '.join(axes)} is {whole}, which is no multiple of {of} "
+                    f"{sizes[of]}, but {key} of a {self.name} model is their quotient",
+                    f"choose another {of}",
+                )
         return resized
 
 

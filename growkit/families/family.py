@@ -110,8 +110,8 @@ class Family(description.HasSizes):
         Raises:
             InputError: the model class cannot express these sizes.
         """
-        resized = self._with_sizes(config, sizes)
         try:
+            resized = self._with_sizes(config, sizes)
             found = self.sizes(resized)
         except description.MultipleError as error:
             raise InputError(f"{error.problem}; {self._larger_sizes(config, sizes)}") from None

@@ -575,17 +575,28 @@ class ModelClass:
                 if key != ratio
                 and self.shapes({key: 2 * numbers[key], ratio: 2 * value}) is not None
             ]
+            if not over:
+                continue
+            sizes = dict(numbers)
+            if value % 2:  # half of it is no whole number, but that of its double is
+                for key in (ratio, over[0]):
+                    sizes[key] = 2 * numbers[key]
             under = [
                 key
                 for key in rest
-                if value % 2 == 0
-                and key not in over
-                and self.shapes({key: 2 * numbers[key], ratio: value // 2}) is not None
+                if key not in over
+                and self.shapes(
+                    {over[0]: sizes[over[0]], key: 2 * numbers[key], ratio: sizes[ratio] // 2}
+                )
+                is not None
             ]
-            if over and len(under) == 1:
+            if len(under) == 1:
                 self.ratio = ratio, tuple(over), under[0]
-                for key in (*under, *over):
-                    self._add(names.get(key), (key,), numbers[key])
+                for key in (ratio, *under, *over):
+                    self._set(key, sizes[key])
+                    if key != ratio:
+                        self._add(names.get(key), (key,), sizes[key])
+                self._built = {}
                 return
 
     def _find_derived(self, numbers: Mapping[str, int], here: Shapes) -> None:
@@ -610,6 +621,9 @@ class ModelClass:
             return
         heads = heads if heads in used else used[0]
         self.derived = True
+        if apart := self.sizes.pop("head_dim", ()):  # of other heads
+            size = self.small.pop("head_dim")
+            self._add(None, apart, size)
         self.sizes["heads"] = (heads,)
         self.small |= {"heads": numbers[heads], "head_dim": numbers[hidden] // numbers[heads]}
 
