@@ -43,6 +43,12 @@ MOST_BUILT = 1 << 12
 NARROWEST = 4
 """Size below which a large model's sizes are not divided any further."""
 
+INV_FREQ = (".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
+"""Suffixes of buffers that any class recomputes."""
+
+LARGEST_FACTOR = 8
+"""Largest quotient of an MLP's width and hidden that a class may have as a default."""
+
 LEAST_LISTED = 100
 """Size below which a large model's sizes in lists are not divided: constants differ from these."""
 
@@ -93,6 +99,10 @@ class ModelClass:
         layers: number of layers of the model.
         sizes: keys of the config by axis; several keys of one axis must be equal.
         ratio: a key that is the product of some keys divided by another; None if there is none.
+        width: a key for the width of an MLP that the config leaves out, and by what the class
+            multiplies hidden instead; None if there is none.
+        divided: whether the class wants hidden to be a multiple of heads.
+        recomputed: suffixes of tensors that old checkpoints store and the class recomputes.
         derived: whether the class computes the size of a head from hidden and heads; hidden is then
             as wide as all heads together.
         small: size of every axis in the small models.
@@ -128,8 +138,9 @@ class ModelClass:
             key: value for key, value in _decoded(config).items() if key != "auto_map"
         }
         self._built: dict[str, Shapes | None] = {}
-        self.derived = False
+        self.divided = self.derived = False
         self.ratio: tuple[str, tuple[str, ...], str] | None = None
+        self.width: tuple[str, int] | None = None
         self.sizes: dict[str, tuple[str, ...]] = {}
         self.small: dict[str, int] = {}
         self._find_layers()
@@ -302,6 +313,7 @@ class ModelClass:
         lists = _lists(model)
         others = [key for key in self.numbers if LAYERS.search(key) and key != named]
         keys = [*([named] if isinstance(count, int) else []), *others]
+        self.recomputed = _recomputed(model)
         longer = next((found for key in keys if (found := self._longer(key, lists))), None)
         if longer is None:
             raise not_inferred(
@@ -452,7 +464,9 @@ class ModelClass:
 
     def _find_sizes(self) -> None:
         """Find the keys that change a shape, alone or together with others."""
+        self._divide_by_heads()
         self._state_head_dim()
+        self._state_width()
         names = {key: axis for axis, key in self._keys.items()} | {
             key: axis for key, axis in ALSO.items() if axis not in self._named_axes()
         }
@@ -498,6 +512,34 @@ class ModelClass:
         here, twice = self.shapes({"head_dim": whole}), self.shapes({"head_dim": 2 * whole})
         if here == self.shapes({}) != twice:
             self._set("head_dim", whole)
+            self._built = {}
+
+    def _state_width(self) -> None:
+        """State the width of an MLP that the class computes from hidden where a config has none."""
+        hidden = dict(self._numbers()).get(self._keys["hidden"], 0)
+        for key, value in self.resolved.items():
+            if value is not None or not WIDTH.search(key) or not hidden:
+                continue
+            here, other = self.shapes({}), self.shapes({key: LARGEST_FACTOR * hidden + 1})
+            for factor in range(1, LARGEST_FACTOR + 1) if other not in (None, here) else ():
+                if self.shapes({key: factor * hidden}) == here:
+                    self.width = key, factor
+                    self._set(key, factor * hidden)
+                    self._built = {}
+                    return
+
+    def _divide_by_heads(self) -> None:
+        """Find out whether hidden must be a multiple of heads; let it be one of twice as many."""
+        numbers, (wide, many) = dict(self._numbers()), map(self._keys.get, ("hidden", "heads"))
+        hidden, heads = numbers.get(wide or "", 0), numbers.get(many or "", 0)
+        if not (wide and many and heads) or hidden % heads:
+            return
+        factor = next(each for each in (2, 3, 5, 7) if hidden % (each * heads))
+        grown = {many: factor * heads}
+        wider = grown | {wide: factor * hidden}
+        self.divided = self.shapes(grown) is None and self.shapes(wider) is not None
+        if self.divided and factor == 2 and self._runs({wide: 2 * hidden}):
+            self._set(wide, 2 * hidden)
             self._built = {}
 
     def _doubled(
@@ -638,6 +680,19 @@ def _lists(model: nn.Module) -> dict[str, int]:
     """The outermost lists of modules, and their lengths."""
     lists = {n: len(m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)}
     return {n: size for n, size in lists.items() if not any(n.startswith(f"{o}.") for o in lists)}
+
+
+def _recomputed(model: Any) -> list[str]:
+    """Suffixes of buffers that the class keeps out of files, and of what its loader ignores."""
+    kept = {*model.state_dict()}
+    names = [name for name, _ in model.named_buffers() if name not in kept]
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    names += [name for name in ignored if re.fullmatch(r"\w+(\.\w+)+", name)]
+    found = {".".join(["", *name.split(".")[-2:]]) for name in names}
+    # Next to a mask, older versions of the classes kept the number that it masks with.
+    found |= {re.sub(r"bias$", "masked_bias", name) for name in found if name.endswith(".bias")}
+    own = sorted(found - {*INV_FREQ})
+    return [*INV_FREQ[:1], *own] if own else []
 
 
 def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -307,7 +307,7 @@ class Proposal:
         multiples = {}
         if {"heads", "kv_heads"} <= axes:
             multiples[asked.sizes["heads"][0]] = asked.sizes["kv_heads"][0]
-        if asked.derived:
+        if asked.derived or (asked.divided and "heads" in axes):
             multiples[asked.sizes["hidden"][0]] = asked.sizes["heads"][0]
         computed = {"head_dim": "head_dim"} if "head_dim" in axes and asked.derived else {}
         if self._multiple:
@@ -328,6 +328,7 @@ class Proposal:
             "arranged": arranged,
             "lists": sorted(key for key in asked.lists if asked.said(key) is not None),
             "norms": self._bare_norms(axes),
+            "recomputed": asked.recomputed,
             "normed_sums": self.seen.normed_sums,
             "tied": self._tied,
             "tensors": tensors,
@@ -400,6 +401,9 @@ class Proposal:
             whole = asked.small["hidden"] // asked.small["heads"]
             if asked.derived or whole == asked.small["head_dim"]:
                 found["head_dim"] = f"{hidden} / {heads}"
+        if asked.width:
+            key, factor = asked.width
+            found[key] = f"{factor} * {asked.sizes['hidden'][0]}"
         if self._multiple:
             found["intermediate_size"] = f"{self._multiple} * {asked.sizes['hidden'][0]}"
         entries = [
