@@ -23,7 +23,15 @@ from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep
 from growkit.results.schema import json_schema
 from tests.architectures import TYPES, save, small
-from tests.conftest import cli, edit_config, edit_json, relative_error, save_model, save_random
+from tests.conftest import (
+    cli,
+    edit_config,
+    edit_json,
+    edit_weights,
+    relative_error,
+    save_model,
+    save_random,
+)
 from tests.families import INFERRED, random_model
 from tests.test_manifests import difference
 from tests.test_python import as_json, wrong
@@ -110,6 +118,9 @@ GROWTHS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+DEEPER = {"method": "depth", "layers": "x2"}
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KNOWN)
 def test_known_families_are_found_again(kind: str, tmp_path: Path) -> None:
@@ -168,10 +179,14 @@ def test_published_sizes_are_described(kind: str) -> None:
     assert wrong == set()
 
 
-ODD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+ALTERNATING = ["sliding_attention", "full_attention"]
+SHARED = {"num_hidden_layers": 4, "layer_types": 2 * ALTERNATING, "num_kv_shared_layers": 2}
+DOUBLE = SHARED | {"use_double_wide_mlp": True}
+THIRD = {"mamba_expand": 3, "mamba_n_heads": 12, "mamba_d_head": 8}
+ODD: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     # Two lists of kinds agree in the first layers, and differ in a later one.
-    "kimi_linear": (
-        {"hidden": "x2"},
+    "kinds": (
+        "kimi_linear",
         {
             "num_hidden_layers": 4,
             "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
@@ -179,22 +194,85 @@ ODD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "first_k_dense_replace": 2,
             "q_lora_rank": None,
         },
+        [{"hidden": "x2"}],
     ),
     # Its class, unlike that of DeepSeek-V2, takes any number of heads.
-    "deepseek_v3": (
-        {"hidden": "x2"},
+    "heads": (
+        "deepseek_v3",
         {"hidden_size": 20, "num_attention_heads": 3, "num_key_value_heads": 3},
+        [{"hidden": "x2"}],
+    ),
+    # How many layers share keys and values depends on the number of layers.
+    "shared": ("gemma4_text", SHARED, [{"ffn": "x2"}, DEEPER]),
+    "double": ("gemma4_text", DOUBLE, [{"hidden": "x4"}, {"ffn": "x2"}, DEEPER]),
+    # A parameter that is used twice in a layer, times a power of hidden.
+    "twice": ("gemma3n_text", {"layer_types": ALTERNATING}, [{"hidden": "x4"}]),
+    # Half of an odd quotient is no whole number.
+    "third": ("bamba", THIRD, [{"hidden": "x3"}, {"ffn": "x2"}]),
+    "none": ("falcon_h1", {**THIRD, "mamba_d_ssm": None}, [{"hidden": "x3"}, {"ffn": "x2"}]),
+    "other heads": ("zamba", {}, [{"ffn": "x2"}, DEEPER]),
+    # The class multiplies hidden by four, unless the config has a width.
+    "left out": ("gptj", {"n_inner": None}, [{"ffn": "x2"}, {"hidden": "x2"}]),
+    "null": ("gpt_neo", {"intermediate_size": None}, [{"ffn": "x2"}, {"hidden": "x2"}]),
+    # Twice as many heads do not divide hidden.
+    "divided": (
+        "arcee",
+        {"hidden_size": 36, "head_dim": 10},
+        [{"hidden": "x2"}, {"hidden": "x2", "heads": "x1", "kv_heads": "x1"}],
     ),
 }
 
 
-@pytest.mark.parametrize("kind", ODD)
-def test_odd_models(kind: str, tmp_path: Path) -> None:
-    growth, more = ODD[kind]
+@pytest.mark.parametrize("case", ODD)
+def test_odd_models(case: str, tmp_path: Path) -> None:
+    kind, more, growths = ODD[case]
     config = CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]) | more)
     source = save_random(tmp_path / "source", config, 0)
-    growkit.grow(source, tmp_path / "out", verify=False, **growth)
-    assert relative_error(source, tmp_path / "out") < 1e-12
+    for at, growth in enumerate(growths):
+        out = tmp_path / f"out-{at}"
+        assert growkit.grow(source, out, verify=False, **growth)["promise"] == "exact"
+        assert relative_error(source, out) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "growth", "says"),
+    [
+        ("bamba", THIRD, {"hidden": "x2"}, "is 96, which is no multiple of hidden 64.* hidden 96"),
+        ("arcee", {"hidden_size": 36, "head_dim": 10}, {"heads": "x2"}, "no multiple of num_att"),
+        ("mpt", {}, {"ffn": "x2"}, "its class computes ffn from other sizes"),
+    ],
+)
+def test_odd_sizes_are_refused(
+    kind: str, more: dict[str, Any], growth: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    config = CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]) | more)
+    source = save_random(tmp_path / "source", config, 0)
+    with pytest.raises(growkit.InputError, match=says):
+        growkit.grow(source, tmp_path / "out", verify=False, **growth)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefix", "names"),
+    [
+        ("gptj", "transformer.h.0.attn", ("bias", "masked_bias")),
+        ("gpt_neo", "transformer.h.0.attn.attention", ("bias", "masked_bias")),
+        ("codegen", "transformer.h.0.attn", ("causal_mask",)),
+        ("arcee", "model.layers.0.self_attn.rotary_emb", ("inv_freq",)),
+    ],
+)
+def test_buffers_of_old_checkpoints_are_left_out(
+    kind: str, prefix: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    source = save(kind, tmp_path / "source")
+    plain = shutil.copytree(source, tmp_path / "plain")
+    with edit_weights(source) as tensors:
+        tensors |= {f"{prefix}.{name}": torch.ones(1, 1, 64, 64) for name in names}
+    growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
+    assert relative_error(plain, tmp_path / "out") < 1e-12
+    with edit_weights(source) as tensors:
+        tensors[f"{prefix}.other"] = torch.ones(1)
+    with pytest.raises(growkit.InputError, match=r"other in .* is not part of"):
+        growkit.grow(source, tmp_path / "again", hidden="x2", verify=False)
 
 
 def test_a_few_tokens_may_choose_the_same_experts() -> None:

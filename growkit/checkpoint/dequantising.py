@@ -196,8 +196,9 @@ class Dequantised(Checkpoint):
                 continue
             if name.endswith(marks) or info.dtype.startswith("F8"):
                 raise InputError(
-                    f"tensor {name} in {self.stored.where(name)} is quantised, but tensors that "
-                    "belong to it are missing; copy the checkpoint again"
+                    f"tensor {name} in {self.stored.where(name)} is {info.dtype}, but tensors that "
+                    f"belong to it in {self.format.title} are missing; copy the checkpoint again, "
+                    f"or {REMEDY}"
                 )
             found[name] = info
         return found
@@ -260,6 +261,11 @@ def format_of(config: Config, where: str) -> tuple[Scheme, Config] | None:
             return each, given
     method = given.get("quant_method") if isinstance(given, dict) else given
     known = ", ".join(sorted({each.method for each in formats.values()}))
+    if method is None:
+        raise InputError(
+            f"quantization_config of config.json in {where} has no quant_method; add it, one of "
+            f"{known}, or {REMEDY}"
+        )
     raise InputError(
         f"the model in {where} is quantised with {method!r}, but growkit reads {known}; dequantise "
         f"it first: {REMEDY}"

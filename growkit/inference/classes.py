@@ -72,7 +72,7 @@ HEADS = re.compile(r"heads$")
 PERIODS = re.compile(r"(?i)period|interval|freq|pattern")
 """Names of keys of periods, in which kinds of layers alternate."""
 
-FEW = {EXPERTS: 24, re.compile(r"chunk_size$"): 16}
+FEW = {EXPERTS: 16, re.compile(r"chunk_size$"): 16}
 """Names of keys, and their largest values in small models: of experts, and of tokens at a time."""
 
 PLACES = re.compile(rf"{PERIODS.pattern}|offset|index$")

@@ -52,7 +52,7 @@ GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 }
 """Growths to try for each axis, until one is possible."""
 
-MOST_TRIED = 8
+MOST_TRIED = 10
 """Limit for the descriptions to try for an axis."""
 
 
