@@ -18,6 +18,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from growkit.training import param_groups
+from tests.architectures import config_of
 from tests.conftest import cli, edit_json, load_strict, save_model, save_random, seeded
 from tests.families import FAMILIES, SIZES, Case, save
 from tests.quantised import quantise
@@ -48,7 +49,9 @@ def save_adapter(
     )
     for parameter in adapted.parameters():
         if parameter.requires_grad:
-            parameter.data += 0.2 * torch.randn(parameter.shape) * parameter.std().clamp(0.5)
+            parameter.data += (
+                0.2 * torch.randn(parameter.shape) * parameter.std(correction=0).clamp(0.5)
+            )
     adapted.save_pretrained(folder)
     return folder
 
@@ -378,6 +381,21 @@ def test_layers_keep_their_targets_by_name(tmp_path: Path) -> None:
             if name == "ends"
             else written["layers_to_transform"] is None and len(listed) == 6
         )
+
+
+def test_replaced_activations_have_buffers(tmp_path: Path) -> None:
+    """PEFT saves all that a module has in files: xIELU's beta and eps are buffers."""
+    source = save_random(tmp_path / "source", config_of("apertus"))
+    config = {"target_modules": ["q_proj"], "modules_to_save": ["mlp"]}
+    adapter = save_adapter(source, tmp_path / "adapter", **config)
+    assert grown_error(source, adapter, tmp_path / "out", hidden="x2") < 1e-12
+
+
+def test_peft_cannot_adapt_a_module_that_returns_several(tmp_path: Path) -> None:
+    source = save_random(tmp_path / "source", config_of("llama4_text"))
+    adapter = save_adapter(source, tmp_path / "adapter", target_modules=["router"])
+    with pytest.raises(InputError, match=r"with the adapter in .* one layer at a time .*'tuple'"):
+        growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, verify=PROOF)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -368,6 +368,7 @@ def test_what_growkit_alone_reads_is_said(method: str, tmp_path: Path) -> None:
     [
         ("gptq-4", {"bits": 3}, {}, "GPTQ in a variant that growkit does not read, bits 3"),
         ("gptq-4", {"checkpoint_format": "marlin"}, {}, "checkpoint_format 'marlin'"),
+        ("fp8", {"quant_method": None, "config_groups": None}, {}, "has no quant_method; add it"),
         ("gptq-4", {"quant_method": "hqq"}, {}, "with 'hqq', but growkit reads awq, .* dequantise"),
         ("gptq-4", {}, {".qzeros": None}, "suffix .qzeros is missing"),
         ("gptq-4", {}, {".g_idx": torch.full((64,), 2).int()}, "g_idx and 2 groups do not fit"),
@@ -395,6 +396,21 @@ def test_what_is_not_read_is_one_sentence(
     edit_config(folder, quantization_config=known | settings)
     with pytest.raises(InputError, match=says):
         find(folder).open().read(NAME)
+
+
+def test_groups_of_modules_may_have_other_formats(tmp_path: Path) -> None:
+    (four, packed, wanted), (eight, plain, also) = cases()["int4"], cases()["fp8"]
+    groups = {
+        "four": four["config_groups"]["group_0"] | {"format": "pack-quantized"},
+        "eight": eight["config_groups"]["group_0"] | {"format": "float-quantized"},
+    }
+    stored = {f"m{k}": v for k, v in packed.items()} | {f"other{k}": v for k, v in plain.items()}
+    folder = with_tensors(tmp_path / "source", stored)
+    settings = four | {"format": "mixed-precision", "config_groups": groups}
+    edit_config(folder, quantization_config=settings)
+    checkpoint = find(folder).open()
+    assert checkpoint.read(NAME).equal(wanted)
+    assert checkpoint.read("other.weight").equal(also)
 
 
 def test_a_language_model_inside_another(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class Modules:
             n: each for each in loading(checkpoint).conversions for n in each.shapes
         }
         self.model, _, stored = empty_model(checkpoint, torch.float32)
-        self.stored = {n: stored(n) for n, _ in self.model.named_parameters(remove_duplicate=False)}
+        self.stored = {n: stored(n) for n in self.model.state_dict()}
 
     @cached_property
     def by_tensor(self) -> Mapping[str, str]:

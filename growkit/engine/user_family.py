@@ -220,9 +220,7 @@ def _check_tables(family: Family, model: Any) -> None:
                 )
 
 
-def _check_arranged(
-    family: Family, config: Config, layers: Sequence[int], changed: Config
-) -> None:
+def _check_arranged(family: Family, config: Config, layers: Sequence[int], changed: Config) -> None:
     """Refuse a description that changes settings when layers are rearranged.
 
     Raises:

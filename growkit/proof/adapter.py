@@ -22,6 +22,7 @@ from growkit.base.limits import strict_limit, within
 from growkit.base.tensors import ANYWHERE, TensorInfo, cut
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.calls import CallError
 from growkit.engine.class_weights import Extended, class_weights, tied_names
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import quiet
@@ -67,7 +68,14 @@ def prove_adapter(logits: FunctionProof, origin: Origin, path: Path, prompt: Ten
         place = lost or f"{ADAPTER_FOLDER}/{ADAPTER}"
         return Finding(name=NAME, kept=False, sentence=f"{place} {does}", place=place)
     adapted = AdaptedWeights(before, planned.of_class), AdaptedWeights(after, written)
-    found, probe = logits.compare_again(prompt, logits.place, adapted, only="default")
+    try:
+        found, probe = logits.compare_again(prompt, logits.place, adapted, only="default")
+    except CallError as error:
+        failure = str(error).partition(";")[0]
+        raise InputError(
+            f"with the adapter in {planned.of_class.file.path}, {failure}; train one for other "
+            "modules, or leave out --adapter"
+        ) from error
     relative, own = found.prefill.relative, strict_limit(probe.rounding.relative).largest
     largest = own if logits.exact else logits.limit and logits.limit.largest
     kept = within(relative, largest)
