@@ -83,8 +83,8 @@ class Depth(Operation):
         """See ``growkit.planning.operation.Operation``."""
         family = stored_family(source)
         unused = unused_tensors(source, family)
-        place = options.get("place", PLACES[0])
-        if place == PLACES[0] and family.numbered(family.complete(source.config)):
+        even = options["blocks"] == "identity" and options.get("place", PLACES[0]) == PLACES[0]
+        if even and family.numbered(family.complete(source.config)):
             options = {**options, "place": PLACES[1]}
         order = arrangement(family.sizes(source.config)["layers"], options)
         _check(family, family.complete(source.config), order, source.where())

@@ -139,7 +139,8 @@ class InferredFamily:
         self, axis: str, source: Checkpoint, ids: torch.Tensor, expected: torch.Tensor
     ) -> None:
         """Try descriptions until one is right for an axis, and keep it."""
-        best: Any = None
+        best: Trial | None = None
+        last: Trial | None = None
         options = _descriptions(self.proposal, self.ways, self._chosen, axis, self._more)
         for chosen, more in islice(options, MOST_TRIED):
             description = self.proposal.description(chosen, more)
@@ -147,6 +148,9 @@ class InferredFamily:
                 return
             trial = _trial(source, axis, description, ids, expected)
             self.tried += 1
+            if trial["error"] is None and last is not None and trial["why"] == last["why"]:
+                break  # no description makes it possible
+            last = trial
             if best is None or _badness(trial) < _badness(best):
                 best = trial
             if trial.exact:
