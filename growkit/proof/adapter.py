@@ -73,8 +73,8 @@ def prove_adapter(logits: FunctionProof, origin: Origin, path: Path, prompt: Ten
     except CallError as error:
         failure = str(error).partition(";")[0]
         raise InputError(
-            f"with the adapter in {planned.of_class.file.path}, {failure}; train one for other "
-            "modules, or leave out --adapter"
+            f"with the adapter in {path}, {failure}; train one for other modules, or leave out "
+            "--adapter"
         ) from error
     relative, own = found.prefill.relative, strict_limit(probe.rounding.relative).largest
     largest = own if logits.exact else logits.limit and logits.limit.largest
