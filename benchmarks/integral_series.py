@@ -32,7 +32,6 @@ from benchmarks.measuring import head, machine, row
 from growkit.cli.demo import held_out_text, training_text
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.differential_attention import (
-    EXACT_ROWS,
     Projected,
     causal_integral,
     differential_heads,
@@ -40,7 +39,16 @@ from growkit.modeling.differential_attention import (
 )
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 from growkit.proof.series import share_of_bound
-from tests.test_series import GAMMA, SCALING, SHAPES, Case, gradients, long_text, of_bound
+from tests.test_series import (
+    GAMMA,
+    LATE,
+    SCALING,
+    SHAPES,
+    gradients,
+    late,
+    long_text,
+    of_bound,
+)
 
 CONTEXT, LONG = 512, 1024
 """Tokens of a text: of runs that are compared, and of the model whose layers are looked at."""
@@ -58,7 +66,8 @@ SHAPE: dict[str, Any] = {
 }
 RUNS = {"exact": "exact", "series": "series", "last bit": "exact"}
 """Methods of the integral."""
-LATE = {"late column": 1, "late column, value × 5": 5}
+SIZES = (1, 5, 20)
+"""Values of late columns, in multiples of others."""
 EVERY_GRADIENT, SOME_GRADIENTS = 4096, ("hot column", "padded")
 """Exact gradients of longer texts take a minute each."""
 MARKS = (100, 200, 500, 1000)
@@ -149,29 +158,17 @@ def largest_of(ours: list[Tensor], exact: list[Tensor]) -> float:
     )
 
 
-def late(rows: int, size: int) -> Case:
-    """The series at its worst: a column becomes hot after it has chosen its exact columns.
-
-    Half of the rows see little else; the others spread their weight, so that they are small.
-    """
-    case = long_text("spread", rows)
-    query, key, value = (each.clone() for each in (case.query, case.key, case.value))
-    key[:, :, EXACT_ROWS + 2] = 0
-    value[:, :, EXACT_ROWS + 2] *= size
-    key[:, :, EXACT_ROWS + 2, 0] = 8 / SCALING / 3
-    hot = torch.rand(rows, generator=torch.Generator().manual_seed(0)) < 0.5
-    query[..., 0] = torch.where(hot, 3.0, 0.0)
-    return Case(*(each.bfloat16().float() for each in (query, key, value)), None)
-
-
 def show_long_texts(lengths: list[int]) -> None:
     """One random head."""
     print("\n## Long texts\n")
     columns = ["error", "rounding", "/ rounding, worst row", "/ bound, worst row"]
     others = ["error in bfloat16", "of exact in bfloat16", "gradients, / rounding"]
     print(head("tokens", "input", *columns, *others))
-    for rows, shape in product(lengths, (*SHAPES, *LATE)):
-        case = late(rows, LATE[shape]) if shape in LATE else long_text(shape, rows)
+    every = {shape: partial(long_text, shape) for shape in SHAPES}
+    for shape, size in product(LATE, SIZES):
+        every[f"{shape}, value × {size}"] = partial(late, shape, size=size)
+    for rows, (shape, make) in product(lengths, every.items()):
+        case = make(rows)
         real, given = case.real, [case.query, case.key, case.value]
         error, rounding, ratio = worst(case.series(*given), case.exact, real)
         halves = [each.bfloat16() for each in given]
@@ -180,7 +177,7 @@ def show_long_texts(lengths: list[int]) -> None:
             worst(each, case.exact, real)[0] for each in (case.series(*halves), blocks)
         )
         off = ""
-        if rows <= EVERY_GRADIENT or shape in SOME_GRADIENTS:
+        if (rows <= EVERY_GRADIENT and "20" not in shape) or shape in SOME_GRADIENTS:
             exact = gradients(case.heads, [each.double() for each in given], real)
             off = f"{largest_of(gradients(case.series, given, real), exact):.1e}"
         shown = f"{error:.1e}", f"{rounding:.1e}", f"{ratio:.3f}", f"{of_bound(case).max():.2f}"

@@ -27,7 +27,9 @@ from growkit.modeling.differential_attention import (
     EXACT_ROWS,
     Sums,
     causal_integral,
+    column_sums,
     fused_attention,
+    heavy_columns,
     integral_series,
 )
 from growkit.proof import series as proof_series
@@ -39,6 +41,14 @@ SCALING = 0.3
 GAMMA = torch.full((1, 1, 1, 1), 0.7)
 ROWS_OF_BLOCK = 256
 SHAPES = ("spread", "sink of 3", "sink of 6", "sink of 10", "hot column", "padded")
+LATE = {
+    "late column": lambda rows: [(258, rows)],
+    "two in turn": lambda rows: [(258, rows), (259, rows)],
+    "from 1,000 on": lambda rows: [(1000, rows)],
+    "for a quarter": lambda rows: [(rows * 3 // 8, rows * 5 // 8)],
+    "every 500 another": lambda rows: [(first, first + 500) for first in range(258, rows, 500)],
+}
+"""Columns that become hot after the series' first rows, each with the row after its last."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +104,23 @@ class Case:
         return scores.masked_fill(~visible, -1e30).softmax(-1) * visible
 
     def series(self, *given: Tensor) -> Tensor:
-        return self.series_and_sums(*given)[0]
-
-    def series_and_sums(self, *given: Tensor) -> tuple[Tensor, Sums]:
         attend = partial(fused_attention, scaling=SCALING, past=0, real=self.real)
-        return integral_series(*given, GAMMA, SCALING, self.real, attend)
+        return integral_series(*given, GAMMA, SCALING, self.real, attend)[0]
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of real columns so far, [batch or 1, rows]."""
+        real = torch.ones(1, self.query.shape[2]) if self.real is None else self.real
+        return real.cumsum(-1).long()
+
+    def starts(self, query: Tensor, key: Tensor) -> Tensor:
+        """The row from which on each column is exact, [batch, key heads, rows]."""
+        rows, counts, real = query.shape[2], self.counts, self.real
+        exact = int((counts <= EXACT_ROWS).any(0).sum())
+        sums = column_sums(query[:, :, :exact], key, SCALING, 0, real)
+        columns, starts = heavy_columns(query, key, SCALING, counts, real, sums)
+        never = columns.new_full((*columns.shape[:2], rows + 1), rows)
+        return never.scatter(2, columns, starts)[..., :rows]
 
     def errors(self, found: Tensor) -> Tensor:
         """Of all real rows."""
@@ -139,6 +161,27 @@ def long_text(shape: str, rows: int) -> Case:
     return Case(case.query[:1], case.key[:1], case.value[:1], real)
 
 
+def late(shape: str, rows: int, size: float = 1) -> Case:
+    """The series at its worst: columns that become hot late, with values that many times as large.
+
+    Half of the rows see little else than one of them; the others spread their weight, so that they
+    are small.
+    """
+    case, generator = long_text("spread", rows), torch.Generator().manual_seed(0)
+    query, key, value = (each.clone() for each in (case.query, case.key, case.value))
+    hot, spans = torch.rand(rows, generator=generator) < 0.5, LATE[shape](rows)
+    which, row = torch.rand(len(spans), rows, generator=generator), torch.arange(rows)
+    for index, (first, last) in enumerate(spans):
+        which[index, (row < first) | (row >= last)] = 0
+        key[:, :, first], value[:, :, first] = 0, value[:, :, first] * size
+        key[:, :, first, index % 8] = 8 / SCALING / 3
+    largest, chosen = which.max(0)
+    query[..., : min(len(spans), 8)] = 0
+    seen = (hot & (largest > 0)).nonzero()[:, 0]
+    query[:, :, seen, chosen[seen] % 8] = 3
+    return Case(*(each.bfloat16().float() for each in (query, key, value)), None)
+
+
 def of_bound(case: Case) -> Tensor:
     """The error of each row, [rows], over its bound, in float64, where nothing else rounds.
 
@@ -146,16 +189,20 @@ def of_bound(case: Case) -> Tensor:
     that it is off by Σ r (V - H) / (n + 1 + Σ r), with Σ r ≤ (e - 2) Σ G² over these columns.
     """
     query, key, value = (each.double() for each in (case.query, case.key, case.value))
-    found, sums = case.series_and_sums(query, key, value)
-    left = (sums.columns == 0).double()[..., None]
-    means = (means for _, means in case.blocks(query, key, value))
-    squares = torch.cat([each.square() @ left[:, :, : each.shape[-1]] for each in means], 2)
-    extent = (value.amax(2) - value.amin(2)).repeat_interleave(query.shape[1] // key.shape[1], 1)
-    rows = torch.ones(1, query.shape[2]) if case.real is None else case.real.double()
-    counts = rows.cumsum(-1)[:, None, :, None]
-    bound = GAMMA.double() * (math.e - 2) * squares * extent[:, :, None] / (counts + 1)
-    off = (found - case.exact).abs() - 1e-12
-    return (off / bound.clamp_min(1e-30) * rows[:, None, :, None]).amax((0, 1, 3))
+    found, group = case.series(query, key, value), query.shape[1] // key.shape[1]
+    starts = case.starts(query, key).repeat_interleave(group, 1)[:, :, None]
+    squares, first = [], 0
+    for _, means in case.blocks(query, key, value):
+        rows = torch.arange(first, first + means.shape[2])[:, None]
+        left = means * (rows < starts[..., : means.shape[-1]])
+        squares.append(left.square().sum(-1, keepdim=True))
+        first += len(rows)
+    extent = (value.amax(2) - value.amin(2)).repeat_interleave(group, 1)
+    counts = case.counts[:, None, :, None]
+    bound = torch.cat(squares, 2) * extent[:, :, None] / (counts + 1)
+    bound = GAMMA.double() * (math.e - 2) * bound
+    off = ((found - case.exact).abs() - 1e-12) / bound.clamp_min(1e-30)
+    return (off if case.real is None else off * case.real[:, None, :, None]).amax((0, 1, 3))
 
 
 def check(case: Case) -> None:
@@ -189,8 +236,33 @@ def test_heavy_columns_are_needed(shape: str, monkeypatch: pytest.MonkeyPatch) -
     case = drawn(1, shape, 400)
     given = case.query, case.key, case.value
     sound = float(case.errors(case.series(*given)).max())
-    monkeypatch.setattr(differential_attention, "HEAVY_COLUMNS", 0)
+    monkeypatch.setattr(differential_attention, "HEAVY_MEAN", 2)
     assert float(case.errors(case.series(*given)).max()) > 20 * sound
+
+
+@pytest.mark.parametrize("size", [1, 5])
+@pytest.mark.parametrize("shape", ["late column", "two in turn", "every 500 another"])
+def test_columns_that_become_heavy_later(
+    shape: str, size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = late(shape, 1100, size)
+    given = case.query, case.key, case.value
+    check(case)
+    assert float(of_bound(case).max()) < 1
+    sound = (case.errors(case.series(*given)) / case.quarter).max()
+    monkeypatch.setattr(differential_attention, "INTERVAL_POWER", 2)  # looks for none later
+    assert float((case.errors(case.series(*given)) / case.quarter).max()) > 3 * float(sound)
+
+
+@pytest.mark.parametrize("shape", [*LATE, "sink of 6"])
+def test_exact_rows_after_a_series(shape: str) -> None:
+    case, rows = late(shape, 1100, 5) if shape in LATE else long_text(shape, 1100), 1050
+    query, *given = case.query, case.key, case.value
+    attend = partial(fused_attention, scaling=SCALING, past=0, real=None)
+    before = (each[:, :, :rows] for each in (query, *given))
+    heads, sums = integral_series(*before, GAMMA, SCALING, None, attend)
+    later, _ = causal_integral(query[:, :, rows:], *given, GAMMA, SCALING, rows, None, sums)
+    assert bool((case.errors(torch.cat([heads, later], 2)) < case.quarter).all())
 
 
 def test_later_tokens_move_no_earlier_row() -> None:
@@ -358,7 +430,7 @@ def test_the_proof_measures_the_series(tmp_path: Path, monkeypatch: pytest.Monke
         assert 1e-7 < each.error < each.rounding / 4
         assert 0 < each.of_bound < 1
     with monkeypatch.context() as patched:
-        patched.setattr(differential_attention, "HEAVY_COLUMNS", 0)
+        patched.setattr(differential_attention, "HEAVY_MEAN", 2)
         assert measured()[0].measured > 2 * found.measured
 
     sound = proof_series.integral_series

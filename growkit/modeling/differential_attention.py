@@ -28,20 +28,30 @@ from torch.utils.checkpoint import checkpoint
 BLOCK_ROWS = 128
 """Number of rows of an attention map (queries) in memory at a time."""
 
-HEAVY_COLUMNS = 8
-"""Number of columns of each key head whose means the series takes exactly."""
+HEAVY_COLUMNS = 16
+"""Number of columns of each key head that a series can take exactly."""
+
+HEAVY_MEAN = 0.03
+"""Mean weight in one head above which it does."""
+
+SAMPLED_ROWS = 8
+"""Number of rows from which the means of an interval of rows are estimated."""
+
+INTERVAL_POWER = 1.04
+"""Power of its first row that an interval reaches to: 256, 319, …, 3641, 5055. Errors shrink as
+texts grow, so that the intervals may grow by more than a constant factor."""
 
 EXACT_ROWS = 256
 """Number of tokens at the beginning of a text whose rows are always exact."""
 
-SERIES_ROWS = 512
+SERIES_ROWS = 1024
 """Number of rows of a series in memory at a time."""
 
 SHORTEST_SERIES = 512
 """Number of rows from which on ``auto`` takes the series."""
 
 FUSED_MULTIPLE = 8
-"""Fused kernels require head widths that are multiples of this."""
+"""Fused kernels require head widths that are multiples of this, except on a CPU."""
 
 HIDDEN_KEY = -1e9
 HIDDEN_KEY_FLOAT16 = -30000.0
@@ -109,10 +119,12 @@ def fused_attention(
     if several:
         # Kernels that avoid a rows × columns matrix need heads of one width.
         common = max(query.shape[3], width)
-        common += -common % FUSED_MULTIPLE if common > head_dim else 0
-        query = functional.pad(query, (0, common - query.shape[3]))
-        key = functional.pad(key, (0, common - key.shape[3]))
-        value = functional.pad(value, (0, common - width))
+        if common > head_dim and query.device.type != "cpu":
+            common += -common % FUSED_MULTIPLE
+        query, key, value = (  # not where there is nothing to pad, which would copy
+            each if each.shape[3] == common else functional.pad(each, (0, common - each.shape[3]))
+            for each in (query, key, value)
+        )
     attend = partial(
         functional.scaled_dot_product_attention,
         scale=scaling,
@@ -243,8 +255,10 @@ def integral_series(
         softmax(G) V = (Σ V[j] + (1/n) Σ (A₁V)[m] + Σ r[j] V[j]) / (n + 1 + Σ r[j])
 
     with sums over j, m ≤ n. The first rows, whose n is small, are exact. After them, r is computed
-    for the columns that were heaviest in these rows, such as sinks, and left out for all others: r
-    is below 0.72, over n.
+    for ``heavy_columns``, such as sinks, and left out for all others: r is below 0.72, over n.
+
+    Fused attention adds up the weights of all heavy columns, as one more value of each column. A
+    softmax over their scores alone divides the sum among them.
 
     Args:
         query: see ``causal_integral``, also for the following and the result.
@@ -255,8 +269,7 @@ def integral_series(
         real: false for padding.
         attend: see ``differential_heads``.
     """
-    rows, width = query.shape[2], value.shape[3]
-    key_heads = key.shape[1]
+    key_heads, rows, width = value.shape[1:]
     counts, exact = torch.arange(1, rows + 1, device=query.device)[None], EXACT_ROWS
     if real is not None:
         counts = real.cumsum(-1)
@@ -266,61 +279,144 @@ def integral_series(
     of_first = gamma if gamma.shape[2] == 1 else gamma[:, :, :exact]
     seen = None if real is None else real[:, :exact]
     head, sums = causal_integral(*first, of_first, scaling, 0, seen, None)
-    heads, by_key = [head], sums.columns.unflatten(1, (key_heads, -1)).sum(2)
-    heavy = by_key.topk(min(HEAVY_COLUMNS, exact)).indices
-    columns = value.new_zeros(*heavy.shape[:2], rows, heavy.shape[2])
-    columns.scatter_(2, heavy[:, :, None], 1)  # A₁ times these are the heavy columns of A₁
-    output = attend(query, key, torch.cat([value, columns], -1))
+    columns, starts = heavy_columns(query, key, scaling, counts, real, sums.columns)
+    heavy = value.new_zeros(*columns.shape[:2], rows + 1).scatter_(2, columns, 1)
+    output = attend(query, key, torch.cat([value, heavy[..., :rows, None]], -1))
     if real is not None:  # rows of padding are no rows of the mean
         output = output * real[:, None, :, None].to(output.dtype)
-    heavy_values = value.gather(2, heavy[..., None].expand(-1, -1, -1, width))
+
+    # From here on, signal heads are [key_heads, group].
+    query, output = (each.unflatten(1, (key_heads, -1)) for each in (query, output))
+    gamma = gamma[:, None] if gamma.shape[1] == 1 else gamma.unflatten(1, (key_heads, -1))
+    key, value = key[:, :, None], value[:, :, None]
+    places, starts = columns[:, :, None, None], starts[:, :, None, None]
+    some = places.clamp_max(rows - 1).mT
+    keys, values = (wide(each.take_along_dim(some, 3)) for each in (key, value))
+    keys = keys.mT * scaling
+
+    def masses_of(query: Tensor, output: Tensor, row: Tensor) -> Tensor:
+        """Weights of heavy columns in A₁, [batch, key_heads, group, rows, heavy]."""
+        scores = wide(query) @ keys
+        scores.masked_fill_(row < places, torch.finfo(scores.dtype).min)
+        return scores.softmax(-1) * output[..., width:]
 
     def block(
-        output: Tensor,
+        query: Tensor,
         value: Tensor,
+        output: Tensor,
         gamma: Tensor,
-        counts: Tensor,
-        outputs: Tensor,
-        values: Tensor,
+        row: Tensor,
+        count: Tensor,
+        mass: Tensor,
+        before: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute heads for some rows, and both sums after them."""
-        means = (outputs[:, :, None] + wide(output).cumsum(2)) / counts
-        mass = means[..., width:]
-        beyond = torch.expm1(mass) - mass
-        sums = values[:, :, None] + wide(value).cumsum(2)
-        found = means[..., :width] + _grouped_matmul(beyond, wide(heavy_values))
-        found = (found.unflatten(1, (key_heads, -1)) + sums[:, :, None]).flatten(1, 2)
-        integral = found / (counts + 1 + beyond.sum(-1, keepdim=True))
-        after = outputs + wide(output).sum(2), sums[:, :, -1]
-        return (wide(output[..., :width]) + gamma * integral).to(value.dtype), *after
+        """Compute heads for some rows, and from the sums before these the sums after them.
 
-    outputs, values = (wide(each[:, :, :exact]).sum(2) for each in (output, value))
+        The sums are those of heavy columns, [batch, key_heads, group, 1, heavy], and Σ A₁ V and
+        Σ V, [batch, key_heads, group, 2, width].
+        """
+        masses = mass + masses_of(query, output, row).cumsum(3)
+        means = masses / count
+        beyond = (torch.expm1(means) - means) * (row >= starts)
+        weight = gamma / (count + 1 + beyond.sum(-1, keepdim=True))
+        ones = torch.ones_like(beyond[..., :1])
+        factors = torch.cat([beyond, ones / count, ones], -1)
+        found = factors @ torch.cat([values.expand(-1, -1, before.shape[2], -1, -1), before], 3)
+        output, value = wide(output[..., :width]), wide(value)
+        outputs, sums = output.cumsum(3), value.cumsum(3)
+        found = found.addcdiv_(outputs, count).add_(sums)
+        last = outputs[..., -1:, :]
+        after = before + torch.cat([last, sums[..., -1:, :].expand_as(last)], 3)
+        return torch.addcmul(output, weight, found).to(value.dtype), masses[..., -1:, :], after
+
+    row, count = torch.arange(rows, device=query.device)[:, None], wide(counts)[..., None]
+    count = count[:, None, None]
+    begin = query[..., :exact, :], output[..., :exact, :], row[:exact]
+    mass = masses_of(*begin).sum(3, keepdim=True)
+    outputs, sums = (
+        wide(each[..., :exact, :width]).sum(3, keepdim=True) for each in (output, value)
+    )
+    before, heads = torch.cat([outputs, sums.expand_as(outputs)], 3), [head]
     for start in range(exact, rows, SERIES_ROWS):
         part = slice(start, start + SERIES_ROWS)
-        weight = gamma if gamma.shape[2] == 1 else gamma[:, :, part]
-        count = wide(counts[:, None, part, None])
-        given = output[:, :, part], value[:, :, part], weight, count, outputs, values
-        found, outputs, values = _checkpointed(block, *given)
-        heads.append(found)
-    return torch.cat(heads, dim=2), _sums(outputs.detach(), value, heavy, counts)
+        weight = gamma if gamma.shape[3] == 1 else gamma[..., part, :]
+        given = (each[..., part, :] for each in (query, value, output))
+        found, mass, before = _checkpointed(
+            block, *given, weight, row[part], count[..., part, :], mass, before
+        )
+        heads.append(found.flatten(1, 2))
+    return torch.cat(heads, dim=2), _sums(before, mass, values, columns, counts)
 
 
-def _sums(outputs: Tensor, value: Tensor, heavy: Tensor, counts: Tensor) -> Sums:
+@torch.no_grad()
+def heavy_columns(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    counts: Tensor,
+    real: Tensor | None,
+    sums: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Columns whose exponentials a series takes exactly, and the rows from which on.
+
+    They are those that are heavy after the first rows, or become heavy later, by means estimated
+    from a few rows of each interval. Intervals end before the rows that use their columns, so that
+    no row depends on later ones.
+
+    Args:
+        query: see ``causal_integral``, also for the following.
+        key: with as many columns as there are rows.
+        scaling: factor of the scores.
+        counts: number of columns so far, [batch or 1, rows].
+        real: false for padding.
+        sums: column sums of the first rows, [batch, signal, first rows].
+
+    Returns:
+        Both are [batch, key_heads, heavy], and the number of rows where fewer columns are heavy.
+    """
+    key_heads, rows, device = key.shape[1], key.shape[2], key.device
+    ends = [sums.shape[2]]
+    while (end := int(ends[-1] ** INTERVAL_POWER)) < rows:
+        ends.append(end)
+    bounds = torch.tensor(ends, device=device)[:, None]
+    # Multiples of the golden ratio are spread evenly, but not at a period that a text could have.
+    places = torch.arange(1, SAMPLED_ROWS + 1, device=device) * 0.618034 % 1
+    sampled = bounds[:-1] + (places * bounds.diff(dim=0)).long()
+    visible = torch.arange(ends[-1], device=device) <= sampled[None, ..., None]
+    if real is not None:
+        visible = visible & real[:, None, None, : ends[-1]] & real[:, sampled, None]
+    queries = query[:, :, sampled.flatten()].split(SAMPLED_ROWS, 2)
+    scores, first = sums.new_zeros(len(sums), key_heads, 0), 0
+    for index, end in enumerate(ends):
+        if first:
+            seen = visible[:, index - 1, None, :, :end]
+            maps = _map(queries[index - 1], key[:, :, :end], scaling, seen, real is not None)
+            sums = functional.pad(sums, (0, end - first)) + maps.mean(2) * (end - first)
+        means = (sums / counts[:, end - 1, None, None]).unflatten(1, (key_heads, -1)).amax(2)
+        # What is found earlier has larger scores; then, what is heavier.
+        found = (means > HEAVY_MEAN) * (rows - end + means / 2)
+        scores, first = torch.maximum(functional.pad(scores, (0, end - first)), found), end
+    scores, columns = scores.topk(min(HEAVY_COLUMNS, first))
+    return columns.masked_fill(scores == 0, rows), rows - scores.long()
+
+
+def _sums(before: Tensor, mass: Tensor, values: Tensor, columns: Tensor, counts: Tensor) -> Sums:
     """Sums after a series.
 
     Args:
-        outputs: Σ A₁ V and the column sums of heavy columns, [batch, signal, width + heavy].
-        value: [batch, key_heads, rows, width].
-        heavy: [batch, key_heads, heavy].
+        before: Σ A₁ V and Σ V, [batch, key_heads, group, 2, width].
+        mass: column sums of heavy columns, [batch, key_heads, group, 1, heavy].
+        values: values of heavy columns, [batch, key_heads, 1, heavy, width].
+        columns: heavy columns, [batch, key_heads, heavy].
         counts: number of columns so far, [batch or 1, rows].
     """
-    rows, width = value.shape[2:]
-    mass = outputs[..., width:]
-    of_heads = heavy.repeat_interleave(mass.shape[1] // heavy.shape[1], dim=1)
-    columns = mass.new_zeros(*mass.shape[:2], rows).scatter(-1, of_heads, mass)
-    total = counts[:, None, -1:].to(mass.dtype).expand(*mass.shape[:2], 1)
-    whole = torch.cat([outputs[..., :width], total], -1)
-    return Sums(columns, whole - outputs_of(columns, value.detach()))
+    rest = (before[..., :1, :] - mass @ values).detach().flatten(1, 2)[:, :, 0]
+    mass = mass.detach().flatten(1, 2)[:, :, 0]
+    rows = counts.shape[1]
+    of_heads = columns.repeat_interleave(mass.shape[1] // columns.shape[1], dim=1)
+    sums = mass.new_zeros(*mass.shape[:2], rows + 1).scatter(-1, of_heads, mass)[..., :rows]
+    others = counts[:, None, -1:].to(mass.dtype) - mass.sum(-1, keepdim=True)
+    return Sums(sums, torch.cat([rest, others], -1))
 
 
 class Projected(NamedTuple):

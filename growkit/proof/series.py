@@ -23,8 +23,11 @@ from growkit.engine.metrics import finite
 from growkit.engine.oracle import longest_context
 from growkit.modeling.differential_attention import (
     BLOCK_ROWS,
+    EXACT_ROWS,
     Projected,
     causal_integral,
+    column_sums,
+    heavy_columns,
     integral_series,
 )
 from growkit.modeling.modeling_diff_transformer import DiffTransformerAttention
@@ -136,12 +139,16 @@ def _of_head(query: Tensor, key: Tensor, value: Tensor, gamma: Tensor, scaling: 
         # In blocks, unlike fused attention in float64 on some devices.
         return causal_integral(query, key, value, 0 * gamma, scaling, 0, None, None)[0]
 
-    series, sums = integral_series(query, key, value, gamma, scaling, None, attend)
-    left = (sums.columns == 0).double()[..., None]
+    rows = query.shape[2]
+    series, _ = integral_series(query, key, value, gamma, scaling, None, attend)
+    sums = column_sums(query[:, :, :EXACT_ROWS], key, scaling, 0, None)
+    counts = torch.arange(1, rows + 1, device=key.device)[None]
+    columns, starts = heavy_columns(query, key, scaling, counts, None, sums)
+    starts = columns.new_full((len(key), 1, rows + 1), rows).scatter(2, columns, starts)
     extent = value.cummax(2).values - value.cummin(2).values
-    before, shares = left[:, :, :0, 0], []
-    for first in range(0, query.shape[2], BLOCK_ROWS):
-        last = min(first + BLOCK_ROWS, query.shape[2])
+    before, shares = query[..., :0, 0], []
+    for first in range(0, rows, BLOCK_ROWS):
+        last = min(first + BLOCK_ROWS, rows)
         part, counts = slice(first, last), torch.arange(first, last, device=key.device)[:, None] + 1
         later = torch.arange(last, device=key.device) >= counts
         scores = query[:, :, part] @ key[:, :, :last].mT * scaling
@@ -150,7 +157,8 @@ def _of_head(query: Tensor, key: Tensor, value: Tensor, gamma: Tensor, scaling: 
         means, before = running / counts, running[:, :, -1]
         weights = maps + gamma[:, :, part] * means.masked_fill(later, -torch.inf).softmax(-1)
         exact = weights @ value[:, :, :last]
-        squares = means.square() @ left[:, :, :last] * gamma[:, :, part].abs()
+        left = means * (counts <= starts[:, :, None, :last])
+        squares = left.square().sum(-1, keepdim=True) * gamma[:, :, part].abs()
         bound = (math.e - 2) * squares * extent[:, :, part] / (counts + 1)
         rounding = 1e-12 * exact.abs().amax(-1, keepdim=True)
         off = (series[:, :, part] - exact).abs() - rounding
