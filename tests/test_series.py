@@ -206,13 +206,15 @@ def of_bound(case: Case) -> Tensor:
 
 
 def check(case: Case) -> None:
-    """In float32 and bfloat16."""
+    """In float32 and bfloat16, with and without gradients."""
     given = case.query, case.key, case.value
-    assert bool((case.errors(case.series(*given)) < case.quarter).all())
     halves = [each.bfloat16() for each in given]
     exact, _ = causal_integral(*halves, GAMMA, SCALING, 0, case.real, None)
-    ours, theirs = case.errors(case.series(*halves)), case.errors(exact)
-    assert float(ours.max()) < 2 * float(theirs.max())
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            ours, narrow = case.series(*given), case.series(*halves)
+        assert bool((case.errors(ours) < case.quarter).all())
+        assert float(case.errors(narrow).max()) < 2 * float(case.errors(exact).max())
 
 
 @pytest.mark.sampled(8)
@@ -237,7 +239,9 @@ def test_heavy_columns_are_needed(shape: str, monkeypatch: pytest.MonkeyPatch) -
     given = case.query, case.key, case.value
     sound = float(case.errors(case.series(*given)).max())
     monkeypatch.setattr(differential_attention, "HEAVY_MEAN", 2)
-    assert float(case.errors(case.series(*given)).max()) > 20 * sound
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            assert float(case.errors(case.series(*given)).max()) > 20 * sound
 
 
 @pytest.mark.parametrize("size", [1, 5])

@@ -107,7 +107,7 @@ def fused_attention(
     Returns:
         [batch, heads, rows, width], in the dtype of the values.
     """
-    rows, head_dim, width = query.shape[2], query.shape[3], value.shape[3]
+    rows, width = query.shape[2], value.shape[3]
     several = bool(rows > 1)  # a plain bool in graphs of dynamic shapes, too
     if real is not None and visible is None:
         # An additional coordinate hides padding. A mask would take rows × columns of memory and
@@ -118,13 +118,7 @@ def fused_attention(
         query = functional.pad(query, (0, 1), value=1.0)
     if several:
         # Kernels that avoid a rows × columns matrix need heads of one width.
-        common = max(query.shape[3], width)
-        if common > head_dim and query.device.type != "cpu":
-            common += -common % FUSED_MULTIPLE
-        query, key, value = (  # not where there is nothing to pad, which would copy
-            each if each.shape[3] == common else functional.pad(each, (0, common - each.shape[3]))
-            for each in (query, key, value)
-        )
+        query, key, value = _of_one_width(query, key, value)
     attend = partial(
         functional.scaled_dot_product_attention,
         scale=scaling,
@@ -143,6 +137,31 @@ def fused_attention(
             blocks.append(attend(*part, attn_mask=mask))
         output = torch.cat(blocks, dim=2)
     return output[..., :width]
+
+
+def _attention_and_log_sums(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """``fused_attention`` of a whole text on a CPU, and the logarithm of each row's exponentials.
+
+    Returns:
+        [batch, heads, rows, width], and [batch, heads, rows, 1], through which no gradients flow.
+    """
+    width = value.shape[3]
+    # What scaled_dot_product_attention calls, which does not return the second.
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output, log_sums = attend(*_of_one_width(query, key, value), is_causal=True, scale=scaling)
+    return output[..., :width], log_sums[..., None]
+
+
+def _of_one_width(*heads: Tensor) -> Iterator[Tensor]:
+    """Queries, keys and values with as many coordinates each, as fused kernels need them."""
+    common = max(each.shape[3] for each in heads)
+    if heads[0].device.type != "cpu":
+        common += -common % FUSED_MULTIPLE
+    for each in heads:  # padding by nothing would copy
+        missing = common - each.shape[3]
+        yield functional.pad(each, (0, missing)) if missing else each
 
 
 class Sums(NamedTuple):
@@ -258,7 +277,8 @@ def integral_series(
     for ``heavy_columns``, such as sinks, and left out for all others: r is below 0.72, over n.
 
     Fused attention adds up the weights of all heavy columns, as one more value of each column. A
-    softmax over their scores alone divides the sum among them.
+    softmax over their scores alone divides the sum among them. On a CPU, without gradients, fused
+    attention gives what each row's exponentials were divided by, which takes no value.
 
     Args:
         query: see ``causal_integral``, also for the following and the result.
@@ -280,13 +300,20 @@ def integral_series(
     seen = None if real is None else real[:, :exact]
     head, sums = causal_integral(*first, of_first, scaling, 0, seen, None)
     columns, starts = heavy_columns(query, key, scaling, counts, real, sums.columns)
-    heavy = value.new_zeros(*columns.shape[:2], rows + 1).scatter_(2, columns, 1)
-    output = attend(query, key, torch.cat([value, heavy[..., :rows, None]], -1))
-    if real is not None:  # rows of padding are no rows of the mean
-        output = output * real[:, None, :, None].to(output.dtype)
+    by_log_sums = real is None and query.device.type == "cpu" and not torch.is_grad_enabled()
+    if by_log_sums:
+        output, weights = _attention_and_log_sums(query, key, value, scaling)
+    else:
+        heavy = value.new_zeros(*columns.shape[:2], rows + 1).scatter_(2, columns, 1)
+        output = attend(query, key, torch.cat([value, heavy[..., :rows, None]], -1))
+        if real is not None:  # rows of padding are no rows of the mean
+            output = output * real[:, None, :, None].to(output.dtype)
+        output, weights = output.split([width, 1], -1)
 
     # From here on, signal heads are [key_heads, group].
-    query, output = (each.unflatten(1, (key_heads, -1)) for each in (query, output))
+    query, output, weights = (
+        each.unflatten(1, (key_heads, -1)) for each in (query, output, weights)
+    )
     gamma = gamma[:, None] if gamma.shape[1] == 1 else gamma.unflatten(1, (key_heads, -1))
     key, value = key[:, :, None], value[:, :, None]
     places, starts = columns[:, :, None, None], starts[:, :, None, None]
@@ -294,16 +321,17 @@ def integral_series(
     keys, values = (wide(each.take_along_dim(some, 3)) for each in (key, value))
     keys = keys.mT * scaling
 
-    def masses_of(query: Tensor, output: Tensor, row: Tensor) -> Tensor:
+    def masses_of(query: Tensor, weights: Tensor, row: Tensor) -> Tensor:
         """Weights of heavy columns in A₁, [batch, key_heads, group, rows, heavy]."""
         scores = wide(query) @ keys
         scores.masked_fill_(row < places, torch.finfo(scores.dtype).min)
-        return scores.softmax(-1) * output[..., width:]
+        return (scores - weights).exp() if by_log_sums else scores.softmax(-1) * weights
 
     def block(
         query: Tensor,
         value: Tensor,
         output: Tensor,
+        weights: Tensor,
         gamma: Tensor,
         row: Tensor,
         count: Tensor,
@@ -315,14 +343,14 @@ def integral_series(
         The sums are those of heavy columns, [batch, key_heads, group, 1, heavy], and Σ A₁ V and
         Σ V, [batch, key_heads, group, 2, width].
         """
-        masses = mass + masses_of(query, output, row).cumsum(3)
+        masses = mass + masses_of(query, weights, row).cumsum(3)
         means = masses / count
         beyond = (torch.expm1(means) - means) * (row >= starts)
         weight = gamma / (count + 1 + beyond.sum(-1, keepdim=True))
         ones = torch.ones_like(beyond[..., :1])
         factors = torch.cat([beyond, ones / count, ones], -1)
         found = factors @ torch.cat([values.expand(-1, -1, before.shape[2], -1, -1), before], 3)
-        output, value = wide(output[..., :width]), wide(value)
+        output, value = wide(output), wide(value)
         outputs, sums = output.cumsum(3), value.cumsum(3)
         found = found.addcdiv_(outputs, count).add_(sums)
         last = outputs[..., -1:, :]
@@ -331,16 +359,14 @@ def integral_series(
 
     row, count = torch.arange(rows, device=query.device)[:, None], wide(counts)[..., None]
     count = count[:, None, None]
-    begin = query[..., :exact, :], output[..., :exact, :], row[:exact]
-    mass = masses_of(*begin).sum(3, keepdim=True)
-    outputs, sums = (
-        wide(each[..., :exact, :width]).sum(3, keepdim=True) for each in (output, value)
-    )
+    mass = masses_of(query[..., :exact, :], weights[..., :exact, :], row[:exact])
+    mass = mass.sum(3, keepdim=True)
+    outputs, sums = (wide(each[..., :exact, :]).sum(3, keepdim=True) for each in (output, value))
     before, heads = torch.cat([outputs, sums.expand_as(outputs)], 3), [head]
     for start in range(exact, rows, SERIES_ROWS):
         part = slice(start, start + SERIES_ROWS)
         weight = gamma if gamma.shape[3] == 1 else gamma[..., part, :]
-        given = (each[..., part, :] for each in (query, value, output))
+        given = (each[..., part, :] for each in (query, value, output, weights))
         found, mass, before = _checkpointed(
             block, *given, weight, row[part], count[..., part, :], mass, before
         )
