@@ -38,8 +38,8 @@ SAMPLED_ROWS = 8
 """Number of rows from which the means of an interval of rows are estimated."""
 
 INTERVAL_POWER = 1.04
-"""Power of its first row that an interval reaches to: 256, 319, …, 3641, 5055. Errors shrink as
-texts grow, so that the intervals may grow by more than a constant factor."""
+"""An interval ends at this power of its first row: at 319, 401, …, 3637, 5048. Errors shrink as
+texts grow, so that intervals may grow by more than a constant factor."""
 
 EXACT_ROWS = 256
 """Number of tokens at the beginning of a text whose rows are always exact."""
@@ -142,10 +142,11 @@ def fused_attention(
 def _attention_and_log_sums(
     query: Tensor, key: Tensor, value: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """``fused_attention`` of a whole text on a CPU, and the logarithm of each row's exponentials.
+    """``fused_attention`` of a whole text on a CPU, and what its softmax divides by.
 
     Returns:
-        [batch, heads, rows, width], and [batch, heads, rows, 1], through which no gradients flow.
+        [batch, heads, rows, width], and the logarithm of the sum of each row's exponentials,
+        [batch, heads, rows, 1], in float32 or wider, through which no gradients flow.
     """
     width = value.shape[3]
     # What scaled_dot_product_attention calls, which does not return the second.
@@ -276,9 +277,9 @@ def integral_series(
     with sums over j, m ≤ n. The first rows, whose n is small, are exact. After them, r is computed
     for ``heavy_columns``, such as sinks, and left out for all others: r is below 0.72, over n.
 
-    Fused attention adds up the weights of all heavy columns, as one more value of each column. A
-    softmax over their scores alone divides the sum among them. On a CPU, without gradients, fused
-    attention gives what each row's exponentials were divided by, which takes no value.
+    A₁ of heavy columns needs what softmax divided by. Fused attention adds up the weights of all
+    heavy columns, as one more value of each column, and a softmax over their scores alone divides
+    this sum among them. Without gradients a CPU returns the divisors themselves, which is faster.
 
     Args:
         query: see ``causal_integral``, also for the following and the result.
@@ -353,16 +354,16 @@ def integral_series(
         output, value = wide(output), wide(value)
         outputs, sums = output.cumsum(3), value.cumsum(3)
         found = found.addcdiv_(outputs, count).add_(sums)
-        last = outputs[..., -1:, :]
-        after = before + torch.cat([last, sums[..., -1:, :].expand_as(last)], 3)
+        ends = torch.broadcast_tensors(outputs[..., -1:, :], sums[..., -1:, :])
+        after = before + torch.cat(ends, 3)
         return torch.addcmul(output, weight, found).to(value.dtype), masses[..., -1:, :], after
 
     row, count = torch.arange(rows, device=query.device)[:, None], wide(counts)[..., None]
     count = count[:, None, None]
     mass = masses_of(query[..., :exact, :], weights[..., :exact, :], row[:exact])
     mass = mass.sum(3, keepdim=True)
-    outputs, sums = (wide(each[..., :exact, :]).sum(3, keepdim=True) for each in (output, value))
-    before, heads = torch.cat([outputs, sums.expand_as(outputs)], 3), [head]
+    parts = [wide(each[..., :exact, :]).sum(3, keepdim=True) for each in (output, value)]
+    before, heads = torch.cat(torch.broadcast_tensors(*parts), 3), [head]
     for start in range(exact, rows, SERIES_ROWS):
         part = slice(start, start + SERIES_ROWS)
         weight = gamma if gamma.shape[3] == 1 else gamma[..., part, :]
