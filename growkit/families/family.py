@@ -141,12 +141,16 @@ class Family(description.HasSizes):
         present = self.sizes(config)
         grown = [axis for axis, size in sizes.items() if size != present.get(axis)]
         first = grown[0]
+        unchecked = replace(self, check=lambda config: None)  # a check may build models
 
         def nearest(candidates: range) -> Iterator[str]:
             for size in candidates:
                 others = {axis: size * Fraction(present[axis], present[first]) for axis in grown}
                 whole = {axis: int(each) for axis, each in others.items()}
-                if whole == others and self.expresses(config, {**sizes, **whole}):
+                asked = {**sizes, **whole}
+                if whole == others and unchecked.expresses(config, asked):
+                    if not self.expresses(config, asked):
+                        return
                     yield ", ".join(f"{axis} {each}" for axis, each in whole.items())
                     return
 

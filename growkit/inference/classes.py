@@ -325,7 +325,9 @@ class ModelClass:
         self._repeated = frozenset(tied) - {head}
         stored = as_in_files(model, model.state_dict())
         self.class_prefixes = tuple(f"{name}." for name in longer)
-        self._prefixes = tuple(_stored_prefix(model, stored, each) for each in self.class_prefixes)
+        self._prefixes = tuple(
+            prefix for each in self.class_prefixes for prefix in _stored_prefixes(model, stored, each)
+        )
         self._templates: dict[str, str] = {}
         shapes = {n: tuple(t.shape) for n, t in stored.items() if n not in self._repeated}
         self.shapes_here, whole = shapes, self._signature(shapes)
@@ -360,7 +362,7 @@ class ModelClass:
             found = name
             for prefix in self._prefixes:
                 if name.startswith(prefix):
-                    found = prefix + re.sub(r"^\d+\.", "{layer}.", name.removeprefix(prefix))
+                    found = prefix + re.sub(r"^\d+(?=\.|$)", "{layer}", name.removeprefix(prefix))
             self._templates[name] = one_of_experts(found)
         return self._templates[name]
 
@@ -434,7 +436,8 @@ class ModelClass:
         with suppress(Exception), quiet():
             model = self.model(self.config(changes), "meta")
             small = sum(each.numel() for each in model.parameters()) <= most
-            return small and self._runs(changes)
+            # Some classes cannot save all sizes that they can compute with.
+            return small and self.shapes(changes) is not None and self._runs(changes)
         return False
 
     def _runs(self, changes: Mapping[str, Any]) -> bool:
@@ -737,14 +740,13 @@ def as_in_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, to
     return stored
 
 
-def _stored_prefix(model: Any, stored: Mapping[str, torch.Tensor], prefix: str) -> str:
-    """The prefix of the layers' names in files."""
-    if any(name.startswith(prefix) for name in stored):
-        return prefix
+def _stored_prefixes(model: Any, stored: Mapping[str, torch.Tensor], prefix: str) -> list[str]:
+    """The prefixes of the layers' names in files, where some tensors may stand in other lists."""
     own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)}
-    names = [*as_in_files(model, own)]
-    found = re.match(r"(.*?\.)\d+\.", names[0]) if names else None
-    return found[1] if found else prefix
+    if own.keys() <= stored.keys():
+        return [prefix]
+    numbered = (re.match(r"(.*?\.)\d+(?:\.|$)", name) for name in as_in_files(model, own))
+    return list(dict.fromkeys(found[1] for found in numbered if found)) or [prefix]
 
 
 def _decoded(value: Any) -> Any:
