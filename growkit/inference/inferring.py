@@ -52,6 +52,9 @@ GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 }
 """Growths to try for each axis, until one is possible."""
 
+DOES_NOT_RUN = "the grown model does not run"
+"""The beginning of the reason where a growth can be planned, but the class refuses its outcome."""
+
 MOST_TRIED = 10
 """Limit for the descriptions to try for an axis."""
 
@@ -111,10 +114,10 @@ class InferredFamily:
                 self._try(axis, *small)
         self.description = self._describe(config)
         fixed = {
-            axis: f"cannot grow: when it was tried, logits differed by {trial['error']:.1g}"
+            axis: f"cannot grow: when it was tried, {failed}"
             for trial in self.trials
+            if (failed := _failed(trial))
             for axis in _grown_with(self.description, trial["axis"])
-            if trial.wrong
         }
         if fixed:
             self.description["fixed"] = fixed
@@ -185,6 +188,13 @@ def _descriptions(
         yield from (({**chosen, **changed}, {**more, **other}) for other in others)
 
 
+def _failed(trial: Trial) -> str | None:
+    """How a growth that could be planned went wrong; None if it did not."""
+    if trial.wrong:
+        return f"logits differed by {trial['error']:.1g}"
+    return DOES_NOT_RUN if (trial["why"] or "").startswith(DOES_NOT_RUN) else None
+
+
 def _badness(trial: Trial) -> float:
     return float("inf") if trial["error"] is None else float(trial["error"])
 
@@ -247,14 +257,14 @@ def _trial(
         try:
             with (
                 temporary_family(description),
-                foreign("the grown model does not run", "choose other sizes"),
+                foreign(DOES_NOT_RUN, "choose other sizes"),
             ):
                 error = error_of(_logits(_grown(source, options), ids), expected)
         except InputError as why:
             impossible.append(Trial(axis=axis, options=shown, error=None, why=reason(why)))
         else:
             return Trial(axis=axis, options=shown, error=error, why=None)
-    return impossible[0]
+    return next((trial for trial in impossible if _failed(trial)), impossible[0])
 
 
 def _grown(source: Weights, options: Mapping[str, Any]) -> Weights:

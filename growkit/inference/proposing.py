@@ -191,12 +191,11 @@ class Proposal:
         self._multiple = self._name_multiple()
         self._tied = self._ties()
         self._names: dict[str, dict[Any, list[str]]] = {}
-        """For each template, its tensors in the small model, by their patterns and their use."""
+        """For each template, its tensors in the small model, by their patterns and its norm's place."""
         for name in self._dimensions:
             norm = self.seen.norms.get(name)
-            used = self.seen.idle.get(name), norm and norm.last
             kinds = self._names.setdefault(self.asked.template(name), {})
-            kinds.setdefault((tuple(self._ways(name)), used), []).append(name)
+            kinds.setdefault((tuple(self._ways(name)), norm and norm.last), []).append(name)
         self._conditions = Conditions(self.asked)
         self._when = {
             f"{template}#{at}": self._conditions.of(
@@ -286,7 +285,7 @@ class Proposal:
             for at, names in enumerate(kinds.values()):
                 pattern, when = chosen[f"{template}#{at}"], self._when.get(f"{template}#{at}")
                 arranged |= self._conditions.arranged(when) if when else {}
-                entry = self._tensor(names[0], pattern)
+                entry = self._tensor(names, pattern)
                 entries.append(entry | ({"when": when} if when else {}))
             described[template] = entries
         _leave_out_idle(described)
@@ -420,12 +419,14 @@ class Proposal:
             found[TIED] = bool(asked.value(TIED))
         return {key: value for key, value in found.items() if value is not None}
 
-    def _tensor(self, name: str, pattern: str) -> dict[str, Any]:
+    def _tensor(self, names: list[str], pattern: str) -> dict[str, Any]:
         said: dict[str, Any] = {"pattern": pattern}
+        name = names[0]
         if power := self.seen.powers.get(name):
             said["powers"] = {"hidden": power}
-        if name in self.seen.idle:
-            said["idle"] = self.seen.idle[name]
+        # A layer whose stream begins anew, or is not returned, may not show what its like show.
+        if idle := [self.seen.idle[each] for each in names if each in self.seen.idle]:
+            said["idle"] = idle[0]
         norm = self.seen.norms.get(name)
         if norm is None:
             return said
