@@ -78,6 +78,7 @@ class Conditions:
         many = 2 * max(few, *(value for value in periods if value <= asked.layers), 0)
         self.deciding: list[str] = []
         self._models = [each for count in (few, many) if (each := self._ask({}, count))]
+        self._unchanged = len(self._models)
         more = self._models[-1]
         numbers = {key: asked.value(key) for key in _numbers(asked, many)}
         listed = asked.listed
@@ -120,9 +121,17 @@ class Conditions:
         """
         wanted = [self._like(model, template, layers) for model in self._models]
         known = [at for at, some in enumerate(wanted) if some is not None]
-        mine = [wanted[at] or frozenset() for at in known]
+        # What depends on the next layer is at least said for deeper models of this config.
+        for models in (known, [at for at in known if at < self._unchanged]):
+            found = self._said(models, [wanted[at] or frozenset() for at in models])
+            if found != "":
+                return found
+        return " or ".join(f"layer == {layer}" for layer in sorted(layers))
+
+    def _said(self, known: Sequence[int], mine: Sequence[Layers]) -> str | None:
+        """A condition that holds in these layers of some models; "" if there is none."""
         every = [self._models[at].layers for at in known]
-        if mine == every:
+        if [*mine] == every:
             return None
         rest = [layers - some for layers, some in zip(every, mine, strict=True)]
         for count in range(1, MOST + 1):
@@ -131,9 +140,9 @@ class Conditions:
                 restricted = ((text, [its[at] for at in known]) for text, its in possible)
                 parts = {text: its for text, its in restricted if _covers(its, some)}
                 for texts in combinations(parts, count):
-                    if _common([parts[text] for text in texts]) == some:
+                    if _common([parts[text] for text in texts]) == [*some]:
                         return form.format(" and ".join(texts))
-        return " or ".join(f"layer == {layer}" for layer in sorted(layers))
+        return ""
 
     def _like(self, model: Asked, template: str, layers: Layers) -> Layers | None:
         """The layers of a model in which a tensor is as in some layers of the small model.
