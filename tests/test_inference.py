@@ -626,3 +626,30 @@ def test_growkits_own_families_are_not_described(tmp_path: Path) -> None:
     verdict = growkit.verify(source, out, settings=FEW)
     assert not verdict["kept"]
     assert "sliding_window in config.json is not what growkit" in verdict["reason"]
+
+
+def test_layers_whose_tensors_stand_in_other_lists(tmp_path: Path) -> None:
+    """Inkling 2 stores queries of its layers apart, and pads rows of its head in files."""
+    sizes = {"vocab_size": 64, "unpadded_vocab_size": 61, "num_hidden_layers": 14}
+    config = CONFIG_MAPPING["inkling2_text"](**small(CONFIG_MAPPING["inkling2_text"]) | sizes)
+    source, out = save_random(tmp_path / "source", config, 0), tmp_path / "out"
+    growkit.grow(source, out, ffn="x2", verify=False)
+    assert relative_error(source, out) < 1e-12
+    # The control: the comparison sees one query.
+    with edit_weights(out) as weights:
+        weights["model.llm.attn_res.attn_queries.3"].mul_(-2)
+    assert relative_error(source, out) > 1e-6
+
+
+@pytest.mark.parametrize("kind", ["zamba", "zamba2"])
+def test_sizes_that_the_class_computes_are_refused_before_writing(
+    kind: str, tmp_path: Path
+) -> None:
+    """The size of Mamba's heads follows from hidden and their number."""
+    config = CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]))
+    source, out = save_random(tmp_path / "source", config, 0), tmp_path / "out"
+    with pytest.raises(growkit.InputError, match="in a ZambaForCausalLM|not run"):
+        growkit.grow(source, out, hidden="x2", verify=False)
+    assert not out.exists()
+    growkit.grow(source, out, ffn="x2", verify=False)  # the control
+    assert relative_error(source, out) < 1e-12

@@ -155,7 +155,8 @@ def check_against_class(family: Family, config: Config) -> None:
     Raises:
         InputError: the description does not fit; the message names the key or the tensor.
     """
-    model = _empty(config)
+    # The class computes these keys; one may be its name for something else.
+    model = _empty({key: value for key, value in config.items() if key not in family.derived})
     if model is not None:  # else it is reported when the model is loaded
         _check_sizes(family, config, model)
         _check_tables(family, model)

@@ -326,7 +326,9 @@ class ModelClass:
         stored = as_in_files(model, model.state_dict())
         self.class_prefixes = tuple(f"{name}." for name in longer)
         self._prefixes = tuple(
-            prefix for each in self.class_prefixes for prefix in _stored_prefixes(model, stored, each)
+            prefix
+            for each in self.class_prefixes
+            for prefix in _stored_prefixes(model, stored, each)
         )
         self._templates: dict[str, str] = {}
         shapes = {n: tuple(t.shape) for n, t in stored.items() if n not in self._repeated}

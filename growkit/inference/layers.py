@@ -230,6 +230,8 @@ class Conditions:
             yield from (f"layer {sign} {number}" for sign in ("==", "!=", ">"))
         for steps in range(2, 2 * few):
             yield from (f"layer % {steps} == {rest}" for rest in range(steps))
+        for steps in range(3, 2 * few):
+            yield from (f"layer % {steps} != {rest}" for rest in range(steps))
 
     def _evaluated(self, texts: Iterable[str]) -> dict[str, list[Layers]]:
         """For each condition, the layers for which it holds in every model."""
