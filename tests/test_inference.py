@@ -648,7 +648,7 @@ def test_sizes_that_the_class_computes_are_refused_before_writing(
     """The size of Mamba's heads follows from hidden and their number."""
     config = CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]))
     source, out = save_random(tmp_path / "source", config, 0), tmp_path / "out"
-    with pytest.raises(growkit.InputError, match="in a ZambaForCausalLM|not run"):
+    with pytest.raises(growkit.InputError, match=r"in a ZambaForCausalLM|not run"):
         growkit.grow(source, out, hidden="x2", verify=False)
     assert not out.exists()
     growkit.grow(source, out, ffn="x2", verify=False)  # the control

@@ -191,7 +191,7 @@ class Proposal:
         self._multiple = self._name_multiple()
         self._tied = self._ties()
         self._names: dict[str, dict[Any, list[str]]] = {}
-        """For each template, its tensors in the small model, by their patterns and its norm's place."""
+        """For each template, its tensors in the small model, by patterns and the norm's place."""
         for name in self._dimensions:
             norm = self.seen.norms.get(name)
             kinds = self._names.setdefault(self.asked.template(name), {})
