@@ -156,7 +156,8 @@ def check_against_class(family: Family, config: Config) -> None:
         InputError: the description does not fit; the message names the key or the tensor.
     """
     # The class computes these keys; one may be its name for something else.
-    model = _empty({key: value for key, value in config.items() if key not in family.derived})
+    config = {key: value for key, value in config.items() if key not in family.derived}
+    model = _empty(config)
     if model is not None:  # else it is reported when the model is loaded
         _check_sizes(family, config, model)
         _check_tables(family, model)
