@@ -641,14 +641,11 @@ def test_layers_whose_tensors_stand_in_other_lists(tmp_path: Path) -> None:
     assert relative_error(source, out) > 1e-6
 
 
-@pytest.mark.parametrize("kind", ["zamba", "zamba2"])
-def test_sizes_that_the_class_computes_are_refused_before_writing(
-    kind: str, tmp_path: Path
-) -> None:
+def test_sizes_that_the_class_computes_are_refused_before_writing(tmp_path: Path) -> None:
     """The size of Mamba's heads follows from hidden and their number."""
-    config = CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]))
+    config = CONFIG_MAPPING["zamba2"](**small(CONFIG_MAPPING["zamba2"]))
     source, out = save_random(tmp_path / "source", config, 0), tmp_path / "out"
-    with pytest.raises(growkit.InputError, match=r"in a ZambaForCausalLM|not run"):
+    with pytest.raises(growkit.InputError, match="does not run"):
         growkit.grow(source, out, hidden="x2", verify=False)
     assert not out.exists()
     growkit.grow(source, out, ffn="x2", verify=False)  # the control

@@ -155,13 +155,10 @@ def check_against_class(family: Family, config: Config) -> None:
     Raises:
         InputError: the description does not fit; the message names the key or the tensor.
     """
-    # The class computes these keys; one may be its name for something else.
-    config = {key: value for key, value in config.items() if key not in family.derived}
     model = _empty(config)
     if model is not None:  # else it is reported when the model is loaded
         _check_sizes(family, config, model)
         _check_tables(family, model)
-        _check_shapes(family, config, model)
 
 
 def _check_sizes(family: Family, config: Config, model: Any) -> None:
@@ -221,20 +218,6 @@ def _check_tables(family: Family, model: Any) -> None:
                     f"{table}.weight, which {cls} takes by number; correct it, vocab for tokens "
                     "or an axis that does not grow"
                 )
-
-
-def _check_shapes(family: Family, config: Config, model: Any) -> None:
-    """Refuse sizes with which the class makes a tensor of another shape than is described."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    sizes = family.sizes(config)
-    for name, pattern in family.patterns(config).items():
-        as_described = tuple(each.size(sizes) for each in pattern.dimensions)
-        if shapes.get(name, as_described) != as_described:
-            raise InputError(
-                f"tensor {name} has shape {[*as_described]} in the description of {family.name}, "
-                f"but {[*shapes[name]]} in a {type(model).__name__} model with these sizes; "
-                "choose other sizes, or correct the description"
-            )
 
 
 def _check_arranged(family: Family, config: Config, layers: Sequence[int], changed: Config) -> None:
