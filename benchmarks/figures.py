@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.continual.report import in_a_row, standalone
-from growkit.report.drawing import Curve, Point, Titles, curves
+from benchmarks.continual.report import in_a_row
+from growkit.report.drawing import Curve, Point, Titles, curves, standalone
 
 Runs = Sequence[Mapping[str, Any]]
 

@@ -14,7 +14,7 @@ from benchmarks.continual import ages, forecast, paying, sections, tables
 from benchmarks.continual.analysis import Outcome, differences, judged
 from benchmarks.continual.sections import Section
 from benchmarks.continual.tables import count
-from growkit.report.drawing import Curve, Titles, curves, intervals, style_rules
+from growkit.report.drawing import Curve, Titles, curves, intervals, standalone
 
 TITLE = "# What growing is worth\n"
 TABLES = "# All experiments\n"
@@ -223,10 +223,3 @@ def in_a_row(charts: Sequence[str], title: str, most: int | None = None) -> str:
         f'height="{height}"><title>{escape(title)}</title><desc>{escape(title)}.</desc>'
         f"{placed}</svg>"
     )
-
-
-def standalone(svg: str) -> str:
-    """Turn a chart into a standalone file, with light and dark colours."""
-    style = f"<style>{style_rules()}</style>"
-    rooted = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return rooted.replace("</desc>", f"</desc>{style}", 1) + "\n"

@@ -390,6 +390,13 @@ def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) ->
     return chart.svg(titles, more=ROW * len(lines) + 8)
 
 
+def standalone(svg: str) -> str:
+    """Turn a chart into a standalone file, with light and dark colours."""
+    style = f"<style>{style_rules()}</style>"
+    rooted = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return rooted.replace("</desc>", f"</desc>{style}", 1) + "\n"
+
+
 def style_rules() -> str:
     """The colours of charts as CSS."""
     return Path(__file__).with_name("chart.css").read_text(encoding="utf-8")
