@@ -371,8 +371,12 @@ def changed(source: Path, config: dict[str, Any], tensors: dict[str, torch.Tenso
     [
         ({"model_type": "nobody"}, {}, "transformers has no class for it either"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, {}, "no tensor ends in _blocks"),
-        ({"quantization_config": {}}, {}, "dequantise it first"),
-        ({"compression_config": {"format": "pack-quantized"}}, {}, "dequantise it first"),
+        ({"quantization_config": {}}, {}, "quantization_config of .* has no quant_method; add it"),
+        (
+            {"compression_config": {"format": "pack-quantized"}},
+            {},
+            "compression_config of .* has no quant_method; add it",
+        ),
         ({}, {Q + "weight": None, Q + "qweight": WORDS, Q + "scales": ONE}, "dequantise it first"),
         ({}, {GATE + ".weight": None, GATE + "_blocks": BYTES}, "dequantise it first"),
         ({}, {Q + "weight_scale_inv": ONE}, "dequantise it first"),

@@ -247,9 +247,10 @@ def format_of(config: Config, where: str) -> tuple[Scheme, Config] | None:
     Raises:
         InputError: growkit does not read the format.
     """
-    given = next((config[key] for key in tensors.QUANTISED if config.get(key) is not None), None)
-    if given is None:
+    key = next((key for key in tensors.QUANTISED if config.get(key) is not None), None)
+    if key is None:
         return None
+    given = config[key]
     formats = cast("dict[str, Scheme]", members("growkit.checkpoint.quantised", "FORMAT"))
     for each in formats.values() if isinstance(given, dict) else ():
         if each.applies(given):
@@ -263,7 +264,7 @@ def format_of(config: Config, where: str) -> tuple[Scheme, Config] | None:
     known = ", ".join(sorted({each.method for each in formats.values()}))
     if method is None:
         raise InputError(
-            f"quantization_config of config.json in {where} has no quant_method; add it, one of "
+            f"{key} of config.json in {where} has no quant_method; add it, one of "
             f"{known}, or {REMEDY}"
         )
     raise InputError(

@@ -49,10 +49,15 @@ class Question:
         return logits.gather(-1, self.places.to(logits.device)).cpu().double()
 
 
-def question(checkpoint: Checkpoint) -> Question:
-    """Make the question for models with the vocabulary of a checkpoint."""
+def question(checkpoint: Checkpoint, longest: int = TOKENS) -> Question:
+    """Make the question for models with the vocabulary of a checkpoint.
+
+    Args:
+        checkpoint: the checkpoint.
+        longest: length of the sequence if the config has no longest context.
+    """
     vocabulary = tokens_of(checkpoint.config)
-    tokens = min(TOKENS, longest_context(checkpoint.config) or TOKENS)
+    tokens = min(TOKENS, longest_context(checkpoint.config) or longest)
     ids = (2 * (STRIDE * torch.arange(tokens) % tokens) + 1) * vocabulary // (2 * tokens)
     places = torch.arange(LOGITS * tokens).view(LOGITS, tokens).T * vocabulary // (LOGITS * tokens)
     return Question(Call(ids), places)

@@ -125,6 +125,7 @@ class FunctionProof:
         device: device of both models as they run.
         origin: how the target was made.
         advance: called with the bytes of every layer of both models.
+        longest: length of the fingerprint's sequence if the config has no longest context.
         trainability: whether to compute gradients even if nothing is copied.
 
     Attributes:
@@ -149,6 +150,7 @@ class FunctionProof:
         device: torch.device,
         origin: Origin,
         advance: Callable[[int], None],
+        longest: int,
         *,
         trainability: bool,
     ) -> None:
@@ -156,7 +158,7 @@ class FunctionProof:
         self.before, self.after, self.device, self.lineage = before, after, device, origin.lineage
         self.exact = self.lineage.promise == "exact"
         self.more_tokens = after.config["vocab_size"] > before.config["vocab_size"]
-        self._question = question(before)
+        self._question = question(before, longest)
         self.notes: list[str] = []
         self.doubt = ""
         self.kernels: list[ModeResult] = []

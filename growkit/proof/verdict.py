@@ -162,8 +162,8 @@ def prove(
         before = as_planned(before, origin)
         states = state_paths(before, after, recipe, optimizer) if trains else None
         files = compare_folders(before, after, origin)
-        look = settings.trainability
-        logits = FunctionProof(before, after, place, origin, advance, trainability=look)
+        longest, look = max(map(len, prompts.windows)), settings.trainability
+        logits = FunctionProof(before, after, place, origin, advance, longest, trainability=look)
         files.changed += (layer_settings := logits.changed_layer_settings())
         files.of_source += layer_settings if origin.unknown else []
         weights = compare_weights(origin, after)
