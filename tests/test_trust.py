@@ -372,6 +372,7 @@ def changed(source: Path, config: dict[str, Any], tensors: dict[str, torch.Tenso
         ({"model_type": "nobody"}, {}, "transformers has no class for it either"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, {}, "no tensor ends in _blocks"),
         ({"quantization_config": {}}, {}, "quantization_config of .* has no quant_method; add it"),
+        ({"quantization_config": "fp8"}, {}, "quantization_config of .* has no quant_method"),
         (
             {"compression_config": {"format": "pack-quantized"}},
             {},

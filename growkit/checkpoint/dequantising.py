@@ -260,7 +260,7 @@ def format_of(config: Config, where: str) -> tuple[Scheme, Config] | None:
                     f"growkit does not read, {variant}; dequantise it first: {REMEDY}"
                 )
             return each, given
-    method = given.get("quant_method") if isinstance(given, dict) else given
+    method = given.get("quant_method") if isinstance(given, dict) else None
     known = ", ".join(sorted({each.method for each in formats.values()}))
     if method is None:
         raise InputError(
