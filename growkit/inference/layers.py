@@ -235,13 +235,19 @@ class Conditions:
 
     def _evaluated(self, texts: Iterable[str]) -> dict[str, list[Layers]]:
         """For each condition, the layers for which it holds in every model."""
-        found = {}
+        found: dict[str, list[Layers]] = {}
+        most = range(max(len(model.kinds) for model in self._models))
         for text in texts:
             try:
                 condition = parse_expression(text, text, {*self._models[0].config, LAYER}, {})
+                its: dict[str, Layers] = {}  # most models have the same values of its keys
+                for model in self._models:
+                    if (shown := condition.shown(model.config)) not in its:
+                        its[shown] = frozenset(
+                            at for at in most if condition.holds(model.config, at)
+                        )
                 found[text] = [
-                    frozenset(at for at in model.layers if condition.holds(model.config, at))
-                    for model in self._models
+                    its[condition.shown(model.config)] & model.layers for model in self._models
                 ]
             except InputError:  # one of its keys has no value in some model
                 continue
