@@ -40,6 +40,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "index_head_dim"), 16),
     **dict.fromkeys(("mamba_n_heads", "linear_num_key_heads", "linear_num_value_heads"), 4),
+    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers"), 1),
     "forced_eos_token_id": None,
     "is_decoder": True,
 }
@@ -51,6 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "axk2": {"index_topk": 4},
     "bailing_hybrid": {**LINEAR, "n_group": 2, "topk_group": 1},
     "bamba": {"attn_layer_indices": [1]},
+    "beam": {"mlp_layer_types": ["dense", "sparse"]},
     "blt": {"vocab_size": 260},
     "codegen": {"rotary_dim": 4},
     "cohere_compass_text": {
@@ -63,7 +65,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "deepseek_v3": {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+    "deepseek_v3": {"n_group": 2, "topk_group": 1},
     "deepseek_v32": {"n_group": 2, "topk_group": 1, "index_topk": 4},
     "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
     "dots3_note_text": {"index_topk": 4},
@@ -72,6 +74,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention"] * 2,
         "hidden_size_per_layer_input": 8,
         "num_kv_shared_layers": 0,
+    },
+    "gemma4_text": {
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
     },
     "glm_moe_dsa": {"index_topk": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},

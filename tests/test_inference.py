@@ -285,12 +285,30 @@ def test_a_few_tokens_may_choose_the_same_experts() -> None:
     assert found.description["experts"]["divided"]
 
 
-def test_experts_that_cannot_grow_are_not_denied(tmp_path: Path) -> None:
-    """The router adds a number to the sum of its weights."""
-    config = {**small(CONFIG_MAPPING["lfm2_moe"]), "num_dense_layers": 1}
-    source = save_random(tmp_path / "source", CONFIG_MAPPING["lfm2_moe"](**config), 0)
-    with pytest.raises(growkit.InputError, match=r"experts of .* when it was tried"):
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        # The router adds a number to the sum of its weights.
+        ("lfm2_moe", "when it was tried"),
+        # The rows of all experts are one dimension.
+        ("dbrx", "how its class chooses them was not found"),
+    ],
+)
+def test_experts_that_cannot_grow_are_not_denied(kind: str, why: str, tmp_path: Path) -> None:
+    source = save(kind, tmp_path / "source")
+    with pytest.raises(growkit.InputError, match=f"experts of .* {why}"):
         growkit.grow(source, tmp_path / "out", method="experts", experts="x2")
+
+
+def test_experts_in_a_table_stay(tmp_path: Path) -> None:
+    """The class looks its experts up by number, as rows of embeddings."""
+    config = small(CONFIG_MAPPING["doge"]) | {"is_moe": True, "num_experts": 16}
+    source = save_random(tmp_path / "source", CONFIG_MAPPING["doge"](**config), 0)
+    out = tmp_path / "out"
+    growkit.grow(source, out, ffn="x2", verify=False)
+    assert relative_error(source, out) < 1e-12
+    with pytest.raises(growkit.InputError, match="no experts to copy"):
+        growkit.grow(source, tmp_path / "more", method="experts", experts="x2")
 
 
 def test_the_order_of_heads_is_tried(tmp_path: Path) -> None:

@@ -491,6 +491,7 @@ class ModelClass:
             if not any(key in keys for keys in self.sizes.values()):
                 self._find_partners(key, stuck, names, numbers, here)
         self._find_ratio(names, numbers, stuck)
+        self._keep_tables(here)
         self._add_named(numbers)
         for axis in ("vocab", "hidden"):
             if axis not in self.small:
@@ -506,6 +507,17 @@ class ModelClass:
         width = self._keys["ffn"]
         if width in numbers and not any(width in keys for keys in self.sizes.values()):
             self.sizes[width] = (width,)  # of layers that there are not
+
+    def _keep_tables(self, here: Shapes) -> None:
+        """Let experts that the class looks up by number, in a table, have an axis that stays."""
+        if "experts" not in self.sizes:
+            return
+        found = self.shapes_of({"experts": 2 * self.small["experts"]}) or here
+        modules = self.model(self.config({}), "meta").named_modules()
+        tables = [f"{name}.weight" for name, each in modules if isinstance(each, nn.Embedding)]
+        if any(found.get(name) != here.get(name) for name in tables):
+            keys, size = self.sizes.pop("experts"), self.small.pop("experts")
+            self.sizes[keys[0]], self.small[keys[0]] = keys, size
 
     def _state_head_dim(self) -> None:
         """State the size of a head, for which many classes look, though configs leave it out."""

@@ -119,6 +119,8 @@ class InferredFamily:
             if (failed := _failed(trial))
             for axis in _grown_with(self.description, trial["axis"])
         }
+        if "experts" in _axes(self.description) and "experts" not in self.description:
+            fixed.setdefault("experts", "cannot grow: how its class chooses them was not found")
         if fixed:
             self.description["fixed"] = fixed
 

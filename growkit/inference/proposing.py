@@ -26,7 +26,7 @@ MOST = 6
 LAST = ("hidden", "head_dim", "ffn")
 """The factors that come last when a product of axes is stored."""
 
-TOP_K = re.compile(r"experts_per_tok(en)?$|^moe_(top)?k$|^moe_top_k$")
+TOP_K = re.compile(r"experts_per_tok(en)?$|^moe_(top_?)?k$|^top_?k_experts$")
 """Names of keys that say how many experts a token goes through."""
 
 SCALING = re.compile(r"rout\w*_scal(e|ing_factor)$")
@@ -374,7 +374,8 @@ class Proposal:
         if not widths or not top_k:
             return
         found: dict[str, Any] = {"width": widths[0], "top_k": top_k[0]}
-        groups = [key for key in ("n_group", "num_expert_group", "topk_group") if value(key)]
+        counts = self.asked.numbers
+        groups = [key for key in ("n_group", "num_expert_group", "topk_group") if counts.get(key)]
         if len(groups) == 2:
             found["groups"] = groups
         yield found
