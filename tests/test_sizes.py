@@ -186,6 +186,26 @@ def test_heads_and_widths_that_are_no_multiples(
     assert not growkit.verify(source, out, prompts=1, length=12)["kept"]
 
 
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("kind", "axis"), [("diffllama", "head_dim"), ("qwen3", "head_dim"), ("llama", None)]
+)
+def test_an_epsilon_that_also_serves_norms_over_heads_is_named(
+    kind: str, axis: str | None, seed: int, make: Make, tmp_path: Path
+) -> None:
+    """Zeros beside hidden divide it for every norm, so a head norm is another function then."""
+    source, out = make(kind, seed=seed, hidden_size=16, rms_norm_eps=0.01), tmp_path / "out"
+    asked = {"hidden": "x3/2", "heads": "x1", "promise": "bounded"}
+    result = growkit.grow(source, out, verify=QUICK, **asked)
+    assert result["kept"] is (axis is None)
+    shared = f"rms_norm_eps of norms over {axis} times 0.666667, as over hidden"
+    assert (shared in result["lost"]) is (axis is not None)
+    assert (shared in result["verification"]["reason"]) is (axis is not None)
+    growkit.convert(source, tmp_path / "own", "diff-transformer", verify=False)  # a key of its own
+    found = growkit.grow(tmp_path / "own", tmp_path / "larger", verify=QUICK, **asked)
+    assert (found["kept"], "eps" in found["lost"]) == (kind != "qwen3", kind == "qwen3")
+
+
 def test_every_size_is_written_alike(make: Make, tmp_path: Path) -> None:
     """A factor in any way, or a number: whatever the size is of."""
     dense = Checkpoint(make("llama", **HEADS, num_hidden_layers=4))

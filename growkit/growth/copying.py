@@ -149,6 +149,7 @@ class CopyMethod(Operation):
             copies = partial(place_copies, family, source.config, old, grown, whole_groups=whole)
             plan = expand(source, family, grown, copies, shares, rounding=rounding, resets=resets)
             plans.append(plan)
+            lost += [plan.lost] if plan.lost else []
             if rounded := list(plan.recomputed_sources):
                 tensors = f"{len(rounded)} tensors" if len(rounded) > 1 else "a tensor"
                 lost.append(f"one rounding of every element of {tensors} (first {rounded[0]})")

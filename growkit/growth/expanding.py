@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 from growkit.algebra import expansion
 from growkit.algebra.axes import Dimension, Order, Pattern, Role
@@ -78,13 +79,15 @@ def expand(
     assert {axis: len(each.source) for axis, each in made.items()} == dict(sizes)
     growth = _Growth(family, old, new, made, shares, rounding, resets)
     apart = check_groups(family, old, made)
-    config = growth.adjust_eps(source.config, config)
+    config, lost = growth.adjust_eps(source.config, config)
     grown = {
         name: growth.transform(name, of, tensor)
         for name, of, tensor in growth.members(source.config, config)
     }
     copies = {axis: int(each.counts.max(initial=0)) for axis, each in made.items()}
-    return Plan.checked(source, family, config, grown, unused=unused, copies=copies, apart=apart)
+    return Plan.checked(
+        source, family, config, grown, unused=unused, copies=copies, apart=apart, lost=lost
+    )
 
 
 @dataclass(frozen=True)
@@ -123,44 +126,51 @@ class _Growth:
                 number = int(grown.source[number])
             yield name, before[tensor.name, layer, number], tensor
 
-    def adjust_eps(self, source: Config, config: Config) -> Config:
+    def adjust_eps(self, source: Config, config: Config) -> tuple[Config, str]:
         """Scale eps of every norm in the target's config in proportion to the mean.
 
         Args:
             source: the source's config.
             config: the target's config, with its sizes.
 
+        Returns:
+            The config, and what is lost where norms whose mean stays share the key; else nothing.
+
         Raises:
             InputError: the class adds a fixed eps, or norms that share a key need different values.
         """
         before = self.family.complete(source)
-        shrunk: dict[str, dict[float, str]] = {}
+        shrunk: dict[str, dict[float, dict[str, None]]] = {}
         for norm in active_norms(self.family, before):
             mean = self._mean(norm)
             if norm.eps is None and mean != 1:
                 raise self._refusal(norm.over, "and their class adds a fixed eps to the mean")
             if norm.eps is not None:
-                shrunk.setdefault(norm.eps, {})[mean] = norm.over
+                shrunk.setdefault(norm.eps, {}).setdefault(mean, {})[norm.over] = None
         changed: Config = {}
+        lost = []
         for key, means in shrunk.items():
-            if self.rounding and len(means) == 2:  # where nothing grows, eps matters little
-                means.pop(1.0, None)
+            # Where nothing grows, eps matters little, unless a norm reads numbers near zero.
+            still = means.pop(1.0, None) if self.rounding and len(means) == 2 else None
             if len(means) > 1:
                 why = f"and {key} serves norms over both, whose means change differently"
-                raise self._refusal(" and ".join(means.values()), why)
+                raise self._refusal(" and ".join(chain(*means.values())), why)
             (mean,) = means
             if mean == 1:
                 continue
             if type(before[key]) not in (int, float):
                 raise InputError(f"config.json has {key} {before[key]!r}; a number was expected")
             changed[key] = before[key] * mean
+            if still:
+                norms, same = " and ".join(still), " and ".join(means[mean])
+                lost.append(f"{key} of norms over {norms} times {mean:.6g}, as over {same}")
         if not changed:
-            return config
+            return config, ""
         config = config | changed
         # Keep values that the class would otherwise derive from the changed keys.
         after = self.family.complete(config)
         derived = {k: before[k] for k in self.family.defaults if before[k] != after[k]}
-        return config | {k: value for k, value in derived.items() if k not in config}
+        return config | {k: v for k, v in derived.items() if k not in config}, "; ".join(lost)
 
     def transform(self, name: str, of: str, tensor: Tensor) -> Transform:
         """Make the transform of a tensor."""

@@ -315,5 +315,7 @@ def reason_of(
     parts += notes
     last = [by_name[name] for name in ("series", "amount") if name in by_name]
     parts += [each.sentence for each in last if each != first]
-    given_up = f" ({lineage.lost})" if lineage.lost and first is None else ""
+    # What was given up may also be why logits differ by more than rounding explains.
+    named = first is None or (first is strict and not exact)
+    given_up = f" ({lineage.lost})" if lineage.lost and named else ""
     return f"{verdict}{given_up}: {'; '.join(parts)}"
