@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,6 +17,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
 from growkit.growth import experts
+from growkit.planning.updates import law_of
 from growkit.proof.trainability import Gradients
 from growkit.recipe.planner import plan_recipe
 from tests.conftest import (
@@ -311,3 +313,45 @@ def test_fewer_copies_chosen_are_another_function_by_name(tmp_path: Path) -> Non
     grown = growkit.grow(source, out, method="experts", experts="x2", top_k=2, verify=False)
     assert grown["promise"] == "different"
     assert relative_error(source, out) > 1e-3
+
+
+CHAINS: list[tuple[dict[str, Any], ...]] = [
+    ({"experts": "x2", "top_k": 3},),
+    ({"experts": "x3", "top_k": 2}, {"experts": "x2"}),
+    ({"experts": "x3", "symmetry": "keep"}, {"experts": "x3", "top_k": 2}, {"experts": "x2"}),
+    ({"experts": "x2"}, {"experts": "x2"}),
+]
+
+
+@pytest.mark.parametrize("chain", range(len(CHAINS)))
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_a_router_that_chooses_as_it_was_asked_to_is_proved(
+    kind: str, chain: int, tmp_path: Path
+) -> None:
+    """Also if experts are copied in several steps, which rows of routers count apart."""
+    source, out = save_sparse(kind, 1, tmp_path / "source"), tmp_path / "out"
+    steps = tuple(growkit.GrowStep("experts", each) for each in CHAINS[chain])
+    grown = growkit.run(growkit.Recipe(str(source), steps, str(out), QUICK))
+    assert grown["kept"], grown["verification"]["reason"]
+    close = "exact" if chain == 3 else "bounded" if (kind, chain) == ("deepseek_v3", 1) else ""
+    assert grown["promise"] == (close or "different")
+    if close:
+        assert relative_error(source, out) < 1e-5
+    chosen = json.loads((out / "config.json").read_text())["num_experts_per_tok"]
+    edit_config(out, num_experts_per_tok=chosen - 1)
+    found = growkit.verify(source, out, QUICK)
+    assert not found["kept"]
+    assert f"({chosen - 1} in place of {chosen})" in found["reason"]
+
+
+@pytest.mark.parametrize("kind", sorted(DENSE))
+def test_factors_of_training_fit_tensors_of_another_shape(kind: str, tmp_path: Path) -> None:
+    """Three copies of the MLP have unequal shares, and a stack of experts one dimension more."""
+    source = save_dense(kind, 1, tmp_path / "source")
+    wider = growkit.GrowStep("hypercloning", ffn="x3")
+    more = growkit.GrowStep("experts", experts="x2")
+    steps = (wider, growkit.GrowStep("upcycle", experts=4, top_k=2), more, wider)
+    recipe = growkit.Recipe(str(source), steps, str(tmp_path / "out"), verify=None)
+    lineage = plan_recipe(recipe, Checkpoint(source)).lineage
+    for name, update in law_of(lineage).updates.items():
+        np.broadcast_to(update.n_out, lineage.target.tensors[name].shape)

@@ -104,11 +104,11 @@ class Update:
         return replace(self, n_in=n_in, n_out=n_out).because(why)
 
     def whole(self) -> Update:
-        """The update of any part of the tensor."""
+        """The update of a tensor of any shape that is made of this one, such as a part."""
+        mean = replace(self, n_out=np.asarray(1 / self.eps / self.factor))
         if self.n_out.size == 1:
-            return self
-        mean = np.full((1,) * self.n_out.ndim, 1 / self.eps / self.factor)
-        return replace(self, n_out=mean).because("it is a part of rows whose gradients differ")
+            return mean
+        return mean.because("it is a part of rows whose gradients differ")
 
 
 @lru_cache(maxsize=256)  # layers are alike

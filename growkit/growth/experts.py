@@ -197,7 +197,8 @@ class _Copying:
             )
         for key in groups if self.together else groups[: self._evenly]:
             self.config[key] = copies * complete[key]
-        self._one_group = self._evenly and [complete[key] for key in groups[1:]] == [1]
+        one_group = [complete[key] for key in groups[1:]] == [1]
+        self._one_group = self._evenly and one_group and self.top_k == chosen
         alone = experts.alone(complete)
         if self.together and alone and experts.scaling:
             self.config[experts.scaling] = complete[experts.scaling] / copies

@@ -401,7 +401,7 @@ class Computed(Transform):
         """See ``Transform``; no factor follows for a computed tensor."""
         if not before:
             return Update(new=True, why=self.why)
-        return before[0].because(f"it is computed ({self.why})")
+        return before[0].because(f"it is computed ({self.why})").whole()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ weights show, and for numbers that every logit depends on, which the logits show
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from growkit.base.tensors import TORCH_NAMES, Config
@@ -15,7 +16,8 @@ from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.engine.user_family import shown_by_tensors
 from growkit.families.description import LISTS, Experts
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.family import Family, families, own_families
+from growkit.families.family import Family, families, family_of, own_families
+from growkit.planning.plan import Lineage
 
 SHARED = frozenset(
     {"vocab_size", "max_position_embeddings", "rope_parameters"}
@@ -195,6 +197,29 @@ def _follow_experts(first: Config, second: Config) -> dict[str, Any]:
     if experts.scaling and isinstance(first.get(experts.scaling), int | float):
         found[experts.scaling] = first[experts.scaling] / copies
     return found
+
+
+def routed(lineage: Lineage) -> set[str]:
+    """The keys of routers whose values the steps of a lineage explain.
+
+    They explain every value if another function is meant, such as with another ``top_k``; otherwise
+    each step leaves a value as it is or follows the number of experts.
+    """
+    stages = [each.config for each in lineage.stages]
+    experts, _ = _experts_of(stages[-1])
+    if experts is None:
+        return set()
+    keys = {key for key in (experts.top_k, *experts.groups, experts.scaling) if key}
+    if lineage.promise != "different":
+        complete = [family_of(each, "").complete(each) for each in stages]
+        for before, after in pairwise(complete):
+            follow = _follow_experts(before, after)
+            keys -= {
+                key
+                for key in keys
+                if before.get(key) != after.get(key) != follow.get(key, before.get(key))
+            }
+    return keys
 
 
 def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:

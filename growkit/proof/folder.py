@@ -7,7 +7,7 @@ with the source.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -107,7 +107,9 @@ def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> F
     if origin.unknown:
         found = compare_with_source(source, target)
     else:
-        found = compare_with_plan(source, target, origin.lineage.plans[-1].config, origin.recipe)
+        lineage = origin.lineage
+        planned, routed = lineage.plans[-1].config, configs.routed(lineage)
+        found = compare_with_plan(source, target, planned, origin.recipe, routed)
     notes = []
     if isinstance(source, RoundedCheckpoint):
         notes.append(f"the target was compared with the source after rounding to {source.dtype}")
@@ -133,7 +135,11 @@ def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> F
 
 
 def compare_with_plan(
-    source: Checkpoint, target: Checkpoint, planned: Config, recipe: Recipe | None = None
+    source: Checkpoint,
+    target: Checkpoint,
+    planned: Config,
+    recipe: Recipe | None = None,
+    routed: Collection[str] = (),
 ) -> FolderDifferences:
     """Compare everything in a folder with the files that growkit writes.
 
@@ -142,6 +148,7 @@ def compare_with_plan(
         target: the written folder.
         planned: the config that the recipe plans.
         recipe: the recipe; None if it makes only weights.
+        routed: keys that the steps of the recipe explain (``growkit.proof.config.routed``).
     """
     family = family_of(planned, str(target.folder))
     wanted = family.named(planned)
@@ -153,7 +160,8 @@ def compare_with_plan(
         # ``compare_folders`` adds a note that this code was not checked.
         code = own_code(target.opened)
         wanted["auto_map"] = target.config["auto_map"]
-    by_plan = _changed_by_plan(source, planned, family.size_keys - family.unseen_sizes)
+    sizes = family.size_keys - family.unseen_sizes - configs.SHARED
+    by_plan = _changed_by_plan(source, planned, sizes.union(routed))
     values = [*_first_changed_key(wanted, target.config), *by_plan]
     changed = [each["name"] for each in values]
     held = own_code(target.opened)
@@ -333,8 +341,8 @@ def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
     return [_changed_value(key, first, second) for key in islice(changed, 1)]
 
 
-def _changed_by_plan(source: Checkpoint, planned: Config, sizes: set[str]) -> list[ChangedValue]:
-    """Keys, except sizes, whose values in the plan itself differ from those in the source.
+def _changed_by_plan(source: Checkpoint, planned: Config, free: set[str]) -> list[ChangedValue]:
+    """Keys, but for free ones, whose values in the plan itself differ from those in the source.
 
     The size keys of a described family are checked against its class when it plans.
     """
@@ -342,7 +350,7 @@ def _changed_by_plan(source: Checkpoint, planned: Config, sizes: set[str]) -> li
     if was is None or now is None:
         return []
     keys, _ = configs.different_settings({**was, "dtype": None}, {**now, "dtype": None})
-    return [_changed_value(key, was, now) for key in keys if key not in sizes - configs.SHARED]
+    return [_changed_value(key, was, now) for key in keys if key not in free]
 
 
 GENERATE = "custom_generate/generate.py"
