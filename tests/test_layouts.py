@@ -516,3 +516,20 @@ def test_a_changed_number_is_caught(layout: str, to: str, tensor: str, tmp_path:
         numbers = tensors[f"model.layers.1.self_attn.{tensor}"].view(-1)
         numbers[numbers.abs().argmax()] *= 1.001
     assert growkit.verify(source, target, **QUICK)["kept"] is False
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "granite"])
+def test_there_and_back_in_one_recipe(kind: str, tmp_path: Path) -> None:
+    """The config has no key that the class lacks, which a proof would miss in the source."""
+    more = {"sliding_window": None} if kind == "mistral" else {}
+    source, out = save_model(tmp_path / "source", kind, seed=3, **more), tmp_path / "out"
+    there, back = growkit.ConvertStep("diff-transformer"), growkit.ConvertStep(kind)
+    steps = (there, growkit.GrowStep("depth", layers="x2"), back)
+    settings = growkit.Settings(prompts=1, length=12)
+    result = growkit.run(growkit.Recipe(str(source), steps, str(out), settings))
+    assert (result["promise"], result["kept"]) == ("exact", True), result["verification"]["reason"]
+    assert distance(strict_logits(source), strict_logits(out)) < LIMIT
+    known, found = (json.loads((each / "config.json").read_text()) for each in (source, out))
+    assert found.keys() - known.keys() <= {"lambda_std_dev", "head_dim"}
+    (out / "growkit.json").unlink()
+    assert growkit.verify(source, out, settings)["kept"]

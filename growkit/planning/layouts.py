@@ -256,7 +256,9 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
             f"a {family.name} model cannot express {', '.join(problems)}; choose another layout, "
             "or convert it --to diff first"
         )
-    only = {*DIFF.defaults, *DIFF.axes, *OF_THE_FOLDER} - {*family.defaults, "lambda_std_dev"}
+    # A class knows no key of a switch that it cannot turn, although its description may assume one.
+    known = family.defaults.keys() - form.switches.keys() | {"lambda_std_dev"}
+    only = {*DIFF.defaults, *DIFF.axes, *OF_THE_FOLDER} - known
     config = {key: value for key, value in diff.items() if key not in only}
     for key, name in form.keys.items():
         sharing = {k: diff[k] for k in DIFF.defaults if form.keys.get(k, k) == name}

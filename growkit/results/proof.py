@@ -539,7 +539,7 @@ def value_sentence(values: Found) -> str:
 
 
 def _value(text: str | None) -> str:
-    return "another" if text is None else text
+    return "another value" if text is None else text
 
 
 def _advice(name: str, result: VerifyResult) -> str:
