@@ -284,14 +284,21 @@ def test_a_language_model_inside_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("width", "ragged"), [(8, False), (12, True)])
-def test_experts_that_transformers_would_refuse(width: int, ragged: bool, tmp_path: Path) -> None:
-    """In bfloat16 it multiplies with rows of 16 bytes, or one expert at a time."""
-    case = Case(FAMILIES["qwen3_moe"], seeded(2))
-    case.config |= {"moe_intermediate_size": 4, "decoder_sparse_step": 1, "mlp_only_layers": []}
+@pytest.mark.parametrize(("kind", "key"), [("qwen3_moe", "moe_"), ("gpt_oss", "")])
+def test_experts_that_transformers_would_refuse(
+    kind: str, key: str, width: int, ragged: bool, tmp_path: Path
+) -> None:
+    """In bfloat16 it multiplies with rows of 16 bytes, or one expert at a time.
+
+    gpt-oss stores matrices transposed, so that no row of theirs is as wide as the MLP.
+    """
+    case = Case(FAMILIES[kind], seeded(2))
+    case.config |= {f"{key}intermediate_size": 4, "decoder_sparse_step": 1, "mlp_only_layers": []}
     case.dtype = torch.bfloat16
     source, out = save(tmp_path / "source", case, 2), tmp_path / "out"
     ffn = f"x{width // 4}"
-    result = growkit.grow(source, out, ffn=ffn, verify=False)
+    result = growkit.grow(source, out, ffn=ffn, verify=growkit.Settings(prompts=1, length=12))
+    assert result["kept"]
     assert [str(width * 2) in each for each in result["warnings"]] == [True] * ragged
     model = AutoModelForCausalLM.from_pretrained(out)
     with pytest.raises(RuntimeError, match="16 bytes") if ragged else nullcontext():

@@ -238,10 +238,11 @@ def inert(config: Any, where: str, depth: int = 0) -> Any:
 def fit_experts(model: Any) -> None:
     """Make a model multiply with one expert at a time if grouped kernels cannot run.
 
-    Grouped kernels have no float64, and need rows whose size is a multiple of 16 bytes.
+    Grouped kernels have no float64, and need rows whose size is a multiple of 16 bytes, both of
+    matrices and of what these read: some classes store matrices transposed.
     """
     stacked = (each for each in model.parameters() if each.dim() == 3)
-    odd = any(each.shape[-1] * each.element_size() % 16 for each in stacked)
+    odd = any(size * each.element_size() % 16 for each in stacked for size in each.shape[1:])
     if (odd or model.dtype == torch.float64) and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
 

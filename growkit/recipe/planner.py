@@ -108,8 +108,9 @@ def _ragged_experts(grown: Weights) -> str:
         first, *others = each.pattern.dimensions
         info = grown.tensors[each.name]
         stacked = first.axes == {"experts"} and len(others) > 1
-        row = info.shape[-1] * tensors.FLOAT_BYTES[info.dtype]
-        if (stacked or (each.tensor.counts == "experts" and others)) and row % ROW_OF_EXPERTS:
+        rows = [size * tensors.FLOAT_BYTES[info.dtype] for size in info.shape[-2:]]
+        row = next((each for each in reversed(rows) if each % ROW_OF_EXPERTS), 0)
+        if (stacked or (each.tensor.counts == "experts" and others)) and row:
             return (
                 f"rows of experts have {row} bytes (first {each.name}), but transformers "
                 "multiplies with all experts at once only where that is a multiple of "
