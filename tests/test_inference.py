@@ -359,6 +359,7 @@ NORM = "tensors/model.norm.weight"
     ("key", "value", "says"),
     [
         (NORM, "hiden", "names axis 'hiden', which no size gives; did you me"),
+        (NORM, " + ".join(["hidden"] * 99 + ["hiden"]), "names axis 'hiden'"),
         (NORM, "hidden <-", "the name of an axis is missing"),
         (NORM, {"norm": "hidden"}, "must be a pattern, or a mapping with one"),
         (NORM, {"pattern": "hidden", "norms": "x"}, "unknown key 'norms'"),
@@ -659,12 +660,45 @@ def test_layers_whose_tensors_stand_in_other_lists(tmp_path: Path) -> None:
     assert relative_error(source, out) > 1e-6
 
 
-def test_sizes_that_the_class_computes_are_refused_before_writing(tmp_path: Path) -> None:
-    """The size of Mamba's heads follows from hidden and their number."""
-    config = CONFIG_MAPPING["zamba2"](**small(CONFIG_MAPPING["zamba2"]))
-    source, out = save_random(tmp_path / "source", config, 0), tmp_path / "out"
+@pytest.mark.parametrize(
+    ("kind", "growth", "possible"),
+    [
+        ("zamba", {"hidden": "x2"}, {"ffn": "x2"}),
+        ("zamba2", {"hidden": "x2"}, {"ffn": "x2"}),
+        ("moshi", {"ffn": "x2"}, {"hidden": "x2", "ffn": "x1"}),
+    ],
+)
+def test_sizes_that_the_class_computes_are_refused_before_writing(
+    kind: str, growth: dict[str, Any], possible: dict[str, Any], tmp_path: Path
+) -> None:
+    """The size of Mamba's heads follows from hidden and their number; half a width from a whole."""
+    source, out = save(kind, tmp_path / "source"), tmp_path / "out"
     with pytest.raises(growkit.InputError, match="does not run"):
-        growkit.grow(source, out, hidden="x2", verify=False)
+        growkit.grow(source, out, verify=False, **growth)
     assert not out.exists()
-    growkit.grow(source, out, ffn="x2", verify=False)  # the control
+    growkit.grow(source, out, verify=False, **possible)  # the control
+    assert relative_error(source, out) < 1e-12
+
+
+def test_a_head_of_its_own_has_a_bias_of_its_own(tmp_path: Path) -> None:
+    """BERT's class ties the bias of its head as well, as long as the head is the embedding."""
+    config = CONFIG_MAPPING["bert-generation"](
+        **small(CONFIG_MAPPING["bert-generation"]), tie_word_embeddings=True
+    )
+    source, out = save_random(tmp_path / "source", config, 0), tmp_path / "out"
+    assert growkit.grow(source, out, hidden="x2", untie=True, verify=FEW)["kept"]
+    assert relative_error(source, out) < 1e-12
+    # The control: the bias that the head adds is the new one.
+    with edit_weights(out) as weights:
+        weights["lm_head.decoder.bias"][3] += 1
+    assert relative_error(source, out) > 1e-6
+
+
+def test_parts_of_a_dimension_are_counted(tmp_path: Path) -> None:
+    """Those of a fused projection, one for each of 64 heads: its pattern stays short."""
+    heads = {"linear_num_key_heads": 64, "linear_num_value_heads": 64}
+    sizes = {"linear_key_head_dim": 4, "linear_value_head_dim": 4}
+    config = CONFIG_MAPPING["lara_mini"](**small(CONFIG_MAPPING["lara_mini"]) | heads | sizes)
+    source, out = save_random(tmp_path / "source", config, 0), tmp_path / "out"
+    growkit.grow(source, out, hidden="x2", verify=False)
     assert relative_error(source, out) < 1e-12

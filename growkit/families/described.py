@@ -438,7 +438,7 @@ class _Description:
 
     def _check_pattern(self, pattern: str, of: str) -> None:
         try:
-            parsed = Pattern.parse(pattern[:200].replace("_{layer}", ""))
+            parsed = Pattern.parse(pattern.replace("_{layer}", ""))
         except (ValueError, RecursionError) as error:
             raise InputError(f"{of}: {error}") from None
         for number, dimension in enumerate(parsed.dimensions):

@@ -56,8 +56,12 @@ def plan_head(source: Weights, options: Mapping[str, str]) -> Plan | None:
             "embedding of its tokens alone; leave out --untie"
         )
     (embedding,) = named
-    separate = Kept(embedding, why="the embedding, as it is")
-    made = {name: Kept(name) if name in before else separate for name in family.patterns(config)}
+    made = {
+        name: Kept(name)
+        if name in before
+        else Kept(family.duplicates.get(name, embedding), why="what it was tied to, as it is")
+        for name in family.patterns(config)
+    }
     return Plan.checked(source, family, config, made, unused=unused_tensors(source, family))
 
 

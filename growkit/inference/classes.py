@@ -102,6 +102,8 @@ class ModelClass:
         width: a key for the width of an MLP that the config leaves out, and by what the class
             multiplies hidden instead; None if there is none.
         divided: whether the class wants hidden to be a multiple of heads.
+        repeated: tensors that files leave out, as tied models have them twice, but for the head's
+            weight; each with the name of the one in files.
         recomputed: suffixes of tensors that old checkpoints store and the class recomputes.
         derived: whether the class computes the size of a head from hidden and heads; hidden is then
             as wide as all heads together.
@@ -266,7 +268,7 @@ class ModelClass:
         return {
             name: tuple(tensor.shape)
             for name, tensor in stored.items()
-            if name not in self._repeated
+            if name not in self.repeated
         }
 
     def shapes_of(self, sizes: Mapping[str, int]) -> Shapes | None:
@@ -299,7 +301,7 @@ class ModelClass:
     def _find_layers(self) -> None:
         """Find the layers, and the smallest number of layers that shows all kinds of them."""
         self._base = dict(self._plain)
-        self._repeated: frozenset[str] = frozenset()
+        self.repeated: Mapping[str, str] = {}
         self._every_list = False
         named = self._keys["layers"]
         count = self.value(named)
@@ -322,7 +324,7 @@ class ModelClass:
         names = {module: name for name, module in model.named_modules()}
         head = f"{names.get(model.get_output_embeddings())}.weight"
         tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-        self._repeated = frozenset(tied) - {head}
+        self.repeated = {name: of for name, of in tied.items() if name != head}
         stored = as_in_files(model, model.state_dict())
         self.class_prefixes = tuple(f"{name}." for name in longer)
         self._prefixes = tuple(
@@ -331,7 +333,7 @@ class ModelClass:
             for prefix in _stored_prefixes(model, stored, each)
         )
         self._templates: dict[str, str] = {}
-        shapes = {n: tuple(t.shape) for n, t in stored.items() if n not in self._repeated}
+        shapes = {n: tuple(t.shape) for n, t in stored.items() if n not in self.repeated}
         self.shapes_here, whole = shapes, self._signature(shapes)
         first: dict[str, int] = {}
         for name in shapes:

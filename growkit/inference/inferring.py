@@ -261,7 +261,11 @@ def _trial(
                 temporary_family(description),
                 foreign(DOES_NOT_RUN, "choose other sizes"),
             ):
-                error = error_of(_logits(_grown(source, options), ids), expected)
+                grown = _grown(source, options)
+                try:
+                    error = error_of(_logits(grown, ids), expected)
+                except InputError as why:  # its tensors are not those of the class, for example
+                    raise InputError(f"{DOES_NOT_RUN} ({reason(why)})") from None
         except InputError as why:
             impossible.append(Trial(axis=axis, options=shown, error=None, why=reason(why)))
         else:

@@ -23,6 +23,9 @@ Terms = tuple[tuple[tuple[str, ...], int], ...]
 MOST = 6
 """Limit for the sizes that a dimension can depend on."""
 
+MOST_PARTS = 3
+"""Limit for the parts of a dimension that are alike and not written as a product."""
+
 LAST = ("hidden", "head_dim", "ffn")
 """The factors that come last when a product of axes is stored."""
 
@@ -68,7 +71,9 @@ class Composed:
             parts = []
             for factors, count in written:
                 rest = [axis for axis in factors if axis not in shared]
-                parts.append([".".join(rest)] * count if rest else [number(count)])
+                if not rest or count > MOST_PARTS:
+                    rest, count = [number(count), *rest], 1
+                parts.append([".".join(rest)] * count)
             for order in (parts, parts[::-1]):
                 text = " + ".join(each for part in order for each in part)
                 found.append(f"{shared[0]}.({text})" if shared else text)
@@ -290,6 +295,10 @@ class Proposal:
             described[template] = entries
         _leave_out_idle(described)
         tensors = {template: _shortest(entries) for template, entries in described.items()}
+        tied = self._tied | {
+            name: of for name, of in asked.repeated.items() if self._tied and of in tensors
+        }
+        tensors |= {name: tensors[of] for name, of in tied.items() if name not in tensors}
         patterns = [each for each in chosen.values() if each != SCALAR]
         dimensions = [each for p in patterns for each in Pattern.parse(p).dimensions]
         axes = {axis for dimension in dimensions for axis in dimension.axes}
@@ -329,7 +338,7 @@ class Proposal:
             "norms": self._bare_norms(axes),
             "recomputed": asked.recomputed,
             "normed_sums": self.seen.normed_sums,
-            "tied": self._tied,
+            "tied": tied,
             "tensors": tensors,
         }
         return {key: value for key, value in {**content, **more}.items() if value}
