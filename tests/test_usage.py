@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.proof import modes as ways
 from growkit.report.proof import glance
-from tests.conftest import edit_weights, save_model
+from tests.architectures import small
+from tests.conftest import edit_weights, relative_error, save_model, save_random
 
 QUICK = {"prompts": 2, "length": 12}
 Make = Callable[..., Path]
@@ -46,6 +48,23 @@ def test_other_text_is_noticed(make: Make, tmp_path: Path) -> None:
     assert modes["generate"]["kept"] is False
     assert modes["generate"]["note"].endswith(" of 16 tokens are the same, greedily")
     assert modes["save and reload"]["kept"] is True
+
+
+@pytest.mark.usage
+@pytest.mark.parametrize("padding", [1, None])
+def test_a_class_that_loads_other_weights_is_noticed(padding: int | None, tmp_path: Path) -> None:
+    """Youtu's empties the row of the padding token while it loads, in the head only if tied."""
+    config = CONFIG_MAPPING["youtu"](**small(CONFIG_MAPPING["youtu"]) | {"pad_token_id": padding})
+    source = save_random(tmp_path / "source", config, 0)
+    with edit_weights(source) as tensors:  # a token that no continuation chooses
+        tensors["model.embed_tokens.weight"][1] *= 0.01
+    growkit.grow(source, tmp_path / "out", ffn="x2", untie=True, verify=None)
+    result = growkit.verify(source, tmp_path / "out", **QUICK)
+    modes = {mode["name"]: mode for mode in result["modes"]}
+    assert modes["prefill"]["kept"], result["reason"]
+    assert result["kept"] == modes["generate"]["kept"] == (padding is None)
+    assert ("as transformers loads them, the" in modes["generate"]["note"]) == bool(padding)
+    assert (relative_error(source, tmp_path / "out") < 1e-12) == (padding is None)
 
 
 @pytest.mark.usage

@@ -172,7 +172,13 @@ def prove(
         logits.run(modes(prompts.windows, before.config, after.config))
         tried = [
             *logits.mode_results(),
-            *run_whole_models(before, after, prompts.windows[0], logits.place, exact),
+            *run_whole_models(
+                before,
+                after,
+                prompts.windows[0],
+                logits.place,
+                logits.strict_limit.largest if exact else None,
+            ),
         ]
         findings = [weights.finding(lineage.promise), files.finding]
         findings += logits.findings(tried, settings.max_kl)
