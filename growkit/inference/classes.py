@@ -52,6 +52,9 @@ LARGEST_FACTOR = 8
 LEAST_LISTED = 100
 """Size below which a large model's sizes in lists are not divided: constants differ from these."""
 
+OF_LOADING = "architectures", "auto_map"
+"""Keys that name classes."""
+
 DESCRIBE = "describe its family as docs/adding-a-family.md says"
 
 WIDTH = re.compile(r"(?i)intermediate|ffn|feed_forward|d_ff|dff|dim_ff|inner|mlp_dim|mlp_size")
@@ -135,9 +138,11 @@ class ModelClass:
         self._read, self._where = read, where
         self.name = str(getattr(known[type(read)], "__name__", kind))
         self._keys = {axis: read.attribute_map.get(key, key) for key, axis in NAMED.items()}
-        self.resolved = {key: value for key, value in read.to_dict().items() if key != "auto_map"}
+        self.resolved = {
+            key: value for key, value in read.to_dict().items() if key not in OF_LOADING
+        }
         self._plain: dict[str, Any] = {
-            key: value for key, value in _decoded(config).items() if key != "auto_map"
+            key: value for key, value in _decoded(config).items() if key not in OF_LOADING
         }
         self._built: dict[str, Shapes | None] = {}
         self.divided = self.derived = False

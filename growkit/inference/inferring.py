@@ -40,7 +40,8 @@ from growkit.sources import find, inside
 
 GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "hidden": tuple(
-        {"hidden": factor, **others}
+        {"hidden": factor, **others, **head}
+        for head in ({}, {"untie": True})
         for factor in ("x2", "x4")
         for others in ({"ffn": "x1", "heads": "x1", "kv_heads": "x1"}, {})
     ),
@@ -252,7 +253,7 @@ def _trial(
 ) -> Trial:
     """Grow a small model along an axis in the first way that is possible."""
     impossible = []
-    axes = {*_axes(description), "method"}
+    axes = {*_axes(description), "method", "untie"}
     for growth in GROWTHS[axis]:
         options = {name: value for name, value in growth.items() if name in axes}
         shown = {name: value for name, value in options.items() if name != "method"}

@@ -232,7 +232,8 @@ def _generate(before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str
     if one == other:
         return {"note": f"the same {len(one)} tokens, greedily", "kept": True, "relative": relative}
     same = [*(a == b for a, b in zip(one, other, strict=False)), False].index(False)
-    note = f"{f'the first {same}' if same else 'none'} of {len(other)} tokens are the same, greedily"
+    first = f"the first {same}" if same else "none"
+    note = f"{first} of {len(other)} tokens are the same, greedily"
     return {"note": note, "kept": False, "relative": relative}
 
 
