@@ -22,7 +22,7 @@ from growkit.planning.plan import Planned
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep
 from growkit.results.schema import json_schema
-from tests.architectures import TYPES, save, small
+from tests.architectures import TYPES, build, save, small
 from tests.conftest import (
     cli,
     edit_config,
@@ -606,6 +606,43 @@ def test_a_family_that_extends_another(arcee: Path, tmp_path: Path) -> None:
     recorded = json.loads((out / "growkit.json").read_text())["recipe"]["family"]
     assert "extends" not in recorded
     assert recorded["sizes"]["vocab_size"] == "vocab"
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["bloom", "openai-gpt", "opt", "phi", "starcoder2"])
+def test_the_dtype_of_the_files_hides_no_norm(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    found = []
+    for each in (torch.float32, dtype):
+        build(kind).to(each).save_pretrained(tmp_path / str(each))
+        inference = growkit.infer(tmp_path / str(each))
+        assert "norm: hidden" in inference["yaml"]
+        found.append((inference["family"], [trial["options"] for trial in inference["trials"]]))
+    assert found[0] == found[1]
+
+
+def test_what_only_a_head_of_its_own_allows_is_tried(tmp_path: Path) -> None:
+    """The last norm of Nanochat has no weight: hidden cannot grow while its head is tied."""
+    config = CONFIG_MAPPING["nanochat"](**small(CONFIG_MAPPING["nanochat"]))
+    config.tie_word_embeddings = True
+    source = save_random(tmp_path / "source", config, 0)
+    (trial,) = (each for each in growkit.infer(source)["trials"] if each["axis"] == "hidden")
+    assert trial.exact
+    assert trial["options"]["untie"]
+    with pytest.raises(growkit.InputError, match="--untie"):
+        growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
+    growkit.grow(source, tmp_path / "out", hidden="x2", untie=True, verify=False)
+    assert relative_error(source, tmp_path / "out") < 1e-12
+
+
+def test_a_single_layer_becomes_two(tmp_path: Path) -> None:
+    """A list of one entry may have nothing to do with layers."""
+    source = random_model("arcee", tmp_path / "source", num_hidden_layers=1)
+    growkit.grow(source, tmp_path / "out", method="depth", layers="x2", verify=False)
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["architectures"] == ["ArceeForCausalLM"]
 
 
 def test_windows_go_along_with_their_layers(

@@ -287,6 +287,7 @@ class ModelClass:
         with quiet(), torch.device(device), uninitialised():
             model: Any = AutoModelForCausalLM.from_config(
                 config,
+                dtype=torch.float32,  # norms of the config's dtype may refuse what they are given
                 attn_implementation="eager",
                 experts_implementation="eager",
                 trust_remote_code=False,
