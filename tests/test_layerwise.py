@@ -118,6 +118,11 @@ def gradients(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("folder", [*VARIANTS, *EXPERTS, *BETWEEN], indirect=True)
 def test_gradients(folder: Path) -> None:
+    check_gradients(folder)
+
+
+def check_gradients(folder: Path, tolerance: float = 1e-12) -> None:
+    """Against those of the whole model."""
     prompt, found = ids(12), gradients(folder)
     with strict_float64():
         model = load_model(folder, torch.float64, CPU, "eager")
@@ -129,7 +134,7 @@ def test_gradients(folder: Path) -> None:
     for name, parameter in model.named_parameters():
         rows = prompt.unique() if parameter is embedding or parameter is head else slice(None)
         if name in found:
-            assert close(found[name], expected[name][rows], 1e-12), name
+            assert close(found[name], expected[name][rows], tolerance), name
 
 
 @pytest.mark.parametrize(("kind", "all_at_once"), [("mixtral", False), ("llama4_text", True)])
@@ -189,6 +194,7 @@ def test_what_reads_the_keys_of_other_layers(tmp_path: Path) -> None:
     with strict_float64(), torch.no_grad():
         model = load_model(tmp_path / "model", torch.float64, CPU, "eager")
         assert close(found, model(prompt[None], use_cache=False).logits[0])
+    check_gradients(tmp_path / "model", 1e-10)  # many layers' rounding
 
 
 # --- Weights on their way to the device: each is read once, the next layer's while one computes ---

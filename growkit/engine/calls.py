@@ -7,7 +7,8 @@ of all layers together do not fit in memory, so they are kept on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -166,7 +167,8 @@ class Arguments:
 
     def apart(self) -> Arguments:
         """Copy with containers copied, so that a layer cannot change the originals."""
-        return self.changed(lambda value: value.copy() if isinstance(value, dict | list) else value)
+        containers = MutableMapping, list
+        return self.changed(lambda value: copy(value) if isinstance(value, containers) else value)
 
     def call(self, layer: nn.Module, state: Tensor) -> tuple[Tensor, Extras | None]:
         """Run a layer; see ``split_output``."""

@@ -7,13 +7,14 @@ logits. So the transformers class does all arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from growkit.engine.calls import (
     Arguments,
@@ -33,6 +34,71 @@ if TYPE_CHECKING:
 
 class _ArrivedError(Exception):
     """Stops ``forward`` at the last layer, since the modules after it have no weights yet."""
+
+
+class PassedOn:
+    """What layers pass on to later ones in containers, such as keys that several layers share.
+
+    Args:
+        containers: the containers, still empty.
+
+    Attributes:
+        containers: see above.
+    """
+
+    def __init__(self, containers: Sequence[MutableMapping[Any, Any]]) -> None:
+        self.containers = containers
+        self._before: list[list[dict[Any, Any]]] = [[{} for _ in containers]]  # by layer
+
+    def note(self) -> None:
+        """Note what the next layer has put in: as leaves, which collect gradients."""
+        before = self._before[-1]
+        self._before.append(
+            [
+                {
+                    key: value if value is old.get(key) else tree_map(_leaf, value)
+                    for key, value in container.items()
+                }
+                for container, old in zip(self.containers, before, strict=True)
+            ]
+        )
+        self.rewind(len(self._before) - 1)
+
+    def rewind(self, index: int, *, with_gradients: bool = True) -> None:
+        """Give the containers what they held before a layer.
+
+        Args:
+            index: index of the layer.
+            with_gradients: whether the leaves collect gradients of what follows.
+        """
+        if not self.containers:
+            return
+        for container, held in zip(self.containers, self._before[index], strict=True):
+            container.clear()
+            container.update(held if with_gradients else tree_map(_leaf, held))
+
+    def made(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        """What a layer has put in since ``rewind``, and the gradients of it that are not zero."""
+        if not self.containers:
+            return [], []
+        before, after = self._before[index : index + 2]
+        pairs = [
+            pair
+            for container, old, leaves in zip(self.containers, before, after, strict=True)
+            for key in leaves
+            if leaves[key] is not old.get(key)
+            for pair in zip(tree_leaves(container[key]), tree_leaves(leaves[key]), strict=True)
+        ]
+        reached = [
+            (made, leaf.grad) for made, leaf in pairs if getattr(leaf, "grad", None) is not None
+        ]
+        return [made for made, _ in reached], [gradient for _, gradient in reached]
+
+
+def _leaf(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.detach().requires_grad_()
 
 
 class Forward:
@@ -147,6 +213,15 @@ class Forward:
         arguments = [each.changed(leaf) for each in recorded.arguments]
         self._recorded = [recorded._replace(arguments=arguments)]
         return [*found.values()]
+
+    def containers(self) -> list[MutableMapping[Any, Any]]:
+        """What layers fill for later ones among their arguments in the only call, still empty."""
+        (recorded,) = self._recorded
+        values = (
+            v for each in recorded.arguments for v in (*each.positional, *each.named.values())
+        )
+        empty = (v for v in values if isinstance(v, MutableMapping) and not v)
+        return [*{id(each): each for each in empty}.values()]
 
     def alone(self, index: int, state: Tensor, extras: Extras) -> Tensor:
         """Run a layer in the only call for another input, [tokens, hidden], with gradients.

@@ -20,7 +20,7 @@ from growkit.base.errors import InputError, foreign, reason
 from growkit.base.tensors import Weights
 from growkit.engine.calls import Call, CallError, Extras, NoStackError, Spool
 from growkit.engine.class_weights import Extended, empty_model, persistent_buffers
-from growkit.engine.forward import Forward
+from growkit.engine.forward import Forward, PassedOn
 from growkit.engine.kernels import using
 from growkit.engine.lending import Lender
 from growkit.engine.strict import choose_kernels
@@ -356,10 +356,11 @@ class Layerwise:
         ):
             (first,) = forward.begin([call])
             computed = forward.cut()
+            passed = self._passed_on(given, extras)
             for index in reversed(range(len(self.layers))):
                 gradient, state = state.grad, given[index].to(self.device).requires_grad_()
                 assert gradient is not None
-                step = self._back_through(index, state, extras[index], gradient, {}, look)
+                step = self._back_through(index, state, extras[index], gradient, {}, look, passed)
                 if step is None:
                     continue
                 idle.append(self.layers[index][0])
@@ -368,7 +369,7 @@ class Layerwise:
                 assert state.grad is not None
                 scale = STEP * state.detach().square().mean().sqrt()
                 stepped = (state - scale * state.grad.sign()).detach().requires_grad_()
-                self._back_through(index, stepped, extras[index], gradient, step, look)
+                self._back_through(index, stepped, extras[index], gradient, step, look, passed)
             reached = [each for each in computed if each[1].grad is not None]
             torch.autograd.backward(
                 [first, *(whole for whole, _ in reached)],
@@ -378,6 +379,15 @@ class Layerwise:
             look(embedding, of_head.pop() + rows.grad if tied else rows.grad)
         return idle[::-1]
 
+    def _passed_on(self, given: Spool, extras: Sequence[Extras]) -> PassedOn:
+        """Run the layers once more if they fill containers for later layers."""
+        passed = PassedOn(self._forward.containers())
+        for index in range(len(self.layers)) if passed.containers else ():
+            with self.layer(index), torch.no_grad():
+                self._forward.alone(index, given[index].to(self.device), extras[index])
+            passed.note()
+        return passed
+
     def _back_through(
         self,
         index: int,
@@ -386,6 +396,7 @@ class Layerwise:
         gradient: Tensor,
         step: Mapping[str, Tensor],
         look: Look,
+        passed: PassedOn,
     ) -> dict[str, Tensor] | None:
         """Run a layer in the only call, and backpropagate through it.
 
@@ -396,6 +407,7 @@ class Layerwise:
             gradient: gradient of the output, [tokens, hidden].
             step: first step of some parameters, by name; ``look`` already has their gradients.
             look: called with the name of each parameter and its gradient.
+            passed: what layers pass on to later ones.
 
         Returns:
             First step of some parameters, if the layer returns its input; ``look`` does not have
@@ -414,9 +426,11 @@ class Layerwise:
         with patch.object(self.lender, "steps", step), self.layer(index):
             parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
             with _taking_gradients(parameters, take):
+                passed.rewind(index, with_gradients=not step)
                 output = self._forward.alone(index, state, extras)
                 idle = output.equal(state)
-                torch.autograd.backward([output], [gradient])
+                made, gradients = passed.made(index)
+                torch.autograd.backward([output, *made], [gradient, *gradients])
             del parameters
         return first_step if idle else None
 
