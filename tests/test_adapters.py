@@ -117,6 +117,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"target_modules": ["embed_tokens"], "use_dora": True},
         {"hidden": "x2"},
     ),
+    # PEFT saves the weight of an adapted head as well, and DoRA divides by the norms of its rows.
+    "head, dora": ("llama", {"target_modules": ["lm_head"], "use_dora": True}, {"hidden": "x2"}),
     "tied ends": ("tied", {"target_modules": ["embed_tokens", "lm_head"]}, {"hidden": "x2"}),
     "ends, tied again": (
         "tied",
