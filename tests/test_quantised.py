@@ -435,12 +435,13 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     with edit_weights(source) as tensors:
         for name in [name for name in tensors if ".layers.1." in name]:
             tensors[name.replace(".layers.1.", ".layers.2.")] = tensors[name].clone()
-        tensors["mtp.norm.weight"] = torch.ones(64)  # as Qwen's models name them
+        others = {"mtp.norm.weight", "model.mtp_emb_norm.0.weight"}  # of Qwen, and of ERNIE
+        tensors |= {name: torch.ones(64) for name in others}
     edit_config(source, num_nextn_predict_layers=1)
     result = growkit.grow(source, tmp_path / "out", hidden="x2")
     assert result["kept"], result["verification"]["reason"]
     assert "to the same bits" in result["verification"]["reason"]
-    assert {name.split(".")[2] for name in result["dropped"]} == {"2", "weight"}
+    assert {name for name in result["dropped"] if ".layers.2." not in name} == others
     edit_config(source, num_nextn_predict_layers=0)
     with pytest.raises(InputError, match=r"layers\.2.* is not part of"):
         growkit.grow(source, tmp_path / "out", hidden="x2", overwrite=True)

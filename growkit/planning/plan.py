@@ -331,7 +331,7 @@ def _unless_quantised(source: Weights, remedy: str) -> str:
 
 def _predicts(name: str, config: Config, layers: int) -> bool:
     """Whether a tensor predicts further tokens: by its name, or behind the last layer."""
-    if re.search(r"(^|\.)mtp(_layers)?\.", name):
+    if re.search(r"(^|\.)mtp(_\w+)?\.", name):
         return True
     found = re.search(r"\blayers\.(\d{1,9})\.", name)
     more = config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
