@@ -379,7 +379,8 @@ def config_inside(whole: Config, folder: Path) -> Config | None:
         resolved: Any = parsed(whole, str(folder / "config.json"))
         inner = resolved.get_text_config(decoder=True)
         config: Config = json.loads(inner.to_json_string(use_diff=True))
-    # The class of the whole model decides whether embeddings are tied.
-    config["tie_word_embeddings"] = bool(resolved.tie_word_embeddings)
+    # The class of the whole model decides whether embeddings are tied, if it has the key.
+    tied = getattr(resolved, "tie_word_embeddings", config.get("tie_word_embeddings"))
+    config["tie_word_embeddings"] = bool(tied)
     dtype = whole.get("dtype", whole.get("torch_dtype"))
     return {**config, "dtype": dtype} if dtype else config

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+from transformers import CONFIG_MAPPING, AutoModelForMultimodalLM
 
 import growkit
 from growkit.base.errors import InputError
@@ -41,6 +41,14 @@ VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
+SOUND = {
+    "hidden_size": 16,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_mel_bins": 8,
+    "max_source_positions": 8,
+}
 GEMMA = {
     "text_config": TEXT | {"model_type": "gemma3_text", "layer_types": ["sliding_attention"] * 2},
     "vision_config": VISION | {"model_type": "siglip_vision_model"},
@@ -68,6 +76,15 @@ WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
         },
         {"hidden": "x3"},
     ),
+    "voxtral": (
+        "voxtral",
+        {
+            "text_config": TEXT | {"model_type": "llama", "tie_word_embeddings": False},
+            "audio_config": SOUND,
+            "audio_token_id": 28,
+        },
+        {"hidden": "x2"},
+    ),
     "of an inferred family": (
         "llava",
         {
@@ -83,7 +100,7 @@ WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 
 def save_whole(folder: Path, name: str, dtype: torch.dtype = torch.float32, **more: Any) -> Path:
     kind, config, _ = WHOLES[name]
-    model = AutoModelForImageTextToText.from_config(CONFIG_MAPPING[kind](**(config | more)))
+    model = AutoModelForMultimodalLM.from_config(CONFIG_MAPPING[kind](**(config | more)))
     randomise(model, 0)
     model.to(dtype).save_pretrained(folder)
     return folder
@@ -92,7 +109,7 @@ def save_whole(folder: Path, name: str, dtype: torch.dtype = torch.float32, **mo
 def strict_error(whole: Path, alone: Path) -> float:
     """Of logits of text, against the whole model as transformers loads it."""
     with strict_float64():
-        before, report = AutoModelForImageTextToText.from_pretrained(
+        before, report = AutoModelForMultimodalLM.from_pretrained(
             whole, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
         )
     assert not report["missing_keys"]
@@ -103,7 +120,7 @@ def strict_error(whole: Path, alone: Path) -> float:
 def test_it_is_grown_alone(name: str, tmp_path: Path) -> None:
     source, out = save_whole(tmp_path / "source", name, torch.bfloat16), tmp_path / "out"
     result = growkit.grow(source, out, verify=False, **WHOLES[name][2])
-    assert "vision_tower" in result["dropped"]
+    assert {"vision_tower", "audio_tower"} & result["dropped"].keys()
     assert f"holds a {WHOLES[name][0]} model" in result["warnings"][0]
     assert strict_error(source, out) < 1e-12
 
@@ -120,13 +137,13 @@ def test_it_is_grown_with_an_adapter_of_the_whole(name: str, tmp_path: Path) -> 
     patterns = {"alpha_pattern": {"language_model.*0.*": 5}, "exclude_modules": ".*vision.*"}
     targets = {"gemma3": r".*language_model.*(q|down)_proj", "mistral3": ["lm_head", "o_proj"]}
     config = peft.LoraConfig(r=2, target_modules=targets[name], **patterns)
-    whole = AutoModelForImageTextToText.from_pretrained(source)
+    whole = AutoModelForMultimodalLM.from_pretrained(source)
     adapted = peft.get_peft_model(whole, config)
     randomise(adapted, 1)
     adapted.save_pretrained(adapter)
     assert growkit.grow(source, out, adapter=adapter, verify=QUICK, **WHOLES[name][2])["kept"]
     with strict_float64():
-        plain = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float64)
+        plain = AutoModelForMultimodalLM.from_pretrained(source, dtype=torch.float64)
     before = peft.PeftModel.from_pretrained(plain, adapter).eval()
     after = peft.PeftModel.from_pretrained(load_strict(out), out / "adapter").eval()
     assert distance(logits_of(before, IDS), logits_of(after, IDS)) < 1e-12
@@ -151,7 +168,7 @@ def test_names_that_the_class_has_in_memory(tmp_path: Path) -> None:
     """``model.language_model``, with the head next to it."""
     source, out = save_whole(tmp_path / "source", "mistral3"), tmp_path / "out"
     file = source / "model.safetensors"
-    model = AutoModelForImageTextToText.from_pretrained(source)
+    model = AutoModelForMultimodalLM.from_pretrained(source)
     tensors = {name: each.contiguous() for name, each in model.state_dict().items()}
     assert {"lm_head.weight", "model.language_model.norm.weight"} <= tensors.keys()
     save_file(tensors, file, {"format": "pt"})
