@@ -15,6 +15,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -26,8 +27,9 @@ from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.dequantising import dense, dense_config
 from growkit.checkpoint.folder import HUB_NAME, SINGLE, Folder, address_in, check_name, small_files
 from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint
-from growkit.engine.oracle import parsed, quiet
-from growkit.families.family import Headers, families, family_of
+from growkit.engine.oracle import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
+from growkit.engine.user_family import NAMED
+from growkit.families.family import Headers, families, family_of, own_families
 
 SCHEME = "hf:/"
 """Beginning of an address after conversion to a path, which merges the two slashes."""
@@ -94,7 +96,9 @@ class Source:
         Raises:
             InputError: see ``Checkpoint``; or growkit does not read the quantised weights.
         """
-        return dense(Checkpoint(self.folder))
+        checkpoint = dense(Checkpoint(self.folder))
+        checkpoint.config = with_keys_of_class(checkpoint.config)
+        return checkpoint
 
     def open(self) -> Checkpoint:
         """Open the checkpoint, or the language model inside a multimodal one.
@@ -118,6 +122,7 @@ class Source:
         except InputError:
             where = str(folder.path / "config.json")
             config, quantised = dense_config(config, where)
+            config = with_keys_of_class(config)
             headers = Headers(family_of(config, where), config, where)
             headers.quantised = quantised
             return headers
@@ -384,3 +389,27 @@ def config_inside(whole: Config, folder: Path) -> Config | None:
     config["tie_word_embeddings"] = bool(tied)
     dtype = whole.get("dtype", whole.get("torch_dtype"))
     return {**config, "dtype": dtype} if dtype else config
+
+
+def with_keys_of_class(config: Config) -> Config:
+    """Write a config with old keys as its class saves it, if growkit does not describe its family.
+
+    A class may read an old key in place of its own, as a pattern of letters for the kinds of
+    layers. Growth would then change a key that the class does not read. What cannot be parsed stays
+    as it is.
+    """
+    kind = config.get("model_type")
+    own = {each for family in own_families().values() for each in family.model_types}
+    if not isinstance(kind, str) or kind in own:
+        return config
+    from transformers import CONFIG_MAPPING
+
+    if kind not in CONFIG_MAPPING:
+        return config
+    with suppress(Exception), quiet():
+        saved: Config = json.loads(parsed(config).to_json_string(use_diff=False))
+        names = CONFIG_MAPPING[kind].attribute_map
+        if config.keys() - {*saved, *names, *NAMED, *PROVENANCE_KEYS, *OLDER_ROPE_KEYS}:
+            kept = {*NAMED, *PROVENANCE_KEYS} - {*names}
+            return saved | {key: value for key, value in config.items() if key in kept}
+    return config

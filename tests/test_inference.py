@@ -739,3 +739,45 @@ def test_parts_of_a_dimension_are_counted(tmp_path: Path) -> None:
     source, out = save_random(tmp_path / "source", config, 0), tmp_path / "out"
     growkit.grow(source, out, hidden="x2", verify=False)
     assert relative_error(source, out) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("kind", "new", "old", "growth"),
+    [
+        (
+            "nemotron_h",
+            {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
+            {"hybrid_override_pattern": "M*-", "num_hidden_layers": 3},
+            {"method": "depth", "layers": "x2"},
+        ),
+        (
+            "lfm2",
+            {"intermediate_size": 40, "layer_types": ["conv", "full_attention"]},
+            {"block_ff_dim": 40, "full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
+            {"hidden": "x2", "ffn": "x2"},
+        ),
+        (
+            "qwen3_next",
+            {"layer_types": ["linear_attention", "full_attention"]},
+            {"full_attention_interval": 2},
+            {"method": "depth", "layers": "x2"},
+        ),
+    ],
+)
+def test_keys_of_published_configs(
+    kind: str, new: dict[str, Any], old: dict[str, Any], growth: dict[str, Any], tmp_path: Path
+) -> None:
+    """The class reads them only in place of others, so growth must change those."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    more = {"block_auto_adjust_ff_dim": False} if kind == "lfm2" else {}
+    save_random(source, CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]) | new | more))
+    with edit_json(source / "config.json") as config:
+        for key in new:
+            config.pop(key, None)
+        config.update(old)
+    result = growkit.grow(source, out, verify=FEW, **growth)
+    assert result["kept"], result["verification"]["reason"]
+    assert relative_error(source, out) < 1e-12
+    assert not {"hybrid_override_pattern", "block_ff_dim", "full_attention_interval"} & (
+        json.loads((out / "config.json").read_text()).keys()
+    )

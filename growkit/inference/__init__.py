@@ -8,7 +8,7 @@ from growkit.checkpoint.dequantising import dense_config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import MOST_DIGITS
 from growkit.families.family import families
-from growkit.sources import Source, config_inside
+from growkit.sources import Source, config_inside, with_keys_of_class
 
 
 def family_for(
@@ -33,7 +33,7 @@ def family_for(
         return family, None
     where = str(source.folder / "config.json")
     config, _ = dense_config(config, where)
-    config = config_inside(config, source.folder) or config
+    config = config_inside(config, source.folder) or with_keys_of_class(config)
     kind = config.get("model_type")
     if kind in known:
         return None, None
