@@ -757,6 +757,12 @@ def test_parts_of_a_dimension_are_counted(tmp_path: Path) -> None:
             {"hidden": "x2", "ffn": "x2"},
         ),
         (
+            "cohere2",  # its family is growkit's own
+            {"layer_types": ["sliding_attention", "full_attention"]},
+            {"sliding_window_pattern": 2},
+            {"method": "depth", "layers": "x2"},
+        ),
+        (
             "qwen3_next",
             {"layer_types": ["linear_attention", "full_attention"]},
             {"full_attention_interval": 2},

@@ -205,6 +205,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     )
     deeper = configs.layers_of(was) != configs.layers_of(now)
     copied = configs.copied_layers(source, target) if deeper else None
+    now = _without_old_keys(source, was, now)
     keys, other_keys = configs.different_settings(was, now, copied)
     values = [_changed_value(key, was, now) for key in keys]
     changed = [each["name"] for each in values]
@@ -341,6 +342,11 @@ def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
     return [_changed_value(key, first, second) for key in islice(changed, 1)]
 
 
+def _without_old_keys(source: Checkpoint, was: Config, now: Config) -> Config:
+    """Drop what the source has as well, but its class reads only in place of keys of the target."""
+    return {k: v for k, v in now.items() if k in was or v is None or v != source.config.get(k)}
+
+
 def _changed_by_plan(source: Checkpoint, planned: Config, free: set[str]) -> list[ChangedValue]:
     """Keys, but for free ones, whose values in the plan itself differ from those in the source.
 
@@ -349,6 +355,7 @@ def _changed_by_plan(source: Checkpoint, planned: Config, free: set[str]) -> lis
     was, now = (resolved_as_loaded(each, str(source.folder)) for each in (source.config, planned))
     if was is None or now is None:
         return []
+    now = _without_old_keys(source, was, now)
     keys, _ = configs.different_settings({**was, "dtype": None}, {**now, "dtype": None})
     return [_changed_value(key, was, now) for key in keys if key not in free]
 
