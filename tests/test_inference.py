@@ -787,3 +787,14 @@ def test_keys_of_published_configs(
     assert not {"hybrid_override_pattern", "block_ff_dim", "full_attention_interval"} & (
         json.loads((out / "config.json").read_text()).keys()
     )
+
+
+def test_experts_next_to_a_ratio_of_sizes(tmp_path: Path) -> None:
+    """``mamba_expand`` is asked for whichever of the sizes changes."""
+    kinds = {"layer_types": ["linear_attention"] * 2}
+    config = CONFIG_MAPPING["granitemoehybrid"]
+    save_random(tmp_path / "source", config(**small(config) | kinds))
+    result = growkit.grow(
+        tmp_path / "source", tmp_path / "out", method="experts", experts="x2", verify=FEW
+    )
+    assert result["kept"], result["verification"]["reason"]

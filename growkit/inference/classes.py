@@ -246,7 +246,8 @@ class ModelClass:
         }
         if self.ratio:
             key, over, under = self.ratio
-            found[key], rest = divmod(prod(found[each] for each in over), found[under])
+            now = dict(self._numbers()) | found
+            found[key], rest = divmod(prod(now[each] for each in over), now[under])
             if rest:
                 found[key] = -1  # there is no such model
         return found
