@@ -394,6 +394,31 @@ class GrownStorageReader(HuggingFaceStorageReader):
             )
         return Metadata(listed, storage_data={}, storage_meta=StorageMeta(load_id=self.load_id))
 
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """What all processes ask for; see ``StorageReader``.
+
+        Raises:
+            InputError: a shard has several pieces, such as rows of gate and of up in one matrix.
+                torch asks for one piece of the same size, which another process's overlaps.
+        """
+        asked: dict[str, set[tuple[tuple[int, int], ...]]] = {}
+        for item in (item for plan in plans for item in plan.items):
+            if item.type is LoadItemType.TENSOR:
+                box = tuple(zip(item.storage_offsets, item.lengths, strict=True))
+                asked.setdefault(item.storage_index.fqn, set()).add(box)
+        for name, boxes in asked.items():
+            for dim, parts in enumerate(map(set, zip(*boxes, strict=True))):
+                end, whole = 0, (0, self._entries[name].info.shape[dim])
+                for begin, length in sorted(parts - {whole}):
+                    if begin < end:
+                        raise InputError(
+                            f"a process's shard of {name} has several pieces, of which "
+                            "torch.distributed.checkpoint loads the wrong ones; load the model "
+                            "with growkit.load"
+                        )
+                    end = begin + length
+        return plans
+
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Compute the requested entries; see ``StorageReader``."""
         # Sorted by name: a tensor that is computed as a whole is computed once for all its parts.
