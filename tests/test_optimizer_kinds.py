@@ -24,7 +24,7 @@ from growkit.checkpoint.distributed_file import CLASSES
 from growkit.checkpoint.reading import Checkpoint
 from growkit.optimizer.groups import Parameters
 from growkit.optimizer.state import open_state
-from tests.conftest import folder_bytes, load_strict, refusal, save_model
+from tests.conftest import folder_bytes, load_strict, refusal, same_bits, save_model
 from tests.test_optimizer_state import (
     FLAT,
     grown,
@@ -113,6 +113,21 @@ def test_squares_in_float16_do_not_vanish(tmp_path: Path) -> None:
     assert all((each["exp_avg_sq"] > 0).all() for each in written["state"].values())
 
 
+@pytest.mark.parametrize("count", [3, 3.0, torch.tensor(3), torch.tensor([3.0])], ids=repr)
+def test_steps_are_counted_in_any_form(count: Any, source: Path, tmp_path: Path) -> None:
+    """torch up to 1.11 counted them in ints, as other engines do."""
+    model = load_strict(source)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, optimizer, 0)
+    content = optimizer.state_dict()
+    for kept in content["state"].values():
+        kept["step"] = count
+    torch.save(content, tmp_path / "state.pt")
+    grown(source, tmp_path / "state.pt", tmp_path / "out")
+    written = torch.load(tmp_path / "out" / "optimizer.pt", weights_only=True)
+    assert all(same_bits(each["step"], torch.tensor(3.0)) for each in written["state"].values())
+
+
 def option(key: str, value: Any) -> Callable[[Any], None]:
     return lambda content: content["param_groups"][0].__setitem__(key, value)
 
@@ -146,10 +161,14 @@ def without_the_last(content: Any) -> None:
 
 
 EIGHT_BITS = {"state1": torch.zeros(16, 16, dtype=torch.uint8), "absmax1": torch.zeros(1)}
+FIRST = r"model\.embed_tokens\.weight"
 NAME = r"model\.layers\.0\.self_attn\.v_proj\.weight"
 ILLEGAL: list[tuple[Callable[[Any], Any], str]] = [
     (option("lr", float("nan")), "lr of a group"),
     (option("lr", "fast"), "lr of a group"),
+    (option("lr", None), "lr of a group"),
+    (option("amsgrad", True), rf"no max_exp_avg_sq of {FIRST}, whose group has amsgrad"),
+    (lambda content: content["param_groups"][0].pop("lr"), "in a group without lr"),
     (option("eps", -1.0), "eps of a group"),
     (option("betas", (0.9, 1.0)), "betas of a group"),
     (moment("step", 10**400), "the step of .* is 1000"),

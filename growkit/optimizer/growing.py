@@ -214,7 +214,7 @@ class GrownState(TargetState):
         parameter, _, kind = name.rpartition(".")
         info = self.tensors[name]
         if kind == STEP:
-            return torch.tensor(self.steps[parameter])
+            return torch.tensor(self.steps[parameter], dtype=torch.float32)
         if parameter in self.reset:
             sizes = [each.stop - each.start for each in full(info.shape, where)]
             return torch.zeros(sizes, dtype=info.torch_dtype)

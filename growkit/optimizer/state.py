@@ -34,8 +34,8 @@ class KnownOptimizer(NamedTuple):
 
     Attributes:
         name: name of the optimizer.
-        required: options, for each implementation, that distinguish it from optimizers with the
-            same moments.
+        required: options that it cannot do without; those of each implementation distinguish it
+            from optimizers with the same moments.
         known: all numeric options, in torch, DeepSpeed or Apex. Any other number or switch may
             belong to another update rule, such as the bounds of LAMB's trust ratio; text, such as
             the name of a group, may not.
@@ -49,14 +49,17 @@ class KnownOptimizer(NamedTuple):
 LAWS = {
     ADAMW: KnownOptimizer(
         "AdamW",
-        ({"betas", "eps", "amsgrad"}, {"betas", "eps", "bias_correction"}),
+        (
+            {"lr", "betas", "eps", "weight_decay", "amsgrad"},
+            {"lr", "betas", "eps", "weight_decay", "bias_correction"},
+        ),
         OF_SCHEDULES
         | {"betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable"}
         | {"differentiable", "fused", "decoupled_weight_decay", "bias_correction", STEP},
     ),
     MUON: KnownOptimizer(
         "Muon",
-        ({"momentum", "ns_steps"},),
+        ({"lr", "momentum", "weight_decay", "ns_steps"},),
         OF_SCHEDULES
         | {"momentum", "nesterov", "weight_decay", "eps"}
         | {"ns_coefficients", "ns_steps", "adjust_lr_fn"},
@@ -250,6 +253,8 @@ def _check_optimizer(state: State, group: ParamGroup, name: str, kinds: frozense
     if not any(options <= group.options.keys() for options in law.required):
         missing = min(law.required[0] - group.options.keys())
         _refuse(state, f"{min(kinds)} in a group without {missing}")
+    if kinds == ADAMW and group.options.get("amsgrad"):
+        _refuse(state, f"no max_exp_avg_sq of {name}, whose group has amsgrad")
     for key, value in group.options.items():
         remark = all(each is None or isinstance(each, str) for each in _parts(value))
         if key not in law.known and not remark:
@@ -274,7 +279,8 @@ def _check_options(state: State, group: ParamGroup) -> None:
         parts = _parts(value)
         fit = all(isinstance(each, bool | int | float | str | None) for each in parts)
         if key in (*RATES, "weight_decay", "eps"):
-            fit &= value is None or (is_number(value) and value >= 0)
+            unset = value is None and key not in ("lr", "weight_decay", "eps")
+            fit &= unset or (is_number(value) and value >= 0)
         if key == "betas":
             fit &= len(parts) == 2 and all(is_number(each) and 0 <= each < 1 for each in parts)
         if not fit:
