@@ -347,6 +347,13 @@ def test_what_is_no_number_is_refused(given: dict[str, Any]) -> None:
         ProbeSettings(**given)
 
 
+@pytest.mark.parametrize("name", ["steps", "seeds", "warmup", "batch", "length"])
+@pytest.mark.parametrize("value", [2.5, 4.0, "4", True])
+def test_counts_are_whole_numbers(name: str, value: Any) -> None:
+    with pytest.raises(growkit.InputError, match=f"^{name} is .*; a whole number was expected$"):
+        ProbeSettings(**{name: value})
+
+
 class Killed(BaseException):
     """What nobody expects."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
@@ -40,6 +40,7 @@ def check_options(settings: Any) -> None:
     Raises:
         InputError: an option is invalid; the message names it and its allowed values.
     """
+    hints = get_type_hints(type(settings))
     for each in fields(settings):
         value, known = getattr(settings, each.name), each.metadata["values"]
         if value is None and each.default is None:
@@ -50,7 +51,8 @@ def check_options(settings: Any) -> None:
             raise InputError(f"{each.name} {value!r} is not known; choose from {choices}{hint}")
         for number in value if isinstance(value, tuple) else (value,):
             if each.metadata["limits"]:
-                whole = str(each.type).startswith("int")
+                kind = hints[each.name]
+                whole = int in (kind, *get_args(kind))
                 check_number(each.name, number, each.metadata["limits"], whole=whole)
 
 

@@ -92,9 +92,9 @@ def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettin
     held_out = _windows(tokenizer, whole[cut:], length, some, spread=True)
     if len(held_out) < FEWEST or len(windows) < settings.batch:
         raise InputError(
-            f"text {text} has {len(windows)} windows of {length} tokens to train on and, in its "
-            f"last tenth, {len(held_out)} to hold out; at least {settings.batch} and {FEWEST} are "
-            "needed, give a longer text or a smaller --length or --batch"
+            f"text {text} has too few windows of {length} tokens: {len(windows)} to train on and, "
+            f"in its last tenth, {len(held_out)} to hold out; at least {settings.batch} and "
+            f"{FEWEST} are needed, give a longer text or a smaller --length or --batch"
         )
     check_ids((windows, held_out), config, folder, text)
     shortened = Path(text).stat().st_size > MOST_TEXT
