@@ -412,9 +412,9 @@ class GrownStorageReader(HuggingFaceStorageReader):
                 for begin, length in sorted(parts - {whole}):
                     if begin < end:
                         raise InputError(
-                            f"a process's shard of {name} has several pieces, of which "
-                            "torch.distributed.checkpoint loads the wrong ones; load the model "
-                            "with growkit.load"
+                            f"a process's shard of {name} has several pieces, and "
+                            "torch.distributed.checkpoint loads other rows for them; load the "
+                            "model with growkit.load"
                         )
                     end = begin + length
         return plans
