@@ -2,8 +2,8 @@
 
 A norm takes the mean over an axis. Whole copies do not change the mean. Zeros reduce it, so normed
 numbers become larger: the weights of the norm compensate for that, and eps (a key of the config),
-which the class adds to the mean, shrinks in proportion. That rounds the weights of norms once, which only
-the promise *bounded* allows. Uneven copies change a mean in a way that depends on the
+which the class adds to the mean, shrinks in proportion. That rounds the weights of norms once,
+which only the promise *bounded* allows. Uneven copies change a mean in a way that depends on the
 input, which no weight can compensate for. A class may also multiply tensors by a number that
 depends on sizes.
 
