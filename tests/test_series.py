@@ -6,6 +6,7 @@ a quarter of what rounding the exact output to bfloat16 does, in every row.
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -453,3 +454,16 @@ def test_the_proof_measures_the_series(tmp_path: Path, monkeypatch: pytest.Monke
     found, layers = measured()
     assert "too few" in found.sentence
     assert {(each.error, each.of_bound) for each in layers} == {(0, 0)}
+
+
+def test_no_rounding_is_shown_where_nothing_rounds(tmp_path: Path) -> None:
+    """The exact integral is float32, so rounding it to float32 is no measure of its series."""
+    options: dict[str, Any] = {"integral_method": "series", "verify": False, "dtype": "float32"}
+    growkit.convert(MODEL, tmp_path / "dint", "dint", **options)
+    result = growkit.verify(tmp_path / "dint", tmp_path / "dint", prompts=2, length=250)
+    (found,) = (each for each in result["findings"] if each.name == "series")
+    assert re.search(
+        r"off by at most \d\.\de-0\d of a row .*, computed in float32;", found.sentence
+    )
+    assert found.limit is None
+    assert all(each.error and each.rounding is None for each in result["series"])

@@ -61,7 +61,12 @@ def series_errors(
                     hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
         last_state(model.stages([Call(ids)]))
     layers = [
-        SeriesError(module=name, error=finite(error), rounding=finite(once), of_bound=finite(share))
+        SeriesError(
+            module=name,
+            error=finite(error),
+            rounding=finite(once) if once else None,
+            of_bound=finite(share),
+        )
         for name, (error, once, share) in found.items()
     ]
     return _finding(found, len(ids), dtype), layers
@@ -71,9 +76,10 @@ def _finding(found: Errors, tokens: int, dtype: str) -> Finding:
     worst = max(found, key=lambda name: found[name][0])
     error, rounding, _ = found[worst]
     beyond = [name for name, (*_, share) in found.items() if not share <= 1]
+    rounded = f"rounding to {dtype} by {rounding:.1e}" if rounding else "computed in float32"
     sentence = (
         f"on {tokens} tokens the series of the integral is off by at most {error:.1e} of a row "
-        f"(in {worst}), rounding to {dtype} by {rounding:.1e}"
+        f"(in {worst}), {rounded}"
     )
     if not error:
         sentence = f"{tokens} tokens are too few for the series, so the integral was exact"
@@ -91,7 +97,7 @@ def _finding(found: Errors, tokens: int, dtype: str) -> Finding:
         sentence=sentence,
         place=worst,
         measured=finite(error),
-        limit=finite(rounding),
+        limit=finite(rounding) if rounding else None,
     )
 
 

@@ -244,7 +244,8 @@ class SeriesError(Result):
         module: name of the layer in the target.
         error: largest difference of an element of the layer's attention, relative to the root mean
             square of its row, in float32.
-        rounding: the same of rounding the exact output once to the dtype of the weights.
+        rounding: the same of rounding the exact output once to the dtype of the weights; null if
+            that rounds no float32.
         of_bound: largest difference of an element of a head, relative to its bound from the squared
             means of the columns that the series leaves out, in float64; above 1 only by a fault.
     """
