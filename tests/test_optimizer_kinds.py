@@ -128,6 +128,18 @@ def test_steps_are_counted_in_any_form(count: Any, source: Path, tmp_path: Path)
     assert all(same_bits(each["step"], torch.tensor(3.0)) for each in written["state"].values())
 
 
+def test_moments_of_eight_bits_are_named(source: Path, tmp_path: Path) -> None:
+    """torchao's are tensors of a class of its own around two others."""
+    optim = pytest.importorskip("torchao.optim")
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    content = torch.optim.AdamW(model.parameters()).state_dict()
+    moments = optim.subclass_8bit.OptimState8bit.zeros((64, 64), block_size=64)
+    content["state"][0] = {"step": torch.tensor(1.0), "exp_avg": moments, "exp_avg_sq": moments}
+    torch.save(content, tmp_path / "state.pt")
+    with pytest.raises(InputError, match="class OptimState8bit has no numbers of its own"):
+        grown(source, tmp_path / "state.pt", tmp_path / "out")
+
+
 def option(key: str, value: Any) -> Callable[[Any], None]:
     return lambda content: content["param_groups"][0].__setitem__(key, value)
 

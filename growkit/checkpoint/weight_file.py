@@ -448,11 +448,16 @@ def _place(path: Path, name: str, tensor: Tensor, archive: int) -> Place:
     """Locate a tensor in a file in which its archive begins at the byte ``archive``.
 
     Raises:
-        ValueError: the tensor reaches beyond its storage, or repeats elements of it.
+        ValueError: the tensor reaches beyond its storage, repeats elements of it, or has none of
+            its own, such as a quantised one.
     """
     info = TensorInfo.of_torch(tensor.shape, tensor.dtype)
     check_header(path, name, info)
-    begin, size = getattr(tensor.untyped_storage(), "place", (0, -1))
+    found = getattr(tensor.untyped_storage(), "place", None)
+    if found is None:
+        kind = type(tensor).__name__
+        raise ValueError(f"tensor {name} of class {kind} has no numbers of its own")
+    begin, size = found
     first = int(tensor.storage_offset()) * info.element_bytes
     in_order = tensor.is_contiguous() or not info.elements
     place = Place(archive + begin + first, info, None if in_order else tensor.stride())
