@@ -43,6 +43,7 @@ class Scale:
         endings: of their files.
         learning_rates: instead of the experiment's; None for those.
         seeds: likewise.
+        arms: those of the experiment that are run, without their sources; None for all.
     """
 
     vocabulary: int
@@ -65,6 +66,7 @@ class Scale:
     endings: tuple[str, ...] = (".py",)
     learning_rates: tuple[float, ...] | None = None
     seeds: tuple[int, ...] | None = None
+    arms: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,7 @@ def load(name: str, scale_name: str, folder: Path = FOLDER, scales: Path = SCALE
     arms = {
         each["name"]: Arm(**_tuples({"source": first, **defaults, **each}))
         for key, given in data.pop("arms").items()
+        if scale.arms is None or key in scale.arms
         for each in _on_every_source(key, given or {})
     }
     charts = {key: tuple(each) for key, each in data.pop("charts", {}).items()}
@@ -236,7 +239,7 @@ def settings_of(experiment: Experiment, name: str, text: str) -> str:
     arm = experiment.arms.get(name)
     source = experiment.sources[arm.source if arm else name]
     scale = _set(experiment.scale)
-    for key in ("learning_rates", "seeds"):  # more of them change no run
+    for key in ("learning_rates", "seeds", "arms"):  # more of them change no run
         scale.pop(key, None)
     scale["models"] = scale["models"][source.model]
     parts = [text, scale, _set(source), _set(arm) if arm else None, experiment.measures]

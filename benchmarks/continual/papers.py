@@ -32,8 +32,8 @@ def rows(compared: Sequence[Section], scratch: Sequence[Section]) -> Iterator[li
         for section in compared if claim.by_age else scratch:
             found, name = claim.test(section), section.experiment.scale_name
             each = ", ".join(f"{what} {claim.shown(value)}" for what, value in found.items())
-            cell = f"{name}: {each}" if each else cell
-            verdicts[name] = verdict(found, claim.beyond)
+            if each:
+                cell, verdicts[name] = f"{name}: {each}", verdict(found, claim.beyond)
         same = len({*verdicts.values()}) == 1
         shown = [*verdicts.values()][:1] if same else [f"{k}: {v}" for k, v in verdicts.items()]
         link = f"[{claim.number}](https://arxiv.org/abs/{claim.number})"
@@ -82,7 +82,7 @@ BRIEF = {"wide": "twice as wide", "stack": "twice as deep (stack)", "experts": "
 def _by_age(section: Section, *brief: str) -> Iterator[tuple[str, list[Outcome]]]:
     """Ways of growing with their outcomes from the youngest source to the oldest."""
     known = ages.ways(section.experiment)
-    for name in brief:
+    for name in (each for each in brief if BRIEF[each] in known):
         by_source = known[BRIEF[name]]
         sources = sorted(by_source, key=section.experiment.source_tokens)
         arms = [section.arms.get(by_source[source]) for source in sources]

@@ -30,6 +30,9 @@ GROWN = re.compile(r"(.+) after (\d+ %)(.*)")
 BEGIN, END = "<!-- when growing pays -->\n", "<!-- end -->\n"
 """Around the part of README."""
 
+OTHER = "6k-cpp"
+"""The scale of another kind of text."""
+
 KNOWN = 1e12 / 1e9
 """Tokens for each parameter of the model that README's readers have in mind."""
 
@@ -96,9 +99,8 @@ def answer(found: Sequence[Section], folder: str) -> Iterator[str]:
     if sections:
         yield f"## When growing pays\n\n![{TITLE}]({folder}/{CHART})\n"
         yield (
-            "*Models of several ages (tokens for each parameter) were grown and trained on, or "
-            "only trained on, with as much compute again. Dots: ages from which growing is ahead. "
-            "Bars: 95 % intervals.*\n"
+            "*Models were grown, or only trained on, with as much compute again. Dots: ages "
+            "(tokens for each parameter) from which growing leads. Bars: 95 % intervals.*\n"
         )
         yield _unfinished(sections) + _crossings(sections)
     scratch = [section for section in from_scratch(found) if _timings(section)]
@@ -129,8 +131,9 @@ def _crossings(sections: Sequence[Section]) -> str:
             name = f"{way.name}, {way.extra:g} ×"
             by_way.setdefault(name, {})[_size(section)] = f"{way.crossing or 'not run'}{part}"
     sizes = [_size(section) for section in sections]
-    rows = [[name, *(each.get(size, "not run") for size in sizes)] for name, each in by_way.items()]
-    text = "Ages from which growing was ahead, by extra compute (in sources) and parameters:\n\n"
+    rows = [[name, *(each.get(size, "") for size in sizes)] for name, each in by_way.items()]
+    text = "Ages from which growing was ahead, by extra compute (in sources) and parameters"
+    text += f" ({OTHER}: C++ headers):\n\n" if OTHER in sizes else ":\n\n"
     return text + tables.table(["", *sizes], rows)
 
 
