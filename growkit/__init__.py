@@ -10,7 +10,7 @@ if getattr(sys, "argv", [""])[:1] == ["-m"] and not getattr(sys.flags, "safe_pat
 
 from importlib import import_module
 
-from growkit.version import __version__
+__version__ = "0.1.0"
 
 TYPE_CHECKING = False  # few imports, so that Ctrl-C works early
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from growkit import __version__
 from growkit.adapters.folder import MAGNITUDE, MERGE, AdapterFolder, scaling
 from growkit.adapters.modules import Modules, retarget
 from growkit.adapters.tensors import AdapterTensors, Assembly, Entry
@@ -29,7 +30,6 @@ from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Kept, Mapped, Slices, Transform
 from growkit.planning.updates import Law, law_of, summary
 from growkit.results.operation import AdapterResult
-from growkit.version import __version__
 
 
 class Adapter:

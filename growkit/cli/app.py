@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from growkit import __version__
 from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Settings
 from growkit.checkpoint.inputs import Inputs
@@ -28,7 +29,6 @@ from growkit.probing.settings import ProbeSettings
 from growkit.recipe import recipe as recipes
 from growkit.recipe.recipe import Recipe, Step, load_recipe
 from growkit.sources import address_of, find, pair
-from growkit.version import __version__
 
 app = typer.Typer(
     name="growkit",

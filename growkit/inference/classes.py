@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property
-from itertools import chain, combinations, product
+from itertools import combinations, product
 from math import prod
 from typing import Any
 
@@ -17,31 +17,16 @@ from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.engine.user_family import ALSO, NAMED
-from growkit.families.description import MOST_LAYERS
+from growkit.families.description import MOST_LAYERS, with_value
 from growkit.families.family import PER_LAYER, of_single_layers
+from growkit.inference.keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part, leaves
+from growkit.inference.shrinking import random_weights, run, smaller
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of tensors by their names."""
 
-SMALL = {
-    "vocab": 61,
-    "hidden": 40,
-    "ffn": 22,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "positions": 64,
-}
-"""Sizes of the small models; all their products differ."""
-
 MOST_PARAMETERS = 1 << 21, 1 << 23
 """Limits for the parameters of a small model: usually, and if the class has none as small."""
-
-MOST_BUILT = 1 << 12
-"""Limit for the tensors of a model that is built to see its shapes."""
-
-NARROWEST = 4
-"""Size below which a large model's sizes are not divided any further."""
 
 INV_FREQ = (".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
 """Suffixes of buffers that any class recomputes."""
@@ -49,40 +34,10 @@ INV_FREQ = (".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
 LARGEST_FACTOR = 8
 """Largest quotient of an MLP's width and hidden that a class may have as a default."""
 
-LEAST_LISTED = 100
-"""Size below which a large model's sizes in lists are not divided: constants differ from these."""
-
 OF_LOADING = "architectures", "auto_map"
 """Keys that name classes."""
 
 DESCRIBE = "describe its family as docs/adding-a-family.md says"
-
-WIDTH = re.compile(r"(?i)intermediate|ffn|feed_forward|d_ff|dff|dim_ff|inner|mlp_dim|mlp_size")
-"""Names of keys that are widths of an MLP."""
-
-LAYERS = re.compile(r"(?i)layer|block|depth")
-"""Names of keys that may count layers."""
-
-EXPERTS = re.compile(r"(?i)^(moe_)?(num|n)_(routed_|local_)?experts$")
-"""Names of keys that count the experts of a layer."""
-
-KV_HEADS = re.compile(r"(?i)kv(_n)?_heads|key_value_heads|multi_query_group_num")
-"""Names of keys that count key-value heads."""
-
-HEADS = re.compile(r"heads$")
-"""Names of keys that count heads."""
-
-PERIODS = re.compile(r"(?i)period|interval|freq|pattern")
-"""Names of keys of periods, in which kinds of layers alternate."""
-
-FEW = {EXPERTS: 16, re.compile(r"chunk_size$"): 16}
-"""Names of keys, and their largest values in small models: of experts, and of tokens at a time."""
-
-PLACES = re.compile(rf"{PERIODS.pattern}|offset|index$")
-"""Names of keys that say which layers are of which kind."""
-
-ALONE = ("vocab", "ffn", "positions")
-"""Axes on which no other size depends."""
 
 USUAL = {"experts": EXPERTS, "kv_heads": KV_HEADS, "ffn": WIDTH}
 """Axes of keys with such names, for classes that lack the common ones."""
@@ -228,13 +183,8 @@ class ModelClass:
             of = {str(at): single.get(at % self.layers) for at in range(count)}
             plain[PER_LAYER] = {at: each for at, each in of.items() if each}
         for key, value in changes.items():
-            if key in self.lists:  # set above
-                continue
-            *path, last = key.split(".")
-            place = plain
-            for part in path:
-                place = place.setdefault(part, {})
-            place[last] = value
+            if key not in self.lists:  # set above
+                plain = dict(with_value(plain, key, value))
         return type(self._read).from_dict(plain)
 
     def changes(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -391,8 +341,13 @@ class ModelClass:
 
     def _make_small(self) -> None:
         """Divide the sizes of a large model, until a random model of the class runs quickly."""
+        named = {axis: key for axis, key in self._keys.items() if self._counts(key)}
+        named |= {
+            axis: key for key, axis in ALSO.items() if axis not in named and self._counts(key)
+        }
+        sizes = [*smaller(named, [*self._numbers()], self.lists, self.resolved)]
         for most in MOST_PARAMETERS:
-            for changes in chain([{}], self._smaller()):
+            for changes in ({}, *sizes):
                 if self._fits(changes, most):
                     for key, value in changes.items():
                         self._set(key, value)
@@ -402,45 +357,8 @@ class ModelClass:
             f"no small {self.name} model like that of {self._where} could be made to run"
         )
 
-    def _smaller(self) -> Iterator[dict[str, Any]]:
-        """Smaller and smaller sizes."""
-        named = {axis: key for axis, key in self._keys.items() if self._counts(key)}
-        named |= {
-            axis: key for key, axis in ALSO.items() if axis not in named and self._counts(key)
-        }
-        small = {key: SMALL[axis] for axis, key in named.items() if axis in SMALL}
-        ends = {key: 1 for key, _ in _leaves(self.resolved) if key.endswith("_token_id")}
-        few = {
-            key: min(value, most)
-            for key, value in self._numbers()
-            for name, most in FEW.items()
-            if name.search(last_part(key))
-        }
-        counts = [(k, v) for k, v in self._numbers() if v > NARROWEST and not PLACES.search(k)]
-        kept = {key: value for key, value in counts if HEADS.search(key)}
-        kept |= {named[axis]: SMALL[axis] for axis in ALONE if axis in named}
-        widths = {
-            key: values
-            for key, values in self.lists.items()
-            if all(type(each) is int and each > LEAST_LISTED for each in values)
-        }
-        for fixed, power in product((ends | few, ends), range(8)):
-            divided: dict[str, Any] = {
-                key: max(NARROWEST, value >> power) for key, value in counts
-            } | {
-                key: [max(LEAST_LISTED, value >> power) for value in values]
-                for key, values in widths.items()
-            }
-            # Some classes want products of heads and their size to be as wide as hidden.
-            for chosen in (divided | small, divided, divided | kept):
-                yield chosen | fixed
-
     def _set(self, key: str, value: Any) -> None:
-        *path, last = key.split(".")
-        place = self._base
-        for part in path:
-            place = place.setdefault(part, {})
-        place[last] = value
+        self._base = dict(with_value(self._base, key, value))
 
     def _fits(self, changes: Mapping[str, Any], most: int) -> bool:
         """Whether there is a model with these changes that is small and runs."""
@@ -468,10 +386,10 @@ class ModelClass:
     def _numbers(self) -> Iterator[tuple[str, int]]:
         """Every whole number of the config that may be a size; common sizes come first."""
         with quiet():
-            leaves = dict(_leaves(self.config({}).to_dict()))
-        first = [key for key in (*self._keys.values(), *ALSO) if key in leaves]
-        for key in dict.fromkeys([*first, *leaves]):
-            value = leaves[key]
+            values = dict(leaves(self.config({}).to_dict()))
+        first = [key for key in (*self._keys.values(), *ALSO) if key in values]
+        for key in dict.fromkeys([*first, *values]):
+            value = values[key]
             if key.endswith("_token_id") or key == self.layers_key or value < 1:
                 continue
             yield key, value
@@ -721,40 +639,6 @@ def _recomputed(model: Any) -> list[str]:
     return [*INV_FREQ[:1], *own] if own else []
 
 
-def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters of a model, and other tensors that its class saves."""
-    stored = model.state_dict(keep_vars=True)
-    buffers = {name: each for name, each in model.named_buffers() if name in stored}
-    return dict(model.named_parameters()) | buffers
-
-
-def random_weights(model: nn.Module) -> nn.Module:
-    """Fill a model with random weights, each of a size that shows."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, tensor in stored_tensors(model).items():
-            if not tensor.is_floating_point():
-                continue
-            noise = torch.randn(tensor.shape, generator=generator)
-            if "norm" in name.lower() and tensor.dim() < 2:
-                tensor.copy_(1 + 0.3 * noise)
-            elif tensor.dim() < 2:
-                tensor.copy_(0.3 * noise)
-            else:
-                tensor.copy_(noise / tensor.shape[-1] ** 0.5)
-    return model
-
-
-def run(model: Any) -> torch.Tensor:
-    """Run some tokens through a model."""
-    vocab = model.get_input_embeddings().weight.shape[0]
-    ids = torch.arange(12)[None] * 5 % vocab
-    with torch.no_grad(), quiet():
-        logits = model(input_ids=ids, use_cache=False).logits
-    assert isinstance(logits, torch.Tensor)
-    return logits
-
-
 def as_in_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of a model under the names, and in the form, in which its class saves them."""
     from transformers.core_model_loading import revert_weight_conversion
@@ -786,19 +670,3 @@ def _decoded(value: Any) -> Any:
 def one_of_experts(name: str) -> str:
     """The name of a tensor with ``{expert}`` in place of the number of one."""
     return re.sub(r"(experts\.)\d+\.", r"\1{expert}.", name)
-
-
-def last_part(key: str) -> str:
-    """A key without the part of the config that it is in."""
-    return key.rpartition(".")[2]
-
-
-def _leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, int]]:
-    """Every whole number in a config, with its key; a dot leads into a part."""
-    for key, each in value.items():
-        if str(key).isdigit():  # a layer of its own
-            continue
-        if isinstance(each, dict) and not key.startswith("rope"):
-            yield from _leaves(each, f"{path}{key}.")
-        elif isinstance(each, int) and not isinstance(each, bool):
-            yield f"{path}{key}", each

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from growkit.inference.classes import stored_tensors
+from growkit.inference.shrinking import stored_tensors
 
 Place = tuple[str, int]
 """A parameter and one of its dimensions."""

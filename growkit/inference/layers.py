@@ -13,7 +13,8 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.families.expressions import LAYER, parse_expression
-from growkit.inference.classes import PERIODS, ModelClass
+from growkit.inference.classes import ModelClass
+from growkit.inference.keys import PERIODS
 
 MOST = 3
 """Limit for the parts of a condition."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from growkit.algebra.axes import Pattern
 from growkit.families.described import TIED, module_of, writes_hidden
-from growkit.inference.classes import WIDTH, ModelClass, last_part, one_of_experts
+from growkit.inference.classes import ModelClass, one_of_experts
+from growkit.inference.keys import SCALING, TOP_K, WIDTH, last_part
 from growkit.inference.layers import Conditions
 from growkit.inference.running import Observation
 
@@ -28,12 +29,6 @@ MOST_PARTS = 3
 
 LAST = ("hidden", "head_dim", "ffn")
 """The factors that come last when a product of axes is stored."""
-
-TOP_K = re.compile(r"experts_per_tok(en)?$|^moe_(top_?)?k$|^top_?k_experts$")
-"""Names of keys that say how many experts a token goes through."""
-
-SCALING = re.compile(r"rout\w*_scal(e|ing_factor)$")
-"""Names of keys of a factor of all experts."""
 
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 

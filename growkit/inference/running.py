@@ -21,13 +21,10 @@ from growkit.inference.classes import (
     ModelClass,
     as_in_files,
     one_of_experts,
-    random_weights,
-    run,
 )
 from growkit.inference.flow import Flow, Place
-
-EPS = ("eps", "epsilon", "norm_eps")
-"""Suffixes of config keys for the number that a norm adds to a mean."""
+from growkit.inference.keys import EPS
+from growkit.inference.shrinking import random_weights, run
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from growkit import __version__
 from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import ADAPTER_FOLDER, Folder, is_of_tokenizer, matches
@@ -31,7 +32,6 @@ from growkit.proof.weights import Origin
 from growkit.recipe.manifest import changed_since
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import ChangedValue, Finding, value_sentence
-from growkit.version import __version__
 
 SPEED = "use_cache"
 """A config key that does not change the model's function."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from growkit import __version__
 from growkit.base.errors import InputError, foreign, reason
 from growkit.base.names import by_name, name_of, without_paths
 from growkit.base.progress import Advance, Progress, Silent
@@ -20,7 +21,6 @@ from growkit.recipe.recipe import Recipe, parse_recipe, with_paths
 from growkit.results import versions
 from growkit.results.operation import CheckResult, Difference, GrowResult
 from growkit.results.proof import counted
-from growkit.version import __version__
 
 FORMAT = 2
 """Version of the manifest: from 2 on, a recipe with random splits gives the same bits for ever."""

@@ -1,0 +1,51 @@
+"""Keys of configs, and what their names say."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+WIDTH = re.compile(r"(?i)intermediate|ffn|feed_forward|d_ff|dff|dim_ff|inner|mlp_dim|mlp_size")
+"""Names of keys that are widths of an MLP."""
+
+LAYERS = re.compile(r"(?i)layer|block|depth")
+"""Names of keys that may count layers."""
+
+EXPERTS = re.compile(r"(?i)^(moe_)?(num|n)_(routed_|local_)?experts$")
+"""Names of keys that count the experts of a layer."""
+
+KV_HEADS = re.compile(r"(?i)kv(_n)?_heads|key_value_heads|multi_query_group_num")
+"""Names of keys that count key-value heads."""
+
+HEADS = re.compile(r"heads$")
+"""Names of keys that count heads."""
+
+PERIODS = re.compile(r"(?i)period|interval|freq|pattern")
+"""Names of keys of periods, in which kinds of layers alternate."""
+
+PLACES = re.compile(rf"{PERIODS.pattern}|offset|index$")
+"""Names of keys that say which layers are of which kind."""
+
+TOP_K = re.compile(r"experts_per_tok(en)?$|^moe_(top_?)?k$|^top_?k_experts$")
+"""Names of keys that say how many experts a token goes through."""
+
+SCALING = re.compile(r"rout\w*_scal(e|ing_factor)$")
+"""Names of keys of a factor of all experts."""
+
+EPS = ("eps", "epsilon", "norm_eps")
+"""Suffixes of config keys for the number that a norm adds to a mean."""
+
+
+def last_part(key: str) -> str:
+    """A key without the part of the config that it is in."""
+    return key.rpartition(".")[2]
+
+
+def leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, int]]:
+    """Every whole number in a config, with its key; a dot leads into a part."""
+    for key, each in value.items():
+        if str(key).isdigit():  # a layer of its own
+            continue
+        if isinstance(each, dict) and not key.startswith("rope"):
+            yield from leaves(each, f"{path}{key}.")
+        elif isinstance(each, int) and not isinstance(each, bool):
+            yield f"{path}{key}", each

@@ -1,0 +1,110 @@
+"""Small random models in place of a large one: their sizes, weights and logits."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+
+from growkit.base.tensors import Config
+from growkit.engine.oracle import quiet
+from growkit.inference.keys import EXPERTS, HEADS, PLACES, last_part, leaves
+
+SMALL = {
+    "vocab": 61,
+    "hidden": 40,
+    "ffn": 22,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "positions": 64,
+}
+"""Sizes of the small models; all their products differ."""
+
+NARROWEST = 4
+"""Size below which a large model's sizes are not divided any further."""
+
+LEAST_LISTED = 100
+"""Size below which a large model's sizes in lists are not divided: constants differ from these."""
+
+FEW = {EXPERTS: 16, re.compile(r"chunk_size$"): 16}
+"""Names of keys, and their largest values in small models: of experts, and of tokens at a time."""
+
+ALONE = ("vocab", "ffn", "positions")
+"""Axes on which no other size depends."""
+
+
+def smaller(
+    named: Mapping[str, str],
+    numbers: Sequence[tuple[str, int]],
+    lists: Mapping[str, Sequence[Any]],
+    resolved: Config,
+) -> Iterator[dict[str, Any]]:
+    """Smaller and smaller sizes of a large model.
+
+    Args:
+        named: keys of its config by axis.
+        numbers: keys that may be sizes, and their values.
+        lists: keys with one entry per layer, and their values.
+        resolved: the config as the class resolves it.
+    """
+    small = {key: SMALL[axis] for axis, key in named.items() if axis in SMALL}
+    ends = {key: 1 for key, _ in leaves(resolved) if key.endswith("_token_id")}
+    few = {
+        key: min(value, most)
+        for key, value in numbers
+        for name, most in FEW.items()
+        if name.search(last_part(key))
+    }
+    counts = [(k, v) for k, v in numbers if v > NARROWEST and not PLACES.search(k)]
+    kept = {key: value for key, value in counts if HEADS.search(key)}
+    kept |= {named[axis]: SMALL[axis] for axis in ALONE if axis in named}
+    widths = {
+        key: values
+        for key, values in lists.items()
+        if all(type(each) is int and each > LEAST_LISTED for each in values)
+    }
+    for fixed, power in product((ends | few, ends), range(8)):
+        divided: dict[str, Any] = {key: max(NARROWEST, value >> power) for key, value in counts} | {
+            key: [max(LEAST_LISTED, value >> power) for value in values]
+            for key, values in widths.items()
+        }
+        # Some classes want products of heads and their size to be as wide as hidden.
+        for chosen in (divided | small, divided, divided | kept):
+            yield chosen | fixed
+
+
+def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters of a model, and other tensors that its class saves."""
+    stored = model.state_dict(keep_vars=True)
+    buffers = {name: each for name, each in model.named_buffers() if name in stored}
+    return dict(model.named_parameters()) | buffers
+
+
+def random_weights(model: nn.Module) -> nn.Module:
+    """Fill a model with random weights, each of a size that shows."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, tensor in stored_tensors(model).items():
+            if not tensor.is_floating_point():
+                continue
+            noise = torch.randn(tensor.shape, generator=generator)
+            if "norm" in name.lower() and tensor.dim() < 2:
+                tensor.copy_(1 + 0.3 * noise)
+            elif tensor.dim() < 2:
+                tensor.copy_(0.3 * noise)
+            else:
+                tensor.copy_(noise / tensor.shape[-1] ** 0.5)
+    return model
+
+
+def run(model: Any) -> torch.Tensor:
+    """Run some tokens through a model."""
+    vocab = model.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(12)[None] * 5 % vocab
+    with torch.no_grad(), quiet():
+        logits = model(input_ids=ids, use_cache=False).logits
+    assert isinstance(logits, torch.Tensor)
+    return logits
