@@ -456,6 +456,14 @@ def test_the_proof_measures_the_series(tmp_path: Path, monkeypatch: pytest.Monke
     assert {(each.error, each.of_bound) for each in layers} == {(0, 0)}
 
 
+def test_an_integral_without_weight_is_within_its_bound(tmp_path: Path) -> None:
+    """The gates of a model that was just converted are 0, and so is the bound."""
+    out = tmp_path / "dint"
+    growkit.convert(MODEL, out, "dint", gamma="gated", integral_method="series", verify=False)
+    result = growkit.verify(out, out, growkit.Settings(prompts=2, length=250))
+    assert [each.of_bound for each in result["series"]] == [0, 0, 0, 0]
+
+
 def test_no_rounding_is_shown_where_nothing_rounds(tmp_path: Path) -> None:
     """The exact integral is float32, so rounding it to float32 is no measure of its series."""
     options: dict[str, Any] = {"integral_method": "series", "verify": False, "dtype": "float32"}

@@ -167,6 +167,6 @@ def _of_head(query: Tensor, key: Tensor, value: Tensor, gamma: Tensor, scaling: 
         squares = left.square().sum(-1, keepdim=True) * gamma[:, :, part].abs()
         bound = (math.e - 2) * squares * extent[:, :, part] / (counts + 1)
         rounding = 1e-12 * exact.abs().amax(-1, keepdim=True)
-        off = (series[:, :, part] - exact).abs() - rounding
+        off = ((series[:, :, part] - exact).abs() - rounding).clamp_min(0)
         shares.append((off / bound.clamp_min(torch.finfo(bound.dtype).tiny)).max())
     return torch.stack(shares).max()
