@@ -287,7 +287,7 @@ class Mapped(_OneSource):
     def attached(self, one: Attached) -> Transform | None:
         """See ``Transform``."""
         if one.dimensions is None:
-            return replace(self, source=one.source, name=one.target)
+            return replace(self, source=one.source)  # split alike: norms of rows stay those of DoRA
         made = Mapped(one.source, partial(_attached_maps, self.make, one), self.why, one.target)
         factor = self.factor if one.scaled else 1.0
         alike, resets, diverges = self.alike, self.resets, self.diverges
