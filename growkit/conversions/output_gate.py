@@ -43,7 +43,7 @@ class OutputGate(Operation):
         known = {each: target for target in families().values() for each in target.ungated}
         if kind not in known:
             raise InputError(
-                f"no class with an output gate matches the rest of a {family.name} model, so "
+                f"no class with an output gate matches the rest of {family.one}, so "
                 f"{source.where()} cannot get one; these can: {', '.join(sorted(known))}"
             )
         target, rounds = known[kind], options[PROMISE.name] == "bounded"

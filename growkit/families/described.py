@@ -260,18 +260,20 @@ class _Description:
             (self._condition(text, "needs"), why) for text, why in self._get("needs", {}).items()
         ]
 
+        one = description.one_model(name)
+
         def check(config: Config) -> None:
             for key in keys:
                 value = config.get(key)
                 if not isinstance(value, float | int) or isinstance(value, bool):
                     raise InputError(
-                        f"config.json of a {name} model has {key} {value!r}, which a norm of its "
+                        f"config.json of {one} has {key} {value!r}, which a norm of its "
                         f"description adds to a mean; say it there, or under assumed"
                     )
             for condition, why in needs:
                 if not condition.holds(config):
                     has = condition.shown(config)
-                    raise InputError(f"config.json of a {name} model has {has}: {why}")
+                    raise InputError(f"config.json of {one} has {has}: {why}")
 
         return check
 

@@ -243,6 +243,11 @@ MOST_SIZE = 1 << 24
 Axes = tuple[str, ...]
 
 
+def one_model(name: str) -> str:
+    """A model of a family, in messages."""
+    return f"{'an' if name[:1] in 'AEIOaeio' else 'a'} {name} model"
+
+
 class MultipleError(InputError):
     """A size is not a multiple of another, although the model class requires it.
 
@@ -295,6 +300,11 @@ class HasSizes:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     check: Callable[[Config], None] = lambda config: None
 
+    @property
+    def one(self) -> str:
+        """A model of the family, in messages."""
+        return one_model(self.name)
+
     def complete(self, config: Config) -> Config:
         """The config with the defaults filled in.
 
@@ -307,12 +317,12 @@ class HasSizes:
             value = complete.get(key)
             if value not in values:
                 raise InputError(
-                    f"config.json of a {self.name} model has {key} {value!r}; choose one of "
+                    f"config.json of {self.one} has {key} {value!r}; choose one of "
                     f"{', '.join(values)}"
                 )
         for key, default in self.defaults.items():
             if type(default) in (bool, int, list):
-                what = f"{key} in config.json of a {self.name} model"
+                what = f"{key} in config.json of {self.one}"
                 check_kind(complete[key], type(default), what)
         self.check(complete)
         numbers = complete | sizes
@@ -323,8 +333,8 @@ class HasSizes:
             if size % unit:
                 near = [each for each in (size - size % unit, size - size % unit + unit) if each]
                 raise MultipleError(
-                    f"{demand.what} {size} is no multiple of {demand.of} {unit}, but a {self.name} "
-                    f"model needs that, {demand.why}",
+                    f"{demand.what} {size} is no multiple of {demand.of} {unit}, but {self.one} "
+                    f"needs that, {demand.why}",
                     f"choose {' or '.join(map(str, near))}, or another {demand.of}",
                 )
         return complete
@@ -421,14 +431,14 @@ class HasSizes:
                 others = complete.keys() - self.size_keys - self.defaults.keys()
                 meant = nearest(key, others) if value is None else None
                 raise InputError(
-                    f"config.json of a {self.name} model needs {key} as a positive whole number, "
+                    f"config.json of {self.one} needs {key} as a positive whole number, "
                     f"but has {value!r}" + (f"; is {meant!r} to be {key!r}?" if meant else "")
                 )
             unknown = [axis for axis in axes if axis not in sizes]
             rest = value - sum(sizes[axis] for axis in axes if axis in sizes)
             if unknown and rest % len(unknown):
                 raise InputError(
-                    f"{key} is {value}, but a {self.name} model needs a multiple of {len(unknown)}"
+                    f"{key} is {value}, but {self.one} needs a multiple of {len(unknown)}"
                 )
             if rest < least * len(unknown) or (not unknown and rest):
                 raise InputError(
@@ -443,7 +453,7 @@ class HasSizes:
         values = value if isinstance(value, list) else [value] * layers
         if len(values) != layers or not all(_is_size(each, 1) for each in values):
             raise InputError(
-                f"config.json of a {self.name} model needs {key} as a positive whole number, or a "
+                f"config.json of {self.one} needs {key} as a positive whole number, or a "
                 f"list of {layers} of them, one per layer, but has {value!r}"
             )
         return {f"{axis}_{layer}": size for axis in axes for layer, size in enumerate(values)}
@@ -480,7 +490,7 @@ class HasSizes:
             elif any(sizes[axis] != before[axis] for axis in (*axes, of)):
                 raise MultipleError(
                     f"{' times '.join(axes)} is {whole}, which is no multiple of {of} "
-                    f"{sizes[of]}, but {key} of a {self.name} model is their quotient",
+                    f"{sizes[of]}, but {key} of {self.one} is their quotient",
                     f"choose another {of}",
                 )
         return resized

@@ -131,7 +131,7 @@ class Family(description.HasSizes):
                     if self.axes.get(key) == (axis,)
                 )
                 raise InputError(
-                    f"a {self.name} model cannot have {axis} {size} with these sizes: "
+                    f"{self.one} cannot have {axis} {size} with these sizes: "
                     f"{listed}{computed}; grow alike what it keeps alike"
                 )
         return resized
@@ -285,7 +285,7 @@ class Family(description.HasSizes):
             if per_layer and key not in lists and key not in self.defaults:
                 raise InputError(
                     f"config.json in {where} has {key} with {count} entries, which growkit does "
-                    f"not know in a {self.name} model; remove it if it does not describe layers"
+                    f"not know in {self.one}; remove it if it does not describe layers"
                 )
         deeper = {**config, key_of_count: len(layers)}
         if single := of_single_layers(config):

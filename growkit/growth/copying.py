@@ -174,7 +174,7 @@ class CopyMethod(Operation):
             ratio = ratios[option.follows] if option.follows else Fraction(1)
             if size is not None:
                 if not axes:
-                    raise InputError(f"a {family.name} model has no {option.name} to grow")
+                    raise InputError(f"{family.one} has no {option.name} to grow")
                 named = {axis: present[axis] for axis in axes if axis in option.axes}
                 ratio = option.factor(size, _current_size(family, config, option, axes), named)
             # A size that follows another one stays if it would not be a whole number.

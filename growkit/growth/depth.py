@@ -245,7 +245,7 @@ def _transforms(
             )
         if before[layer.of].keys() != after[place].keys():
             raise InputError(
-                f"no config of a {family.name} model makes layer {place} of the same kind as layer "
+                f"no config of {family.one} makes layer {place} of the same kind as layer "
                 f"{layer.of} of {source.where()}; choose {other}"
             )
     sizes = family.sizes(source.config)

@@ -224,7 +224,7 @@ class _Growth:
             near = [str(size) for size in (new // old * old, (new // old + 1) * old) if size > old]
             how += f", by whole copies (to {' or '.join(near)})"
         raise InputError(
-            f"{tensor.name} of a {self.family.name} model{adds} would be multiplied by "
+            f"{tensor.name} of {self.family.one}{adds} would be multiplied by "
             f"{factor:.6g}, which rounds; {grows} can grow by {how}, or as asked with {BOUNDED}"
         )
 
@@ -241,7 +241,7 @@ class _Growth:
 
     def _refusal(self, axis: str, why: str) -> InputError:
         return InputError(
-            f"{axis} cannot grow like this: norms of a {self.family.name} model take a mean over "
+            f"{axis} cannot grow like this: norms of {self.family.one} take a mean over "
             f"it, {why}; choose whole copies, or leave its size as it is"
         )
 

@@ -136,7 +136,7 @@ def _find_target(family: Family, source: Weights) -> tuple[Family, Experts, With
         raise InputError(f"{source.where()} already has experts; --method experts copies them")
     listed = ", ".join(f"{each} ({target.name})" for each, (target, *_) in sorted(known.items()))
     raise InputError(
-        f"no class with experts matches the rest of a {family.name} model, so {source.where()} "
+        f"no class with experts matches the rest of {family.one}, so {source.where()} "
         f"cannot be upcycled; these can: {listed}"
     )
 
@@ -159,8 +159,8 @@ def config_with(
     for key, values in without.only.items():
         if given.get(key, values[0]) not in values:
             raise InputError(
-                f"config.json in {source.where()} has {key} {given[key]!r}, which a {target.name} "
-                f"model cannot have; only one with {' or '.join(map(repr, values))} can become one"
+                f"config.json in {source.where()} has {key} {given[key]!r}, which {target.one} "
+                f"cannot have; only one with {' or '.join(map(repr, values))} can become one"
             )
     config = {key: value for key, value in given.items() if key != "auto_map"}
     rope = given.get("rope_parameters")
@@ -229,7 +229,7 @@ class _Upcycling:
         used = {name for transform in made.values() for name in transform.sources}
         for name in sorted(self.source.tensors.keys() - used - unused[0].keys()):
             raise InputError(
-                f"a {self.target.name} model has no place for tensor {name} of "
+                f"{self.target.one} has no place for tensor {name} of "
                 f"{self.source.where(name)}, so it cannot be upcycled"
             )
         # As long as all experts are the same function, a router has no gradient.
@@ -257,7 +257,7 @@ class _Upcycling:
         for name in names:
             if name not in self.source.tensors:
                 raise InputError(
-                    f"a {self.target.name} model needs {place.name}, but {self.source.where()} "
+                    f"{self.target.one} needs {place.name}, but {self.source.where()} "
                     f"has no {name}, so it cannot be upcycled"
                 )
         if of is None:

@@ -17,7 +17,7 @@ from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.engine.user_family import ALSO, NAMED
-from growkit.families.description import MOST_LAYERS, with_value
+from growkit.families.description import MOST_LAYERS, one_model, with_value
 from growkit.families.family import PER_LAYER, of_single_layers
 from growkit.inference.keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part, leaves
 from growkit.inference.shrinking import random_weights, run, smaller
@@ -423,7 +423,7 @@ class ModelClass:
         for axis in ("vocab", "hidden"):
             if axis not in self.small:
                 raise not_inferred(
-                    f"the config of a {self.name} model has no key that changes {axis} alone"
+                    f"the config of {one_model(self.name)} has no key that changes {axis} alone"
                 )
 
     def _add_named(self, numbers: Mapping[str, int]) -> None:

@@ -253,7 +253,7 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
         problems.append("heads without a norm" if unnormed else "a head norm")
     if problems:
         raise InputError(
-            f"a {family.name} model cannot express {', '.join(problems)}; choose another layout, "
+            f"{family.one} cannot express {', '.join(problems)}; choose another layout, "
             "or convert it --to diff first"
         )
     # A class knows no key of a switch that it cannot turn, although its description may assume one.
@@ -264,9 +264,7 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
         sharing = {k: diff[k] for k in DIFF.defaults if form.keys.get(k, k) == name}
         if any(value != diff[key] for value in sharing.values()):
             listed = " and ".join(f"{k} {value}" for k, value in sharing.items())
-            raise InputError(
-                f"a {family.name} model has one {name} for {listed}; choose another layout"
-            )
+            raise InputError(f"{family.one} has one {name} for {listed}; choose another layout")
         config[name] = diff[key]
     config["model_type"] = family.model_types[0]
     config |= {key: form.harmless[key][0] for key in form.assumed}
@@ -278,7 +276,7 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
     for axis, size in sizes.items():
         if axis in found and found[axis] != size:
             raise InputError(
-                f"a {family.name} model cannot express {axis} {size} with signal_heads "
+                f"{family.one} cannot express {axis} {size} with signal_heads "
                 f"{sizes['signal_heads']}; choose another layout, such as diff-transformer"
             )
     return config
@@ -303,7 +301,7 @@ def _value_head_dim(family: Family, config: Config) -> int:
 def _form(family: Family, where: str) -> DiffForm:
     if family.form is None:
         raise InputError(
-            f"{where} is a {family.name} model, which has no differential attention; "
+            f"{where} is {family.one}, which has no differential attention; "
             f"layouts are {', '.join(sorted(layout_names()))}"
         )
     return family.form

@@ -289,7 +289,7 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
             duplicates[name] = family.duplicates[name]
         else:
             raise InputError(
-                f"tensor {name} in {source.where(name)} is not part of a {family.name} model with "
+                f"tensor {name} in {source.where(name)} is not part of {family.one} with "
                 f"this config.json; {_unless_quantised(source, unknown)}"
             )
     return dropped, duplicates
@@ -306,7 +306,7 @@ def _check_header(
             if of == name and alias in source.tensors:
                 remedy = f"rename {alias}, which is tied to it"
         raise InputError(
-            f"tensor {name} is missing from {source.where()}; a {family.name} model with its "
+            f"tensor {name} is missing from {source.where()}; {family.one} with its "
             f"config.json has it, with shape {list(expected)}; {remedy}"
         )
     if info.dtype not in tensors.FLOAT_BYTES:
