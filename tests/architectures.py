@@ -52,7 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "axk2": {"index_topk": 4},
     "bailing_hybrid": {**LINEAR, "n_group": 2, "topk_group": 1},
     "bamba": {"attn_layer_indices": [1]},
-    "beam": {"mlp_layer_types": ["dense", "sparse"]},
+    "beam": {"mlp_layer_types": ["dense", "sparse"], "n_group": 2, "topk_group": 1},
     "blt": {"vocab_size": 260},
     "codegen": {"rotary_dim": 4},
     "cohere_compass_text": {
