@@ -697,6 +697,7 @@ def test_layers_whose_tensors_stand_in_other_lists(tmp_path: Path) -> None:
     assert relative_error(source, out) > 1e-6
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "growth", "possible"),
     [
@@ -741,6 +742,7 @@ def test_parts_of_a_dimension_are_counted(tmp_path: Path) -> None:
     assert relative_error(source, out) < 1e-12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "new", "old", "growth"),
     [

@@ -518,6 +518,7 @@ def test_a_changed_number_is_caught(layout: str, to: str, tensor: str, tmp_path:
     assert growkit.verify(source, target, **QUICK)["kept"] is False
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "granite"])
 def test_there_and_back_in_one_recipe(kind: str, tmp_path: Path) -> None:
     """The config has no key that the class lacks, which a proof would miss in the source."""

@@ -323,6 +323,7 @@ CHAINS: list[tuple[dict[str, Any], ...]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("chain", range(len(CHAINS)))
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_a_router_that_chooses_as_it_was_asked_to_is_proved(
@@ -344,6 +345,7 @@ def test_a_router_that_chooses_as_it_was_asked_to_is_proved(
     assert f"({chosen - 1} in place of {chosen})" in found["reason"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", sorted(DENSE))
 def test_factors_of_training_fit_tensors_of_another_shape(kind: str, tmp_path: Path) -> None:
     """Three copies of the MLP have unequal shares, and a stack of experts one dimension more."""
