@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,6 +18,7 @@ from transformers import AutoTokenizer, MixtralConfig
 from benchmarks.continual import ages, models, results, runs
 from benchmarks.continual.__main__ import LINES, ROOT
 from benchmarks.continual.campaign import Campaign, next_rates
+from benchmarks.continual.ensembles import Ensemble
 from benchmarks.continual.experiment import Experiment, Job, load, names
 from benchmarks.continual.report import write
 from benchmarks.continual.retrieval import MEASURES, QUESTION, WIDTH
@@ -25,6 +27,7 @@ from benchmarks.continual.text import END, PARTS, Text, part_of, read_text
 from benchmarks.figures import drawn
 from growkit.base.errors import InputError
 from growkit.cli.demo import training_text
+from growkit.probing.lines import append_line
 from growkit.probing.training import batch_of
 
 FIGURES = {"first-steps": "first-steps.svg", "symmetry": "parting.svg"}
@@ -312,3 +315,68 @@ def test_an_arm_with_several_sources_is_one_arm_for_each() -> None:
     assert len(every) == 5
     assert experiment.arms["four experts, 64"].source == "64"
     assert not ages.ways(load("growth", "small"))
+
+
+@pytest.mark.parametrize(
+    "name", ["16", "trained on, 16", "twice as wide, 16", "twice as deep (identity), 16"]
+)
+def test_runs_that_are_trained_at_once_are_those_trained_alone(
+    name: str, text: Text, tmp_path: Path
+) -> None:
+    """Control: with another seed or rate they are others."""
+    experiment, sources = load("when", "tiny"), {}
+    for seed in (0, 1):
+        run = Run(Job(experiment, "16", seed, 1e-2), text, tmp_path)
+        run.finish()
+        sources[seed] = tmp_path / f"source-{seed}"
+        models.hand_on(run.model, run.optimizer, text, sources[seed])
+    together, alone = [], []
+    for seed, rate in ((0, 1e-3), (0, 1e-2), (1, 1e-2)):
+        job = Job(experiment, name, seed, rate)
+        folder = tmp_path / str(seed)
+        folder.mkdir(exist_ok=True)
+        source = None if job.arm is None else sources[seed]
+        together.append(Run(job, text, folder, source))
+        alone.append(Run(job, text, folder, source))
+    lines = [run.finish() for run in alone]
+    for line, found in zip(lines, Ensemble(together).finish(), strict=True):
+        expected = {**line, "seconds": found["seconds"]}
+        assert flat(found) == pytest.approx(flat(expected), abs=1e-5)
+    for other in lines[:1] + lines[2:]:
+        assert flat(other) != pytest.approx(flat(lines[1]), abs=1e-3)
+    state, expected = ([*run.optimizer.state.values()] for run in (together[2], alone[2]))
+    assert [each["step"] for each in state] == [each["step"] for each in expected]
+
+
+def flat(nested: Any) -> list[float]:
+    """All numbers of a line, in order."""
+    if isinstance(nested, dict):
+        nested = [*nested.values()]
+    return [n for each in nested for n in flat(each)] if isinstance(nested, list) else [nested]
+
+
+def test_a_run_that_diverges_stops_no_other(text: Text, tmp_path: Path) -> None:
+    experiment = load("when", "tiny")
+    runs = [Run(Job(experiment, "16", 0, rate), text, tmp_path) for rate in (1e-2, 1e30)]
+    sound, lost = Ensemble(runs).finish()
+    assert "diverged" in lost
+    assert not lost["points"]
+    assert "diverged" not in sound
+    assert sound["points"]
+
+
+def test_on_a_gpu_all_seeds_are_trained_at_once(text: Text, tmp_path: Path) -> None:
+    """Sources are kept for the arms, and what is done is not done again."""
+    experiment = load("when", "tiny")
+    of_cpu, of_gpu = (
+        Campaign(experiment, text, tmp_path, tmp_path / "lines.jsonl", device)
+        for device in ("cpu", "cuda")
+    )
+    for name in ("16", "trained on, 16"):
+        job = Job(experiment, name, 0, 1e-2)
+        assert of_cpu._together(job) == [job]
+        jobs = of_gpu._together(job)
+        assert {(each.seed, each.rate) for each in jobs} == {*product((0, 1), (1e-3, 1e-2))}
+        for line in of_cpu._lines(jobs):
+            append_line(of_cpu.file, {**line, "text": text.about, "machine": {}})
+        assert of_gpu._together(job) == []

@@ -7,6 +7,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -149,6 +150,16 @@ def test_both_flags_of_sums_come_back() -> None:
     with reproducible(CPU):
         assert products.allow_bf16_reduced_precision_reduction_split_k
     assert not products.allow_bf16_reduced_precision_reduction_split_k
+
+
+def test_the_exact_operations_do_not_depend_on_the_library() -> None:
+    """A GPU does as numpy does. Roots are not among them: those of CPUs may be rounded wrongly."""
+    numbers = torch.rand(2, 100_000, dtype=torch.float64) + 1
+    for dtype in (torch.float64, torch.float32):
+        a, b = (each.to(dtype).numpy() for each in numbers)
+        expected = np.stack([a + b, a - b, a * b, a / b])
+        found = device._operations(torch.from_numpy(a), torch.from_numpy(b))
+        assert (found.numpy() == expected).all()
 
 
 def test_operations_without_a_deterministic_form_are_named() -> None:

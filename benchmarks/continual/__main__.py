@@ -89,7 +89,7 @@ def main() -> None:
         command.add_argument("--scale", default="small", help="of scales.yaml")
     one.add_argument("--device", choices=DEVICES[1:], default="cpu")
     one.add_argument("--threads", type=int, default=1, help="on a CPU, of one process")
-    one.add_argument("--text", type=Path, help="a file or folder, instead of the standard library")
+    one.add_argument("--text", type=Path, help="a file, a folder, or text-… of another work folder")
     one.add_argument("--work", type=Path, default=ROOT / "build" / "continual")
     other = commands.add_parser("report", help="make tables and charts of all results")
     other.add_argument("--page", type=Path, default=ROOT / "docs" / "results.md")

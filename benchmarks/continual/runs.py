@@ -90,6 +90,7 @@ class Run:
         with isolated(torch.device(self.device), job.seed):
             model, self.optimizer = models.begin(job, self.text, self.folder, self.source)
         self.model = model.to(self.device)
+        self.optimizer.load_state_dict(self.optimizer.state_dict())  # moves its state to the device
         self.windows = self.text.windows("train", scale.context)
         self.tokens = scale.batch * scale.context
         self.flops = models.training_flops(model, scale.context)
@@ -118,8 +119,17 @@ class Run:
         Returns:
             The line of the run, without its key.
         """
-        began = time.perf_counter()
-        known: dict[str, Any] = {
+        began, line = time.perf_counter(), self.begun()
+        with isolated(torch.device(self.device), self.job.seed):
+            for segment in self.segments:
+                self.note(line, segment, self._train(segment))
+                if "diverged" in line:
+                    break
+        return {**line, "seconds": round(time.perf_counter() - began, 1)}
+
+    def begun(self) -> dict[str, Any]:
+        """What is known of a run before its first step."""
+        return {
             "parameters": self.model.num_parameters(),
             "flops_per_token": self.flops,
             "before_flops": self.before,
@@ -127,21 +137,20 @@ class Run:
             "curve": [],
             "points": [],
         }
-        with isolated(torch.device(self.device), self.job.seed):
-            for segment in self.segments:
-                for look in self._train(segment):
-                    tokens = look.step * self.tokens
-                    if look.losses is None:
-                        known["diverged"] = look.step + 1
-                    elif segment.point is None:
-                        known["curve"].append([tokens, look.losses])
-                    else:
-                        spent = {"tokens": tokens, "flops": tokens * self.flops}
-                        at = {"at": self.shares[segment.point]}
-                        known["points"].append({**at, **spent, **look.losses})
-                if "diverged" in known:
-                    break
-        return {**known, "seconds": round(time.perf_counter() - began, 1)}
+
+    def note(self, line: dict[str, Any], segment: Segment, looks: Sequence[Look]) -> None:
+        """Add what was measured in a segment to the line, up to a loss that is not finite."""
+        for look in looks:
+            tokens = look.step * self.tokens
+            if "diverged" in line:
+                return
+            if look.losses is None:
+                line["diverged"] = look.step + 1
+            elif segment.point is None:
+                line["curve"].append([tokens, look.losses])
+            else:
+                spent = {"tokens": tokens, "flops": tokens * self.flops}
+                line["points"].append({"at": self.shares[segment.point], **spent, **look.losses})
 
     def _train(self, segment: Segment) -> list[Look]:
         """Take the steps of a segment; a branch leaves the trunk as it was."""

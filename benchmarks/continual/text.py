@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerFast
 END = "<|end|>"
 """Between files; token 0."""
 
+ABOUT = "about.json"
 PARTS = ("train", "validation", "test")
 SHARES = 20
 """One of so many files is for validation, one for the test."""
@@ -80,13 +81,16 @@ def read_text(
     """The text as tokens; made once, then read from the work folder.
 
     Args:
-        path: a file, or a folder with text; None for the standard library.
+        path: a file, or a folder with text, or what this function made of one in another work
+            folder; None for the standard library.
         vocabulary: tokens of the tokenizer.
         work: where it is kept.
         most: bytes that are used; None for all.
         packages: installed packages that are read with the standard library.
         endings: of the files that are read, of these and of the standard library.
     """
+    if path and (path / ABOUT).is_file():
+        return _made(path)
     if path:
         documents, about_text = _of_path(path), path.name
     else:
@@ -96,7 +100,7 @@ def read_text(
     for name, content in documents:
         found.update(f"{name}\0{content}\0".encode())
     folder = work / f"text-{found.hexdigest()[:16]}"
-    about = folder / "about.json"
+    about = folder / ABOUT
     if not about.is_file():  # written last
         folder.mkdir(parents=True, exist_ok=True)
         _prepare(documents, vocabulary, folder)
@@ -113,8 +117,12 @@ def read_text(
         }
         about.with_suffix(".new").write_text(json.dumps(kept), "utf-8")
         os.replace(about.with_suffix(".new"), about)
+    return _made(folder)
+
+
+def _made(folder: Path) -> Text:
     parts = {part: torch.load(folder / f"{part}.pt").long() for part in PARTS}
-    return Text(json.loads(about.read_text("utf-8")), folder, parts)
+    return Text(json.loads((folder / ABOUT).read_text("utf-8")), folder, parts)
 
 
 def _installed(packages: Sequence[str], endings: Sequence[str]) -> tuple[list[Document], str]:

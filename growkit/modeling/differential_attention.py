@@ -17,12 +17,14 @@ Shapes: signal, noise and key_heads are numbers of heads (query head i reads key
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 BLOCK_ROWS = 128
@@ -44,14 +46,24 @@ texts grow, so that intervals may grow by more than a constant factor."""
 EXACT_ROWS = 256
 """Number of tokens at the beginning of a text whose rows are always exact."""
 
+INTERVALS_AT_ONCE = 4
+"""Number of intervals whose sampled rows are in memory at a time, on a CPU."""
+
 SERIES_ROWS = 1024
-"""Number of rows of a series in memory at a time."""
+"""Number of rows of a series in memory at a time, on a CPU."""
+
+MORE_ON_ACCELERATOR = 4
+"""How many times as many of both on an accelerator, where launching a kernel takes as long as
+computing many rows."""
 
 SHORTEST_SERIES = 512
 """Number of rows from which on ``auto`` takes the series."""
 
 FUSED_MULTIPLE = 8
 """Fused kernels require head widths that are multiples of this, except on a CPU."""
+
+FUSED_WIDTH = 256
+"""Greatest head width of fused kernels, except on a CPU. Without them, maps take memory."""
 
 HIDDEN_KEY = -1e9
 HIDDEN_KEY_FLOAT16 = -30000.0
@@ -124,10 +136,13 @@ def fused_attention(
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    if visible is not None:
+    if not several:
+        with _kernels_of_a_row(query.device):
+            output = attend(query, key, value, attn_mask=visible)
+    elif visible is not None:
         output = attend(query, key, value, attn_mask=visible)
-    elif past == 0 or not several:
-        output = attend(query, key, value, is_causal=several)
+    elif past == 0:
+        output = attend(query, key, value, is_causal=True)
     else:
         blocks = []
         for first, last in _blocks(rows):
@@ -137,6 +152,16 @@ def fused_attention(
             blocks.append(attend(*part, attn_mask=mask))
         output = torch.cat(blocks, dim=2)
     return output[..., :width]
+
+
+def _kernels_of_a_row(device: torch.device) -> AbstractContextManager[None]:
+    """All kernels but cuDNN's, which plans each length of a cache anew: 28 ms, for one token."""
+    flash = device.type == "cuda" and torch.backends.cuda.flash_sdp_enabled()
+    if not flash or torch.compiler.is_compiling():
+        return nullcontext()
+    return sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    )
 
 
 def _attention_and_log_sums(
@@ -306,10 +331,15 @@ def integral_series(
         output, weights = _attention_and_log_sums(query, key, value, scaling)
     else:
         heavy = value.new_zeros(*columns.shape[:2], rows + 1).scatter_(2, columns, 1)
-        output = attend(query, key, torch.cat([value, heavy[..., :rows, None]], -1))
+        heavy = heavy[..., :rows, None]
+        if query.device.type != "cpu" and width >= FUSED_WIDTH:
+            output, weights = attend(query, key, value), attend(query, key, heavy)
+        else:
+            output = attend(query, key, torch.cat([value, heavy], -1))
+            output, weights = output.split([width, 1], -1)
         if real is not None:  # rows of padding are no rows of the mean
-            output = output * real[:, None, :, None].to(output.dtype)
-        output, weights = output.split([width, 1], -1)
+            rows_of_text = real[:, None, :, None].to(output.dtype)
+            output, weights = output * rows_of_text, weights * rows_of_text
 
     # From here on, signal heads are [key_heads, group].
     query, output, weights = (
@@ -364,8 +394,9 @@ def integral_series(
     mass = mass.sum(3, keepdim=True)
     parts = [wide(each[..., :exact, :]).sum(3, keepdim=True) for each in (output, value)]
     before, heads = torch.cat(torch.broadcast_tensors(*parts), 3), [head]
-    for start in range(exact, rows, SERIES_ROWS):
-        part = slice(start, start + SERIES_ROWS)
+    step = _at_once(SERIES_ROWS, query.device)
+    for start in range(exact, rows, step):
+        part = slice(start, start + step)
         weight = gamma if gamma.shape[3] == 1 else gamma[..., part, :]
         given = (each[..., part, :] for each in (query, value, output, weights))
         found, mass, before = _checkpointed(
@@ -405,26 +436,32 @@ def heavy_columns(
     ends = [sums.shape[2]]
     while (end := int(ends[-1] ** INTERVAL_POWER)) < rows:
         ends.append(end)
+    last = ends[-1]
     bounds = torch.tensor(ends, device=device)[:, None]
     # Multiples of the golden ratio are spread evenly, but not at a period that a text could have.
     places = torch.arange(1, SAMPLED_ROWS + 1, device=device) * 0.618034 % 1
     sampled = bounds[:-1] + (places * bounds.diff(dim=0)).long()
-    visible = torch.arange(ends[-1], device=device) <= sampled[None, ..., None]
-    if real is not None:
-        visible = visible & real[:, None, None, : ends[-1]] & real[:, sampled, None]
-    queries = query[:, :, sampled.flatten()].split(SAMPLED_ROWS, 2)
-    scores, first = sums.new_zeros(len(sums), key_heads, 0), 0
-    for index, end in enumerate(ends):
-        if first:
-            seen = visible[:, index - 1, None, :, :end]
-            maps = _map(queries[index - 1], key[:, :, :end], scaling, seen, real is not None)
-            sums = functional.pad(sums, (0, end - first)) + maps.mean(2) * (end - first)
-        means = (sums / counts[:, end - 1, None, None]).unflatten(1, (key_heads, -1)).amax(2)
-        # What is found earlier has larger scores; then, what is heavier.
-        found = (means > HEAVY_MEAN) * (rows - end + means / 2)
-        scores, first = torch.maximum(functional.pad(scores, (0, end - first)), found), end
-    scores, columns = scores.topk(min(HEAVY_COLUMNS, first))
+    every = [functional.pad(sums, (0, last - ends[0]))[:, :, None]]
+    step = _at_once(INTERVALS_AT_ONCE, device)
+    for first in range(0, len(sampled), step):
+        part = slice(first, first + step)
+        row, end = sampled[part].flatten(), ends[1:][part][-1]
+        visible = (torch.arange(end, device=device) <= row[:, None])[None, None]
+        if real is not None:
+            visible = visible & real[:, None, None, :end] & real[:, None, row, None]
+        maps = _map(query[:, :, row], key[:, :, :end], scaling, visible, real is not None)
+        added = maps.unflatten(2, (-1, SAMPLED_ROWS)).mean(3) * bounds.diff(dim=0)[part]
+        every.append(functional.pad(added, (0, last - end)))
+    means = torch.cat(every, 2).cumsum(2) / counts[:, None, bounds - 1].squeeze(-1)[..., None]
+    means = means.unflatten(1, (key_heads, -1)).amax(2)
+    # What is found earlier has larger scores; then, what is heavier.
+    scores = ((means > HEAVY_MEAN) * (rows - bounds + means / 2)).amax(2)
+    scores, columns = scores.topk(min(HEAVY_COLUMNS, last))
     return columns.masked_fill(scores == 0, rows), rows - scores.long()
+
+
+def _at_once(on_cpu: int, device: torch.device) -> int:
+    return on_cpu if device.type == "cpu" else on_cpu * MORE_ON_ACCELERATOR
 
 
 def _sums(before: Tensor, mass: Tensor, values: Tensor, columns: Tensor, counts: Tensor) -> Sums:
