@@ -57,6 +57,9 @@ OF_EXPERTS = r"expert|moe_|rout"
 _sound: set[tuple[str, str]] = set()
 """Descriptions and configs, as JSON, that fit their classes: a proof plans what grew again."""
 
+_sizes: set[tuple[str, str]] = set()
+"""Names of classes, and keys that change some of their shapes."""
+
 
 def load_description(file: str | Path) -> dict[str, Any]:
     """Read the description of a family.
@@ -188,16 +191,15 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
                 "an axis of its own, positions"
             )
         computed = "head" in key and axes == ("heads",) and "head_dim" in family.derived
-        if (
-            common not in ALWAYS_SIZES
-            and not computed
-            and not _changes_shapes(key, config, partners[key])
-        ):
+        if common in ALWAYS_SIZES or computed or (cls, key) in _sizes:
+            continue
+        if not _changes_shapes(key, config, partners[key]):
             raise InputError(
                 f"the description of {family.name} has {key} among its sizes, but no tensor of "
                 f"{cls} has another shape with another {key}, so it is a setting; remove it from "
                 "sizes"
             )
+        _sizes.add((cls, key))
 
 
 def _check_tables(family: Family, model: Any) -> None:

@@ -16,6 +16,7 @@ import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 from growkit.base.errors import InputError
@@ -26,6 +27,9 @@ LONGEST = 300
 """Characters of an expression."""
 
 LAYER = "layer"
+
+Meaning = Callable[[Config, int | None], Any]
+"""Computes a value from a config and the number of a layer."""
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "exp": math.exp,
@@ -68,18 +72,16 @@ class Expression:
     Attributes:
         text: as written.
         names: names that it depends on: keys of the config, and ``layer``.
-        tree: its syntax tree.
-        named: other expressions that it uses by name.
+        compute: computes its value.
     """
 
     text: str
     names: frozenset[str]
-    tree: ast.expr = field(repr=False, compare=False)
-    named: Mapping[str, Expression] = field(repr=False, compare=False)
+    compute: Meaning = field(repr=False, compare=False)
 
     def __call__(self, config: Config, layer: int | None = None) -> Any:
         """Evaluate; raises one of ``UNDECIDED`` if the config's values do not fit."""
-        return _Evaluation(config, layer, self.named).visit(self.tree)
+        return self.compute(config, layer)
 
     def holds(self, config: Config, layer: int | None = None) -> bool:
         """Whether it is true; see ``value``."""
@@ -127,11 +129,12 @@ def parse_expression(
             raise ValueError(f"it has more than {LONGEST} characters")
         tree = _parsed(text).body
         names = _names(tree, {*known, *named})
+        compute = _Compiler(named).visit(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{where} is {text[:LONGEST]!r}: {error}") from None
     used = named.keys() & names
     names = (names - used).union(*(named[each].names for each in used))
-    return Expression(text, frozenset(names), tree, named)
+    return Expression(text, frozenset(names), compute)
 
 
 def _names(tree: ast.expr, known: Collection[str]) -> set[str]:
@@ -152,7 +155,7 @@ def _names(tree: ast.expr, known: Collection[str]) -> set[str]:
         elif isinstance(node, ast.Name):
             found.add(node.id)
         elif isinstance(node, ast.Call) or not (
-            isinstance(node, SIGNS) or hasattr(_Evaluation, f"visit_{type(node).__name__}")
+            isinstance(node, SIGNS) or hasattr(_Compiler, f"visit_{type(node).__name__}")
         ):
             said = ast.unparse(node) or type(node).__name__  # an operator alone has no text
             raise ValueError(f"{said} is not part of the language of expressions")
@@ -161,59 +164,81 @@ def _names(tree: ast.expr, known: Collection[str]) -> set[str]:
     return found - {"get", *FUNCTIONS}
 
 
-class _Evaluation(ast.NodeVisitor):
-    """Evaluates syntax nodes for one config and layer."""
+class _Compiler(ast.NodeVisitor):
+    """Turns syntax nodes into functions: an expression is evaluated for every layer."""
 
-    def __init__(self, config: Config, layer: int | None, named: Mapping[str, Expression]) -> None:
-        self._config, self._layer, self._named = config, layer, named
+    def __init__(self, named: Mapping[str, Expression]) -> None:
+        self._named = named
 
-    def visit_Constant(self, node: ast.Constant) -> Any:
-        return node.value
+    def visit_Constant(self, node: ast.Constant) -> Meaning:
+        return lambda config, layer: node.value
 
-    def visit_Name(self, node: ast.Name) -> Any:
+    def visit_Name(self, node: ast.Name) -> Meaning:
         if node.id == LAYER:
-            return self._layer
+            return lambda config, layer: layer
         if node.id in self._named:
-            return self._named[node.id](self._config, self._layer)
-        return self._config.get(node.id)
+            return self._named[node.id].compute
+        return lambda config, layer: config.get(node.id)
 
-    def visit_List(self, node: ast.List) -> list[Any]:
-        return [self.visit(each) for each in node.elts]
+    def visit_List(self, node: ast.List) -> Meaning:
+        every = [self.visit(each) for each in node.elts]
+        return lambda config, layer: [each(config, layer) for each in every]
 
-    def visit_Subscript(self, node: ast.Subscript) -> Any:
-        return self.visit(node.value)[self.visit(node.slice)]
+    def visit_Subscript(self, node: ast.Subscript) -> Meaning:
+        values, place = self.visit(node.value), self.visit(node.slice)
+        return lambda config, layer: values(config, layer)[place(config, layer)]
 
-    def visit_IfExp(self, node: ast.IfExp) -> Any:
-        return self.visit(node.body if self.visit(node.test) else node.orelse)
+    def visit_IfExp(self, node: ast.IfExp) -> Meaning:
+        test, body, other = (self.visit(each) for each in (node.test, node.body, node.orelse))
+        return lambda config, layer: (body if test(config, layer) else other)(config, layer)
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
-        value = self.visit(node.operand)
-        return not value if isinstance(node.op, ast.Not) else -value
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Meaning:
+        operand = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            return lambda config, layer: not operand(config, layer)
+        return lambda config, layer: -operand(config, layer)
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
-        ends = isinstance(node.op, ast.Or)
-        value: Any = None
-        for each in node.values:
-            value = self.visit(each)
-            if bool(value) is ends:
-                break
-        return value
+    def visit_BoolOp(self, node: ast.BoolOp) -> Meaning:
+        ends, every = isinstance(node.op, ast.Or), [self.visit(each) for each in node.values]
 
-    def visit_BinOp(self, node: ast.BinOp) -> Any:
-        numbers = self.visit(node.left), self.visit(node.right)
-        if not all(isinstance(each, int | float) for each in numbers):
-            raise TypeError(f"{ast.unparse(node)} is no arithmetic of numbers")
-        return ARITHMETIC[type(node.op)](*numbers)
+        def compute(config: Config, layer: int | None) -> Any:
+            value: Any = None
+            for each in every:
+                value = each(config, layer)
+                if bool(value) is ends:
+                    break
+            return value
 
-    def visit_Compare(self, node: ast.Compare) -> bool:
-        values = [self.visit(each) for each in (node.left, *node.comparators)]
-        pairs = zip(values, values[1:], node.ops, strict=False)
-        return all(COMPARISONS[type(sign)](one, two) for one, two, sign in pairs)
+        return compute
 
-    def visit_Call(self, node: ast.Call) -> Any:
+    def visit_BinOp(self, node: ast.BinOp) -> Meaning:
+        left, right = self.visit(node.left), self.visit(node.right)
+        operation = ARITHMETIC[type(node.op)]
+
+        def compute(config: Config, layer: int | None) -> Any:
+            one, other = left(config, layer), right(config, layer)
+            if not (isinstance(one, int | float) and isinstance(other, int | float)):
+                raise TypeError(f"{ast.unparse(node)} is no arithmetic of numbers")
+            return operation(one, other)
+
+        return compute
+
+    def visit_Compare(self, node: ast.Compare) -> Meaning:
+        every = [self.visit(each) for each in (node.left, *node.comparators)]
+        signs = [COMPARISONS[type(sign)] for sign in node.ops]
+
+        def compute(config: Config, layer: int | None) -> bool:
+            values = [each(config, layer) for each in every]
+            return all(sign(*pair) for sign, pair in zip(signs, pairwise(values), strict=True))
+
+        return compute
+
+    def visit_Call(self, node: ast.Call) -> Meaning:
         assert isinstance(node.func, ast.Name)
         if node.func.id != "get":
-            return FUNCTIONS[node.func.id](self.visit(node.args[0]))
-        key, other = node.args
+            function, argument = FUNCTIONS[node.func.id], self.visit(node.args[0])
+            return lambda config, layer: function(argument(config, layer))
+        key, other = node.args[0], self.visit(node.args[1])
         assert isinstance(key, ast.Name)
-        return self._config[key.id] if key.id in self._config else self.visit(other)
+        name = key.id
+        return lambda config, layer: config[name] if name in config else other(config, layer)

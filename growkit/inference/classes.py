@@ -652,6 +652,8 @@ def _stored_prefixes(model: Any, stored: Mapping[str, torch.Tensor], prefix: str
     own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)}
     if own.keys() <= stored.keys():
         return [prefix]
+    # Of stacked experts, which are stored one by one, the first has the names of all.
+    own = {name: each[:1] if each.dim() > 2 else each for name, each in own.items()}
     numbered = (re.match(r"(.*?\.)\d+(?:\.|$)", name) for name in as_in_files(model, own))
     return list(dict.fromkeys(found[1] for found in numbered if found)) or [prefix]
 

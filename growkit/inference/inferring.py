@@ -7,8 +7,10 @@ is true, is tried: the small model is grown as described and must compute the sa
 float64. Sizes for which it does not are described as fixed.
 """
 
+import gc
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,18 @@ def infer(folder: str | Path) -> Inference:
     return result
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Let Python not look for cycles: in hundreds of models that takes a fifth of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class InferredFamily:
     """A description of a class, in which every axis was tried.
 
@@ -101,6 +115,7 @@ class InferredFamily:
         trials: the trial of every axis, and the number of descriptions that were tried.
     """
 
+    @without_collector()
     def __init__(self, config: Config, where: str) -> None:
         self.asked = ModelClass(config, where)
         self.proposal = Proposal(self.asked, see(self.asked))

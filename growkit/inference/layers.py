@@ -6,6 +6,7 @@ layers have what. A condition on a layer is right if it is right in all of them.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, combinations, permutations
 from typing import Any
@@ -88,7 +89,8 @@ class Conditions:
             self._vary(listed, many, lambda value: (value[:-1], [*value, many - 1]))
             self._vary(asked.lists, many, lambda value: (([*value[1:], value[0]] * many)[:many],))
         self._lists = [*asked.lists]
-        self._parts = self._evaluated(self._possible(numbers, listed))
+        self._rest = self._possible(numbers, listed)
+        self._known: list[tuple[str, list[Layers]]] = []
 
     def _ask(self, changes: Mapping[str, Any], count: int) -> Asked | None:
         shapes = self._asked.shapes(changes, count)
@@ -137,12 +139,16 @@ class Conditions:
         rest = [layers - some for layers, some in zip(every, mine, strict=True)]
         for count in range(1, MOST + 1):
             for some, form in ((mine, "{}"), (rest, "not ({})")):
-                possible = chain(self._entries(known, some), self._parts.items())
+                possible = chain(self._entries(known, some), self._parts())
                 restricted = ((text, [its[at] for at in known]) for text, its in possible)
-                parts = {text: its for text, its in restricted if _covers(its, some)}
-                for texts in combinations(parts, count):
-                    if _common([parts[text] for text in texts]) == [*some]:
-                        return form.format(" and ".join(texts))
+                parts = ((text, its) for text, its in restricted if _covers(its, some))
+                # Combinations would evaluate all of them first.
+                every_choice = (
+                    ((part,) for part in parts) if count == 1 else combinations(parts, count)
+                )
+                for chosen in every_choice:
+                    if _common([its for _, its in chosen]) == [*some]:
+                        return form.format(" and ".join(text for text, _ in chosen))
         return ""
 
     def _like(self, model: Asked, template: str, layers: Layers) -> Layers | None:
@@ -234,25 +240,26 @@ class Conditions:
         for steps in range(3, 2 * few):
             yield from (f"layer % {steps} != {rest}" for rest in range(steps))
 
-    def _evaluated(self, texts: Iterable[str]) -> dict[str, list[Layers]]:
-        """For each condition, the layers for which it holds in every model."""
-        found: dict[str, list[Layers]] = {}
+    def _parts(self) -> Iterator[tuple[str, list[Layers]]]:
+        """What a part of a condition may say, with the layers for which it holds in every model.
+
+        There are thousands, and the first are the likely ones: each is evaluated when it is needed.
+        """
+        yield from self._known
+        for text in self._rest:
+            with suppress(InputError):  # one of its keys has no value in some model
+                self._known.append((text, self._holding(text)))
+                yield self._known[-1]
+
+    def _holding(self, text: str) -> list[Layers]:
+        """The layers for which a condition holds in every model."""
         most = range(max(len(model.kinds) for model in self._models))
-        for text in texts:
-            try:
-                condition = parse_expression(text, text, {*self._models[0].config, LAYER}, {})
-                its: dict[str, Layers] = {}  # most models have the same values of its keys
-                for model in self._models:
-                    if (shown := condition.shown(model.config)) not in its:
-                        its[shown] = frozenset(
-                            at for at in most if condition.holds(model.config, at)
-                        )
-                found[text] = [
-                    its[condition.shown(model.config)] & model.layers for model in self._models
-                ]
-            except InputError:  # one of its keys has no value in some model
-                continue
-        return found
+        condition = parse_expression(text, text, {*self._models[0].config, LAYER}, {})
+        its: dict[str, Layers] = {}  # most models have the same values of its keys
+        for model in self._models:
+            if (shown := condition.shown(model.config)) not in its:
+                its[shown] = frozenset(at for at in most if condition.holds(model.config, at))
+        return [its[condition.shown(model.config)] & model.layers for model in self._models]
 
 
 def _numbers(asked: ModelClass, layers: int) -> list[str]:
