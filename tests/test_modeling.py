@@ -166,6 +166,8 @@ def draw(choose: Random) -> dict[str, Any]:
     values = choose.choice(divisors(noise or signal))
     if not noise:
         options |= {"integral": "none", "qk_projection": "full"}
+    if options["integral"] == "column_mean":
+        options["integral_method"] = "exact"
     own = noise > 0 and options["noise_keys"] == "own"
     layers = choose.choice([1, 2, 3])
     return (
@@ -694,6 +696,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "λ_init of too few layers": ({"lambda_init": [0.2]}, "has 1 numbers for 2 layers"),
     "integral without noise": (BARE | {"integral": "causal"}, "needs noise heads.*there is no λ"),
+    "series of no causal integral": (
+        {"integral": "column_mean", "integral_method": "series"},
+        "integral_method 'series' needs integral 'causal'",
+    ),
     "shared without noise": (BARE | {"qk_projection": "shared"}, "'shared' needs noise heads"),
     **{
         f"rank {rank}": (

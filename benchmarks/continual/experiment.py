@@ -197,6 +197,8 @@ def load(name: str, scale_name: str, folder: Path = FOLDER, scales: Path = SCALE
     defaults = data.pop("defaults", {})
     sources = {key: Source(key, **each) for key, each in data.pop("sources").items()}
     first = next(iter(sources))
+    if unknown := {*(scale.arms or ())} - {*data["arms"]}:
+        raise SystemExit(f"{scales.name} has arms {', '.join(sorted(unknown))}, which {name} lacks")
     arms = {
         each["name"]: Arm(**_tuples({"source": first, **defaults, **each}))
         for key, given in data.pop("arms").items()

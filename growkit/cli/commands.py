@@ -292,15 +292,20 @@ class ListCommand(TyperCommand):
         lists = {name for each in self.params if getattr(each, "multiple", 0) for name in each.opts}
         spread: list[str] = []
         option, has_value = "", False
-        for word in args:
+        for word in [*args, "-"]:
             if word.startswith("-"):
+                if option and not has_value:
+                    raise InputError(
+                        f"{option} has no value; give at least one "
+                        f"('{ctx.command_path} --help' lists everything)"
+                    )
                 name, sign, _ = word.partition("=")
                 option, has_value = (name if name in lists else ""), bool(sign)
             elif option:
                 spread += [option] if has_value else []
                 has_value = True
             spread.append(word)
-        return super().parse_args(ctx, spread)
+        return super().parse_args(ctx, spread[:-1])
 
 
 @contextmanager

@@ -274,6 +274,8 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
             if noise == 0 and getattr(self, switch) not in ("none", "full"):
                 why = "there is no λ without them" if switch == "integral" else "they share bases"
                 yield f"{switch} {getattr(self, switch)!r} needs noise heads: {why}"
+        if self.integral == "column_mean" and self.integral_method != "exact":
+            yield f"integral_method {self.integral_method!r} needs integral 'causal'"
         ranks = self.shared_rank if isinstance(self.shared_rank, list) else [self.shared_rank]
         fit = len(ranks) == layers or not isinstance(self.shared_rank, list)
         if self.qk_projection == "shared" and not (
