@@ -257,7 +257,7 @@ def test_parts_of_an_experiment_are_reported_as_such(tmp_path: Path) -> None:
             assert (wide is not None) is (number > 6)
             if wide:
                 assert not wide["sizes"]["17k"]["complete"]
-                assert "not all ages yet" in found["page"]
+                assert "unfinished" in found["page"]
                 assert "not run" in found["tables"]
                 assert ("2 of 3 seeds" in found["tables"]) is bool(cut)
 

@@ -27,6 +27,9 @@ Leads = Mapping[float, Mapping[int, float]]
 AGAIN = 1.0
 """Extra compute of charts and summaries, in multiples of the source's."""
 
+LONG = (1.0, 2.0)
+"""Extra compute of the page's tables; the others are in the tables of all runs."""
+
 AHEAD = "ahead from"
 """Heading of the ages from which on a way of growing is ahead."""
 
@@ -71,6 +74,11 @@ class Way:
     ages: tuple[float, ...]
     seeds: int
     bits: float
+
+    @property
+    def shown(self) -> str:
+        """The crossing, once there are leads at all ages."""
+        return str(self.crossing) if len(self.leads) == len(self.ages) else "unfinished"
 
     @property
     def crossing(self) -> Crossing | None:

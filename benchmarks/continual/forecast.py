@@ -83,18 +83,20 @@ def compared(section: Section, lines: Path) -> Iterator[str]:
             for age, by_seed in each["leads"].items()
         }
         way = measured[each["way"], each["extra"]]
+        if way.extra not in ages.LONG or len(way.leads) < len(way.ages):
+            continue
         predicted = ages.Way(way.name, way.extra, leads, tuple(leads), way.seeds, way.bits)
-        smaller, oldest = " and ".join(each["from"]), max(leads)
-        last = tables.signed(way.at(max(way.leads))) if way.leads else "not run"
+        smaller = " and ".join(each["from"])
         rows.append(
             [
                 f"{way.name}, {way.extra:g} ×",
-                *(str(found.crossing or "not run") for found in (predicted, way)),
-                tables.signed(predicted.at(oldest)),
-                last,
+                *(str(found.crossing) for found in (predicted, way)),
+                *(tables.signed(found.at(max(found.leads))) for found in (predicted, way)),
             ]
         )
     name = section.experiment.scale_name
+    if not rows:
+        return
     yield (
         f"Predicted for {name} from {smaller} before its first run: the age from which on growing "
         "is ahead, and the lead at the greatest age.\n\n"

@@ -21,9 +21,6 @@ TITLE = "Lead over training on, by tokens for each parameter of the source"
 COMPARED, SCRATCH = "when", "scratch"
 """Experiments with sources of several ages, and with all compute counted."""
 
-LONG = (1.0, 2.0)
-"""Extra compute of the page's table; the others are in the tables of all runs."""
-
 GROWN = re.compile(r"(.+) after (\d+ %)(.*)")
 """An arm of that experiment: what was grown, after which share of the compute, and how."""
 
@@ -126,10 +123,9 @@ def _crossings(sections: Sequence[Section]) -> str:
     """The ages from which on growing is ahead, by way and size."""
     by_way: dict[str, dict[str, str]] = {}
     for section in sections:
-        for way in (way for least in LONG for way in _ways(section, least)):
-            part = " (not all ages yet)" if len(way.leads) < len(way.ages) else ""
+        for way in (way for least in ages.LONG for way in _ways(section, least)):
             name = f"{way.name}, {way.extra:g} ×"
-            by_way.setdefault(name, {})[_size(section)] = f"{way.crossing or 'not run'}{part}"
+            by_way.setdefault(name, {})[_size(section)] = way.shown
     sizes = [_size(section) for section in sections]
     rows = [[name, *(each.get(size, "") for size in sizes)] for name, each in by_way.items()]
     text = "Ages from which growing was ahead, by extra compute (in sources) and parameters"
@@ -202,7 +198,7 @@ def _brief(done: Section, scratch: Section, folder: str) -> Iterator[str]:
     """What README says of the largest models."""
     oldest = max(_ways(done)[0].ages)
     ways = [way for way in _ways(done) if oldest in way.leads]
-    budgets = (min(ages.budgets(done.experiment)), *LONG)
+    budgets = (min(ages.budgets(done.experiment)), *ages.LONG)
     by_budget = [{way.name: way for way in _ways(done, extra)} for extra in budgets]
     crossed = [way.crossing for way in ways if way.crossing]
     paid = all(each.sign in ("from", "always") for each in crossed)
