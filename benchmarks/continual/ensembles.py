@@ -120,16 +120,12 @@ class Ensemble:
         with torch.no_grad():
             for each, before in zip(state, kept, strict=False):
                 each.copy_(before)
-        stopped = (steps.start + each for each in self.diverged.tolist())
-        return (
-            [
-                [look for look in looks if look.step <= stop]
-                + ([Look(stop, None)] if stop < steps.stop else [])
-                for looks, stop in zip(map(list, zip(*found, strict=True)), stopped, strict=True)
-            ]
-            if found
-            else [[] for _ in self.runs]
-        )
+        every = [[*looks] for looks in zip(*found, strict=True)] or [[] for _ in self.runs]
+        for looks, place in zip(every, self.diverged.tolist(), strict=True):
+            if place < len(steps):
+                stop = steps.start + place
+                looks[:] = [*(look for look in looks if look.step <= stop), Look(stop, None)]
+        return every
 
     def _look(self, step: int, branch: bool) -> list[Look]:
         """What a single run measures, of every run."""
