@@ -4,11 +4,13 @@ The judge is a forward pass over each whole text, which tests/test_modeling.py h
 """
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import (
     Cache,
     ContinuousBatchingConfig,
@@ -22,6 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from growkit.engine.strict import strict_float64
 from growkit.modeling import integral_cache, modeling_diff_transformer, seen_tokens
+from growkit.modeling.differential_attention import _kernels_of_a_row
 from growkit.modeling.integral_cache import IntegralLayer
 from tests import papers
 from tests.test_modeling import CACHED, LIMIT, build, decode, distance, left_padded, run, tokens
@@ -329,3 +332,29 @@ def test_engines_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     for options in (CACHED["dint"], {"value_head_dim": 12}):
         with pytest.raises(ValueError, match="continuous batching has no room"):
             build(**options).generate_batch([[1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "left"),
+    [
+        ([], {"flash", "mem_efficient", "math"}),
+        ([SDPBackend.CUDNN_ATTENTION], {"cudnn"}),
+        ([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH], {"math"}),
+        ([SDPBackend.FLASH_ATTENTION], {"flash"}),
+    ],
+)
+def test_a_row_is_not_attended_by_cudnn_if_there_is_a_choice(
+    chosen: list[SDPBackend], left: set[str]
+) -> None:
+    names = ("flash", "mem_efficient", "math", "cudnn")
+
+    def enabled() -> set[str]:
+        return {name for name in names if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()}
+
+    with sdpa_kernel(chosen) if chosen else nullcontext():
+        before = enabled()
+        with _kernels_of_a_row(torch.device("cuda")):
+            assert enabled() == left
+        with _kernels_of_a_row(torch.device("cpu")):
+            assert enabled() == before
+        assert enabled() == before

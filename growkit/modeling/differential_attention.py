@@ -155,13 +155,17 @@ def fused_attention(
 
 
 def _kernels_of_a_row(device: torch.device) -> AbstractContextManager[None]:
-    """All kernels but cuDNN's, which plans each length of a cache anew: 28 ms, for one token."""
-    flash = device.type == "cuda" and torch.backends.cuda.flash_sdp_enabled()
-    if not flash or torch.compiler.is_compiling():
+    """All kernels that are chosen, but cuDNN's: planning the next length takes it 28 ms a token."""
+    cuda = torch.backends.cuda
+    if device.type != "cuda" or torch.compiler.is_compiling() or not cuda.cudnn_sdp_enabled():
         return nullcontext()
-    return sdpa_kernel(
-        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    )
+    others = {
+        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled(),
+        SDPBackend.MATH: cuda.math_sdp_enabled(),
+    }
+    chosen = [kernel for kernel, enabled in others.items() if enabled]
+    return sdpa_kernel(chosen) if chosen else nullcontext()
 
 
 def _attention_and_log_sums(
