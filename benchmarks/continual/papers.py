@@ -201,31 +201,31 @@ class Claim:
 CLAIMS = (
     Claim(
         "2605.13405",
-        "leads over a new model shrink as the budget grows (by, nats)",
+        "leads over a new model shrink with the budget (by, nats)",
         shrinking,
     ),
     Claim(
         "2510.06548",
-        "the older the source, the slower the loss falls after growing (exponent of the tokens)",
+        "older sources: the loss falls more slowly after growing (exponent of the tokens)",
         slower,
         by_age=True,
     ),
     Claim(
         "2510.08008",
-        "with equal compute after growing, an older source ends ahead (by, nats)",
+        "older sources end ahead, with equal compute after growing (by, nats)",
         sunk,
         by_age=True,
     ),
     Claim(
         "2511.04981",
-        "growing from one layer takes at most a third of the compute from scratch (share)",
+        "from one layer: at most a third of the compute from scratch (share)",
         one_layer,
         beyond=math.log(3),
         shown=share,
     ),
     Claim(
         "2602.02472",
-        "doubling the width on the way, with new moments, saves up to 35 % of it (share left)",
+        "width × 2 on the way, with new moments: up to 35 % less compute (share left)",
         mid_training,
         shown=share,
     ),

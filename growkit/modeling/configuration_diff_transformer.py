@@ -79,7 +79,7 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
         integral: ``none``, ``causal`` (DINT) or ``column_mean`` (DINT as first published, which
             lets tokens see later ones).
         integral_method: how a causal integral is computed: ``exact``; by its ``series``, close and
-            at the speed of DIFF (see ``differential_attention.integral_series``); or ``auto``, the
+            several times as fast (see ``differential_attention.integral_series``); or ``auto``, the
             series of long texts. In float64 all are exact.
         gamma: weight of the integral: ``unified`` is λ, ``gated`` is g · λ, with a learnable g per
             layer.
