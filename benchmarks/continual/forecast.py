@@ -98,8 +98,8 @@ def compared(section: Section, lines: Path) -> Iterator[str]:
     if not rows:
         return
     yield (
-        f"Predicted for {name} from {smaller} before its first run: the age from which on growing "
-        "is ahead, and the lead at the greatest age.\n\n"
+        f"Predicted for {name} from {smaller} before its first run (leads: at the greatest age):"
+        "\n\n"
     ) + tables.table(["", "age, predicted", "measured", "lead, predicted", "measured"], rows)
 
 
