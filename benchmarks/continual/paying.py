@@ -96,8 +96,8 @@ def answer(found: Sequence[Section], folder: str) -> Iterator[str]:
     if sections:
         yield f"## When growing pays\n\n![{TITLE}]({folder}/{CHART})\n"
         yield (
-            "*With as much compute again. Dots: ages (tokens for each parameter) from which growing "
-            "leads. Bars: 95 % intervals.*\n"
+            "*With as much compute again. Dots: ages (tokens for each parameter) from which "
+            "growing leads. Bars: 95 % intervals.*\n"
         )
         yield _unfinished(sections) + _crossings(sections)
     scratch = [section for section in from_scratch(found) if _timings(section)]
