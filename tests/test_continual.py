@@ -380,3 +380,13 @@ def test_on_a_gpu_all_seeds_are_trained_at_once(text: Text, tmp_path: Path) -> N
         for line in of_cpu._lines(jobs):
             append_line(of_cpu.file, {**line, "text": text.about, "machine": {}})
         assert of_gpu._together(job) == []
+
+
+def test_a_text_is_taken_from_another_work_folder(text: Text, tmp_path: Path) -> None:
+    """Not one of other tokens, nor a folder of texts that has a file of the same name."""
+    assert read_text(text.folder, 272, tmp_path).about == text.about
+    with pytest.raises(InputError, match="has 272 tokens, but 512 are needed"):
+        read_text(text.folder, 512, tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "about.json").write_text('{"about": "a text"}' * 400, "utf-8")
+    assert read_text(tmp_path / "texts", 272, tmp_path).about["files"] == 1

@@ -24,6 +24,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from growkit.base.errors import InputError
+
 END = "<|end|>"
 """Between files; token 0."""
 
@@ -89,8 +91,14 @@ def read_text(
         packages: installed packages that are read with the standard library.
         endings: of the files that are read, of these and of the standard library.
     """
-    if path and (path / ABOUT).is_file():
-        return _made(path)
+    if path and (path / f"{PARTS[0]}.pt").is_file():
+        made = _made(path)
+        if made.about["vocabulary"] != vocabulary:
+            raise InputError(
+                f"{path} has {made.about['vocabulary']} tokens, but {vocabulary} are needed; give "
+                "the text of the same scale"
+            )
+        return made
     if path:
         documents, about_text = _of_path(path), path.name
     else:

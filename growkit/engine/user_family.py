@@ -57,8 +57,8 @@ OF_EXPERTS = r"expert|moe_|rout"
 _sound: set[tuple[str, str]] = set()
 """Descriptions and configs, as JSON, that fit their classes: a proof plans what grew again."""
 
-_sizes: set[tuple[str, str]] = set()
-"""Names of classes, and keys that change some of their shapes."""
+_sizes: set[tuple[str, str, str]] = set()
+"""Names of classes, keys that change some of their shapes, and with which settings, as JSON."""
 
 
 def load_description(file: str | Path) -> dict[str, Any]:
@@ -169,6 +169,8 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
     names = {short: common for common, short in model.config.attribute_map.items()}
     ratios = {key: (*over, under) for key, (over, under) in family.ratios.items()}
     sized = family.axes_of(config)
+    settings = {key: value for key, value in config.items() if key not in {*sized, *ratios}}
+    said = json.dumps(settings, sort_keys=True, default=str)
     partners = {
         key: [ratio for ratio, of in ratios.items() if {*axes} & {*of}]
         for key, axes in sized.items()
@@ -191,7 +193,7 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
                 "an axis of its own, positions"
             )
         computed = "head" in key and axes == ("heads",) and "head_dim" in family.derived
-        if common in ALWAYS_SIZES or computed or (cls, key) in _sizes:
+        if common in ALWAYS_SIZES or computed or (cls, key, said) in _sizes:
             continue
         if not _changes_shapes(key, config, partners[key]):
             raise InputError(
@@ -199,7 +201,7 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
                 f"{cls} has another shape with another {key}, so it is a setting; remove it from "
                 "sizes"
             )
-        _sizes.add((cls, key))
+        _sizes.add((cls, key, said))
 
 
 def _check_tables(family: Family, model: Any) -> None:
