@@ -40,9 +40,11 @@ def run(chosen: argparse.Namespace) -> None:
     from benchmarks.continual.campaign import Campaign
     from benchmarks.continual.experiment import load
     from benchmarks.continual.text import read_text
+    from growkit.engine.device import choose_device
 
     logging.disable_progress_bar()
-    if chosen.device == "cpu":
+    device = choose_device(chosen.device).type
+    if device == "cpu":
         torch.set_num_threads(chosen.threads)  # another number may change last bits
 
     def report(what: str) -> None:
@@ -55,7 +57,7 @@ def run(chosen: argparse.Namespace) -> None:
     text = read_text(chosen.text, scale.vocabulary, chosen.work, *of_text)
     report(str(text.about))
     file = chosen.results / f"{experiment.name}.jsonl"
-    Campaign(experiment, text, chosen.work, file, chosen.device, report).carry_out()
+    Campaign(experiment, text, chosen.work, file, device, report).carry_out()
     report(f"all runs are in {file}")
 
 
