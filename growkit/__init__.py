@@ -10,7 +10,7 @@ if getattr(sys, "argv", [""])[:1] == ["-m"] and not getattr(sys.flags, "safe_pat
 
 from importlib import import_module
 
-__version__ = "0.1.0"
+from growkit.base import __version__
 
 TYPE_CHECKING = False  # few imports, so that Ctrl-C works early
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from growkit import __version__
 from growkit.adapters.folder import MAGNITUDE, MERGE, AdapterFolder, scaling
 from growkit.adapters.modules import Modules, retarget
 from growkit.adapters.tensors import AdapterTensors, Assembly, Entry
 from growkit.algebra.law import Rows
 from growkit.algebra.update import Update
+from growkit.base import __version__
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.progress import Progress

@@ -1,1 +1,3 @@
 """Shared foundations: errors, names, units, strict parsing, progress."""
+
+__version__ = "0.1.0"

@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from growkit import __version__
+from growkit.base import __version__
 from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Settings
 from growkit.checkpoint.inputs import Inputs

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,7 @@ from growkit.engine.calls import (
     batches,
     nan_like,
 )
-
-if TYPE_CHECKING:
-    from growkit.engine.layerwise import Layerwise
+from growkit.engine.layered_model import LayeredModel
 
 
 class _ArrivedError(Exception):
@@ -113,7 +111,7 @@ class Forward:
         caches: keys, values and recurrent states of the cached calls.
     """
 
-    def __init__(self, model: Layerwise) -> None:
+    def __init__(self, model: LayeredModel) -> None:
         self._model = model
         self._recorded: list[RecordedCall] = []
         self.batches: dict[int, tuple[int, list[Arguments]]] = {}

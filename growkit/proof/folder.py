@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from growkit import __version__
+from growkit.base import __version__
 from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import ADAPTER_FOLDER, Folder, is_of_tokenizer, matches

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from growkit import __version__
+from growkit.base import __version__
 from growkit.base.errors import InputError, foreign, reason
 from growkit.base.names import by_name, name_of, without_paths
 from growkit.base.progress import Advance, Progress, Silent

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from typing_extensions import dataclass_transform
 
-from growkit import __version__
+from growkit.base import __version__
 
 
 def versions() -> dict[str, str]:
