@@ -1,4 +1,4 @@
-"""A class of transformers, examined with small configs: its tensor shapes and their causes."""
+"""Examine a transformers class with small configs: which keys decide the shapes of its tensors."""
 
 import json
 import re
@@ -32,7 +32,7 @@ INV_FREQ = (".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
 """Suffixes of buffers that any class recomputes."""
 
 LARGEST_FACTOR = 8
-"""Largest quotient of an MLP's width and hidden that a class may have as a default."""
+"""Largest ratio of an MLP's width to hidden that a class may have as a default."""
 
 OF_LOADING = "architectures", "auto_map"
 """Keys that name classes."""
@@ -56,12 +56,12 @@ class ModelClass:
         class_prefixes: of the layers' names in the class, such as ``model.layers.``.
         layers: number of layers of the model.
         sizes: keys of the config by axis; several keys of one axis must be equal.
-        ratio: a key that is the product of some keys divided by another; None if there is none.
-        width: a key for the width of an MLP that the config leaves out, and by what the class
-            multiplies hidden instead; None if there is none.
-        divided: whether the class wants hidden to be a multiple of heads.
-        repeated: tensors that files leave out, as tied models have them twice, but for the head's
-            weight; each with the name of the one in files.
+        ratio: a key that is the product of some keys divided by another; None without one.
+        width: a key for the width of an MLP that the config leaves out, and the factor by which the
+            class multiplies hidden instead; None without one.
+        divided: whether the class needs hidden to be a multiple of heads.
+        repeated: tensors that files leave out since they are tied, except the head's weight; each
+            with the name of the one in files.
         recomputed: suffixes of tensors that old checkpoints store and the class recomputes.
         derived: whether the class computes the size of a head from hidden and heads; hidden is then
             as wide as all heads together.
@@ -142,8 +142,8 @@ class ModelClass:
     def listed(self) -> dict[str, list[int]]:
         """Keys that list the numbers of some layers, and the class's values of them.
 
-        In a short model [0, 1] may be an entry for each layer as well. Those of a deeper model have
-        repetitions.
+        In a short model, [0, 1] may also be a list with one entry per layer. In a deeper model,
+        the entries of such a list repeat.
         """
         more = self.layers + 3
         found = {
@@ -248,7 +248,7 @@ class ModelClass:
         return model.eval()
 
     def small_model(self) -> nn.Module:
-        """A small model on the CPU, each parameter random and of a size that shows."""
+        """A small model on the CPU, with random weights that are large enough to matter."""
         with quiet():
             config = self.config({})
         return random_weights(self.model(config, "cpu"))
@@ -256,7 +256,7 @@ class ModelClass:
     # What the class depends on.
 
     def _find_layers(self) -> None:
-        """Find the layers, and the smallest number of layers that shows all kinds of them."""
+        """Find the layers, and the smallest number of layers that has all kinds of them."""
         self._base = dict(self._plain)
         self.repeated: Mapping[str, str] = {}
         self._every_list = False
@@ -305,11 +305,11 @@ class ModelClass:
                 return
 
     def _longer(self, key: str, lists: Mapping[str, int]) -> list[str]:
-        """The lists of modules that get longer with a key, which then counts the layers."""
+        """The lists of modules that get longer with a key, which is then the number of layers."""
         count = self.value(key)
         self.layers_key, self.layers, self.small_layers = key, count, count
         for more, self._every_list in product((1, count), (False, True)):
-            # Some classes want whole periods, or have lists of other names for each layer.
+            # Some classes need whole periods, or have lists per layer under unusual names.
             for each in ("listed", "lists"):
                 self.__dict__.pop(each, None)
             with suppress(Exception), quiet():
@@ -333,14 +333,14 @@ class ModelClass:
         return int(name.removeprefix(before).partition(".")[0]) if found else None
 
     def _signature(self, shapes: Shapes) -> set[tuple[str, tuple[int, ...]]]:
-        """The kinds of tensors; outside of layers, shapes may depend on the number of layers."""
+        """The kinds of tensors; shapes outside layers are left out, as they may vary with depth."""
         return {
             (self.template(name), () if self.layer_of(name) is None else shape)
             for name, shape in shapes.items()
         }
 
     def _make_small(self) -> None:
-        """Divide the sizes of a large model, until a random model of the class runs quickly."""
+        """Divide the sizes of a large model until a random model of the class is small and runs."""
         named = {axis: key for axis, key in self._keys.items() if self._counts(key)}
         named |= {
             axis: key for key, axis in ALSO.items() if axis not in named and self._counts(key)
@@ -375,7 +375,7 @@ class ModelClass:
             with quiet():
                 model = random_weights(self.model(self.config(changes), "cpu"))
             run(model)
-        except Exception:  # a class may raise anything for sizes that it cannot have
+        except Exception:  # a class may raise anything for sizes that it does not support
             return False
         return True
 
@@ -427,16 +427,16 @@ class ModelClass:
                 )
 
     def _add_named(self, numbers: Mapping[str, int]) -> None:
-        """Add sizes that no shape shows."""
+        """Add sizes that change no shape."""
         kv_heads = self._keys["kv_heads"]
         if "kv_heads" not in self.small and numbers.get(kv_heads) == self.small.get("heads", 0):
-            self.sizes["heads"] += (kv_heads,)  # every head has its own, from a latent
+            self.sizes["heads"] += (kv_heads,)  # every head has its own keys, from a latent
         width = self._keys["ffn"]
         if width in numbers and not any(width in keys for keys in self.sizes.values()):
-            self.sizes[width] = (width,)  # of layers that there are not
+            self.sizes[width] = (width,)  # of a kind of layers that the model lacks
 
     def _keep_tables(self, here: Shapes) -> None:
-        """Let experts that the class looks up by number, in a table, have an axis that stays."""
+        """Give experts that the class looks up in a table an axis that does not grow."""
         if "experts" not in self.sizes:
             return
         found = self.shapes_of({"experts": 2 * self.small["experts"]}) or here
@@ -447,7 +447,7 @@ class ModelClass:
             self.sizes[keys[0]], self.small[keys[0]] = keys, size
 
     def _state_head_dim(self) -> None:
-        """State the size of a head, for which many classes look, though configs leave it out."""
+        """Add the size of a head to the config, if the class reads it and the config has none."""
         numbers = dict(self._numbers())
         hidden, heads = (numbers.get(self._keys[axis], 0) for axis in ("hidden", "heads"))
         if self._keys["head_dim"] in numbers or not heads or not hidden // heads:
@@ -459,7 +459,7 @@ class ModelClass:
             self._built = {}
 
     def _state_width(self) -> None:
-        """State the width of an MLP that the class computes from hidden where a config has none."""
+        """Add the width of an MLP to the config, if the class otherwise derives it from hidden."""
         hidden = dict(self._numbers()).get(self._keys["hidden"], 0)
         for key, value in self.resolved.items():
             if value is not None or not WIDTH.search(key) or not hidden:
@@ -473,7 +473,7 @@ class ModelClass:
                     return
 
     def _divide_by_heads(self) -> None:
-        """Find out whether hidden must be a multiple of heads; let it be one of twice as many."""
+        """Check whether hidden must be a multiple of heads; if so, make heads twice as wide."""
         numbers, (wide, many) = dict(self._numbers()), map(self._keys.get, ("hidden", "heads"))
         hidden, heads = numbers.get(wide or "", 0), numbers.get(many or "", 0)
         if not (wide and many and heads) or hidden % heads:
@@ -503,7 +503,7 @@ class ModelClass:
         numbers: Mapping[str, int],
         here: Shapes,
     ) -> None:
-        """Find the keys with which one must change."""
+        """Find the keys that must change together with one."""
         others = sorted(
             (each for each in stuck if each != key), key=lambda each: numbers[each] != numbers[key]
         )
@@ -551,7 +551,7 @@ class ModelClass:
     def _find_ratio(
         self, names: Mapping[str, str], numbers: Mapping[str, int], stuck: list[str]
     ) -> None:
-        """Find a whole number that the class wants to be a quotient of sizes, as ``expand`` is."""
+        """Find an integer that must be a ratio of sizes, such as ``expand``."""
         rest = [key for key in stuck if not any(key in keys for keys in self.sizes.values())]
         for ratio in (key for key in rest if "expand" in key):
             value = numbers[ratio]
@@ -564,7 +564,7 @@ class ModelClass:
             if not over:
                 continue
             sizes = dict(numbers)
-            if value % 2:  # half of it is no whole number, but that of its double is
+            if value % 2:  # it can be halved only once it is doubled
                 for key in (ratio, over[0]):
                     sizes[key] = 2 * numbers[key]
             under = [
@@ -586,7 +586,7 @@ class ModelClass:
                 return
 
     def _find_derived(self, numbers: Mapping[str, int], here: Shapes) -> None:
-        """Find out whether the class computes the size of a head from hidden and heads."""
+        """Check whether the class computes the size of a head from hidden and heads."""
         hidden, heads = (self._keys[axis] for axis in ("hidden", "heads"))
         found = self.shapes({heads: 2 * numbers[heads]}) or here
         narrower = any(
@@ -601,7 +601,7 @@ class ModelClass:
         same = [key for key in numbers if "head" in key and numbers[key] == numbers[heads]]
         with quiet():
             as_it_is = run(self.small_model())
-        # No shape says which of them counts, if any does.
+        # No shape shows which of these keys the class uses, if any.
         used = [key for key in same if not self._computes_alike(key, numbers[key], as_it_is)]
         if not used:
             return
@@ -627,20 +627,20 @@ def _lists(model: nn.Module) -> dict[str, int]:
 
 
 def _recomputed(model: Any) -> list[str]:
-    """Suffixes of buffers that the class keeps out of files, and of what its loader ignores."""
+    """Suffixes of buffers that the class does not save, and of names that its loader ignores."""
     kept = {*model.state_dict()}
     names = [name for name, _ in model.named_buffers() if name not in kept]
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     names += [name for name in ignored if re.fullmatch(r"\w+(\.\w+)+", name)]
     found = {".".join(["", *name.split(".")[-2:]]) for name in names}
-    # Next to a mask, older versions of the classes kept the number that it masks with.
+    # Older versions of some classes saved the number that they mask with next to the mask.
     found |= {re.sub(r"bias$", "masked_bias", name) for name in found if name.endswith(".bias")}
     own = sorted(found - {*INV_FREQ})
     return [*INV_FREQ[:1], *own] if own else []
 
 
 def as_in_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a model under the names, and in the form, in which its class saves them."""
+    """The tensors of a model as its class saves them, by their names in files."""
     from transformers.core_model_loading import revert_weight_conversion
 
     stored: dict[str, torch.Tensor] = revert_weight_conversion(model, dict(tensors))
@@ -648,18 +648,18 @@ def as_in_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, to
 
 
 def _stored_prefixes(model: Any, stored: Mapping[str, torch.Tensor], prefix: str) -> list[str]:
-    """The prefixes of the layers' names in files, where some tensors may stand in other lists."""
+    """The prefixes of the layers' names in files, which may have several lists of layers."""
     own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)}
     if own.keys() <= stored.keys():
         return [prefix]
-    # Of stacked experts, which are stored one by one, the first has the names of all.
+    # One expert of a stack is enough: files may store experts one by one.
     own = {name: each[:1] if each.dim() > 2 else each for name, each in own.items()}
     numbered = (re.match(r"(.*?\.)\d+(?:\.|$)", name) for name in as_in_files(model, own))
     return list(dict.fromkeys(found[1] for found in numbered if found)) or [prefix]
 
 
 def _decoded(value: Any) -> Any:
-    """Decode numbers that JSON has no notation for, as transformers writes them."""
+    """Decode numbers that JSON cannot write, in the notation of transformers."""
     if isinstance(value, dict):
         if value.keys() == {"__float__"}:
             return float(value["__float__"])

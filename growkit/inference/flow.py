@@ -1,8 +1,8 @@
-"""Follow numbers through a model while it runs.
+"""Trace numbers through a running model.
 
 A product of matrices sums over a dimension of a parameter: the parameter reads that dimension.
-Dimensions along which numbers are multiplied, added or compared one by one belong to one space. The
-hidden states that a layer is given, and what is added to them, are its stream.
+Dimensions whose elements are multiplied, added or compared one by one belong to one space. The
+stream of a layer is its input hidden states and everything that is added to them.
 """
 
 from collections import Counter
@@ -21,11 +21,11 @@ Place = tuple[str, int]
 """A parameter and one of its dimensions."""
 
 PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "mv": (0, 1), "bmm": (0, 1), "baddbmm": (1, 2)}
-"""Arguments of torch's products of matrices that are multiplied."""
+"""Positions of the two factors among the arguments of torch's matrix products."""
 
 SUMS = frozenset({"add", "sub"})
 KEEPING = frozenset({"_to_copy", "clone", "div", "mul"})
-"""Operations that keep a stream: sums, and if no other tensor is given, factors and copies."""
+"""Operations that keep a stream if it is the only tensor: copies, and products with a number."""
 
 
 class Flow(TorchDispatchMode):
@@ -33,13 +33,13 @@ class Flow(TorchDispatchMode):
 
     Attributes:
         reads: dimensions that products sum over, or that are looked up.
-        stacks: dimensions that count matrices, each of which is used alone.
+        stacks: dimensions along which matrices are stacked and used one at a time.
         gains: parameters by which a stream is multiplied.
         added: parameters that are zero if nothing is added to a stream.
-        used: parameters of which a number was used.
-        factors: for parameters, the product of single numbers by which what they make, or what they
-            read, is multiplied, over all calls of their modules.
-        calls: for parameters, the number of calls of their modules.
+        used: parameters whose numbers were used.
+        factors: by parameter, the product of all scalars that multiply its input or output, in all
+            calls of its module.
+        calls: by parameter, the number of calls of its module.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -70,7 +70,7 @@ class Flow(TorchDispatchMode):
     # Spaces.
 
     def space(self, tensor: torch.Tensor, at: int) -> Place | None:
-        """The space along which a dimension of a tensor runs; None if it is of no parameter's."""
+        """The space of a dimension of a tensor; None if no parameter has that space."""
         found = self._of_parameter(tensor, at)
         if found is None and tensor.shape[at] > 1:
             dimension = tensor.stride(at), tensor.shape[at]
@@ -79,7 +79,7 @@ class Flow(TorchDispatchMode):
         return found and self.root(found)
 
     def root(self, place: Place) -> Place:
-        """The dimension that stands for all of a space."""
+        """The representative dimension of a space."""
         while place in self._joined:
             place = self._joined[place]
         return place
@@ -94,18 +94,18 @@ class Flow(TorchDispatchMode):
     # Streams.
 
     def begin_stream(self, tensor: torch.Tensor) -> None:
-        """Take hidden states as the stream of the next layer."""
+        """Start the stream of the next layer with hidden states."""
         self._stream = {_memory(tensor): False}
 
     def is_stream(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is the stream of the present layer."""
+        """Whether a tensor belongs to the stream of the current layer."""
         return _memory(tensor) in self._stream
 
     def keep_normed(self, tensor: torch.Tensor) -> None:
-        """Take a stream to which a norm was applied as one as well."""
+        """Treat the output of a norm of the stream as part of the stream."""
         self._stream[_memory(tensor)] = True
 
-    # What torch does.
+    # Operations of torch.
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -181,7 +181,7 @@ class Flow(TorchDispatchMode):
             self._keep(made, spaces)
 
     def _keep_stream(self, given: list[Any], made: torch.Tensor, operation: str) -> None:
-        """Keep a stream that is copied, added to, or multiplied by one number or a parameter."""
+        """Follow a stream that is copied, added to, or multiplied by a number or a parameter."""
         like = [_memory(tensor) for tensor in given if tensor.shape == made.shape]
         streams = [memory for memory in like if memory in self._stream]
         learned = {each for tensor in given for each in self._named(tensor)}
@@ -196,7 +196,7 @@ class Flow(TorchDispatchMode):
                 self.added |= {name for tensor in others for name in self._written_by(tensor)}
 
     def _written_by(self, tensor: torch.Tensor) -> set[str]:
-        """The parameters that make a tensor, or all that write its space."""
+        """The parameters that make a tensor, or else all that write to its space."""
         if makers := self._makers.get(_memory(tensor)):
             return makers
         space = self.space(tensor, -1) if tensor.dim() else None
@@ -206,14 +206,14 @@ class Flow(TorchDispatchMode):
     # Factors.
 
     def _follow_parameters(self, learned: set[str], given: list[Any], made: Any) -> None:
-        """Note which parameters make a tensor, and by what the tensor that they read was scaled."""
+        """Record the parameters that make a tensor, and the scale of the tensor that they read."""
         for tensor in given:
             self._scale(learned, self._times.get(_memory(tensor), 1.0))
         for tensor in _floating([made]):
             self._makers[_memory(tensor)] = learned
 
     def _follow_factor(self, given: list[Any], args: Any, made: Any, divides: bool) -> None:
-        """Note that a tensor is multiplied by a single number."""
+        """Record that a tensor is multiplied by a scalar."""
         (tensor, *others) = [each for each in given if each.numel() > 1] or [None]
         if tensor is None or others:
             return
@@ -236,7 +236,7 @@ class Flow(TorchDispatchMode):
     # Dimensions of tensors.
 
     def _named(self, tensor: torch.Tensor) -> set[str]:
-        """The parameter that a tensor is, or is a part of."""
+        """The parameter that a tensor is, or is a view of."""
         return {name for *_, (name, _) in self._parameters.get(_memory(tensor), [])}
 
     def _read(self, tensor: torch.Tensor, at: int) -> None:
@@ -248,7 +248,7 @@ class Flow(TorchDispatchMode):
             self.stacks.add(place)
 
     def _of_parameter(self, tensor: torch.Tensor, at: int) -> Place | None:
-        """The dimension of a parameter along which one of a part of it runs."""
+        """The dimension of a parameter that a dimension of a view of it corresponds to."""
         if not tensor.dim() or tensor.shape[at] < 2:
             return None
         known = self._parameters.get(_memory(tensor), [])
@@ -275,7 +275,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _floating(values: Any) -> Iterator[torch.Tensor]:
-    """All tensors of floating-point numbers, also those in lists."""
+    """All floating-point tensors, including those in lists."""
     for each in values:
         if isinstance(each, torch.Tensor) and each.is_floating_point():
             yield each

@@ -1,10 +1,10 @@
 """Describe a family that growkit does not know, from its class in transformers.
 
-The shapes of a checkpoint suggest axes, but 4096 may be many sizes. So the class is examined: small
-configs show which shapes change with which key (``classes``), and a small model, while it runs,
-what each module is given (``running``). What is still open (``proposing``), and whether all of it
-is true, is tried: the small model is grown as described and must compute the same in strict
-float64. Sizes for which it does not are described as fixed.
+The shapes of a checkpoint suggest axes, but 4096 may be one of many sizes. So the class is
+examined: small configs show which shapes change with which key (``classes``), and a run of a small
+model shows how it uses its tensors (``running``). The candidates that remain (``proposing``) are
+tried: the small model is grown as described and must compute the same in strict float64. Sizes for
+which no description does are declared fixed.
 """
 
 import gc
@@ -56,10 +56,10 @@ GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 """Growths to try for each axis, until one is possible."""
 
 DOES_NOT_RUN = "the grown model does not run"
-"""The beginning of the reason where a growth can be planned, but the class refuses its outcome."""
+"""The start of the reason if a growth can be planned, but the class cannot run the result."""
 
 MOST_TRIED = 10
-"""Limit for the descriptions to try for an axis."""
+"""Maximum number of descriptions to try for an axis."""
 
 
 def infer(folder: str | Path) -> Inference:
@@ -95,7 +95,7 @@ def infer(folder: str | Path) -> Inference:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Let Python not look for cycles: in hundreds of models that takes a fifth of the time."""
+    """Pause Python's cyclic garbage collector, which takes a fifth of the time otherwise."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -141,7 +141,7 @@ class InferredFamily:
             self.description["fixed"] = fixed
 
     def _describe(self, config: Config) -> dict[str, Any]:
-        """Describe the model; a dimension that its small models have otherwise is a constant."""
+        """Describe the model; a dimension that does not fit the description becomes a constant."""
         found = self.proposal.description(self._chosen, self._more)
         family, wrong = described(found, "the inferred family"), dict[str, set[int]]()
         patterns, sizes = family.patterns(config), family.sizes(config)
@@ -159,7 +159,7 @@ class InferredFamily:
     def _try(
         self, axis: str, source: Checkpoint, ids: torch.Tensor, expected: torch.Tensor
     ) -> None:
-        """Try descriptions until one is right for an axis, and keep it."""
+        """Try descriptions until one is right for an axis, and keep the best."""
         best: Trial | None = None
         last: Trial | None = None
         options = _descriptions(self.proposal, self.ways, self._chosen, axis, self._more)
@@ -188,7 +188,7 @@ def _descriptions(
     axis: str,
     more: Mapping[str, Any],
 ) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-    """What is chosen so far, and then what else may hold for an axis."""
+    """The current choice, then the alternatives for an axis."""
     if axis == "experts":
         for experts in proposal.experts(chosen):
             yield dict(chosen), {**more, "experts": experts}
@@ -207,7 +207,7 @@ def _descriptions(
 
 
 def _failed(trial: Trial) -> str | None:
-    """How a growth that could be planned went wrong; None if it did not."""
+    """The failure of a growth that could be planned; None if it did not fail."""
     if trial.wrong:
         return f"logits differed by {trial['error']:.1g}"
     return DOES_NOT_RUN if (trial["why"] or "").startswith(DOES_NOT_RUN) else None
@@ -266,7 +266,7 @@ def _trial(
     ids: torch.Tensor,
     expected: torch.Tensor,
 ) -> Trial:
-    """Grow a small model along an axis in the first way that is possible."""
+    """Grow a small model along an axis, by the first growth that is possible."""
     impossible = []
     axes = {*_axes(description), "method", "untie"}
     for growth in GROWTHS[axis]:
@@ -316,13 +316,13 @@ def try_description(asked: ModelClass, description: Mapping[str, Any]) -> list[T
 
 
 def _grown_with(description: Mapping[str, Any], axis: str) -> set[str]:
-    """The axes of a description that grow with an option."""
+    """The axes of a description that grow when one axis does."""
     kinds = description.get("kinds", {})
     return {of for of in description["sizes"].values() if kinds.get(of, of) == axis}
 
 
 def _axes(description: Mapping[str, Any]) -> set[str]:
-    """The axes of a description, and those with which they grow."""
+    """The axes of a description, and the axes that they grow with."""
     return {*description["sizes"].values(), *description.get("kinds", {}).values()}
 
 

@@ -1,4 +1,4 @@
-"""Keys of configs, and what their names say."""
+"""Keys of configs, recognised by their names."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,28 +8,28 @@ WIDTH = re.compile(r"(?i)intermediate|ffn|feed_forward|d_ff|dff|dim_ff|inner|mlp
 """Names of keys that are widths of an MLP."""
 
 LAYERS = re.compile(r"(?i)layer|block|depth")
-"""Names of keys that may count layers."""
+"""Names of keys that may be a number of layers."""
 
 EXPERTS = re.compile(r"(?i)^(moe_)?(num|n)_(routed_|local_)?experts$")
-"""Names of keys that count the experts of a layer."""
+"""Names of keys for the number of experts in a layer."""
 
 KV_HEADS = re.compile(r"(?i)kv(_n)?_heads|key_value_heads|multi_query_group_num")
-"""Names of keys that count key-value heads."""
+"""Names of keys for the number of key-value heads."""
 
 HEADS = re.compile(r"heads$")
-"""Names of keys that count heads."""
+"""Names of keys for a number of heads."""
 
 PERIODS = re.compile(r"(?i)period|interval|freq|pattern")
 """Names of keys of periods, in which kinds of layers alternate."""
 
 PLACES = re.compile(rf"{PERIODS.pattern}|offset|index$")
-"""Names of keys that say which layers are of which kind."""
+"""Names of keys that decide the kind of each layer."""
 
 TOP_K = re.compile(r"experts_per_tok(en)?$|^moe_(top_?)?k$|^top_?k_experts$")
-"""Names of keys that say how many experts a token goes through."""
+"""Names of keys for the number of experts that a token uses."""
 
 SCALING = re.compile(r"rout\w*_scal(e|ing_factor)$")
-"""Names of keys of a factor of all experts."""
+"""Names of keys for a factor of the output of all experts."""
 
 EPS = ("eps", "epsilon", "norm_eps")
 """Suffixes of config keys for the number that a norm adds to a mean."""

@@ -1,7 +1,7 @@
-"""Which layers have a tensor, and the keys of the config that decide it.
+"""Find which layers have a tensor, and which config keys decide that.
 
-The class is asked for models with more layers and with other values of every key that changes which
-layers have what. A condition on a layer is right if it is right in all of them.
+The class builds models with more layers, and with other values of every key that changes which
+layers have which tensors. A condition is accepted if it holds in all of these models.
 """
 
 import re
@@ -18,7 +18,7 @@ from growkit.inference.classes import ModelClass
 from growkit.inference.keys import PERIODS
 
 MOST = 3
-"""Limit for the parts of a condition."""
+"""Maximum number of parts of a condition."""
 
 Layers = frozenset[int]
 Kind = frozenset[tuple[str, tuple[int, ...]]]
@@ -27,7 +27,7 @@ Kind = frozenset[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Asked:
-    """A model that the class was asked for.
+    """A model that the class was asked to build.
 
     Attributes:
         config: its config, as the class resolves it.
@@ -44,7 +44,7 @@ class Asked:
 
     @property
     def alike(self) -> set[tuple[str, Layers]]:
-        """The tensors that have the same shape in some layers, and these layers."""
+        """Every tensor with one of its shapes, and the layers where it has that shape."""
         every = frozenset().union(*self.kinds)
         return {
             (each[0], frozenset(at for at, kind in enumerate(self.kinds) if each in kind))
@@ -69,8 +69,8 @@ class Conditions:
         asked: the class.
 
     Attributes:
-        deciding: keys that hold a number, and those that list numbers of layers, which decide what
-            some layers have.
+        deciding: keys with a number, or a list of layer numbers, that decide which tensors some
+            layers have.
     """
 
     def __init__(self, asked: ModelClass) -> None:
@@ -104,7 +104,7 @@ class Conditions:
         return Asked(config, [frozenset(each) for each in found])
 
     def _vary(self, keys: Mapping[str, Any], count: int, others: Any) -> None:
-        """Ask for models with other values of keys, and keep those in which layers differ."""
+        """Build models with other values of keys, and keep those whose layers differ."""
         as_it_is = self._models[-1 if len(self._models) < 3 else 1]
         for key, value in keys.items():
             found = (self._ask({key: other}, count) for other in others(value))
@@ -114,9 +114,9 @@ class Conditions:
                 self._models += different
 
     def of(self, template: str, layers: Layers) -> str | None:
-        """The condition of the layers in which a tensor is as it is in some layers.
+        """The condition for layers in which a tensor is as it is in some layers of the small model.
 
-        None if it is so in all layers, also in deeper models.
+        None if that is true of all layers, in deeper models too.
 
         Args:
             template: name of the tensor, with ``{layer}``.
@@ -124,7 +124,7 @@ class Conditions:
         """
         wanted = [self._like(model, template, layers) for model in self._models]
         known = [at for at, some in enumerate(wanted) if some is not None]
-        # What depends on the next layer is at least said for deeper models of this config.
+        # If no condition holds in all models, one for deeper models of this config must do.
         for models in (known, [at for at in known if at < self._unchanged]):
             found = self._said(models, [wanted[at] or frozenset() for at in models])
             if found != "":
@@ -132,7 +132,7 @@ class Conditions:
         return " or ".join(f"layer == {layer}" for layer in sorted(layers))
 
     def _said(self, known: Sequence[int], mine: Sequence[Layers]) -> str | None:
-        """A condition that holds in these layers of some models; "" if there is none."""
+        """A condition that holds in exactly these layers of some models; "" if there is none."""
         every = [self._models[at].layers for at in known]
         if [*mine] == every:
             return None
@@ -142,7 +142,7 @@ class Conditions:
                 possible = chain(self._entries(known, some), self._parts())
                 restricted = ((text, [its[at] for at in known]) for text, its in possible)
                 parts = ((text, its) for text, its in restricted if _covers(its, some))
-                # Combinations would evaluate all of them first.
+                # ``combinations`` would evaluate all parts first.
                 every_choice = (
                     ((part,) for part in parts) if count == 1 else combinations(parts, count)
                 )
@@ -154,8 +154,8 @@ class Conditions:
     def _like(self, model: Asked, template: str, layers: Layers) -> Layers | None:
         """The layers of a model in which a tensor is as in some layers of the small model.
 
-        Layers of the same kind have it alike, or the last one has it otherwise. None if the model
-        has kinds of layers that the small model does not have.
+        Layers of the same kind have the same tensor, except perhaps the last layer. None if the
+        model has kinds of layers that the small model lacks.
         """
         small, having = self._models[0], model.having(template)
         others = small.having(template) - layers
@@ -173,7 +173,7 @@ class Conditions:
         return frozenset(layer for layer in having if model.kinds[layer] in mine)
 
     def arranged(self, condition: str) -> dict[str, Any]:
-        """How the keys of a condition follow the layers, where that can be said."""
+        """How the keys of a condition change when layers are rearranged, where a rule is known."""
         if "%" in condition:
             return self._explicit(condition)
         found: dict[str, Any] = {}
@@ -190,7 +190,7 @@ class Conditions:
         return found
 
     def _explicit(self, condition: str) -> dict[str, Any]:
-        """Name layers one by one, of a key that lists exceptions, and let periods be 1."""
+        """Replace a period and its listed exceptions by a list of layers and a period of 1."""
         parts = re.fullmatch(
             r"(?:not \()?layer not in (?P<key>\w+) and \(layer \+ 1\) % (?P<period>\w+) == 0\)?",
             condition,
@@ -203,7 +203,7 @@ class Conditions:
     def _entries(
         self, known: Sequence[int], wanted: Sequence[Layers]
     ) -> Iterator[tuple[str, list[Layers]]]:
-        """Conditions by lists with an entry for each layer."""
+        """Conditions on lists with one entry per layer."""
         for key in self._lists:
             lists = [each for m in self._models if isinstance(each := m.config.get(key), list)]
             if len(lists) < len(self._models):
@@ -219,7 +219,7 @@ class Conditions:
                 yield (text if len(values) == 1 else f"({text})"), having
 
     def _possible(self, numbers: Iterable[str], listed: Iterable[str]) -> Iterator[str]:
-        """What a part of a condition may say, most likely first."""
+        """Possible parts of a condition, most likely first."""
         deciding = [key for key in numbers if key in self.deciding]
         every = self._asked.layers_key
         for key in listed:
@@ -241,9 +241,9 @@ class Conditions:
             yield from (f"layer % {steps} != {rest}" for rest in range(steps))
 
     def _parts(self) -> Iterator[tuple[str, list[Layers]]]:
-        """What a part of a condition may say, with the layers for which it holds in every model.
+        """Possible parts of a condition, with the layers in which each holds, by model.
 
-        There are thousands, and the first are the likely ones: each is evaluated when it is needed.
+        There are thousands, most likely first, so each is evaluated only when it is needed.
         """
         yield from self._known
         for text in self._rest:
@@ -252,7 +252,7 @@ class Conditions:
                 yield self._known[-1]
 
     def _holding(self, text: str) -> list[Layers]:
-        """The layers for which a condition holds in every model."""
+        """The layers in which a condition holds, by model."""
         most = range(max(len(model.kinds) for model in self._models))
         condition = parse_expression(text, text, {*self._models[0].config, LAYER}, {})
         its: dict[str, Layers] = {}  # most models have the same values of its keys
@@ -263,7 +263,7 @@ class Conditions:
 
 
 def _numbers(asked: ModelClass, layers: int) -> list[str]:
-    """Keys with a number that may be that of a layer, or count some."""
+    """Keys whose number may be a layer's number or a number of layers."""
     sizes = {key for keys in asked.sizes.values() for key in keys} | {asked.layers_key}
     return [
         key

@@ -22,18 +22,18 @@ Terms = tuple[tuple[tuple[str, ...], int], ...]
 """Products of sizes in a dimension, each with its coefficient; the empty one is a constant."""
 
 MOST = 6
-"""Limit for the sizes that a dimension can depend on."""
+"""Maximum number of sizes that a dimension can depend on."""
 
 MOST_PARTS = 3
-"""Limit for the parts of a dimension that are alike and not written as a product."""
+"""Maximum number of equal parts of a dimension that are written as a sum."""
 
 LAST = ("hidden", "head_dim", "ffn")
-"""The factors that come last when a product of axes is stored."""
+"""The axes that come last in a product of axes."""
 
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 
 LAYERS = "layers"
-"""The axis of the layers, along which some tensors have a part for each."""
+"""The axis of layers: some tensors have one part for each layer."""
 
 SCALAR = "()"
 """The pattern of a single number."""
@@ -76,7 +76,7 @@ class Composed:
 
 
 COUNTS = re.compile(r"layers|heads|num|^n_|mult|groups|experts")
-"""Names of axes that count, which stand in front of those that measure."""
+"""Names of axes that are numbers of things; in a product they come before widths."""
 
 
 def _product(axes: tuple[str, ...], width: bool) -> list[str]:
@@ -86,33 +86,33 @@ def _product(axes: tuple[str, ...], width: bool) -> list[str]:
 
 
 def number(count: int) -> str:
-    """The name of a number as an axis."""
+    """The name of the axis for a constant number."""
     return NUMBERS.get(count, f"times_{count}")
 
 
 def count_of(axis: str) -> int | None:
-    """The number that an axis is named after; None for another axis."""
+    """The number of an axis that ``number`` named; None for any other axis."""
     words = {word: count for count, word in NUMBERS.items()}
     found = re.fullmatch(r"times_(\d+)", axis)
     return int(found[1]) if found else words.get(axis)
 
 
 def _counted(factors: list[str], count: int) -> list[str]:
-    """Patterns of a product with a number, which comes first, last or next to a factor."""
+    """Patterns of a product and a constant, which may come first, last or next to a factor."""
     if count == 1:
         both = [factors, factors[::-1]] if len(factors) > 1 else [factors]
         return [".".join(each) or number(1) for each in both]
     if not factors:
         return [number(count)]
     places = [1, 0, len(factors)] if len(factors) > 1 else [0, 1]
-    if count not in NUMBERS:  # rather the size of something than how often it is there
+    if count not in NUMBERS:  # probably a size rather than a repetition
         places.reverse()
     each = [[*factors[:at], number(count), *factors[at:]] for at in dict.fromkeys(places)]
     return [".".join(names) for names in each]
 
 
 def composed(asked: ModelClass) -> dict[str, list[Composed]]:
-    """Decompose every dimension of every tensor of a small model, of one expert for all."""
+    """Decompose every dimension of every tensor of a small model; one expert represents all."""
     here = asked.shapes({})
     assert here is not None
     axes = [axis for axis in asked.small if not (asked.derived and axis == "hidden")] + [LAYERS]
@@ -122,7 +122,7 @@ def composed(asked: ModelClass) -> dict[str, list[Composed]]:
         if one_of_experts(name) in found:
             continue
         dimensions, depends = [], axes
-        if asked.layer_of(name) is not None:  # in a deeper model it may be of another kind
+        if asked.layer_of(name) is not None:  # in a deeper model the layer may be of another kind
             depends = [axis for axis in axes if axis != LAYERS]
         for at, size in enumerate(shape):
             relevant = [a for a in depends if (moved[a] or {}).get(name, shape)[at] != size]
@@ -141,7 +141,7 @@ def _doubled(asked: ModelClass, axes: tuple[str, ...]) -> dict[str, int]:
 
 
 def _terms(asked: ModelClass, name: str, at: int, size: int, axes: list[str]) -> Terms:
-    """The terms of a dimension; a constant if it is no sum of products."""
+    """The terms of a dimension; a constant if it is not a sum of products."""
     constant: Terms = (((), size),)
     if len(axes) > MOST:
         return constant
@@ -191,7 +191,7 @@ class Proposal:
         self._multiple = self._name_multiple()
         self._tied = self._ties()
         self._names: dict[str, dict[Any, list[str]]] = {}
-        """For each template, its tensors in the small model, by patterns and the norm's place."""
+        """By template: the tensors, by their patterns and whether their norm is the last."""
         for name in self._dimensions:
             norm = self.seen.norms.get(name)
             kinds = self._names.setdefault(self.asked.template(name), {})
@@ -207,7 +207,7 @@ class Proposal:
         }
 
     def _name_multiple(self) -> int | None:
-        """Name the width of an MLP that is a multiple of hidden ``ffn``; return the factor."""
+        """Rename an MLP width that is a multiple of hidden to ``ffn``; return the factor."""
         if any(self._wide(axis) for axis in self.asked.small):
             return None
         whole = ("heads", "head_dim") if self.asked.derived else ("hidden",)
@@ -339,13 +339,13 @@ class Proposal:
         return {key: value for key, value in {**content, **more}.items() if value}
 
     def _groups(self, axes: set[str]) -> dict[str, Any]:
-        """Heads form groups by position, each with its key-value head, or alone."""
+        """The groups of heads: by key-value head, or each head alone."""
         if {"heads", "kv_heads"} <= axes:
             return {"heads": "kv_heads"}
         return {"heads": []} if self.asked.derived else {}
 
     def _bare_norms(self, axes: set[str]) -> list[dict[str, Any]]:
-        """Norms without a weight, over an axis of the width of their input."""
+        """The norms without a weight, each with the axis that has the width of its input."""
         found = []
         for norm, width in self.seen.bare:
             over = next(
@@ -365,7 +365,7 @@ class Proposal:
         return {key: f"{'.'.join(axis_of[each] for each in over)} / {axis_of[under]}"}
 
     def experts(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Possible ways in which the class uses its experts."""
+        """Possible rules by which the class uses its experts."""
         value = self.asked.value
         top_k = [key for key in self.asked.numbers if TOP_K.search(key)]
         widths = [
@@ -429,7 +429,7 @@ class Proposal:
         name = names[0]
         if power := self.seen.powers.get(name):
             said["powers"] = {"hidden": power}
-        # A layer whose stream begins anew, or is not returned, may not show what its like show.
+        # A layer whose stream starts afresh, or is not returned, may show less than similar layers.
         if idle := [self.seen.idle[each] for each in names if each in self.seen.idle]:
             said["idle"] = idle[0]
         norm = self.seen.norms.get(name)
@@ -449,7 +449,7 @@ class Proposal:
 
 
 def _leave_out_idle(tensors: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Leave out what tensors are in a layer that returns its input, if it is what is assumed."""
+    """Drop the values of tensors in a layer that returns its input where they are the default."""
     norms = {module_of(name) for name, entries in tensors.items() if "norm" in entries[0]}
     every = [(name, entry) for name, entries in tensors.items() for entry in entries]
     if all(
@@ -462,20 +462,20 @@ def _leave_out_idle(tensors: Mapping[str, list[dict[str, Any]]]) -> None:
 
 
 def _shortest(entries: list[dict[str, Any]]) -> Any:
-    """The entries of a tensor as short as a description may have them."""
+    """The shortest form of a tensor's entries."""
     (first, *others) = entries
     return entries if others else first["pattern"] if first.keys() == {"pattern"} else first
 
 
 def _with_roles(dimensions: tuple[str, ...], reads: set[int]) -> str:
-    """The pattern of dimensions, some of which are read."""
+    """The pattern of some dimensions; ``reads`` has the positions of those that are read."""
     if len(dimensions) == 2 and len(reads) == 1:
         return " <- ".join(dimensions) if reads == {1} else " -> ".join(dimensions)
     return ", ".join(dimensions)
 
 
 def group_of(ways: list[str]) -> tuple[str, ...]:
-    """The side on which the possible patterns of a tensor differ: reading or writing."""
+    """The side of the possible patterns, reading or writing, on which they differ."""
     sides = [re.split(r" (?:<-|->) ", each) for each in ways]
     if len({len(each) for each in sides}) > 1:
         return tuple(ways)
@@ -485,9 +485,9 @@ def group_of(ways: list[str]) -> tuple[str, ...]:
 
 
 def choices(ways: Mapping[str, list[str]], axes: set[str]) -> Iterator[dict[str, str]]:
-    """Other patterns for tensors in which these axes stand, fewest changes first.
+    """Alternative patterns for tensors that have these axes, fewest changes first.
 
-    Tensors with the same alternatives, as weight and bias, agree.
+    Tensors with the same alternatives, such as a weight and its bias, change together.
     """
     groups = {}
     for found in ways.values():

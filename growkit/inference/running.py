@@ -1,7 +1,7 @@
-"""Observe how a class uses its tensors, in a small model while it runs.
+"""Observe how a class uses its tensors, by running a small model.
 
-What becomes of the numbers of parameters shows which dimensions they read, and which belong to one
-space (``flow``). The effect of a norm is measured on the norm itself.
+Tracing the parameters shows which dimensions products sum over, and which belong to one space
+(``flow``). The behaviour of a norm is measured on the module itself.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class NormSeen:
         centred: whether it subtracts the mean first.
         offset: number that it adds to its weight.
         last: whether no other norm of hidden states follows.
-        eps: config key of the number that it adds to a mean; None if the class fixes it.
+        eps: config key of its epsilon; None if the class fixes it.
     """
 
     centred: bool
@@ -50,15 +50,14 @@ class Observation:
 
     Attributes:
         reads: dimensions of tensors that products sum over, or that are looked up.
-        stacks: dimensions that count matrices, each of which is used alone.
-        spaces: for dimensions of tensors that were used, one that stands for all of their space.
-        hidden: that of hidden states.
+        stacks: dimensions along which matrices are stacked and used one at a time.
+        spaces: for dimensions of tensors that were used, the representative of their space.
+        hidden: the representative of the space of hidden states.
         norms: the behaviour of every norm, by the names of its tensors.
         bare: the behaviour of norms without a weight, each with the width of its input.
-        idle: what tensors hold in a layer that returns its input, where that matters.
-        powers: for tensors, the power of hidden by which their class multiplies what they make or
-            read.
-        normed_sums: whether what layers return comes from a norm.
+        idle: the value of tensors in a layer that returns its input, where that matters.
+        powers: by tensor, the power of hidden by which the class scales its input or output.
+        normed_sums: whether the output of layers comes from a norm.
     """
 
     reads: set[tuple[str, int]] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Small random models in place of a large one: their sizes, weights and logits."""
+"""Make a small random model of a class: its sizes, weights and logits."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +27,13 @@ NARROWEST = 4
 """Size below which a large model's sizes are not divided any further."""
 
 LEAST_LISTED = 100
-"""Size below which a large model's sizes in lists are not divided: constants differ from these."""
+"""Size below which sizes in lists are not divided, since they may be constants."""
 
 FEW = {EXPERTS: 16, re.compile(r"chunk_size$"): 16}
-"""Names of keys, and their largest values in small models: of experts, and of tokens at a time."""
+"""Names of keys, and their largest values in small models."""
 
 ALONE = ("vocab", "ffn", "positions")
-"""Axes on which no other size depends."""
+"""Axes that no other size depends on."""
 
 
 def smaller(
@@ -71,7 +71,7 @@ def smaller(
             key: [max(LEAST_LISTED, value >> power) for value in values]
             for key, values in widths.items()
         }
-        # Some classes want products of heads and their size to be as wide as hidden.
+        # Some classes need heads times their size to equal hidden.
         for chosen in (divided | small, divided, divided | kept):
             yield chosen | fixed
 
