@@ -130,6 +130,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"target_modules": ["embed_tokens", "lm_head", "q_proj"]},
         {"hidden": "x2", "untie": True},
     ),
+    "untied ends, tied by PEFT": (
+        "tied",
+        {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
+        {"hidden": "x2", "untie": True},
+    ),
     "saved": ("tied", {**FEW, "modules_to_save": ["lm_head", "norm", "mlp"]}, {"hidden": "x2"}),
     "tokens": ("tied", {**FEW, "trainable_token_indices": [0, 5]}, {"hidden": "x2"}),
     "scaled tokens": ("gemma2", {**FEW, "trainable_token_indices": [0, 5]}, {"hidden": "x4"}),
@@ -171,6 +176,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "mixtral",
         {**FEW, **EXPERTS, "layers_to_transform": [1]},
         {"method": "depth", "layers": "x2", "place": "end"},
+    ),
+    "layers with experts by number": (
+        "mixtral",
+        {"target_parameters": ["layers.1.mlp.experts.down_proj"]}
+        | {"alpha_pattern": {"1.mlp.experts.down_proj": 7}},
+        {"method": "depth", "layers": "x2"},
     ),
     "layers with biases": (
         "gpt2",
@@ -400,26 +411,54 @@ def test_peft_cannot_adapt_a_module_that_returns_several(tmp_path: Path) -> None
         growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, verify=PROOF)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "OFT": ({"kind": "OFT", **FEW, "r": 0, "oft_block_size": 4}, {}, "'OFT', which does not grow"),
-    "LoKr": ({"kind": "LoKr", **FEW}, {}, "'LOKR', which does not grow"),
-    "replicated": ({**FEW, "layer_replication": [(0, 2), (1, 2)]}, {}, "layer_replication"),
-    "pissa": ({**FEW, "init_lora_weights": "pissa"}, {}, "PEFT changes the model's own"),
-    "upcycled": ({**FEW}, {"method": "upcycle", "experts": 2}, "is in model.layers.0.mlp.experts"),
-    "dora in new layers": ({**FEW, "use_dora": True}, {"method": "depth", "layers": 3}, "o_proj"),
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "OFT": (
+        "llama",
+        {"kind": "OFT", **FEW, "r": 0, "oft_block_size": 4},
+        {},
+        "'OFT', which does not grow",
+    ),
+    "LoKr": ("llama", {"kind": "LoKr", **FEW}, {}, "'LOKR', which does not grow"),
+    "replicated": (
+        "llama",
+        {**FEW, "layer_replication": [(0, 2), (1, 2)]},
+        {},
+        "layer_replication",
+    ),
+    "pissa": ("llama", {**FEW, "init_lora_weights": "pissa"}, {}, "PEFT changes the model's own"),
+    "upcycled": (
+        "llama",
+        {**FEW},
+        {"method": "upcycle", "experts": 2},
+        "is in model.layers.0.mlp.experts",
+    ),
+    "dora in new layers": (
+        "llama",
+        {**FEW, "use_dora": True},
+        {"method": "depth", "layers": 3},
+        "o_proj",
+    ),
     "stacked by number": (
+        "llama",
         {**FEW, "modules_to_save": ["layers.0.mlp"]},
         {"method": "depth", "layers": 3},
         "indices of layers",
     ),
+    "tokens of two": (
+        "tied",
+        {**FEW, "trainable_token_indices": [0, 5]},
+        {"hidden": "x2", "untie": True},
+        "is the head as well",
+    ),
+    "whole experts": ("mixtral", {**FEW, "modules_to_save": ["mlp"]}, {}, "replaces .* combines"),
 }
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_grow_is_named(case: str, tmp_path: Path) -> None:
-    config, way, sentence = REFUSED[case]
-    source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
+    kind, config, way, sentence = REFUSED[case]
+    source, out = save_kind(tmp_path / "source", kind), tmp_path / "out"
     adapter = save_adapter(source, tmp_path / "adapter", **config)
     with pytest.raises(InputError, match=sentence):
         growkit.grow(source, out, adapter=adapter, **(way or {"hidden": "x2"}))

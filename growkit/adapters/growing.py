@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from growkit.adapters.folder import MAGNITUDE, MERGE, AdapterFolder, scaling
+from growkit.adapters.folder import COLUMNS, MAGNITUDE, MERGE, AdapterFolder, scaling
 from growkit.adapters.modules import Modules, retarget
 from growkit.adapters.tensors import AdapterTensors, Assembly, Entry
 from growkit.algebra.law import Rows
@@ -177,10 +177,17 @@ class _Step:
         """Whether a tensor follows its weight to this target.
 
         A head that was tied to the embedding may become separate.
+
+        Raises:
+            InputError: it adapts tokens in both, of which it has one tensor.
         """
         if entry.tied:
             return target == entry.parameter or entry.parameter not in plan.by_target
-        return target == entry.tensor or not self._parts.is_tied(target)
+        if target == entry.tensor or not self._parts.is_tied(target):
+            return True
+        if COLUMNS in entry.kind.sides:
+            raise self._refusal(entry, "is the head as well, but only until --untie splits them")
+        return False
 
     def _rule(self, entry: Entry, rule: Rule) -> tuple[Entry, Rule]:
         """Derive a tensor after the step, and its rule, from the rule of its weight."""

@@ -116,7 +116,9 @@ def retarget(folder: AdapterFolder, adapted: Mapping[str, Adapted], modules: Mod
         InputError: the choice cannot be expressed with the new names.
     """
     config, listed = folder.config, folder.config.get("target_parameters") or ()
-    if all(name == each.origin for name, each in adapted.items()):
+    tied = any(name != held for name, held in modules.stored.items())
+    by_tie = config.get("ensure_weight_tying") and not tied  # the head was chosen by its tie alone
+    if all(name == each.origin for name, each in adapted.items()) and not by_tie:
         return config
     if not any(config.get(key) for key in BY_MODULE) and _chosen(config, modules) == adapted.keys():
         return config
@@ -127,19 +129,17 @@ def retarget(folder: AdapterFolder, adapted: Mapping[str, Adapted], modules: Mod
             f"{MERGE}"
         )
 
-    def name_of(parameter: str) -> str:
-        return parameter if _ends(parameter, listed) else parameter.removesuffix(".weight")
-
-    ranks, alphas = {}, {}
+    ranks, alphas, within, chosen = {}, {}, list[str](), list[str]()
     for parameter, each in adapted.items():
-        pattern = re.escape(name_of(parameter))
+        by_parameter = _ends(each.origin, listed)  # else by module
+        end = "" if by_parameter else ".weight"
+        name = parameter.removesuffix(end)
+        (within if by_parameter else chosen).append(name)
         if each.rank != config.get("r", DEFAULT):
-            ranks[pattern] = each.rank
-        alpha = pattern_value(config, "alpha_pattern", name_of(each.origin))
+            ranks[re.escape(name)] = each.rank
+        alpha = pattern_value(config, "alpha_pattern", each.origin.removesuffix(end))
         if alpha is not None:
-            alphas[pattern] = alpha
-    within = [each for each in adapted if _ends(each, listed)]
-    chosen = [name_of(each) for each in adapted if each not in within]
+            alphas[re.escape(name)] = alpha
     changed: Config = {"target_modules": chosen, "rank_pattern": ranks, "alpha_pattern": alphas}
     changed |= dict.fromkeys({*BY_MODULE[:2], "layers_pattern"})
     return {**config, **changed, **({"target_parameters": within} if listed else {})}

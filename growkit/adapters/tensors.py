@@ -183,10 +183,7 @@ class AdapterTensors(Weights):
                 yield Entry(tensor, parameter, tail, seen, kind, tuple(sides)), piece
             return
         if made and made.transform is not None:
-            raise InputError(
-                f"{key} in {self.adapter.file.path} adapts {parameter}, which transformers "
-                f"combines from several tensors; {MERGE}"
-            )
+            raise self._combined(key, f"adapts {parameter}")
         tensor, tied = parameter, False  # an expert's; PEFT combines those of all experts
         if made:
             (tensor,), tied = made.sources, self.is_tied(parameter)
@@ -203,8 +200,10 @@ class AdapterTensors(Weights):
         """Make the entry of a tensor that replaces one of the model."""
         parameter = name.replace(INSIDE, "")
         made = self._modules.conversion(parameter)
-        if made is None or made.transform is not None:
+        if made is None:
             raise self._unknown(key, f"replaces {parameter}")
+        if made.transform is not None:
+            raise self._combined(key, f"replaces {parameter}")
         tail, info = name[len(parameter.rpartition(".")[0]) :], self.adapter.file.tensors[key]
         (tensor,), tied = made.sources, self.is_tied(parameter)
         yield Entry(tensor, parameter, tail, info, tied=tied), _Piece(key)
@@ -213,6 +212,12 @@ class AdapterTensors(Weights):
         return InputError(
             f"{key} in {self.adapter.file.path} {does}, which a "
             f"{type(self._modules.model).__name__} does not have; give the adapter of this model"
+        )
+
+    def _combined(self, key: str, does: str) -> InputError:
+        return InputError(
+            f"{key} in {self.adapter.file.path} {does}, which transformers combines from several "
+            f"tensors; {MERGE}"
         )
 
     def _check_ranks(self, key: str, wrapped: str, kind: TensorKind) -> None:
