@@ -239,6 +239,15 @@ def test_adapter_of_single_experts(tmp_path: Path) -> None:
     assert error(logits(expected), logits(found)) < 1e-12
 
 
+def test_adapter_in_float8(tmp_path: Path) -> None:
+    source = save_kind(tmp_path / "source", "llama")
+    adapter = save_adapter(source, tmp_path / "adapter", use_dora=True, **FEW)
+    file = adapter / "adapter_model.safetensors"
+    narrow = {name: each.to(torch.float8_e4m3fn) for name, each in load_file(file).items()}
+    save_file(narrow, file, {"format": "pt"})
+    assert grown_error(source, adapter, tmp_path / "out", hidden="x2") < 1e-12
+
+
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, its adapter, and both grown with a proof."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from growkit.adapters.folder import COLUMNS, IN, MERGE, OUT, RANK, AdapterFolder, TensorKind
 from growkit.adapters.modules import Adapted, Modules, experts_of
+from growkit.algebra.splits import widened
 from growkit.base.errors import InputError
 from growkit.base.tensors import ANYWHERE, FLOAT_BYTES, TensorInfo, Weights, cut
 from growkit.planning.transforms import Attached
@@ -144,7 +145,7 @@ class AdapterTensors(Weights):
         """
         key, view, inside = self._pieces[name]
         found = self.adapter.file.read(key, *(() if view else where))
-        if not found.isfinite().all():
+        if not widened(found).isfinite().all():
             raise InputError(f"{key} in {self.where(name)} holds NaN or infinity; train it again")
         return cut(found.view(view)[inside], where) if view else found
 
