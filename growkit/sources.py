@@ -298,12 +298,12 @@ class Inside(Checkpoint):
     def __init__(self, checkpoint: Checkpoint, config: Config) -> None:
         self.__dict__.update(checkpoint.__dict__)  # the same folder, opened once
         self._checkpoint, self.stands_alone = checkpoint, False
-        self._whole = self.config["model_type"]
+        self.part_of = self.config["model_type"]
         self._stored = tensors_inside(self.tensors)
         rest = self.tensors.keys() - self._stored.values()
         parts = Counter(name.removeprefix("model.").partition(".")[0] for name in sorted(rest))
         self.dropped = {
-            part: f"{count} tensors of the {self._whole} model around the language model"
+            part: f"{count} tensors of the {self.part_of} model around the language model"
             for part, count in parts.items()
         }
         self.config = config
@@ -326,7 +326,7 @@ class Inside(Checkpoint):
         """A sentence on the parts that are left out."""
         rest = f"; {' and '.join(self.dropped)} are left out" if self.dropped else ""
         return (
-            f"{self.folder} holds a {self._whole} model; only its language model "
+            f"{self.folder} holds a {self.part_of} model; only its language model "
             f"({self.config['model_type']}) is used{rest}"
         )
 

@@ -176,6 +176,16 @@ def test_names_that_the_class_has_in_memory(tmp_path: Path) -> None:
     assert strict_error(source, out) < 1e-12
 
 
+def test_other_names_of_tensors_are_refused(tmp_path: Path) -> None:
+    """The class of the whole may rename what that of its language model does not."""
+    source = save_whole(tmp_path / "source", "mistral3")
+    with edit_weights(source) as tensors:
+        for name in [name for name in tensors if "language_model" in name]:
+            tensors[name.replace(".layers.", ".blocks.")] = tensors.pop(name)
+    with pytest.raises(InputError, match="if mistral3 models have another name for it, save"):
+        growkit.grow(source, tmp_path / "out", hidden="x2")
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_ties_them_is_the_whole(tied: bool, tmp_path: Path) -> None:
     """Mistral 3 is tied where nothing is said, Mistral is not."""

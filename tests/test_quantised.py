@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import (
     ArceeConfig,
     AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
     DeepseekV3Config,
     FineGrainedFP8Config,
     GptOssConfig,
@@ -222,6 +223,11 @@ def test_convert_only_dequantises(qwen3: Path, tmp_path: Path) -> None:
     assert ours.keys() == {*dict(theirs.named_parameters())}
     assert all(ours[name].equal(each) for name, each in theirs.named_parameters())
     assert "quantised" in cli("inspect", qwen3).output
+    bare = shutil.copytree(qwen3, tmp_path / "bare")
+    shutil.copy(out / "config.json", bare)
+    lacking = cli("convert", bare, tmp_path / "again", "--to", "dense-weights")
+    assert lacking.exit_code == 2
+    assert "lacks its quantization_config" in " ".join(lacking.output.split())
     refused = cli("verify", out, qwen3)
     assert refused.exit_code == 2
     assert "dequantise it first" in refused.output
@@ -413,14 +419,24 @@ def test_groups_of_modules_may_have_other_formats(tmp_path: Path) -> None:
     assert checkpoint.read("other.weight").equal(also)
 
 
-def test_a_language_model_inside_another(tmp_path: Path) -> None:
-    """It is dequantised as well; transformers is not asked about a part of a model."""
-    source = quantise(save_whole(tmp_path / "source", "mistral3"))
+@pytest.mark.parametrize("settings", ["whole", "text_config"])
+def test_a_language_model_inside_another(settings: str, tmp_path: Path) -> None:
+    """It is dequantised as well; a proof does not ask transformers about a part of a model."""
+    source = quantise(save_whole(tmp_path / "source", "mistral3", torch.bfloat16))
+    with edit_json(source / "config.json") as config:
+        if settings == "text_config":  # as in Kimi K2.5
+            config["text_config"]["quantization_config"] = config.pop("quantization_config")
+    options = {"quantization_config": FineGrainedFP8Config(dequantize=True)}
+    theirs: Any = AutoModelForMultimodalLM.from_pretrained(source, **options)
+    ours = find(source).open()
+    for name, parameter in theirs.model.language_model.named_parameters():
+        assert ours.read(f"model.{name}").equal(parameter), name
     result = growkit.grow(source, tmp_path / "out", hidden="x2")
     assert result["kept"]
     assert "only its language model" in result["warnings"][0]
     assert "quantised with FP8" in result["warnings"][1]
     assert "only growkit dequantised the source" in result["verification"]["reason"]
+    assert "quantiz" not in (tmp_path / "out" / "config.json").read_text()
 
 
 def test_its_family_may_be_inferred(tmp_path: Path) -> None:

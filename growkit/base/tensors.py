@@ -114,11 +114,13 @@ class Weights:
         config: the contents of ``config.json``.
         tensors: the header of every tensor, by name.
         quantised: how the numbers are stored, in a phrase, if these are made from quantised ones.
+        part_of: type of the larger model that holds these, if they are a part of one.
     """
 
     config: Config
     tensors: Mapping[str, TensorInfo]
     quantised: str = ""
+    part_of: str = ""
 
     def where(self, name: str | None = None) -> str:
         """The file of a tensor, or the folder of all tensors, for messages."""

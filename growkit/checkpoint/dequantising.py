@@ -22,6 +22,9 @@ REMEDY = (
     "that folder"
 )
 
+INSIDE = "text_config"
+"""Config key of the language model inside a larger one, which may have the settings instead."""
+
 
 class Parts:
     """The stored tensors of one dense tensor.
@@ -247,10 +250,11 @@ def format_of(config: Config, where: str) -> tuple[Scheme, Config] | None:
     Raises:
         InputError: growkit does not read the format.
     """
-    key = next((key for key in tensors.QUANTISED if config.get(key) is not None), None)
-    if key is None:
+    places = [place for place in (config, config.get(INSIDE)) if isinstance(place, dict)]
+    all_given = ((key, place.get(key)) for place in places for key in tensors.QUANTISED)
+    key, given = next((each for each in all_given if each[1] is not None), ("", None))
+    if given is None:
         return None
-    given = config[key]
     formats = cast("dict[str, Scheme]", members("growkit.checkpoint.quantised", "FORMAT"))
     for each in formats.values() if isinstance(given, dict) else ():
         if each.applies(given):
@@ -290,8 +294,11 @@ def dense_config(config: Config, where: str) -> tuple[Config, str]:
 
 
 def without_settings(config: Config) -> Config:
-    """Remove the settings of quantisation from a config."""
-    return {key: value for key, value in config.items() if key not in tensors.QUANTISED}
+    """Remove the settings of quantisation from a config, and from that of its language model."""
+    kept = {key: value for key, value in config.items() if key not in tensors.QUANTISED}
+    if isinstance(inner := kept.get(INSIDE), dict):
+        kept[INSIDE] = {key: value for key, value in inner.items() if key not in tensors.QUANTISED}
+    return kept
 
 
 def _describe(format: Scheme, dtypes: Collection[str]) -> str:  # noqa: A002
@@ -321,7 +328,8 @@ def _parts(stored: Checkpoint, form: Scheme) -> dict[str, Parts]:
     if not found:
         raise InputError(
             f"config.json in {stored.folder} states that the model is quantised with {form.title}, "
-            f"but no tensor ends in {first}; remove quantization_config, or copy the weights again"
+            f"but no tensor ends in {first}; if all are dense, remove quantization_config, else "
+            f"copy them again, or {REMEDY}"
         )
     return found
 

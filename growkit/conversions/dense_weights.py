@@ -18,11 +18,11 @@ class DenseWeights(Operation):
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``Operation``."""
-        if not source.quantised:
-            raise InputError(f"{source.where()} is already dense; leave out this step")
         family = stored_family(source)
         made = {name: Kept(name) for name in family.patterns(source.config)}
         unused = unused_tensors(source, family)
+        if not source.quantised:
+            raise InputError(f"{source.where()} is already dense; leave out this step")
         return Change([Plan.checked(source, family, source.config, made, unused=unused)])
 
 

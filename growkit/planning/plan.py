@@ -290,7 +290,7 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
         else:
             raise InputError(
                 f"tensor {name} in {source.where(name)} is not part of {family.one} with "
-                f"this config.json; {_unless_quantised(source, unknown)}"
+                f"this config.json; {_remedy(source, unknown)}"
             )
     return dropped, duplicates
 
@@ -301,7 +301,7 @@ def _check_header(
     info = source.tensors.get(name)
     if info is None:
         remedy = "copy the checkpoint again, or correct its config.json"
-        remedy = _unless_quantised(source, remedy)
+        remedy = _remedy(source, remedy)
         for alias, of in family.duplicates.items():
             if of == name and alias in source.tensors:
                 remedy = f"rename {alias}, which is tied to it"
@@ -321,12 +321,22 @@ def _check_header(
         )
 
 
-def _unless_quantised(source: Weights, remedy: str) -> str:
-    """The remedy for tensors that do not fit."""
+def _remedy(source: Weights, remedy: str) -> str:
+    """The remedy for tensors that do not fit, if that given is not the likely one."""
     if any(map(ADAPTED.search, source.tensors)):
         return "the model has an adapter, merge that into it first"
     quantised = any(map(QUANTISED.search, source.tensors))
-    return "the model is quantised, dequantise it first" if quantised else remedy
+    if quantised:
+        return (
+            "the model is quantised, dequantise it first, or copy config.json again if that lacks "
+            "its quantization_config"
+        )
+    if source.part_of:
+        remedy += (
+            f"; or, if {source.part_of} models have another name for it, save the language model "
+            "alone with transformers, and give that folder"
+        )
+    return remedy
 
 
 def _predicts(name: str, config: Config, layers: int) -> bool:
