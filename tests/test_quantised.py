@@ -477,7 +477,10 @@ def test_a_plan_needs_no_weights(qwen3: Path, tmp_path: Path) -> None:
 
 
 def test_blocks_at_the_edge_are_cut_off(tmp_path: Path) -> None:
-    """As in DeepSeek-V3, whose 576 rows are no multiple of 128; transformers refuses these."""
+    """As in DeepSeek-V3, whose 576 rows are no multiple of 128.
+
+    transformers refuses these, or takes all blocks to be smaller if their number divides the rows.
+    """
     block = 48
     source = fp8(tmp_path / "source", Qwen3Config(**SIZES), 16)
     name = "model.layers.0.mlp.up_proj.weight"
@@ -491,3 +494,6 @@ def test_blocks_at_the_edge_are_cut_off(tmp_path: Path) -> None:
     with edit_json(source / "config.json") as config:
         config["quantization_config"]["weight_block_size"] = [block, block]
     assert find(source).open().read(name).equal(expected)
+    result = growkit.grow(source, tmp_path / "out", ffn="x2")
+    assert result["kept"], result["verification"]["reason"]
+    assert "transformers does not cut blocks off" in result["verification"]["reason"]

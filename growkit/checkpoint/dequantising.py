@@ -159,6 +159,10 @@ class Scheme(ABC):
         """The settings that make transformers dequantise while it loads; None if none do."""
         return None
 
+    def misread(self, parts: Parts, settings: Config) -> str:
+        """Why transformers makes other numbers of a dense tensor than the format; else empty."""
+        return ""
+
 
 class Dequantised(Checkpoint):
     """A quantised checkpoint, read as a dense model.

@@ -52,7 +52,10 @@ def _compare(source: Dequantised) -> tuple[dict[str, bool], str]:
         conversions = dequantisations(source, settings)
     for conversion in conversions:
         dense = {made[name] for name in conversion.sources if name in made}
-        if dense and conversion.transform is not None:
+        misread = [source.format.misread(source.parts[n], source.settings) for n in sorted(dense)]
+        if any(misread):
+            errors.extend(filter(None, misread))
+        elif dense and conversion.transform is not None:
             with _explain_errors(errors):
                 conversion.shapes = {conversion.name: ours.tensors[conversion.name].shape}
                 same = all(_same(*each) for each in _pairs(source.stored, ours, conversion))

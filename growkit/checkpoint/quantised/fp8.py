@@ -41,6 +41,14 @@ class Fp8(Scheme):
         block = settings.get("weight_block_size")
         return {"quant_method": self.method, "dequantize": True, "weight_block_size": block}
 
+    def misread(self, parts: Parts, settings: Config) -> str:
+        """See ``Scheme``; DeepSeek-V3's own kernel cuts blocks off at the edge."""
+        shape = parts.shape(".weight")
+        pairs = zip(shape, _blocks(parts, shape, settings), strict=True)
+        if all(size <= block or size % block == 0 for size, block in pairs):
+            return ""
+        return "transformers does not cut blocks off at the edge, but makes all of them smaller"
+
 
 def _blocks(parts: Parts, shape: tuple[int, ...], settings: Config) -> Blocks:
     return Blocks.of(parts, ".weight_scale_inv", shape, [settings.get("weight_block_size")])
