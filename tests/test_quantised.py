@@ -389,6 +389,12 @@ def test_what_growkit_alone_reads_is_said(method: str, tmp_path: Path) -> None:
         ("fp8", {}, {".weight_scale": torch.tensor([torch.inf])}, "NaN or infinity"),
         ("fp8", {}, {"2.weight": torch.ones(2, 2).to(torch.float8_e4m3fn)}, "m2.weight .* missing"),
         ("nf4", {}, {".weight.quant_state.bitsandbytes__nf4": torch.zeros(9).byte()}, "its state"),
+        (
+            "nf4",
+            {},
+            {".weight.quant_state.bitsandbytes__nf4": torch.zeros(1, 9).byte()},
+            r"shape \[1, 9\]",
+        ),
         ("nf4", {}, {".weight": torch.zeros(9, 1).byte()}, r"\[1024, 1\] and U8 were expected"),
         ("llm-int8", {}, {".weight_format": torch.tensor(1).byte()}, "weight_format and rows"),
     ],

@@ -77,8 +77,9 @@ def _scales(parts: Parts, state: Config, blocks: slice) -> Tensor:
 def _state(parts: Parts) -> Config:
     """Read the shape, the dtype and the sizes of blocks of a tensor."""
     (name, *_), what = [each for each in parts.names if each.startswith(STATE)] or [""], "its state"
-    parts.require(bool(name) and sum(parts.shape(name)) <= MOST_STATE, what)
-    parts.check(name, parts.shape(name), "U8")
+    size = sum(parts.shape(name))
+    parts.require(bool(name) and size <= MOST_STATE, what)
+    parts.check(name, (size,), "U8")
     try:
         state = parse_json(bytes(parts.read(name).tolist()))
     except ValueError:
