@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import growkit
 from growkit.algebra.axes import slopes
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from growkit.families.family import Family, families
+from growkit.families.family import Family, families, family_of
 from tests.conftest import (
     distance,
     edit_json,
@@ -100,6 +101,19 @@ WINDOW = {"sliding_window": 5, "use_sliding_window": True}
 SILENT = ("output_attentions", "output_hidden_states", "return_dict", "use_cache", "is_decoder")
 """Switches of how a model is called, and of another kind of model."""
 ELSEWHERE = ("add_cross_attention", "is_encoder_decoder", "chunk_size_feed_forward")
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_missing_keys_have_the_values_of_the_class(kind: str) -> None:
+    if kind not in CONFIG_MAPPING:
+        pytest.skip("transformers has no class for it")
+    cls, family = CONFIG_MAPPING[kind], family_of({"model_type": kind}, "here")
+    stated = {key: value for key, value in cls().to_dict().items() if value is not None}
+    config = cls(**FAMILIES[kind].any(Random(0))).to_dict() | stated
+    for key in family.defaults.keys() & config.keys():
+        rest = {name: value for name, value in config.items() if name != key}
+        expected = cls.from_dict(dict(rest)).to_dict().get(key)
+        assert expected is None or family.complete(rest)[key] == expected, key
 
 
 def odd_values(kind: str, config: dict[str, Any]) -> Iterator[dict[str, Any]]:

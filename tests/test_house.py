@@ -26,11 +26,12 @@ OPERATION = CopyMethod(
 CONVERSION = """
 from growkit.conversions.rewriting import OnDiffTransformer, rewrite
 from growkit.families.diff_transformer import FAMILY
-from growkit.planning.operation import Change
+from growkit.planning.operation import Change, Option
 
 
 class Unscaled(OnDiffTransformer):
-    name, paper, options = "unscaled", "-", ()
+    name, paper = "unscaled", "-"
+    options = (Option("why", "reason", form="TEXT", example="test"),)
 
     def plan(self, source, options, seed):
         config = FAMILY.complete(source.config) | {"head_output_scale": "none"}
@@ -78,7 +79,9 @@ def test_a_conversion_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(conversions, "__path__", [*conversions.__path__, str(tmp_path)])
     source = save_model(tmp_path / "source", "diffllama")
     quick = growkit.Settings(prompts=2, length=12)
-    result = growkit.convert(source, tmp_path / "out", to="unscaled", verify=quick)
+    result = growkit.convert(source, tmp_path / "out", to="unscaled", why="test", verify=quick)
+    shown = [each["command"] for each in growkit.inspect(source)["possible"]]
+    assert "growkit convert SRC OUT --to unscaled --why test" in shown
     assert result["kept"]
     assert result["verification"]["promise"] == "different"
     assert "the factor 1 - λ_init" in result["verification"]["reason"]

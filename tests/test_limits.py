@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import growkit
+from growkit.base import limits
 from growkit.base.limits import Limit, within, within_each
 from growkit.engine.metrics import Distance
 from growkit.proof.function import FunctionProof
@@ -24,6 +25,22 @@ RULE = [
     *((5e-324, 0.0, False), (-0.0, 0.0, True), (math.nan, 1.0, False), (1.0, math.nan, False)),
     *((math.inf, math.inf, False), (1.0, math.inf, True)),
 ]
+
+
+STATED = [
+    ("STRICT_MARGIN", "numerics", "The limit is `STRICT_MARGIN`, {}, times the largest change"),
+    ("NATIVE_MARGIN", "numerics", "differ from the source by {} times the source's own rounding"),
+    ("NATIVE_MARGIN", "numerics", "The limit of a bounded growth is {} times what rounding"),
+    ("NATIVE_MARGIN", "proof", "The limit is {} times the source's own rounding"),
+    ("TRAINING_MARGIN", "training", "The limit is {} times the effect of disturbing the"),
+    ("FINGERPRINT_MARGIN", "training", "The limit is {} times what the storage dtype did to"),
+]
+
+
+@pytest.mark.parametrize(("margin", "page", "sentence"), STATED)
+def test_the_documents_have_the_margins(margin: str, page: str, sentence: str) -> None:
+    text = (Path(growkit.__file__).parents[1] / "docs" / f"{page}.md").read_text("utf-8")
+    assert sentence.format(getattr(limits, margin)) in " ".join(text.split())
 
 
 @pytest.mark.parametrize(("distance", "limit", "kept"), RULE)

@@ -16,7 +16,8 @@ STRICT_MARGIN = 8
 
 NATIVE_MARGIN = 16
 """Allowed difference in the storage dtype, as a multiple of the source's own rounding error. Both
-models round, sums may be several times as long, and the largest of many errors is compared."""
+models round, sums may be several times as long, and the largest of many errors is compared. Bounded
+promises have this limit in strict float64."""
 
 TRAINING_MARGIN = 8
 """Allowed difference after training, as a multiple of rounding error in the source's training."""

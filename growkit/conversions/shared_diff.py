@@ -56,7 +56,7 @@ class SharedDiff(OnDiffTransformer):
             "the rank of the updates, a whole number from 1 upwards, one per layer, or auto",
             form="N|N,N,…|auto",
             accepts=_is_rank,
-            needed=True,
+            example=1,
         ),
         Option(
             "tolerance",

@@ -68,7 +68,7 @@ NUMBER = SizeOption(
     "number of experts in each layer; under experts a multiple of the present number, or any "
     "larger number with --top-k",
     axes=(EXPERTS,),
-    needed=True,
+    example="x2",
 )
 TOP_K = Option(
     "top_k",

@@ -46,9 +46,6 @@ FACTORS = ("x3/2", "x2", "x4")
 REACH = dict(zip(FACTORS, ("any size", "whole factors", "powers of four"), strict=True))
 """The reachable sizes that follow from the first exact factor."""
 
-NEEDED: Mapping[str, Value] = {"rank": 1, "experts": "x2"}
-"""Values for required options."""
-
 TIED = "tie_word_embeddings"
 
 NOTHING = "–"
@@ -238,7 +235,7 @@ def _conversion(
 
 
 def _needed(operation: Operation) -> dict[str, Value]:
-    return {each.name: NEEDED[each.name] for each in operation.options if each.needed}
+    return {each.name: each.example for each in operation.options if each.example is not None}
 
 
 def _growths(operation: Operation, model: Weights) -> Iterator[Answer]:

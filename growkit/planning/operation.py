@@ -34,7 +34,7 @@ class Option:
         values: the allowed values, the default first; empty for a free value.
         form: placeholder of a free value, e.g. ``N``.
         accepts: whether a free value is valid; it may raise a more precise ``InputError``.
-        needed: whether a free value is required.
+        example: a value that is possible in every family, if a free value is required; else None.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Option:
     values: tuple[str, ...] = ()
     form: str = ""
     accepts: Callable[[str], bool] = lambda text: True
-    needed: bool = False
+    example: Value | None = None
 
     def read(self, value: Value | None) -> str | None:
         """Parse a value; None for no value.
@@ -51,7 +51,7 @@ class Option:
             InputError: the value is invalid, or is required but missing.
         """
         if value is None:
-            if self.needed:
+            if self.example is not None:
                 raise InputError(f"{self.name} is missing; give it as {self.form}: {self.help}")
             return self.values[0] if self.values else None
         if isinstance(value, bool) or not isinstance(value, str | int | float | list):

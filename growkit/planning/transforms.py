@@ -185,7 +185,7 @@ class Kept(_OneSource):
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
-        return _multiply(source.read(self.source, *where), self.factor, source.where(self.source))
+        return _multiply(source.read(self.source, *where), self.factor, source, self.source)
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``."""
@@ -243,7 +243,7 @@ class Mapped(_OneSource):
         if self.offset:
             filled = widened(grown).masked_fill(self._zeros(where[0]), -self.offset)
             grown = filled.to(grown.dtype)
-        return _multiply(grown, self.factor, source.where(self.source))
+        return _multiply(grown, self.factor, source, self.source)
 
     def _grown(self, read: Read, where: Slices) -> Tensor:
         return grow_slice(read, self.maps, self.name, self.shares, where)
@@ -522,7 +522,7 @@ class Stacked(Transform):
         return Stacked(known, self.why) if known == made else None
 
 
-def _multiply(tensor: Tensor, factor: float, where: str) -> Tensor:
+def _multiply(tensor: Tensor, factor: float, source: Weights, name: str) -> Tensor:
     """Multiply by a power of two without any loss.
 
     Raises:
@@ -533,8 +533,8 @@ def _multiply(tensor: Tensor, factor: float, where: str) -> Tensor:
     multiplied = (tensor.double() * factor).to(tensor.dtype)
     if not bool((_divide(multiplied, factor).double() == tensor.double()).all()):
         raise InputError(
-            f"a tensor in {where} must be multiplied by {factor:g}, which rounds in "
-            f"{tensor.dtype}; pass a wider --dtype"
+            f"tensor {name} in {source.where(name)} must be multiplied by {factor:g}, which rounds "
+            f"in {tensor.dtype}; pass a wider --dtype"
         )
     return multiplied
 

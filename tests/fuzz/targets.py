@@ -94,7 +94,7 @@ def chosen_options(random: Random, operation: Operation, odd_ones: int) -> dict[
     found = {
         each.name: value
         for each in operation.options
-        if each.needed or random.random() < often
+        if each.example is not None or random.random() < often
         for value in [sound_value(random, each)]
         if value is not None
     }
