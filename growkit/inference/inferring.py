@@ -344,8 +344,7 @@ def _head(found: Inference) -> Iterator[str]:
     yield f"# Inferred from {found['model_class']} of transformers {version}. To be used as"
     yield "#   growkit grow SRC OUT --family THIS-FILE ..."
     yield "# What grew in a small random model of the class, and computed the same in float64:"
-    for trial in found["trials"]:
-        yield f"#   {_trial_line(trial)}"
+    yield from dict.fromkeys(f"#   {_trial_line(trial)}" for trial in found["trials"])
     others = found["tried"] - 1
     if others:
         yield f"# It is the best of {found['tried']} descriptions that were tried."
