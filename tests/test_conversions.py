@@ -45,7 +45,7 @@ def diff_source(folder: Path, seed: int, **options: Any) -> Path:
     return save_model(folder, kind, seed, choose.choice(DTYPES), **config)
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("to", ["diff-v2", "diff"])
 def test_softmax_becomes_differential(to: str, seed: int, tmp_path: Path) -> None:
@@ -148,6 +148,7 @@ def test_an_open_gate_is_the_unified_dint(tmp_path: Path) -> None:
     assert convert(tmp_path / "open", tmp_path / "back", "diff")["promise"] == "different"
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(30))
 def test_grouped_diff_becomes_diff(seed: int, tmp_path: Path) -> None:
     config = {"num_attention_heads": 10, "num_noise_heads": 2, "noise_keys": "own"}

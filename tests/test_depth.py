@@ -155,7 +155,7 @@ def check(kind: str, seed: int, folder: Path) -> None:
             assert (place["layer"], place["tensor"]) == (layer, name), f"{name}: {found['fault']}"
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_any_family(kind: str, seed: int, tmp_path: Path) -> None:

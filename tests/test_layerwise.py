@@ -75,7 +75,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, matrices: None) -> Pa
     return save_model(tmp_path / "model", kind, seed, num_hidden_layers=3, **(sizes | options))
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(10)
 def test_logits_and_cached_decoding(folder: Path) -> None:
     prompts = [ids(12), ids(7, 1)]
     begun = Call(prompts[0][:8], cached=True)
@@ -115,7 +115,7 @@ def gradients(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("folder", [*VARIANTS, *EXPERTS, *BETWEEN], indirect=True)
 def test_gradients(folder: Path) -> None:
     check_gradients(folder)

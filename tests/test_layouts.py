@@ -193,7 +193,7 @@ DRAW: dict[str, Callable[[Random], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.parametrize("layout", FOREIGN)
 def test_any_layout_is_read(layout: str, seed: int, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def expressible(choose: Random, layout: str) -> dict[str, Any]:
     return config | V2 | {"value_head_dim": width, "num_key_value_heads": kv}
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("layout", [*FOREIGN, "diffllama"])
 def test_any_diff_transformer_is_written(layout: str, seed: int, tmp_path: Path) -> None:
@@ -440,6 +440,7 @@ def draw_growth(choose: Random, layout: str) -> tuple[dict[str, Any], str, dict[
     return config, method, {name: f"x{factor}" for name, factor in sizes.items()}, kept
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("layout", FOREIGN)
 def test_any_layout_grows(layout: str, seed: int, tmp_path: Path) -> None:

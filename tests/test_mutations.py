@@ -549,7 +549,7 @@ def test_without_a_fault(pair: str, pairs: Callable[[str], Path], tmp_path: Path
     assert result["weights_recovered"]
 
 
-@pytest.mark.sampled(44)
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize(("fault", "pair", "manifest"), cases(True) + cases(False))
 def test_a_fault_is_found(
     fault: Fault, pair: str, manifest: bool, spoiled: Callable[..., tuple[Path, Path]]

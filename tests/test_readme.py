@@ -139,7 +139,7 @@ class Workplace:
         """Run a command; it must succeed."""
         program, *arguments = words
         file = arguments.pop() if ">" in arguments[-2:] else None
-        if words == ["growkit", "demo"]:
+        if words in (["growkit", "demo"], ["growkit", "families", "--all"]):
             return ""  # runs where its output is compared
         if program == "growkit":
             given = arguments[:-1] if file else arguments

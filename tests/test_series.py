@@ -226,9 +226,18 @@ def test_the_series_is_the_integral(seed: int, shape: str) -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("rows", [4096, 16384])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_long_texts(shape: str, rows: int) -> None:
+def test_long_texts(shape: str) -> None:
+    check_long(shape, 4096)
+
+
+@pytest.mark.sampled(0)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_very_long_texts(shape: str) -> None:
+    check_long(shape, 16384)
+
+
+def check_long(shape: str, rows: int) -> None:
     case = long_text(shape, rows)
     check(case)
     assert float(of_bound(case).max()) < 1
@@ -349,6 +358,7 @@ def logits(model: Any, ids: Tensor, mask: Tensor | None, crop: int = 0) -> Tenso
     return found
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("variant", ["dint", "gated dint", "shared dint"])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("crop", [0, 2, 40])

@@ -154,6 +154,7 @@ def spoiled(pair: Recipe, folder: Path, spoil: Callable[[Tensors], Any]) -> Reci
     return replace(pair, output=str(target))
 
 
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_found(fault: Callable[[Tensors], Any], pair: Recipe, tmp_path: Path) -> None:
     assert compared(pair).lost is None

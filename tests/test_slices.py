@@ -148,7 +148,7 @@ def _slow(seed: int) -> Any:
 Make = Callable[..., Path]
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(300))
 def test_any_slices(seed: int, tmp_path: Path) -> None:
     """Any models, steps and dtypes."""

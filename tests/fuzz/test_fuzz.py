@@ -22,7 +22,7 @@ from tests.fuzz.rules import Answer, judge
 from tests.fuzz.targets import TARGETS, draw
 from tests.fuzz.worker import Tally, Worker, quickly
 
-INPUTS, MANY = 500, 20_000
+INPUTS, MANY = 400, 20_000
 EACH = 2
 SEED = 20261122
 LOOK = Case("llama", ("inspect", "source"))
