@@ -53,8 +53,8 @@ GROUPS = Option(
 
 PROMISE = Option(
     "promise",
-    "whether the function may change: not at all (exact), or by rounding some tensors once, for "
-    "sizes that are impossible otherwise (bounded)",
+    "whether the function may change: not at all (exact), or by rounding some tensors once, where "
+    "that is impossible (bounded)",
     ("exact", "bounded"),
 )
 
