@@ -282,7 +282,7 @@ def _shorter(why: str) -> str:
 def table(page: str) -> dict[str, tuple[str, ...]]:
     """The cells of every type in the first table of the page."""
     rows = (re.findall(r"(?<=\| )[^|]+(?= \|)", line) for line in page.splitlines())
-    found = [row for row in rows if len(row) == 1 + len(GROWTHS)]
+    _, _, *found = [row for row in rows if len(row) == 1 + len(GROWTHS)]  # without its head
     return {kind: tuple(cells) for types, *cells in found for kind in types.split(", ")}
 
 
