@@ -3,6 +3,7 @@
 import importlib
 import io
 import pickle
+import resource
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
@@ -240,6 +241,25 @@ def test_files_that_are_cut_off(
     said = refusal("grow", source, out, "--hidden", "x2", "--no-verify", "--optimizer", state)
     assert "truncated" in said or "cannot be loaded as" in said
     assert not out.exists()
+
+
+def test_a_disk_that_fills_up_with_the_state(source: Path, tmp_path: Path) -> None:
+    """A limit for the size of files stands for the disk: torch hides its error behind others."""
+    _, optimizer = trained(source, 1)
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    grown(source, tmp_path / "optimizer.pt", tmp_path / "out")
+    weights, state = (
+        (tmp_path / "out" / name).stat().st_size for name in ("model.safetensors", "optimizer.pt")
+    )
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for most in range(weights + 1, state, (state - weights) // 5):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+        try:
+            with pytest.raises(InputError, match=r"full cannot be written \(File too large"):
+                grown(source, tmp_path / "optimizer.pt", tmp_path / "full")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert {path.name for path in tmp_path.iterdir()} == {"optimizer.pt", "out"}
 
 
 def with_schedules(model: Any) -> Any:

@@ -442,7 +442,7 @@ def write_list(
         with (folder / VALUES).open("wb") as stream:
             for name, value in values.items():
                 tensor, begin = isinstance(value, torch.Tensor), stream.tell()
-                torch.save(value.clone() if tensor else value, stream)
+                weight_file.save_archive(value.clone() if tensor else value, stream)
                 kind = (value.dtype, value.shape) if tensor else (None, torch.Size())
                 found[name] = *kind, _StorageInfo(VALUES, begin, stream.tell() - begin)
     listed = metadata.Metadata({}, {}, {}, metadata.StorageMeta(), version=CURRENT_DCP_VERSION)
@@ -466,8 +466,12 @@ def _frame_of(info: TensorInfo) -> tuple[bytes, bytes]:
 
     with temporary("archive") as folder:
         file = folder / "archive"
-        with torch._C.DisableTorchFunction(), skip_data(materialize_fake_tensors=True):
-            torch.save(weight_file.placeholder(info), file)
+        with (
+            file.open("wb") as stream,
+            torch._C.DisableTorchFunction(),
+            skip_data(materialize_fake_tensors=True),
+        ):
+            weight_file.save_archive(weight_file.placeholder(info), stream)
         saved = _open_archive(Folder(folder), "tensor", file.name, 0, file.stat().st_size)
         begin = saved.places["tensor"].begin
         with file.open("rb") as stream:

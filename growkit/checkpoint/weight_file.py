@@ -348,6 +348,20 @@ def placeholder(info: TensorInfo) -> Tensor:
         return torch.empty(info.shape, dtype=info.torch_dtype)
 
 
+def save_archive(content: Any, stream: IO[bytes]) -> None:
+    """Call ``torch.save``, which may hide the error of a full disk behind one of its own.
+
+    Raises:
+        OSError: the stream cannot be written.
+    """
+    try:
+        torch.save(content, stream)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
 class _Archive:
     """An archive in a part of a file; limits each read to what real archives need."""
 

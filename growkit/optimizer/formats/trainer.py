@@ -7,13 +7,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.serialization import skip_data
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.weight_file import Select, TorchFile, open_saved, placeholder
+from growkit.checkpoint.weight_file import (
+    Select,
+    TorchFile,
+    open_saved,
+    placeholder,
+    save_archive,
+)
 from growkit.checkpoint.writing import Save, Shard
 from growkit.optimizer.groups import Parameters, ParamGroup, class_name
 from growkit.optimizer.schedule import holds_schedule
@@ -180,7 +185,8 @@ def _write(
         made = {"params": [ids[name] for name in names], "param_names": names}
         content["param_groups"].append({**group.options, **made})
     for schedule in grown.schedules().values():
-        torch.save(schedule, folder / SCHEDULE)
+        with (folder / SCHEDULE).open("wb") as stream:
+            save_archive(schedule, stream)
     if source:
         for name in carried:
             source.copy(name, folder)
@@ -194,8 +200,9 @@ def _write(
         state = content["state"]
         return {f"{named[n]}.{kind}": t for n in state for kind, t in state[n].items()}
 
-    with skip_data(materialize_fake_tensors=True):  # leaves room for the data
-        torch.save(content, folder / file)
+    leaving_room = skip_data(materialize_fake_tensors=True)
+    with (folder / file).open("wb") as stream, leaving_room:
+        save_archive(content, stream)
     places = open_saved(Folder(folder), file, KIND)[1](tensors).places
     offsets = {key: places[key].begin for key in sorted(places, key=lambda key: places[key].begin)}
     save(grown, folder, [Shard(file, {key: grown.tensors[key] for key in offsets}, {}, offsets)])
