@@ -1,12 +1,14 @@
 """What people do with a folder as a whole, and whether the new capacity can learn."""
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import CONFIG_MAPPING
+from safetensors import SafetensorError
+from transformers import CONFIG_MAPPING, LlamaForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
@@ -35,6 +37,32 @@ def test_models_are_saved_and_generate(kind: str, tied: bool, make: Make, tmp_pa
     assert "the same 16 tokens" in modes["generate"]["note"]
     tried = {"prefill", "cached decoding", "left padding", "explicit positions", "longest context"}
     assert modes.keys() == tried | {"save and reload", "generate"}
+
+
+@pytest.mark.usage
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+    ],
+    ids=["transformers", "safetensors"],
+)
+def test_a_full_disk_is_no_fault_of_the_target(
+    error: Exception, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source, which is smaller, has room."""
+    source, save = make("llama"), LlamaForCausalLM.save_pretrained
+
+    def full(model: Any, folder: Path) -> None:
+        if model.config.hidden_size > 16:
+            raise error
+        save(model, folder)
+
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
+    with pytest.raises(InputError, match="cannot take temporary files"):
+        growkit.grow(source, tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
+    assert not [*tmp_path.glob("out*")]
 
 
 @pytest.mark.usage

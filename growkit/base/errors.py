@@ -18,7 +18,7 @@ class InputError(ValueError):
 
 
 class PlaceError(InputError):
-    """The output cannot be written to its destination."""
+    """There is no place for the output, or for temporary files."""
 
 
 def reason(error: BaseException) -> str:

@@ -209,7 +209,8 @@ def _check_makeable(output: Path) -> None:
     parent = next(each for each in output.parents if os.path.lexists(each))
     with writing(output):
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(parent))
+            code = errno.EACCES if parent.is_dir() else errno.ENOTDIR
+            raise OSError(code, os.strerror(code), str(parent))
         with suppress(FileNotFoundError):  # any other error means that the name is too long
             os.lstat(Scratch(output.with_name(f".{output.name}.")).path)
 

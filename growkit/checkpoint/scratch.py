@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from growkit.base.errors import InputError, reason
+from growkit.base.errors import PlaceError, reason
 
 LOCK = "growkit.lock"
 ENDING = 8
@@ -79,16 +79,17 @@ def temporary(kind: str) -> Iterator[Path]:
     """Create a folder for temporary files, which the end of the context deletes.
 
     Raises:
-        InputError: the disk is full.
+        PlaceError: the disk is full.
     """
     scratch = temporary_scratch(kind)
     try:
         scratch.make()
         yield scratch.path
     except Exception as error:  # an error of safetensors has the number only in its message
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        numbers = {getattr(each, "errno", None) for each in (error, error.__cause__)}
+        full = not numbers.isdisjoint({errno.ENOSPC, errno.EDQUOT})
         if full or f"(os error {errno.ENOSPC})" in str(error):
-            raise InputError(
+            raise PlaceError(
                 f"{scratch.path.parent} cannot take temporary files ({reason(error)}); set TMPDIR "
                 "to a folder that has room"
             ) from error

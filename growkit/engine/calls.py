@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from growkit.base.errors import InputError, plain, reason
+from growkit.base.errors import InputError, PlaceError, plain, reason
 from growkit.checkpoint.scratch import temporary_scratch
 
 TOGETHER = 512
@@ -227,14 +227,14 @@ class Spool:
         """Append a tensor.
 
         Raises:
-            InputError: there is no room for temporary files.
+            PlaceError: there is no room for temporary files.
         """
         try:
             self._scratch.make()
             file = self._scratch.path / f"{len(self._files)}.safetensors"
             save_file({"tensor": tensor.detach().cpu().contiguous()}, file)
         except (OSError, SafetensorError) as error:
-            raise InputError(
+            raise PlaceError(
                 f"{self._scratch.path} cannot take {tensor.nbytes:,} bytes per layer "
                 f"({reason(error)}); set TMPDIR to a folder that has room"
             ) from error

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from growkit.base.errors import InputError, foreign
+from growkit.base.errors import InputError, PlaceError, foreign
 from growkit.base.limits import within
 from growkit.base.tensors import Config, total_parameters
 from growkit.base.units import size
@@ -195,6 +195,8 @@ def run_whole_models(
         with strict_float64(), quiet():
             try:
                 result.update(run(before, after, prompt), tried=True)
+            except PlaceError:
+                raise  # the target is not at fault
             except InputError as error:
                 result.note = str(error)
                 with suppress(InputError):  # if the source fails, too, the target is not at fault
