@@ -67,6 +67,16 @@ def test_the_hub_can_read_it(kind: str, place: Path) -> None:
     assert card.text.lstrip().startswith(f"# {kind}")
 
 
+def test_a_rejected_model_says_so_first(place: Path) -> None:
+    proof = growkit.Settings(text=str(place / "my texts" / "held out.txt"), max_kl=1e-9)
+    options: dict[str, Any] = {"rank": 2, "verify": proof}
+    source = place / "my models" / "secret"
+    result = growkit.convert(source, place / "out" / "lost", to="shared-diff", **options)
+    assert result.kept is False
+    first = [card_of(Path(result.output)), card_of(place / "out" / "lossy")]
+    assert ["rejected it" in card.partition("\n|")[0] for card in first] == [True, False]
+
+
 def test_the_control_sees_what_the_hub_cannot_read(place: Path) -> None:
     card = card_of(place / "out" / "large")
     assert ModelCard(card.removeprefix("---\n")).data.to_dict() == {}

@@ -74,6 +74,8 @@ def test_other_text_is_noticed(make: Make, tmp_path: Path) -> None:
     result = growkit.verify(source, tmp_path / "out", **QUICK)
     modes = {mode["name"]: mode for mode in result["modes"]}
     assert modes["generate"]["kept"] is False
+    sentences = {each["name"]: each["sentence"] for each in result["findings"]}
+    assert sentences["prefill"] == "prefill"  # it has nothing to explain
     assert modes["generate"]["note"].endswith(" of 16 tokens are the same, greedily")
     assert modes["save and reload"]["kept"] is True
 

@@ -135,10 +135,11 @@ class NotAskedError(InputError):
 
 def finding_of(result: ModeResult) -> Finding:
     """The finding on one inference mode."""
+    note = result.note if result.tried else f"not tried: {result.note}"
     return Finding(
         name=result.name,
         kept=result.kept,
-        sentence=f"{result.name}: {'' if result.tried else 'not tried: '}{result.note}",
+        sentence=f"{result.name}: {note}" if note else result.name,
         place=result.name if result.kept is False else None,
         measured=result.relative,
         limit=result.tolerance,
