@@ -488,7 +488,9 @@ def test_prompts_and_other_tasks_are_named(tmp_path: Path) -> None:
             growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter)
 
 
-@pytest.mark.parametrize("what", ["of another model", "with NaN", "of no module", "missing"])
+@pytest.mark.parametrize(
+    "what", ["of another model", "with NaN", "of no module", "without A", "missing"]
+)
 def test_bad_adapters_are_refused(what: str, tmp_path: Path) -> None:
     source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
     adapter = save_adapter(source, tmp_path / "adapter", **FEW)
@@ -501,6 +503,8 @@ def test_bad_adapters_are_refused(what: str, tmp_path: Path) -> None:
         tensors[first][0, 0] = torch.nan
     elif what == "of no module":
         tensors[first.replace("layers.0", "layers.7")] = tensors.pop(first)
+    elif what == "without A":
+        del tensors[first]
     save_file(tensors, file, {"format": "pt"})
     sentence = "does not exist" if what == "missing" else str(file)
     given = tmp_path / "nothing" if what == "missing" else adapter

@@ -6,6 +6,7 @@ optimizers are (``growkit.optimizer.growing``).
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -114,6 +115,7 @@ class AdapterTensors(Weights):
         self.entries: dict[str, Entry] = {}
         self._pieces: dict[str, _Piece] = {}
         self._ranks: dict[str, int] = {}
+        self._factors: Counter[str] = Counter()  # by module, number of A minus number of B
         ends = "|".join(map(re.escape, adapter.method.kinds))
         known = re.compile(rf"(.*?)((?:{re.escape(INSIDE)})*)\.({ends})")
         for key in adapter.file.tensors:
@@ -126,6 +128,10 @@ class AdapterTensors(Weights):
                 origin = prefix + origin.removeprefix("model.") if prefix else origin
                 self.entries[entry.name] = replace(entry, origin=origin)
                 self._pieces[entry.name] = piece
+        if alone := next((name for name, count in self._factors.items() if count), None):
+            raise InputError(
+                f"{adapter.file.path} has one factor of {alone} without the other; save it again"
+            )
         self.tensors = {name: each.info for name, each in self.entries.items()}
 
     def where(self, name: str | None = None) -> str:
@@ -228,6 +234,7 @@ class AdapterTensors(Weights):
         if fits and RANK in kind.sides and COLUMNS not in kind.sides:
             rank = shape[kind.sides.index(RANK)]
             fits = 0 < rank == self._ranks.setdefault(wrapped, rank)
+            self._factors[wrapped] += 1 if kind.sides[0] == RANK else -1
         if not fits:
             raise InputError(
                 f"{key} in {self.adapter.file.path} has shape {list(shape)}, which does not fit "

@@ -5,6 +5,8 @@ into a table of 256 numbers, with a scale for every larger block, and an offset.
 https://github.com/bitsandbytes-foundation/bitsandbytes
 """
 
+from math import prod
+
 from growkit.base.lazy import Tensor, torch
 from growkit.base.parsing import parse_json
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo
@@ -77,7 +79,7 @@ def _scales(parts: Parts, state: Config, blocks: slice) -> Tensor:
 def _state(parts: Parts) -> Config:
     """Read the shape, the dtype and the sizes of blocks of a tensor."""
     (name, *_), what = [each for each in parts.names if each.startswith(STATE)] or [""], "its state"
-    size = sum(parts.shape(name))
+    size = prod(parts.shape(name))
     parts.require(bool(name) and size <= MOST_STATE, what)
     parts.check(name, (size,), "U8")
     try:
