@@ -90,7 +90,8 @@ def temporary(kind: str) -> Iterator[Path]:
         full = not numbers.isdisjoint({errno.ENOSPC, errno.EDQUOT})
         if full or f"(os error {errno.ENOSPC})" in str(error):
             raise PlaceError(
-                f"{scratch.path.parent} cannot take temporary files ({reason(error)}); set TMPDIR "
+                f"{scratch.path.parent} cannot take temporary files "
+                f"({reason(error.__cause__ or error)}); set TMPDIR "
                 "to a folder that has room"
             ) from error
         raise

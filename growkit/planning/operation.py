@@ -42,7 +42,7 @@ class Option:
     values: tuple[str, ...] = ()
     form: str = ""
     accepts: Callable[[str], bool] = lambda text: True
-    example: Value | None = None
+    example: str | int | None = None
 
     def read(self, value: Value | None) -> str | None:
         """Parse a value; None for no value.

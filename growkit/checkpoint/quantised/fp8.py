@@ -47,7 +47,7 @@ class Fp8(Scheme):
         pairs = zip(shape, _blocks(parts, shape, settings), strict=True)
         if all(size <= block or size % block == 0 for size, block in pairs):
             return ""
-        return "transformers does not cut blocks off at the edge, but makes all of them smaller"
+        return "transformers does not cut blocks off at the edge, as the format does"
 
 
 def _blocks(parts: Parts, shape: tuple[int, ...], settings: Config) -> Blocks:
