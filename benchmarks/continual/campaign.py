@@ -98,26 +98,32 @@ class Campaign:
         experiment, found, arm = self.experiment, self.found(), job.arm
         if self.device == "cpu" or experiment.measures or (arm and arm.ramp):
             return [job]
-        middle = len(experiment.learning_rates) // 2
-        likely = experiment.learning_rates[max(0, middle - 3) : middle + 1]
-        seeds, best = experiment.seeds, None
+        rates, seeds = experiment.learning_rates, experiment.seeds
+        middle = len(rates) // 2
         if arm and arm.weights == "source":
             best = best_rate(experiment, found, arm.source)
+            assert best is not None
+            middle = rates.index(best)
             seeds = tuple(seed for seed in seeds if (arm.source, seed, best) in found)
+        likely = rates[max(0, middle - 3) : middle + 2]
         keys = [(job.name, seed, rate) for rate in {*likely, job.rate} for seed in seeds]
         return [Job(experiment, *key) for key in sorted(keys) if key not in found]
 
     def _lines(self, jobs: list[Job]) -> list[Line]:
         """Carry runs of an arm or a source out; sources are kept for the arms."""
-        arm, sources, first = jobs[0].arm, {}, {}
+        arm, first = jobs[0].arm, {}
+        sources: dict[int, Path] = {}
         if arm is not None and arm.weights == "source":
             rate = first["source_rate"] = best_rate(self.experiment, self.found(), arm.source)
             assert rate is not None
-            for job in jobs:
-                trained = Job(self.experiment, arm.source, job.seed, rate)
-                sources[job.seed] = self._folder(trained)
-                if not sources[job.seed].is_dir():  # only its line is left
-                    self._trained([trained], {})
+            trained = [
+                Job(self.experiment, arm.source, seed, rate)
+                for seed in dict.fromkeys(job.seed for job in jobs)
+            ]
+            sources = {job.seed: self._folder(job) for job in trained}
+            # Of some, only lines are left.
+            if lost := [job for job in trained if not sources[job.seed].is_dir()]:
+                self._trained(lost, {})
         return [
             {
                 "experiment": self.experiment.name,

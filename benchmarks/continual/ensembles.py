@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
+from transformers.integrations.moe import ExpertsInterface
 
 from benchmarks.continual.runs import PARTS, Run, Segment
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
@@ -44,7 +45,27 @@ def attend(
     return output.transpose(1, 2).contiguous(), None
 
 
+def all_experts(
+    module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Every expert for every token: no copies of weights for tokens, and nothing waits for a value.
+
+    Args:
+        module: gated experts without biases, as in Mixtral.
+        hidden_states: [tokens, hidden].
+        top_k_index: experts of a token, [tokens, top_k].
+        top_k_weights: their weights, [tokens, top_k].
+    """
+    experts = torch.arange(module.num_experts, device=top_k_index.device)
+    chosen = top_k_index[..., None] == experts  # [tokens, top_k, experts]
+    weights = (chosen * top_k_weights[..., None]).sum(-2)  # [tokens, experts]
+    gated = torch.einsum("th,eih->eti", hidden_states, module.gate_up_proj)
+    inner = module._apply_gate(gated) * weights.T[..., None]  # [experts, tokens, intermediate]
+    return torch.einsum("eti,ehi->th", inner, module.down_proj).to(hidden_states.dtype)
+
+
 AttentionInterface.register("efficient", attend)
+ExpertsInterface.register("all", all_experts)
 
 
 class Ensemble:
@@ -68,7 +89,7 @@ class Ensemble:
         if self.device.type == "cuda" and not isinstance(self.model, DiffTransformerForCausalLM):
             self.model.set_attn_implementation("efficient")
         if self.model._can_set_experts_implementation():
-            self.model.set_experts_implementation("batched_mm")  # the others need values
+            self.model.set_experts_implementation("all")
         stacked = [torch.stack(each) for each in zip(*map(_vectors, runs), strict=True)]
         self.flat, self.average, self.square, self.updates = stacked[:4]
         self.rates, self.decays, self.epsilons = stacked[4:]
