@@ -11,15 +11,16 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+import yaml
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 from benchmarks.continual import ages, models, results, runs
 from benchmarks.continual.__main__ import LINES, ROOT
-from benchmarks.continual.campaign import Campaign, next_rates
+from benchmarks.continual.campaign import Campaign, next_rates, wanted
 from benchmarks.continual.ensembles import Ensemble
-from benchmarks.continual.experiment import Experiment, Job, load, names
+from benchmarks.continual.experiment import SCALES, Experiment, Job, load, names, settings_of
 from benchmarks.continual.report import write
 from benchmarks.continual.retrieval import MEASURES, QUESTION, WIDTH
 from benchmarks.continual.runs import Run, Segment, branches
@@ -315,6 +316,28 @@ def test_an_arm_with_several_sources_is_one_arm_for_each() -> None:
     assert len(every) == 5
     assert experiment.arms["four experts, 64"].source == "64"
     assert not ages.ways(load("growth", "small"))
+
+
+def test_a_size_can_have_fewer_sources_and_arms(tmp_path: Path) -> None:
+    """Its other runs stay the same; the next source comes after the arms of the one before."""
+    scales = yaml.safe_load(SCALES.read_text("utf-8"))
+    scales["tiny"] |= {"sources": ["16", "64"], "arms": ["trained on", "four experts"]}
+    file = tmp_path / "scales.yaml"
+    file.write_text(yaml.safe_dump(scales), "utf-8")
+    experiment, whole = load("when", "tiny", scales=file), load("when", "tiny")
+    arms = [f"{way}, {age}" for way in ("trained on", "four experts") for age in (16, 64)]
+    assert [*experiment.arms] == arms
+    for name in ("16", *arms):
+        assert settings_of(experiment, name, "") == settings_of(whole, name, "")
+    point = {"validation": 1.0}
+    done = {(name, seed, 1e-3): {"points": [point]} for name in ("16", "64") for seed in (0, 1)}
+    done |= {(name, seed, 1e-2): {"points": [{"validation": 2.0}]} for name, seed, _ in done}
+    order = dict.fromkeys(name for name, *_ in wanted(experiment, done))
+    assert [*order] == ["16", arms[0], arms[2], "64", arms[1], arms[3]]
+    scales["tiny"]["sources"] = ["17"]
+    file.write_text(yaml.safe_dump(scales), "utf-8")
+    with pytest.raises(SystemExit, match="has sources 17, which when lacks"):
+        load("when", "tiny", scales=file)
 
 
 @pytest.mark.parametrize(

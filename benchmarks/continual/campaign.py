@@ -181,20 +181,21 @@ def sorted_lines(
 
 
 def wanted(experiment: Experiment, found: Found) -> Iterator[Key]:
-    """All runs whose turn has come: sources, then one arm after the other.
+    """All runs whose turn has come: a source and its arms, then the next source.
 
     Args:
         experiment: which.
         found: what is done.
     """
-    for name, source in experiment.sources.items():
+    for source in experiment.sources.values():
         if source.trained:
-            yield from _of(experiment, found, name)
-    for name, arm in experiment.arms.items():
-        rate = best_rate(experiment, found, arm.source)
-        for each in _of(experiment, found, name):
-            if arm.weights == "new" or (arm.source, each[1], rate) in found:
-                yield each
+            yield from _of(experiment, found, source.name)
+        rate = best_rate(experiment, found, source.name)
+        for name, arm in experiment.arms.items():
+            if arm.source == source.name:
+                for each in _of(experiment, found, name):
+                    if arm.weights == "new" or (source.name, each[1], rate) in found:
+                        yield each
 
 
 def _of(experiment: Experiment, found: Found, name: str) -> Iterator[Key]:

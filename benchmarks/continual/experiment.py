@@ -44,6 +44,7 @@ class Scale:
         learning_rates: instead of the experiment's; None for those.
         seeds: likewise.
         arms: those of the experiment that are run, without their sources; None for all.
+        sources: likewise; arms of other sources are not run.
     """
 
     vocabulary: int
@@ -67,6 +68,7 @@ class Scale:
     learning_rates: tuple[float, ...] | None = None
     seeds: tuple[int, ...] | None = None
     arms: tuple[str, ...] | None = None
+    sources: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -195,15 +197,22 @@ def load(name: str, scale_name: str, folder: Path = FOLDER, scales: Path = SCALE
     scale = Scale(**_tuples(known[scale_name]))
     data = yaml.safe_load(file.read_text("utf-8"))
     defaults = data.pop("defaults", {})
-    sources = {key: Source(key, **each) for key, each in data.pop("sources").items()}
+    for key in ("arms", "sources"):
+        if unknown := {*(getattr(scale, key) or ())} - {*data[key]}:
+            listed = ", ".join(sorted(unknown))
+            raise SystemExit(f"{scales.name} has {key} {listed}, which {name} lacks")
+    sources = {
+        key: Source(key, **each)
+        for key, each in data.pop("sources").items()
+        if scale.sources is None or key in scale.sources
+    }
     first = next(iter(sources))
-    if unknown := {*(scale.arms or ())} - {*data["arms"]}:
-        raise SystemExit(f"{scales.name} has arms {', '.join(sorted(unknown))}, which {name} lacks")
     arms = {
         each["name"]: Arm(**_tuples({"source": first, **defaults, **each}))
         for key, given in data.pop("arms").items()
         if scale.arms is None or key in scale.arms
         for each in _on_every_source(key, given or {})
+        if each.get("source", first) in sources
     }
     charts = {key: tuple(each) for key, each in data.pop("charts", {}).items()}
     named = {data["baseline"], *(arm for each in charts.values() for arm in each)}
@@ -241,7 +250,7 @@ def settings_of(experiment: Experiment, name: str, text: str) -> str:
     arm = experiment.arms.get(name)
     source = experiment.sources[arm.source if arm else name]
     scale = _set(experiment.scale)
-    for key in ("learning_rates", "seeds", "arms"):  # more of them change no run
+    for key in ("learning_rates", "seeds", "arms", "sources"):  # more of them change no run
         scale.pop(key, None)
     scale["models"] = scale["models"][source.model]
     parts = [text, scale, _set(source), _set(arm) if arm else None, experiment.measures]

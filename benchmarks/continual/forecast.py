@@ -75,16 +75,20 @@ def compared(section: Section, lines: Path) -> Iterator[str]:
     file = _file(lines, section.experiment)
     if not file.exists():
         return
-    measured = {(w.name, w.extra): w for w in ages.every(section.experiment, section.made)}
+    measured = {
+        (way.name, way.extra): way
+        for way in ages.every(section.experiment, section.made)
+        if way.extra in ages.LONG and len(way.leads) == len(way.ages)
+    }
     rows, smaller = [], ""
     for each in json.loads(file.read_text("utf-8")):
-        leads = {
-            float(age): {int(seed): lead for seed, lead in by_seed.items()}
-            for age, by_seed in each["leads"].items()
-        }
-        way = measured[each["way"], each["extra"]]
-        if way.extra not in ages.LONG or len(way.leads) < len(way.ages):
+        way = measured.get((each["way"], each["extra"]))
+        if way is None:
             continue
+        leads = {  # a size may be measured at fewer ages, the first ones
+            float(age): {int(seed): lead for seed, lead in by_seed.items()}
+            for (age, by_seed), _ in zip(each["leads"].items(), way.ages, strict=False)
+        }
         predicted = ages.Way(way.name, way.extra, leads, tuple(leads), way.seeds, way.bits)
         smaller = " and ".join(each["from"])
         rows.append(
