@@ -249,7 +249,7 @@ def test_the_published_page_is_that_of_the_published_lines(tmp_path: Path) -> No
     assert [page, tables] == [file.read_text("utf-8") for file in published]
     assert readme.read_text("utf-8") == (ROOT / "README.md").read_text("utf-8")
     summary, claims = page.split("\n## What holds\n")
-    for part in ("Predicted for", "## What papers say"):  # computed from the lines, not words
+    for part in ("Predicted from", "## What papers say"):  # computed from the lines, not words
         summary = summary.replace(summary.partition(part)[2].partition("## ")[0], "")
     tables += claims
     assert len(pairs(summary)) == 3

@@ -174,6 +174,9 @@ def crossing(found: Leads) -> Crossing | None:
     signs, values = [sign for sign, _ in crossed], [value for _, value in crossed]
     if not crossed:
         return None
+    if {*signs} == {"from", "always"}:
+        least, most = (math.exp(each(values)) for each in (min, max))
+        return Crossing("always", most, least, most, len(signs))
     if len({*signs}) > 1:
         bounds = [math.exp(each(values)) for each in (fmean, min, max)]
         return Crossing("differs", *bounds, len(signs))

@@ -70,17 +70,26 @@ def predict(found: Sequence[Section], experiment: Experiment, lines: Path) -> Pa
     return file
 
 
-def compared(section: Section, lines: Path) -> Iterator[str]:
-    """What was predicted of a size, and what was measured; nothing without a prediction."""
+def compared(found: Sequence[Section], lines: Path) -> Iterator[str]:
+    """What was predicted with as much compute again, and what was measured, of all sizes."""
+    rows = [row for section in found for row in _rows(section, lines)]
+    if rows:
+        head = ["", "age, predicted", "measured", "lead, predicted", "measured"]
+        yield (
+            "Predicted from the two smaller sizes before the first run, 1 × (leads: at the "
+            "greatest age):\n\n"
+        ) + tables.table(head, rows)
+
+
+def _rows(section: Section, lines: Path) -> Iterator[list[str]]:
     file = _file(lines, section.experiment)
     if not file.exists():
         return
     measured = {
         (way.name, way.extra): way
         for way in ages.every(section.experiment, section.made)
-        if way.extra in ages.LONG and len(way.leads) == len(way.ages)
+        if way.extra == ages.AGAIN and len(way.leads) == len(way.ages)
     }
-    rows, smaller = [], ""
     for each in json.loads(file.read_text("utf-8")):
         way = measured.get((each["way"], each["extra"]))
         if way is None:
@@ -90,21 +99,11 @@ def compared(section: Section, lines: Path) -> Iterator[str]:
             for (age, by_seed), _ in zip(each["leads"].items(), way.ages, strict=False)
         }
         predicted = ages.Way(way.name, way.extra, leads, tuple(leads), way.seeds, way.bits)
-        smaller = " and ".join(each["from"])
-        rows.append(
-            [
-                f"{way.name}, {way.extra:g} ×",
-                *(str(found.crossing) for found in (predicted, way)),
-                *(tables.signed(found.at(max(found.leads))) for found in (predicted, way)),
-            ]
-        )
-    name = section.experiment.scale_name
-    if not rows:
-        return
-    yield (
-        f"Predicted for {name} from {smaller} before its first run (leads: at the greatest age):"
-        "\n\n"
-    ) + tables.table(["", "age, predicted", "measured", "lead, predicted", "measured"], rows)
+        yield [
+            f"{section.experiment.scale_name}, {way.name}",
+            *(str(found.crossing) for found in (predicted, way)),
+            *(tables.signed(found.at(max(found.leads))) for found in (predicted, way)),
+        ]
 
 
 def _file(lines: Path, experiment: Experiment) -> Path:

@@ -28,14 +28,17 @@ def rows(compared: Sequence[Section], scratch: Sequence[Section]) -> Iterator[li
         scratch: experiments in which models from scratch set the goals.
     """
     for claim in CLAIMS:
-        cell, verdicts = "", {}
+        cell = ""
+        verdicts: dict[str, list[str]] = {}
         for section in compared if claim.by_age else scratch:
             found, name = claim.test(section), section.experiment.scale_name
             each = ", ".join(f"{what} {claim.shown(value)}" for what, value in found.items())
             if each:
-                cell, verdicts[name] = f"{name}: {each}", verdict(found, claim.beyond)
-        same = len({*verdicts.values()}) == 1
-        shown = [*verdicts.values()][:1] if same else [f"{k}: {v}" for k, v in verdicts.items()]
+                cell = f"{name}: {each}"
+                verdicts.setdefault(verdict(found, claim.beyond), []).append(name)
+        shown = [f"{', '.join(sizes)}: {outcome}" for outcome, sizes in verdicts.items()]
+        if len(verdicts) == 1:
+            shown = [*verdicts]
         link = f"[{claim.number}](https://arxiv.org/abs/{claim.number})"
         yield [f"{claim.says} ({link})", cell, "; ".join(shown) or "not run"]
 

@@ -200,8 +200,7 @@ def _brief(done: Section, scratch: Section, folder: str) -> Iterator[str]:
     ways = [way for way in _ways(done) if oldest in way.leads]
     budgets = (min(ages.budgets(done.experiment)), *ages.LONG)
     by_budget = [{way.name: way for way in _ways(done, extra)} for extra in budgets]
-    crossed = [way.crossing for way in ways if way.crossing]
-    paid = all(each.sign in ("from", "always") for each in crossed)
+    paid = all(way.at(oldest).low > 0 for way in ways)
     size = _size(done)
     yield f"![{TITLE}]({folder}/{CHART})\n"
     yield _filled(

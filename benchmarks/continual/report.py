@@ -45,7 +45,7 @@ def write(lines: Path, page: Path, all_tables: Path, rule: Path, readme: Path) -
         )
     summary = lines / SUMMARY
     parts = [TITLE, *paying.answer(found, charts.name)]
-    parts += [part for each in paying.compared(found) for part in forecast.compared(each, lines)]
+    parts += forecast.compared(paying.compared(found), lines)
     parts += paying.literature(found)
     parts += [summary.read_text("utf-8")] if summary.exists() else []
     _save(page, [*parts, *_claims(found)])

@@ -30,9 +30,10 @@ class Crossing:
 
     Attributes:
         sign: ``from`` or ``until``, if the lead begins or ends there; ``always`` or ``never``, if
-            there is one at every measured age, or at the greatest none; ``differs`` if seeds do.
-        age: mean over seeds of the logarithm, as an age; the least measured age of ``always``, the
-            greatest of ``never``.
+            some seed leads at every measured age and the others from ``age``, or if none leads at
+            the greatest; ``differs`` if seeds differ otherwise.
+        age: mean over seeds of the logarithm, as an age; of ``always``, the least age from which
+            every seed leads; of ``never``, the greatest measured age.
         low: lower end of the 95 % interval; of ``differs``, the least of any seed.
         high: upper end, likewise.
         seeds: number of seeds.
