@@ -69,6 +69,19 @@ def test_the_default_dtype_comes_back() -> None:
     assert torch.zeros(1).float().dtype is torch.float32
 
 
+@pytest.mark.parametrize("sequential", ["", "1"])
+def test_stored_bits_are_read_as_they_were_stored(
+    sequential: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers reads in its own threads, or in this one, where the mode is."""
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", sequential)
+    model = AutoModelForCausalLM.from_config(config_of("llama"), dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    with strict_float64():
+        found = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).state_dict()
+    assert all(each.bfloat16().equal(model.state_dict()[name]) for name, each in found.items())
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bloom", "mamba", "mixtral", "deepseek_v3"])
 @pytest.mark.parametrize("device", [None, "meta"])
 def test_only_parameters_have_no_numbers(kind: str, device: str | None) -> None:

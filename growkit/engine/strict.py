@@ -15,6 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _NARROWER = {torch.float32, torch.float16, torch.bfloat16}
+_SAME_BITS = {torch.Tensor.view, torch.frombuffer}
+"""Functions that read stored bits as a dtype, which must be the one that they were stored in."""
+
 _CASTS: dict[Any, Any] = {
     torch.Tensor.float: torch.Tensor.double,
     torch.Tensor.half: torch.Tensor.double,
@@ -32,6 +35,8 @@ class StrictFloat64(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func in _SAME_BITS:
+            return func(*args, **(kwargs or {}))
         wide = {key: _widened(value) for key, value in (kwargs or {}).items()}
         return _CASTS.get(func, func)(*map(_widened, args), **wide)
 

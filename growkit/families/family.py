@@ -353,10 +353,14 @@ def own_families(key: str = "family") -> dict[str, Family]:
             them takes about 50 ms.
     """
     files = shipped().items()
-    having = [(name, file) for name, file in files if f"\n{key}:" in f"\n{file.read_text('utf-8')}"]
-    of_files = {name: _shipped_family(file) for name, file in having}
+    of_files = {name: _shipped_family(file) for name, file in files if _has(file, key)}
     of_modules = cast("dict[str, Family]", members("growkit.families", "FAMILY"))
     return dict(sorted((of_files | of_modules).items()))
+
+
+@cache
+def _has(file: Path, key: str) -> bool:
+    return f"\n{key}:" in f"\n{file.read_text('utf-8')}"
 
 
 def family_of(config: Config, where: str) -> Family:

@@ -8,10 +8,11 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment, FileSystemLoader, Template
 from markupsafe import Markup
 
 from growkit.base.errors import InputError, plain
@@ -131,12 +132,8 @@ def save_report(result: GrowResult | VerifyResult | ProbeResult, file: str | Pat
 
 def page(view: View) -> str:
     """Render a view as one HTML file."""
-    filters = {
-        "plain": lambda text: Markup(escape(text)),  # noqa: S704  for attributes and titles
-        "sentence": lambda text: flowing(f"{text[:1].upper()}{text[1:].removesuffix('.')}."),
-    }
     rules = style_rules() + Path(__file__).with_name("page.css").read_text("utf-8")
-    return render("page.html", flowing, filters, view=view, style=rules)
+    return _template("page.html", flowing).render(view=view, style=rules)
 
 
 def flowing(value: Any) -> Markup:
@@ -158,17 +155,7 @@ def model_card(manifest: Found, *, tokenizer: bool = False, eager_experts: bool 
         eager_experts: whether transformers refuses to multiply with all experts at once.
     """
     steps, proof = manifest["recipe"]["steps"], manifest["verification"]
-    filters = {
-        "code": _code,
-        "figure": figure,
-        "json": lambda text: Markup(json.dumps(text)),  # noqa: S704  which is YAML
-        "sentence": lambda text: f"{str(text)[:1].upper()}{str(text)[1:]}.",
-        "size": size,
-    }
-    return render(
-        "card.md",
-        _escaped,
-        filters,
+    return _template("card.md", _escaped).render(
         manifest=manifest,
         methods=list(dict.fromkeys(str(next(iter(step.values()))) for step in steps)),
         how="; then ".join(each.replace(" ", ": ", 1) for each in proofs.steps_of(manifest)),
@@ -193,16 +180,28 @@ def _code(text: str) -> Markup:
     return Markup(f"`{shown}`")  # noqa: S704  nothing inside of backticks is markup
 
 
-def render(
-    template: str, escape: Callable[[Any], Markup], filters: Mapping[str, Any], **values: Any
-) -> str:
-    """Fill in a template of this folder.
+def _sentence(text: object) -> str:
+    """A sentence with a capital letter and a full stop."""
+    return f"{str(text)[:1].upper()}{str(text)[1:].removesuffix('.')}."
+
+
+_FILTERS: dict[str, Callable[..., object]] = {
+    "code": _code,
+    "figure": figure,
+    "json": lambda text: Markup(json.dumps(text)),  # noqa: S704  which is YAML
+    "plain": lambda text: Markup(escape(text)),  # noqa: S704  for attributes and titles
+    "sentence": _sentence,
+    "size": size,
+}
+
+
+@cache
+def _template(name: str, escape: Callable[[Any], Markup]) -> Template:
+    """A template of this folder.
 
     Args:
-        template: file name of the template.
+        name: its file name.
         escape: turns every value that is not yet markup into markup.
-        filters: additional functions for the template, by name.
-        values: values for the template, by name.
     """
     environment = Environment(
         autoescape=True,
@@ -212,5 +211,5 @@ def render(
         lstrip_blocks=True,
         trim_blocks=True,
     )
-    environment.filters.update(filters)
-    return environment.get_template(template).render(**values)
+    environment.filters.update(_FILTERS)
+    return environment.get_template(name)
