@@ -276,6 +276,7 @@ def test_proof_looks_at_the_adapter(grown: Path) -> None:
     assert any("its adapter was not tried" in note for note in silent.notes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "place"),
     [

@@ -118,7 +118,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 def test_a_copy_is_preserved_and_a_fault_is_caught(kind: str, tmp_path: Path) -> None:
     if kind not in TYPES:
         pytest.skip(f"transformers has no {kind}")

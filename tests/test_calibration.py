@@ -96,6 +96,7 @@ def test_fewer_tokens_than_inputs(tokens: int, rank: int) -> None:
     assert (left_by(members, found, inputs) <= left_by(members, plain, inputs) + noise).all()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rank", [1, 3, 5, OUTPUTS])
 @pytest.mark.parametrize("weigh", [False, True])
 def test_a_search_never_loses(weigh: bool, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def test_a_head_norm_leaves_heads_their_mean_size(
     assert read_json(target / "config.json")["head_output_scale"] == "one_minus_lambda_init"
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("seed", range(40))
 def test_gated_dint_begins_as_diff(seed: int, tmp_path: Path) -> None:
     source = diff_source(tmp_path / "source", seed)
@@ -158,7 +158,7 @@ def test_grouped_diff_becomes_diff(seed: int, tmp_path: Path) -> None:
     assert read_json(tmp_path / "target" / "config.json")["num_noise_heads"] == 8
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])
 @pytest.mark.parametrize("seed", range(12))
 def test_sharing_with_enough_rank_loses_nothing(scope: str, seed: int, tmp_path: Path) -> None:
@@ -175,6 +175,7 @@ def test_sharing_with_enough_rank_loses_nothing(scope: str, seed: int, tmp_path:
     assert relative_error(source, tmp_path / "back") < LIMIT
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])
 def test_sharing_with_less_rank_is_bounded(scope: str, tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "diffllama", num_key_value_heads=4, head_dim=8)

@@ -202,6 +202,7 @@ def outcome(kind: str, number: int, folder: Path) -> str:
 QUICK = growkit.Settings(prompts=1, length=16)
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_any_growth(kind: str, tmp_path: Path) -> None:
     seed = sorted(FAMILIES).index(kind)

@@ -223,7 +223,7 @@ ODD: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ODD)
 def test_odd_models(case: str, tmp_path: Path) -> None:
     kind, more, growths = ODD[case]
@@ -252,6 +252,7 @@ def test_odd_sizes_are_refused(
         growkit.grow(source, tmp_path / "out", verify=False, **growth)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "prefix", "names"),
     [
@@ -542,6 +543,7 @@ def dots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_random(tmp_path_factory.mktemp("models") / "dots", config, 3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "growth",
     [

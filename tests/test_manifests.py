@@ -443,6 +443,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair("mistral", "sizes", tmp_path_factory.mktemp("pair"))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("number", range(len(LIES)))
 def test_no_lie_is_believed(number: int, pair: Pair, tmp_path: Path) -> None:
     outcome = tried(pair, LIES[number], number, tmp_path)

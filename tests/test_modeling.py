@@ -607,7 +607,7 @@ def test_sums_are_kept_in_float32(dtype: torch.dtype, monkeypatch: pytest.Monkey
     assert min(errors()) > 1e-3
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("integral", INTEGRALS)
 @pytest.mark.parametrize("padded", [False, True])

@@ -55,6 +55,7 @@ def test_a_recipe_survives_being_written() -> None:
     assert (again.source, again.output, again.seed) == ("a", "b", 3)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
 def test_every_shipped_recipe_runs(name: str, make: Make, tmp_path: Path) -> None:
     file = shipped_recipe(name)

@@ -408,6 +408,7 @@ def test_packed_texts_and_maps_agree() -> None:
         assert distance(exact(ids).logits[:, 500:], found) < 1e-3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("padded", [False, True])
 def test_compiled(padded: bool) -> None:

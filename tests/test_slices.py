@@ -170,6 +170,7 @@ def test_a_slice_reads_no_more_than_its_own_numbers(
         assert 0 < sum(count for _, count in reads) <= part.numel()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(0, 100, 10))
 def test_no_model_depends_on_how_the_work_is_cut_up(seed: int, tmp_path: Path) -> None:
     made: list[str] = []
@@ -286,6 +287,7 @@ def test_a_proof_reads_large_matrices_in_parts(
     assert all(count <= small_parts for name, count in reads if name in of_vocabulary)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [EMBEDDING, HEAD])
 @pytest.mark.parametrize("row", [0, 50, 98])
 def test_a_bit_in_any_part_is_missed(

@@ -216,6 +216,7 @@ def test_as_many_experts_per_token_keep_what_a_softmax_computes(
     assert found[0.0] > 1e-3  # the control
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("groups", "promise"), [((1, 1), "exact"), ((2, 1), "exact"), ((2, 2), "")]
 )

@@ -150,7 +150,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.usage
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda each: next(iter(each)))
 def test_settings_of_generation_lose_no_growth(

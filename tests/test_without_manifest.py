@@ -350,6 +350,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("exchanged") / "source", "llama")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["hidden", "ffn", "layers", "convert"])
 def test_exchanged_arguments(how: str, llama: Path, tmp_path: Path) -> None:
     target = made(llama, tmp_path / "target", how)

@@ -6,7 +6,7 @@ At the end, the vocabulary of family descriptions: every key and the kind of its
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from growkit.algebra.axes import Order, Pattern, Role
 from growkit.base.errors import InputError
@@ -311,6 +311,14 @@ class HasSizes:
         Raises:
             InputError: a size is missing, is not positive, or breaks a requirement of the class.
         """
+        return self.solved(config)[0]
+
+    def sizes(self, config: Config) -> dict[str, int]:
+        """The size of every axis."""
+        return self.solved(config)[1]
+
+    def solved(self, config: Config) -> tuple[Config, dict[str, int]]:
+        """The config with the defaults filled in, and the size of every axis; see ``complete``."""
         complete = self._filled_in(config)
         sizes = self._solve(complete)
         for key, values in self.choices.items():
@@ -337,7 +345,7 @@ class HasSizes:
                     f"needs that, {demand.why}",
                     f"choose {' or '.join(map(str, near))}, or another {demand.of}",
                 )
-        return complete
+        return complete, sizes
 
     def _filled_in(self, config: Config) -> dict[str, Any]:
         """Fill in aliases, defaults and sizes that the class computes."""
@@ -401,10 +409,6 @@ class HasSizes:
                 f"{MOST_EXPERTS:,} was expected, correct it"
             )
 
-    def sizes(self, config: Config) -> dict[str, int]:
-        """The size of every axis."""
-        return self._solve(self.complete(config))
-
     @property
     def size_keys(self) -> set[str]:
         """Every config key of a size."""
@@ -427,7 +431,7 @@ class HasSizes:
             if key in self.per_layer:
                 sizes |= self._solve_per_layer(key, axes, value, sizes["layers"])
                 continue
-            if not isinstance(value, int) or not _is_size(value, least):
+            if not _is_size(value, least):
                 others = complete.keys() - self.size_keys - self.defaults.keys()
                 meant = nearest(key, others) if value is None else None
                 raise InputError(
@@ -445,8 +449,11 @@ class HasSizes:
                     f"{key} is {value} in config.json, which leaves nothing for "
                     f"{' and '.join(unknown) or 'the rest'}; correct it or the other sizes"
                 )
-            sizes |= {axis: rest // len(unknown) for axis in unknown}
-            sizes |= {axis: sizes[of] for axis, of in self.same.items() if of in sizes}
+            for axis in unknown:
+                sizes[axis] = rest // len(unknown)
+            for axis, of in self.same.items():
+                if of in sizes:
+                    sizes[axis] = sizes[of]
         return sizes
 
     def _solve_per_layer(self, key: str, axes: Axes, value: Any, layers: int) -> dict[str, int]:
@@ -469,7 +476,7 @@ class HasSizes:
     def _with_sizes(self, config: Config, sizes: Mapping[str, int]) -> Config:
         """The config with every key of a size."""
         resized = config
-        complete = self.complete(config)
+        complete, before = self.solved(config)
         for key, axes in self.axes_of(complete).items():
             # No method grows sizes that differ between layers.
             if key in self.per_layer or (key in self.derived and key not in config):
@@ -481,7 +488,6 @@ class HasSizes:
                 resized = with_value(
                     resized, other if said is None and other in config else key, value
                 )
-        before = self._solve(complete) if self.ratios else {}
         for key, (axes, of) in self.ratios.items():
             whole = prod(sizes[axis] for axis in axes)
             quotient, rest = divmod(whole, sizes[of])
@@ -516,7 +522,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _is_size(value: Any, least: int) -> bool:
+def _is_size(value: Any, least: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

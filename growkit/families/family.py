@@ -228,8 +228,7 @@ class Family(description.HasSizes):
         Raises:
             InputError: a tensor has an axis for which this config has no size.
         """
-        complete = self.complete(config)
-        sizes = self._solve(complete)
+        complete, sizes = self.solved(config)
         found = []
         for tensor in self.tensors:
             if not tensor.when(complete):
