@@ -6,12 +6,13 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import growkit
 from growkit.base.errors import InputError
@@ -152,6 +153,37 @@ class Counted:
             self.done[title] += count
 
         yield advance
+
+
+@contextmanager
+def default_device(name: str) -> Iterator[None]:
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        torch.inference_mode,
+        lambda: default_device("meta"),  # it computes nothing
+        lambda: torch.autocast("cpu", torch.bfloat16),
+    ],
+)
+def test_what_a_caller_chose_in_torch_changes_nothing(
+    chosen: Callable[[], AbstractContextManager[None]], source: Path, tmp_path: Path
+) -> None:
+    with chosen():
+        done = growkit.grow(source, tmp_path / "out", hidden="x2", verify=QUICK)
+        again = growkit.verify(source, tmp_path / "out", settings=QUICK)
+        gated = growkit.convert(source, tmp_path / "dint", "dint", gamma="gated", verify=QUICK)
+        growkit.inspect(tmp_path / "out")
+    assert done["kept"]
+    assert gated["kept"]
+    plain = growkit.verify(source, tmp_path / "out", settings=QUICK)
+    assert figures(again) == figures(plain)
 
 
 def test_progress_is_shown_where_one_likes(grown: growkit.GrowResult, place: Path) -> None:

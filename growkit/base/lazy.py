@@ -6,11 +6,14 @@ method.
 """
 
 import pkgutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["NDArray", "Tensor", "members", "np", "torch"]
+__all__ = ["NDArray", "Tensor", "members", "np", "torch", "usual_torch"]
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +35,21 @@ else:
 
     np, torch = _Module("numpy"), _Module("torch")
     NDArray, Tensor = "numpy.typing.NDArray", "torch.Tensor"  # for annotations alone
+
+
+@contextmanager
+def usual_torch() -> Iterator[None]:
+    """Undo what the caller chose for tensors: another device, inference mode, autocast."""
+    with ExitStack() as undone:
+        if "torch" in sys.modules:  # else nobody has chosen
+            if torch.get_default_device().type != "cpu":
+                undone.enter_context(torch.device("cpu"))
+            if torch.is_inference_mode_enabled():
+                undone.enter_context(torch.inference_mode(mode=False))
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    undone.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def members(package: str, attribute: str) -> dict[str, object]:

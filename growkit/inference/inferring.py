@@ -20,6 +20,7 @@ import yaml
 
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError, foreign, reason
+from growkit.base.lazy import usual_torch
 from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
@@ -62,6 +63,7 @@ MOST_TRIED = 10
 """Maximum number of descriptions to try for an axis."""
 
 
+@usual_torch()
 def infer(folder: str | Path) -> Inference:
     """Describe the family of a model from its class in transformers.
 

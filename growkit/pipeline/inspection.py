@@ -18,6 +18,7 @@ from typing import Any
 
 from growkit.base import tensors
 from growkit.base.errors import InputError
+from growkit.base.lazy import usual_torch
 from growkit.base.names import did_you_mean
 from growkit.base.settings import Settings
 from growkit.base.tensors import Config, Weights
@@ -56,6 +57,7 @@ MOST_TENSORS = 3000
 FEW_EXPERTS = 16
 
 
+@usual_torch()
 def inspect(
     folder: str | Path, *, family: str | Path | Mapping[str, Any] | None = None
 ) -> Inspection:
@@ -364,6 +366,7 @@ SMALL = 1 << 29
 """Largest size in float64, in bytes, at which both models are also run whole."""
 
 
+@usual_torch()
 def plan(
     recipe: recipes.Recipe | str | Path,
     *,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError
+from growkit.base.lazy import usual_torch
 from growkit.base.progress import Advance, Progress, Silent, shown
 from growkit.base.settings import Settings, settings_of
 from growkit.base.tensors import Weights
@@ -156,6 +157,7 @@ def convert(
     return run(recipe, progress=progress, **how)
 
 
+@usual_torch()
 def run(
     recipe: Recipe | str | Path,
     *,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
+from growkit.base.lazy import usual_torch
 from growkit.base.names import name_of
 from growkit.base.progress import Progress, Silent, steps
 from growkit.base.tensors import total_parameters
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from growkit.probing.arms import Data
 
 
+@usual_torch()
 def probe(
     source: str | Path,
     candidates: Sequence[Recipe | str | Path],

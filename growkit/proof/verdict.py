@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError
+from growkit.base.lazy import usual_torch
 from growkit.base.progress import Progress, Silent
 from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes, total_parameters
@@ -52,6 +53,7 @@ Such findings fail only on targets that keep their promise; the sentence reports
 """
 
 
+@usual_torch()
 def verify(
     source: str | Path,
     target: str | Path,
