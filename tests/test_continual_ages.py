@@ -269,7 +269,7 @@ def test_compute_to_the_loss_from_scratch(known: dict[str, str], tmp_path: Path)
     made += lines(load("scratch", "17k"), partial(compared_to_scratch, share=1.01))
     found = reported(tmp_path / "out", folder_of(tmp_path / "lines", *made))
     assert "| wide, new moments | not reached |" in found["page"]
-    assert "No grown model was ahead of a new one" in found["readme"]
+    assert "no grown model was ahead of a new one" in found["readme"]
     assert claimed(found)["2602.02472"].endswith("| does not appear |")
 
 

@@ -222,7 +222,7 @@ def _brief(done: Section, scratch: Section, folder: str) -> Iterator[str]:
             if paid
             else ""
         )
-        + f"But that is extrapolated from {size} parameters and an age of {oldest:.0f}. A "
+        + f"That is extrapolated from {size} parameters and an age of {oldest:.0f}. A "
         "[probe](docs/after-growing.md#which-way-pays) measures yours."
     )
     yield _filled(f"**To train a small model only to grow it?** {_soonest(scratch)}.")
@@ -244,7 +244,7 @@ def _soonest(section: Section) -> str:
     best, name = max(found, key=lambda each: each[0].mean)
     size = _size(section)
     if best.low <= 0:
-        return f"No grown model was ahead of a new one of its size ({size}), all compute counted"
+        return f"All compute counted, no grown model was ahead of a new one as large (from {size})"
     return (
         f"The best way ({name}) reached the loss of a new model with {papers.share(best)} of its "
         f"compute, the small model's included ({size})"
