@@ -29,7 +29,7 @@ from growkit.checkpoint.folder import HUB_NAME, SINGLE, Folder, address_in, chec
 from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint
 from growkit.engine.oracle import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
 from growkit.engine.user_family import NAMED
-from growkit.families.family import Headers, families, family_of, own_families
+from growkit.families.family import Headers, families, family_of, own_family
 
 SCHEME = "hf:/"
 """Beginning of an address after conversion to a path, which merges the two slashes."""
@@ -399,8 +399,7 @@ def with_keys_of_class(config: Config) -> Config:
     as it is.
     """
     kind = config.get("model_type")
-    own = {each for family in own_families().values() for each in family.model_types}
-    if not isinstance(kind, str) or kind in own:
+    if not isinstance(kind, str) or own_family(kind):
         return config
     from transformers import CONFIG_MAPPING
 

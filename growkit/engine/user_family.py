@@ -22,7 +22,7 @@ from growkit.base.tensors import Config
 from growkit.checkpoint.folder import read_yaml
 from growkit.engine.oracle import model_without_numbers, parsed, quiet
 from growkit.families.description import value_at, with_value
-from growkit.families.family import TEMPORARY, Family, described, own_families
+from growkit.families.family import TEMPORARY, Family, described, own_families, own_family
 from growkit.planning.operation import SizeOption, operations
 
 VOCABULARY = "vocab_size"
@@ -142,8 +142,7 @@ def unlisted_family(description: Mapping[str, Any] | None) -> Mapping[str, Any] 
     if description is None:
         return None
     types = described(description, "the description of the family").model_types
-    known = {kind for family in own_families().values() for kind in family.model_types}
-    return None if known & {*types} else description
+    return None if any(map(own_family, types)) else description
 
 
 def check_against_class(family: Family, config: Config) -> None:

@@ -344,22 +344,44 @@ def _shipped_family(file: Path) -> Family:
     return described(read_shipped(file), str(file))
 
 
-def own_families(key: str = "family") -> dict[str, Family]:
+def own_families(key: str = "family", naming: str = "") -> dict[str, Family]:
     """The families of the package whose descriptions have a key, in alphabetical order of names.
 
     Args:
         key: a key that descriptions do not inherit. Other files are not parsed, which for all of
             them takes about 50 ms.
+        naming: what the file must contain; other files are not parsed either.
     """
     files = shipped().items()
-    of_files = {name: _shipped_family(file) for name, file in files if _has(file, key)}
+    having = [(name, file) for name, file in files if _has(file, key) and naming in _text(file)]
+    of_files = {name: _shipped_family(file) for name, file in having}
     of_modules = cast("dict[str, Family]", members("growkit.families", "FAMILY"))
     return dict(sorted((of_files | of_modules).items()))
 
 
 @cache
+def _text(file: Path) -> str:
+    return file.read_text("utf-8")
+
+
+@cache
 def _has(file: Path, key: str) -> bool:
-    return f"\n{key}:" in f"\n{file.read_text('utf-8')}"
+    return f"\n{key}:" in f"\n{_text(file)}"
+
+
+def own_family(model_type: object) -> Family | None:
+    """The family of the package that describes a type; None if none does."""
+    naming = model_type if isinstance(model_type, str) else ""
+    found = (each for each in own_families(naming=naming).values())
+    return next((each for each in found if model_type in each.model_types), None)
+
+
+def known_family(model_type: object) -> Family | None:
+    """The family that describes a type, a user's before one of the package; None if none does."""
+    temporary = TEMPORARY.get()
+    if temporary and model_type in temporary.model_types:
+        return temporary
+    return own_family(model_type)
 
 
 def family_of(config: Config, where: str) -> Family:
@@ -370,10 +392,11 @@ def family_of(config: Config, where: str) -> Family:
             larger than in any model, or the weights are still quantised.
     """
     model_type = config.get("model_type")
-    known = {kind: family for family in families().values() for kind in family.model_types}
     if any(config.get(key) is not None for key in QUANTISED):
         raise InputError(f"the model in {where} is quantised; dequantise it first")
-    if not isinstance(model_type, str) or model_type not in known:
+    family = known_family(model_type)
+    if family is None:
+        known = sorted(kind for each in families().values() for kind in each.model_types)
         inner, remedy = config.get("text_config"), "transformers has no class for it either"
         if config.get("auto_map"):
             remedy = "if you trust the code in that folder, growkit --trust-code FOLDER runs it"
@@ -382,10 +405,10 @@ def family_of(config: Config, where: str) -> Family:
             remedy = f"{inside} cannot be taken out, save it as a folder of its own"
         raise InputError(
             f"{where} has model_type {model_type!r}, which no family describes; "
-            f"known are {', '.join(sorted(known))}{perhaps(model_type, known)}; {remedy}"
+            f"known are {', '.join(known)}{perhaps(model_type, known)}; {remedy}"
         )
-    known[model_type].check_bounds(config, where)
-    return known[model_type]
+    family.check_bounds(config, where)
+    return family
 
 
 def stored_family(weights: Weights) -> Family:

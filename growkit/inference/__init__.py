@@ -7,7 +7,7 @@ from typing import Any
 from growkit.checkpoint.dequantising import dense_config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import MOST_DIGITS
-from growkit.families.family import families
+from growkit.families.family import known_family
 from growkit.sources import Source, config_inside, with_keys_of_class
 
 
@@ -27,15 +27,14 @@ def family_for(
         InputError: parts of its class cannot be described, or its quantised weights are not read.
     """
     config = Folder(source.folder).json("config.json", MOST_DIGITS)
-    known = {each for of in families().values() for each in of.model_types}
     kind = config.get("model_type")
-    if family is not None or not isinstance(kind, str) or kind in known:
+    if family is not None or not isinstance(kind, str) or known_family(kind):
         return family, None
     where = str(source.folder / "config.json")
     config, _ = dense_config(config, where)
     config = config_inside(config, source.folder) or with_keys_of_class(config)
     kind = config.get("model_type")
-    if kind in known:
+    if known_family(kind):
         return None, None
     from transformers import CONFIG_MAPPING
 

@@ -16,7 +16,7 @@ from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.engine.user_family import shown_by_tensors
 from growkit.families.description import LISTS, Experts
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.family import Family, families, family_of, own_families
+from growkit.families.family import family_of, known_family, own_families
 from growkit.planning.plan import Lineage
 
 SHARED = frozenset(
@@ -224,25 +224,16 @@ def routed(lineage: Lineage) -> set[str]:
 
 def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
     """The experts of a model's family, if any, and the names of the key for their number."""
-    family = listed_family(config)
+    family = known_family(config.get("model_type"))
     if family is None or family.experts is None:
         return None, []
     keys = [key for key, axes in family.axes.items() if axes == ("experts",)]
     return family.experts, keys + [family.aliases[key] for key in keys if key in family.aliases]
 
 
-def listed_family(config: Config) -> Family | None:
-    """The family for a model's type, also one that a user describes; None if there is none.
-
-    The class has confirmed that shapes depend on every size that a user describes.
-    """
-    known = {kind: each for each in families().values() for kind in each.model_types}
-    return known.get(str(config.get("model_type")))
-
-
 def _sizes(config: Config) -> frozenset[str]:
     """``SIZES``, and the size keys of the config's family."""
-    family = listed_family(config)
+    family = known_family(config.get("model_type"))
     if family is None:
         return SIZES
     # No model depends on the width of an MLP that none of its layers has.
@@ -268,7 +259,7 @@ def _entries(config: Config, key: str, missing: Any) -> Any:
     if inside and all(str(each).isdigit() for each in inside):
         numbered = {int(each): entry for each, entry in inside.items()}
         return [numbered.get(layer) for layer in range(count)]
-    family = listed_family(config)
+    family = known_family(config.get("model_type"))
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
     return value[:count] if of_layers else value
 

@@ -24,7 +24,7 @@ from growkit.engine.loader import loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
 from growkit.engine.user_code import is_trusted, own_code
 from growkit.engine.user_family import unlisted_family
-from growkit.families.family import families, family_of
+from growkit.families.family import families, family_of, known_family
 from growkit.optimizer.state import outputs
 from growkit.proof import config as configs
 from growkit.proof import sidecars
@@ -215,7 +215,8 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
         note = "of config.json only keys with the same meaning in both classes were compared"
         named.append(note + (f", not {', '.join(keys)}" if keys else ""))
     # Other engines look for the class that a config names; the source may use another name.
-    classes, family = target.config.get("architectures"), configs.listed_family(target.config)
+    classes = target.config.get("architectures")
+    family = known_family(target.config.get("model_type"))
     allowed: list[Any] = [[loaded.model], *([[family.architecture]] if family else [])]
     if source.config.get("model_type") == target.config.get("model_type"):
         allowed.append(source.config.get("architectures"))
@@ -376,7 +377,7 @@ def named_code(folder: Folder) -> dict[str, Any]:
 def foreign_code(folder: Folder) -> list[str]:
     """Names of files that refer to code other than growkit's, and of the files with that code."""
     named, config = named_code(folder), folder.json("config.json")
-    family, own = configs.listed_family(config), growkits_code(config)
+    family, own = known_family(config.get("model_type")), growkits_code(config)
     growkits = {"config.json": dict(family.auto_map)} if family and family.auto_map else {}
     code = own_code(folder)
     if not named or (own and named == growkits and code == own):
@@ -389,7 +390,7 @@ def foreign_code(folder: Folder) -> list[str]:
 
 def growkits_code(config: Config) -> dict[str, bytes]:
     """The code that growkit writes with a model, by file name; empty for most families."""
-    family = configs.listed_family(config)
+    family = known_family(config.get("model_type"))
     if family is None or family.write_code is None:
         return {}
     with temporary("code") as scratch:
