@@ -20,7 +20,7 @@ import growkit
 from growkit.algebra.axes import slopes
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from growkit.families.family import Family, families, family_of
+from growkit.families.family import Family, families, family_of, known_family
 from tests.conftest import (
     distance,
     edit_json,
@@ -101,6 +101,14 @@ WINDOW = {"sliding_window": 5, "use_sliding_window": True}
 SILENT = ("output_attentions", "output_hidden_states", "return_dict", "use_cache", "is_decoder")
 """Switches of how a model is called, and of another kind of model."""
 ELSEWHERE = ("add_cross_attention", "is_encoder_decoder", "chunk_size_feed_forward")
+
+
+def test_every_type_leads_to_its_family() -> None:
+    """Without a look at the descriptions that do not name it."""
+    every = {kind: family for family in families().values() for kind in family.model_types}
+    assert len(every) >= 42
+    assert all(known_family(kind) is family for kind, family in every.items())
+    assert all(known_family(other) is None for other in ("lla", "llama2", "", None, ["llama"]))
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -371,8 +371,9 @@ def _has(file: Path, key: str) -> bool:
 
 def own_family(model_type: object) -> Family | None:
     """The family of the package that describes a type; None if none does."""
-    naming = model_type if isinstance(model_type, str) else ""
-    found = (each for each in own_families(naming=naming).values())
+    if not isinstance(model_type, str):
+        return None
+    found = own_families(naming=model_type).values()
     return next((each for each in found if model_type in each.model_types), None)
 
 
