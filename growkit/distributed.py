@@ -35,6 +35,7 @@ from growkit.checkpoint.folder import GENERATION, read_json
 from growkit.checkpoint.publishing import own_hash
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import sha256
+from growkit.engine.device import check_subnormal_numbers
 from growkit.engine.loader import check_class
 from growkit.engine.oracle import lacks_class, parsed, readable
 from growkit.engine.user_family import temporary_family, unlisted_family
@@ -152,6 +153,7 @@ class Grown:
         *,
         together: bool = False,
     ) -> None:
+        check_subnormal_numbers()
         manifest, chosen = None, None if source is None else str(source)
         if not isinstance(recipe, Recipe):
             file = recipe_file(Path(recipe))

@@ -186,6 +186,36 @@ def test_what_a_caller_chose_in_torch_changes_nothing(
     assert figures(again) == figures(plain)
 
 
+def test_nothing_is_computed_where_subnormal_numbers_are_lost(source: Path, tmp_path: Path) -> None:
+    """Nor in threads of torch that were started so; before, a wrong model was called preserved."""
+    out, sound = tmp_path / "out", tmp_path / "sound"
+    growkit.grow(source, sound, ffn="x2", verify=False)
+    torch.set_flush_denormal(True)
+    try:
+        for operation in (
+            lambda: growkit.grow(source, out, ffn="x2", verify=False),
+            lambda: growkit.verify(source, sound, settings=QUICK),
+            lambda: growkit.load("wider-mlp", source=source),
+        ):
+            with pytest.raises(InputError, match="subnormal numbers count as zero in this process"):
+                operation()
+    finally:
+        torch.set_flush_denormal(False)
+    assert not out.exists()
+    code = (
+        "import sys, torch, growkit\n"
+        "torch.set_num_threads(2)\n"
+        "torch.set_flush_denormal(True)\n"
+        "torch.ones(1 << 20).sum()\n"
+        "torch.set_flush_denormal(False)\n"
+        "growkit.grow(sys.argv[1], sys.argv[2], ffn='x2', verify=False)\n"
+    )
+    command = [sys.executable, "-c", code, str(source), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "InputError: subnormal numbers count as zero" in done.stderr
+    assert not out.exists()
+
+
 def test_progress_is_shown_where_one_likes(grown: growkit.GrowResult, place: Path) -> None:
     shown: growkit.Progress = Counted()
     folders = place / "source", place / "out"

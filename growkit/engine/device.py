@@ -63,6 +63,24 @@ def choose_device(name: str, dtype: torch.dtype | None = None) -> torch.device:
     return torch.device(name)
 
 
+def check_subnormal_numbers() -> None:
+    """Refuse to compute where subnormal numbers count as zero, which would lose weights.
+
+    A thread passes this mode on to those that it starts, and torch's threads keep it.
+
+    Raises:
+        InputError: they do, in this thread or in one of torch's.
+    """
+    with torch.device("cpu"):
+        least = torch.full((torch.get_num_threads() << 16,), 2.0**-126, dtype=torch.float32)
+        lost = (least / 2).view(torch.int32) == 0
+    if lost.any():
+        raise InputError(
+            "subnormal numbers count as zero in this process (torch.set_flush_denormal), so "
+            "weights would be lost; use a process without it"
+        )
+
+
 def has(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a device has a dtype."""
     try:

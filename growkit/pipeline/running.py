@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -251,7 +250,10 @@ class _Run:
             preflight(recipe.verify, source, self.target)
         with publishing.staged(self.output, replaceable) as staging, writing.hashing() as hashes:
             publishing.check_space(staging.folder, disk_needed(self.target, self.extra))
-            import_module("torch")  # takes a second that must not count as writing
+            # It imports torch, which takes a second that must not count as writing.
+            from growkit.engine.device import check_subnormal_numbers
+
+            check_subnormal_numbers()
             self._write(staging.folder, hashes)
             self._prove_and_describe(staging.folder, hashes, proof_only)
             self.result["output"] = str(staging.publish(rejected=self.result["kept"] is False))

@@ -18,7 +18,13 @@ from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes, total_parameters
 from growkit.base.units import given_date, today
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.device import choose_device, device_name, driver_versions, reproducible
+from growkit.engine.device import (
+    check_subnormal_numbers,
+    choose_device,
+    device_name,
+    driver_versions,
+    reproducible,
+)
 from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
 from growkit.engine.user_family import temporary_family
@@ -143,6 +149,7 @@ def prove(
     """
     given_date()  # before any work that takes time
     check_vocabularies(before, after)
+    check_subnormal_numbers()
     place = choose_device(settings.device)
     started = time.perf_counter()
     total = 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
