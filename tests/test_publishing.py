@@ -17,6 +17,7 @@ from growkit import InputError
 from growkit.checkpoint import publishing
 from growkit.checkpoint.publishing import write_whole
 from growkit.checkpoint.scratch import Scratch
+from growkit.engine import device
 from growkit.pipeline import running
 from tests.conftest import cli, edit_weights, folder_bytes, save_model, seeded
 from tests.faults import ANYWHERE, PUBLISHING, World, in_child, without_exchange
@@ -126,7 +127,7 @@ class TestWhatIsRead:
         """Also if the file has its size and its date again."""
         file, other = source / name, place.parent / name
 
-        def edit(module: str) -> None:
+        def edit() -> None:
             """Right before the first tensor is read, perhaps after the file was hashed."""
             status = file.stat()
             content = bytearray(file.read_bytes())
@@ -135,7 +136,7 @@ class TestWhatIsRead:
             os.replace(other, file) if replaced else file.write_bytes(content)
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-        monkeypatch.setattr(running, "import_module", edit)
+        monkeypatch.setattr(device, "check_subnormal_numbers", edit)
         with pytest.raises(InputError, match=rf"{name} (was|has) changed while"):
             grow(source, place / "out")
         assert names(place) == ["source"]
