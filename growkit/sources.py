@@ -29,7 +29,7 @@ from growkit.checkpoint.folder import HUB_NAME, SINGLE, Folder, address_in, chec
 from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint
 from growkit.engine.oracle import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
 from growkit.engine.user_family import NAMED
-from growkit.families.family import Headers, families, family_of, own_family
+from growkit.families.family import Headers, family_of, known_family, own_family
 
 SCHEME = "hf:/"
 """Beginning of an address after conversion to a path, which merges the two slashes."""
@@ -337,11 +337,10 @@ def alone(checkpoint: Checkpoint) -> Checkpoint:
     Raises:
         InputError: transformers does not accept the config of the whole model.
     """
-    known = [kind for family in families().values() for kind in family.model_types]
-    if checkpoint.config.get("model_type") in known:
+    if known_family(checkpoint.config.get("model_type")):
         return checkpoint
     found = inside(checkpoint)
-    return found if found and found.config.get("model_type") in known else checkpoint
+    return found if found and known_family(found.config.get("model_type")) else checkpoint
 
 
 def inside(checkpoint: Checkpoint) -> Inside | None:
