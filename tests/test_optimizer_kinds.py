@@ -56,8 +56,9 @@ def undecayed_first(model: Any) -> torch.optim.Optimizer:
 
 
 def of_tensors(model: Any) -> torch.optim.Optimizer:
-    rate = torch.tensor(RATES["lr"], dtype=torch.float64)
-    return torch.optim.AdamW(model.parameters(), **RATES | {"lr": rate}, foreach=False)
+    rate, *betas = torch.tensor([RATES["lr"], 0.9, 0.999], dtype=torch.float64)
+    options: Any = RATES | {"lr": rate, "betas": betas}
+    return torch.optim.AdamW(model.parameters(), **options, foreach=False)
 
 
 LEGAL: dict[str, Make] = {
@@ -338,13 +339,22 @@ def test_options_of_muon_are_its_own(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"), [("quantised", r"state1 of model\.embed_tokens\.weight\.quant"), ("", "")]
+    ("spoil", "said"),
+    [
+        ("quantised", r"state1 of model\.embed_tokens\.weight\.quant"),
+        ("not flat", r"save its state flat \(StateDictOptions"),
+        ("tensors", ""),
+        ("", ""),
+    ],
 )
-def test_entries_that_no_optimizer_of_torch_writes(spoil: str, said: str, tmp_path: Path) -> None:
-    """Moments in 8 bit by other names."""
+def test_entries_of_other_forms(spoil: str, said: str, tmp_path: Path) -> None:
+    """Moments in 8 bit by other names, groups by number, and betas that are tensors."""
     source = save_model(tmp_path / "source", "llama", **LLAMA)
     model, optimizer = trained(source, 1)
-    flat = get_optimizer_state_dict(model, optimizer, options=FLAT)
+    if spoil == "tensors":
+        optimizer.param_groups[0]["betas"] = (torch.tensor(0.5), torch.tensor(0.25))
+    options = None if spoil == "not flat" else FLAT
+    flat = get_optimizer_state_dict(model, optimizer, options=options)
     if spoil == "quantised":
         name = "state.model.embed_tokens.weight"
         flat[f"{name}.quant.state1"] = flat.pop(f"{name}.exp_avg").to(torch.uint8)

@@ -82,7 +82,7 @@ def check_header(path: Path | str, name: str, info: TensorInfo) -> None:
     if info.dtype not in STORED_NAMES:
         raise InputError(
             f"tensor {name} in {path} has dtype {info.dtype}, which is none of "
-            f"{', '.join(STORED_NAMES)}; dequantise the model, or save it in one of these"
+            f"{', '.join(STORED_NAMES)}; save it in one of these"
         )
 
 

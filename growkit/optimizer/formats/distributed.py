@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from growkit.base.errors import InputError
 from growkit.checkpoint import distributed_file
@@ -63,10 +64,12 @@ def _open(path: Path, parameters: Parameters) -> State:
             tensors[f"{name}.{key}"] = of
     if len(befores) == 1 and not tensors:
         raise InputError(f"{path} {NO_MOMENTS}")
-    if len(befores) != 1:
+    by_number = any("params" in each for each in options.values())
+    if len(befores) != 1 or by_number:
         raise InputError(
-            f"{path} has no entries of one optimizer like optimizer.state.NAME.exp_avg; save "
-            "its state flat (StateDictOptions(flatten_optimizer_state_dict=True))"
+            f"{path} has no entries of one optimizer like optimizer.state.NAME.exp_avg and "
+            "optimizer.param_groups.NAME.lr; save its state flat "
+            "(StateDictOptions(flatten_optimizer_state_dict=True))"
         )
     groups = _groups(options, parameters)
     carried, beside = _carried(folder, others, parameters)
@@ -103,15 +106,14 @@ def _value(folder: Folder, entry: str, of: Listed) -> Any:
 
 
 def _option(folder: Folder, entry: str, of: Listed) -> Any:
-    """Read an option of a group, or a step; a number that is stored as a tensor becomes a float."""
+    """Read an option of a group, or a step; tensors with one number become floats."""
     if of.shape is not None and prod(of.shape) != 1:
         raise InputError(f"{entry} in {folder} has shape {list(of.shape)}; {REMEDY}")
-    found = _value(folder, entry, of)
-    if of.shape is not None:
-        return float(found)
-    if isinstance(found, Tensor):
-        raise InputError(f"{entry} in {folder} is a tensor, not an option; {REMEDY}")
-    return found
+
+    def number(value: Any) -> Any:
+        return float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+
+    return tree_map(number, _value(folder, entry, of))
 
 
 def _carried(

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.serialization import skip_data
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
@@ -75,7 +76,7 @@ def _open(path: Path, parameters: Parameters) -> State:
         if kind != STEP or name not in steps
     }
     options = [{k: v for k, v in group.items() if k not in OF_PARAMETERS} for group in groups]
-    _read_tensors(select, steps, *options)
+    steps, *options = _with_numbers(select, [steps, *options])
     for key, value in moments.items():
         if not isinstance(value, Tensor):
             name, _, kind = key.rpartition(".")
@@ -106,18 +107,15 @@ def _is_one(value: Any) -> bool:
     return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
-def _read_tensors(select: Select, *contents: dict[str, Any]) -> None:
-    """Replace tensors with one number by the number."""
-    found = {
-        f"{place}.{key}": value
-        for place, content in enumerate(contents)
-        for key, value in content.items()
-        if isinstance(value, Tensor) and value.numel() == 1
-    }
+def _with_numbers(select: Select, content: Any) -> Any:
+    """Replace tensors with one number by the number, also in pairs such as ``betas``."""
+    leaves, structure = tree_flatten(content)
+    every = {str(place): leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    found = {place: tensor for place, tensor in every.items() if tensor.numel() == 1}
     numbers = select(lambda _: found)
-    for name in found:
-        place, _, key = name.partition(".")
-        contents[int(place)][key] = float(numbers.read(name))
+    for place in found:
+        leaves[int(place)] = float(numbers.read(place))
+    return tree_unflatten(leaves, structure)
 
 
 def _check_rest(folder: Folder, becomes: dict[str, str], carried: Sequence[str]) -> dict[str, Any]:
