@@ -17,7 +17,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.user_family import temporary_family
 from growkit.families.family import described, own_families
 from growkit.inference.classes import ModelClass, as_in_files
-from growkit.inference.inferring import InferredFamily, try_description
+from growkit.inference.inferring import InferredFamily, _small_source, _trial
 from growkit.planning.plan import Planned
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep
@@ -341,8 +341,8 @@ def test_a_wrong_axis_is_caught(arcee: Path, found: growkit.Inference, tmp_path:
     assert wrong["tensors"][name] == "hidden <- heads.head_dim"
     wrong["tensors"][name] = "hidden <- head_dim.heads"
     asked = ModelClass(json.loads((arcee / "config.json").read_text()), "here")
-    trials = {trial["axis"]: trial for trial in try_description(asked, wrong)}
-    assert trials["heads"].wrong
+    small, ids, expected = _small_source(asked, tmp_path / "small")
+    assert _trial(small, "heads", wrong, ids, expected).wrong
     assert all(trial.exact for trial in found["trials"])
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(wrong))
     code, said = command(

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from growkit.base.errors import InputError, foreign
+from growkit.base.names import NOTHING
 from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.engine.user_family import ALSO, NAMED
@@ -211,21 +212,14 @@ class ModelClass:
         """
         asked = json.dumps([dict(changes), layers], sort_keys=True, default=str)
         if asked not in self._built:
-            try:
-                self._built[asked] = self._shapes(changes, layers)
-            except Exception:  # of a class that cannot have these sizes
-                self._built[asked] = None
+            self._built[asked] = None
+            with suppress(Exception), quiet():  # of a class that cannot have these sizes
+                self._built[asked] = self._stored(self.model(self.config(changes, layers), "meta"))
         return self._built[asked]
 
-    def _shapes(self, changes: Mapping[str, Any], layers: int | None) -> Shapes:
-        with quiet():
-            model = self.model(self.config(changes, layers), "meta")
-            stored = as_in_files(model, model.state_dict())
-        return {
-            name: tuple(tensor.shape)
-            for name, tensor in stored.items()
-            if name not in self.repeated
-        }
+    def _stored(self, model: nn.Module) -> Shapes:
+        stored = as_in_files(model, model.state_dict()).items()
+        return {name: tuple(each.shape) for name, each in stored if name not in self.repeated}
 
     def shapes_of(self, sizes: Mapping[str, int]) -> Shapes | None:
         """See ``shapes``, for the sizes of axes, and the number of layers."""
@@ -247,10 +241,14 @@ class ModelClass:
         assert isinstance(model, nn.Module)
         return model.eval()
 
-    def small_model(self) -> nn.Module:
-        """A small model on the CPU, with random weights that are large enough to matter."""
+    def small_model(self, changes: Mapping[str, Any] = NOTHING) -> nn.Module:
+        """A small model on the CPU, with random weights that are large enough to matter.
+
+        Args:
+            changes: see ``config``.
+        """
         with quiet():
-            config = self.config({})
+            config = self.config(changes)
         return random_weights(self.model(config, "cpu"))
 
     # What the class depends on.
@@ -282,16 +280,15 @@ class ModelClass:
         head = f"{names.get(model.get_output_embeddings())}.weight"
         tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
         self.repeated = {name: of for name, of in tied.items() if name != head}
-        stored = as_in_files(model, model.state_dict())
+        self.shapes_here = shapes = self._stored(model)
         self.class_prefixes = tuple(f"{name}." for name in longer)
         self._prefixes = tuple(
             prefix
             for each in self.class_prefixes
-            for prefix in _stored_prefixes(model, stored, each)
+            for prefix in _stored_prefixes(model, {*shapes, *self.repeated}, each)
         )
         self._templates: dict[str, str] = {}
-        shapes = {n: tuple(t.shape) for n, t in stored.items() if n not in self.repeated}
-        self.shapes_here, whole = shapes, self._signature(shapes)
+        whole = self._signature(shapes)
         first: dict[str, int] = {}
         for name in shapes:
             layer = self.layer_of(name)
@@ -351,14 +348,13 @@ class ModelClass:
                 if self._fits(changes, most):
                     for key, value in changes.items():
                         self._set(key, value)
-                    self._built = {}
                     return
         raise not_inferred(
             f"no small {self.name} model like that of {self._where} could be made to run"
         )
 
     def _set(self, key: str, value: Any) -> None:
-        self._base = dict(with_value(self._base, key, value))
+        self._base, self._built = dict(with_value(self._base, key, value)), {}
 
     def _fits(self, changes: Mapping[str, Any], most: int) -> bool:
         """Whether there is a model with these changes that is small and runs."""
@@ -371,13 +367,10 @@ class ModelClass:
 
     def _runs(self, changes: Mapping[str, Any]) -> bool:
         """Whether there is a model with these changes, and it runs."""
-        try:
-            with quiet():
-                model = random_weights(self.model(self.config(changes), "cpu"))
-            run(model)
-        except Exception:  # a class may raise anything for sizes that it does not support
-            return False
-        return True
+        with suppress(Exception):  # a class may raise anything for sizes that it does not support
+            run(self.small_model(changes))
+            return True
+        return False
 
     def _counts(self, key: str) -> bool:
         value = self.value(key)
@@ -399,46 +392,48 @@ class ModelClass:
         self._divide_by_heads()
         self._state_head_dim()
         self._state_width()
-        names = {key: axis for axis, key in self._keys.items()} | {
-            key: axis for key, axis in ALSO.items() if axis not in self._named_axes()
+        stated = {axis for axis, key in self._keys.items() if self._counts(key)}
+        self._axis_of = {key: axis for axis, key in self._keys.items()} | {
+            key: axis for key, axis in ALSO.items() if axis not in stated
         }
-        numbers = dict(self._numbers())
+        self._values = numbers = dict(self._numbers())
         here = self.shapes({})
         assert here is not None
-        stuck = []
+        self._here, stuck = here, []
         for key in numbers:
-            found = self._doubled((key,), numbers, here)
+            found = self._doubled(key)
             if found is None:
                 stuck.append(key)
             elif any(found[name] != here[name] for name in found.keys() & here.keys()):
-                self._add(names.get(key), (key,), numbers[key])
+                self._add((key,), numbers[key])
         if self._keys["heads"] in numbers and not self._has_heads_apart():
-            self._find_derived(numbers, here)
+            self._find_derived()
         for key in stuck:
             if not any(key in keys for keys in self.sizes.values()):
-                self._find_partners(key, stuck, names, numbers, here)
-        self._find_ratio(names, numbers, stuck)
-        self._keep_tables(here)
-        self._add_named(numbers)
+                self._find_partners(key, stuck)
+        self._find_ratio(stuck)
+        self._keep_tables()
+        self._add_named()
         for axis in ("vocab", "hidden"):
             if axis not in self.small:
                 raise not_inferred(
                     f"the config of {one_model(self.name)} has no key that changes {axis} alone"
                 )
 
-    def _add_named(self, numbers: Mapping[str, int]) -> None:
+    def _add_named(self) -> None:
         """Add sizes that change no shape."""
-        kv_heads = self._keys["kv_heads"]
+        numbers, kv_heads = self._values, self._keys["kv_heads"]
         if "kv_heads" not in self.small and numbers.get(kv_heads) == self.small.get("heads", 0):
             self.sizes["heads"] += (kv_heads,)  # every head has its own keys, from a latent
         width = self._keys["ffn"]
         if width in numbers and not any(width in keys for keys in self.sizes.values()):
             self.sizes[width] = (width,)  # of a kind of layers that the model lacks
 
-    def _keep_tables(self, here: Shapes) -> None:
+    def _keep_tables(self) -> None:
         """Give experts that the class looks up in a table an axis that does not grow."""
         if "experts" not in self.sizes:
             return
+        here = self._here
         found = self.shapes_of({"experts": 2 * self.small["experts"]}) or here
         modules = self.model(self.config({}), "meta").named_modules()
         tables = [f"{name}.weight" for name, each in modules if isinstance(each, nn.Embedding)]
@@ -456,7 +451,6 @@ class ModelClass:
         here, twice = self.shapes({"head_dim": whole}), self.shapes({"head_dim": 2 * whole})
         if here == self.shapes({}) != twice:
             self._set("head_dim", whole)
-            self._built = {}
 
     def _state_width(self) -> None:
         """Add the width of an MLP to the config, if the class otherwise derives it from hidden."""
@@ -469,7 +463,6 @@ class ModelClass:
                 if self.shapes({key: factor * hidden}) == here:
                     self.width = key, factor
                     self._set(key, factor * hidden)
-                    self._built = {}
                     return
 
     def _divide_by_heads(self) -> None:
@@ -484,35 +477,25 @@ class ModelClass:
         self.divided = self.shapes(grown) is None and self.shapes(wider) is not None
         if self.divided and factor == 2 and self._runs({wide: 2 * hidden}):
             self._set(wide, 2 * hidden)
-            self._built = {}
 
-    def _doubled(
-        self, keys: tuple[str, ...], numbers: Mapping[str, int], here: Shapes
-    ) -> Shapes | None:
+    def _doubled(self, *keys: str) -> Shapes | None:
         """The shapes with these keys doubled; None if there are none, or other tensors."""
-        found = self.shapes({key: 2 * numbers[key] for key in keys})
-        if found is None or {*map(self.template, found)} != {*map(self.template, here)}:
+        found = self.shapes({key: 2 * self._values[key] for key in keys})
+        if found is None or {*map(self.template, found)} != {*map(self.template, self._here)}:
             return None
         return found
 
-    def _find_partners(
-        self,
-        key: str,
-        stuck: Sequence[str],
-        names: Mapping[str, str],
-        numbers: Mapping[str, int],
-        here: Shapes,
-    ) -> None:
+    def _find_partners(self, key: str, stuck: Sequence[str]) -> None:
         """Find the keys that must change together with one."""
+        numbers = self._values
         others = sorted(
             (each for each in stuck if each != key), key=lambda each: numbers[each] != numbers[key]
         )
         groups: list[tuple[str, ...]] = [(each,) for each in others]
-        groups += [*combinations(others[:6], 2)] if key in names else []
+        groups += [*combinations(others[:6], 2)] if key in self._axis_of else []
         for group in groups:
-            found = self._doubled((key, *group), numbers, here)
-            if found is not None and found != here:
-                self._join(names, (key, *group), numbers)
+            if self._doubled(key, *group) not in (None, self._here):
+                self._join((key, *group))
                 return
 
     def _has_heads_apart(self) -> bool:
@@ -522,10 +505,9 @@ class ModelClass:
         wide = dict.fromkeys(self.sizes.get("hidden", ()), 2 * self.small.get("hidden", 0))
         return not wide or self._runs(wide)
 
-    def _named_axes(self) -> set[str]:
-        return {axis for axis, key in self._keys.items() if self._counts(key)}
-
-    def _add(self, axis: str | None, keys: tuple[str, ...], size: int) -> None:
+    def _add(self, keys: tuple[str, ...], size: int, *, apart: bool = False) -> None:
+        """Add an axis of some keys; one that is apart from others has no common name."""
+        axis = None if apart else self._axis_of.get(keys[0])
         if axis is None or axis in self.small:
             fitting = (each for each, name in USUAL.items() if name.search(last_part(keys[0])))
             axis = next(
@@ -533,10 +515,9 @@ class ModelClass:
             )
         self.sizes[axis], self.small[axis] = keys, size
 
-    def _join(
-        self, names: Mapping[str, str], keys: tuple[str, ...], numbers: Mapping[str, int]
-    ) -> None:
+    def _join(self, keys: tuple[str, ...]) -> None:
         """Make several keys that only change together one axis, if they are equal."""
+        numbers = self._values
         known = [axis for axis, of in self.sizes.items() if {*of} & {*keys}]
         same = [key for key in keys if numbers[key] == numbers[keys[0]]]
         if known or len(same) != len(keys):
@@ -544,14 +525,12 @@ class ModelClass:
                 if all(numbers[key] == self.small[axis] for key in keys):
                     self.sizes[axis] = tuple(dict.fromkeys([*self.sizes[axis], *keys]))
             return
-        named = next((names[key] for key in keys if key in names), None)
-        first = sorted(keys, key=lambda key: names.get(key) != named)
-        self._add(named, tuple(first), numbers[keys[0]])
+        named_first = sorted(keys, key=lambda key: key not in self._axis_of)
+        self._add(tuple(named_first), numbers[keys[0]])
 
-    def _find_ratio(
-        self, names: Mapping[str, str], numbers: Mapping[str, int], stuck: list[str]
-    ) -> None:
+    def _find_ratio(self, stuck: list[str]) -> None:
         """Find an integer that must be a ratio of sizes, such as ``expand``."""
+        numbers = self._values
         rest = [key for key in stuck if not any(key in keys for keys in self.sizes.values())]
         for ratio in (key for key in rest if "expand" in key):
             value = numbers[ratio]
@@ -581,12 +560,12 @@ class ModelClass:
                 for key in (ratio, *under, *over):
                     self._set(key, sizes[key])
                     if key != ratio:
-                        self._add(names.get(key), (key,), sizes[key])
-                self._built = {}
+                        self._add((key,), sizes[key])
                 return
 
-    def _find_derived(self, numbers: Mapping[str, int], here: Shapes) -> None:
+    def _find_derived(self) -> None:
         """Check whether the class computes the size of a head from hidden and heads."""
+        numbers, here = self._values, self._here
         hidden, heads = (self._keys[axis] for axis in ("hidden", "heads"))
         found = self.shapes({heads: 2 * numbers[heads]}) or here
         narrower = any(
@@ -599,8 +578,7 @@ class ModelClass:
         if hidden not in numbers or numbers[hidden] % numbers[heads]:
             return
         same = [key for key in numbers if "head" in key and numbers[key] == numbers[heads]]
-        with quiet():
-            as_it_is = run(self.small_model())
+        as_it_is = run(self.small_model())
         # No shape shows which of these keys the class uses, if any.
         used = [key for key in same if not self._computes_alike(key, numbers[key], as_it_is)]
         if not used:
@@ -609,14 +587,13 @@ class ModelClass:
         self.derived = True
         if apart := self.sizes.pop("head_dim", ()):  # of other heads
             size = self.small.pop("head_dim")
-            self._add(None, apart, size)
+            self._add(apart, size, apart=True)
         self.sizes["heads"] = (heads,)
         self.small |= {"heads": numbers[heads], "head_dim": numbers[hidden] // numbers[heads]}
 
     def _computes_alike(self, key: str, value: int, expected: torch.Tensor) -> bool:
-        with suppress(Exception), quiet():
-            model = random_weights(self.model(self.config({key: 2 * value}), "cpu"))
-            return torch.equal(run(model), expected)
+        with suppress(Exception):
+            return torch.equal(run(self.small_model({key: 2 * value})), expected)
         return False
 
 
@@ -647,10 +624,10 @@ def as_in_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, to
     return stored
 
 
-def _stored_prefixes(model: Any, stored: Mapping[str, torch.Tensor], prefix: str) -> list[str]:
+def _stored_prefixes(model: Any, stored: set[str], prefix: str) -> list[str]:
     """The prefixes of the layers' names in files, which may have several lists of layers."""
     own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)}
-    if own.keys() <= stored.keys():
+    if own.keys() <= stored:
         return [prefix]
     # One expert of a stack is enough: files may store experts one by one.
     own = {name: each[:1] if each.dim() > 2 else each for name, each in own.items()}

@@ -91,7 +91,7 @@ def infer(folder: str | Path) -> Inference:
         sure=any(trial.exact for trial in found.trials) and "fixed" not in found.description,
         yaml="",
     )
-    result["yaml"] = as_yaml(result)
+    result["yaml"] = "".join(f"{line}\n" for line in (*_head(result), *_body(result)))
     return result
 
 
@@ -301,22 +301,6 @@ def _grown(source: Weights, options: Mapping[str, Any]) -> Weights:
     return grown
 
 
-def try_description(asked: ModelClass, description: Mapping[str, Any]) -> list[Trial]:
-    """Grow a small random model of a class along every axis of a description.
-
-    Args:
-        asked: the class.
-        description: description of its family.
-    """
-    with temporary("inference") as scratch:
-        source, ids, expected = _small_source(asked, scratch)
-        return [
-            _trial(source, axis, description, ids, expected)
-            for axis in GROWTHS
-            if axis in _axes(description)
-        ]
-
-
 def _grown_with(description: Mapping[str, Any], axis: str) -> set[str]:
     """The axes of a description that grow when one axis does."""
     kinds = description.get("kinds", {})
@@ -336,9 +320,7 @@ def _logits(weights: Weights, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def as_yaml(found: Inference) -> str:
-    """Write the description as YAML, with the evidence in comments."""
-    return "".join(f"{line}\n" for line in (*_head(found), *_body(found)))
+# The description as YAML, with the evidence in comments.
 
 
 def _head(found: Inference) -> Iterator[str]:

@@ -141,13 +141,18 @@ class Conditions:
             for some, form in ((mine, "{}"), (rest, "not ({})")):
                 possible = chain(self._entries(known, some), self._parts())
                 restricted = ((text, [its[at] for at in known]) for text, its in possible)
-                parts = ((text, its) for text, its in restricted if _covers(its, some))
+                parts = (
+                    (text, its)
+                    for text, its in restricted
+                    if all(few <= many for few, many in zip(some, its, strict=True))
+                )
                 # ``combinations`` would evaluate all parts first.
                 every_choice = (
                     ((part,) for part in parts) if count == 1 else combinations(parts, count)
                 )
                 for chosen in every_choice:
-                    if _common([its for _, its in chosen]) == [*some]:
+                    every_its = zip(*(its for _, its in chosen), strict=True)
+                    if [frozenset.intersection(*each) for each in every_its] == [*some]:
                         return form.format(" and ".join(text for text, _ in chosen))
         return ""
 
@@ -270,11 +275,3 @@ def _numbers(asked: ModelClass, layers: int) -> list[str]:
         for key, value in asked.numbers.items()
         if 0 <= value <= 4 * layers and key not in sizes and not key.endswith("_token_id")
     ]
-
-
-def _covers(all_of: Sequence[Layers], some: Sequence[Layers]) -> bool:
-    return all(few <= many for few, many in zip(some, all_of, strict=True))
-
-
-def _common(parts: Sequence[Sequence[Layers]]) -> list[Layers]:
-    return [frozenset.intersection(*each) for each in zip(*parts, strict=True)]

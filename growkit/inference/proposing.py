@@ -39,40 +39,30 @@ SCALAR = "()"
 """The pattern of a single number."""
 
 
-@dataclass(frozen=True)
-class Composed:
-    """A dimension as a sum of products of sizes.
+def ways_of(terms: Terms, width: bool) -> list[str]:
+    """Possible patterns of a dimension, most likely first.
 
-    Attributes:
-        terms: the products.
+    Args:
+        terms: the products of which it is the sum.
+        width: whether to write heads times their size as hidden, for classes that compute one from
+            the other.
     """
-
-    terms: Terms
-
-    def ways(self, width: bool) -> list[str]:
-        """Possible patterns of the dimension, most likely first.
-
-        Args:
-            width: whether to write heads times their size as hidden, for classes that compute one
-                from the other.
-        """
-        written = [(_product(axes, width), count) for axes, count in self.terms]
-        if len(written) == 1:
-            (factors, count), *_ = written
-            return _counted(factors, count)
-        found = []
-        common = [axis for axis in written[0][0] if all(axis in factors for factors, _ in written)]
-        for shared in (common[:1], []):
-            parts = []
-            for factors, count in written:
-                rest = [axis for axis in factors if axis not in shared]
-                if not rest or count > MOST_PARTS:
-                    rest, count = [number(count), *rest], 1
-                parts.append([".".join(rest)] * count)
-            for order in (parts, parts[::-1]):
-                text = " + ".join(each for part in order for each in part)
-                found.append(f"{shared[0]}.({text})" if shared else text)
-        return list(dict.fromkeys(found))
+    written = [(_product(axes, width), count) for axes, count in terms]
+    if len(written) == 1:
+        return _counted(*written[0])
+    found = []
+    common = [axis for axis in written[0][0] if all(axis in factors for factors, _ in written)]
+    for shared in (common[:1], []):
+        parts = []
+        for factors, count in written:
+            rest = [axis for axis in factors if axis not in shared]
+            if not rest or count > MOST_PARTS:
+                rest, count = [number(count), *rest], 1
+            parts.append([".".join(rest)] * count)
+        for order in (parts, parts[::-1]):
+            text = " + ".join(each for part in order for each in part)
+            found.append(f"{shared[0]}.({text})" if shared else text)
+    return list(dict.fromkeys(found))
 
 
 COUNTS = re.compile(r"layers|heads|num|^n_|mult|groups|experts")
@@ -111,7 +101,7 @@ def _counted(factors: list[str], count: int) -> list[str]:
     return [".".join(names) for names in each]
 
 
-def composed(asked: ModelClass) -> dict[str, list[Composed]]:
+def composed(asked: ModelClass) -> dict[str, list[Terms]]:
     """Decompose every dimension of every tensor of a small model; one expert represents all."""
     here = asked.shapes({})
     assert here is not None
@@ -126,7 +116,7 @@ def composed(asked: ModelClass) -> dict[str, list[Composed]]:
             depends = [axis for axis in axes if axis != LAYERS]
         for at, size in enumerate(shape):
             relevant = [a for a in depends if (moved[a] or {}).get(name, shape)[at] != size]
-            dimensions.append(Composed(_terms(asked, name, at, size, relevant)))
+            dimensions.append(_terms(asked, name, at, size, relevant))
         found[one_of_experts(name)] = dimensions
     return found
 
@@ -212,16 +202,16 @@ class Proposal:
             return None
         whole = ("heads", "head_dim") if self.asked.derived else ("hidden",)
         read = {
-            (name, at): each.terms[0][1]
+            (name, at): each[0][1]
             for name, dimensions in self._dimensions.items()
             for at, each in enumerate(dimensions)
-            if (name, at) in self.seen.reads and [axes for axes, _ in each.terms] == [whole]
+            if (name, at) in self.seen.reads and [axes for axes, _ in each] == [whole]
         }
         factor = max(read.values(), default=1)
         if factor == 1:
             return None
         inside = {self.seen.spaces[place] for place, count in read.items() if count == factor}
-        ffn = Composed(((("ffn",), 1),))
+        ffn: Terms = ((("ffn",), 1),)
         for name, dimensions in self._dimensions.items():
             self._dimensions[name] = [
                 ffn if self.seen.spaces.get((name, at)) in inside else each
@@ -256,17 +246,12 @@ class Proposal:
             reads = {0}
         elif name in self._tied:
             reads = {1}
-        ways = [each.ways(self.seen.is_hidden(name, at)) for at, each in enumerate(dimensions)]
-        found = []
+        ways = [ways_of(each, self.seen.is_hidden(name, at)) for at, each in enumerate(dimensions)]
+        stacked = [at for at in range(len(ways)) if (name, at) in self.seen.stacks]
+        first = len(stacked) if len(ways) > 2 and reads and stacked == [*range(len(stacked))] else 0
+        mine, found = {at - first for at in reads if at >= first}, []
         for chosen in product(*ways):
-            before = chosen
-            if len(chosen) > 2 and reads:
-                stacked = [at for at in range(len(chosen)) if (name, at) in self.seen.stacks]
-                before = chosen[len(stacked) :] if stacked == [*range(len(stacked))] else chosen
-            each = ", ".join(f"{c}" for c in chosen[: len(chosen) - len(before)])
-            first = len(chosen) - len(before)
-            mine = {at - first for at in reads if at >= first}
-            pattern = _with_roles(before, mine)
+            each, pattern = ", ".join(chosen[:first]), _with_roles(chosen[first:], mine)
             found.append(f"{each}: {pattern}" if each else pattern)
         return [*dict.fromkeys(found)]
 

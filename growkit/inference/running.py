@@ -5,7 +5,6 @@ Tracing the parameters shows which dimensions products sum over, and which belon
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any
@@ -15,7 +14,6 @@ from torch import nn
 
 from growkit.base.errors import foreign
 from growkit.base.limits import within
-from growkit.engine.oracle import quiet
 from growkit.inference.classes import (
     DESCRIBE,
     ModelClass,
@@ -24,7 +22,7 @@ from growkit.inference.classes import (
 )
 from growkit.inference.flow import Flow, Place
 from growkit.inference.keys import EPS
-from growkit.inference.shrinking import random_weights, run
+from growkit.inference.shrinking import run
 
 
 @dataclass(frozen=True)
@@ -121,13 +119,12 @@ def _powers(asked: ModelClass, flow: Flow) -> dict[str, float]:
     """Compare the factors of parameters with those in a model that is four times as wide."""
     axis = "heads" if asked.derived else "hidden"
     changes = asked.changes(asked.small | {axis: 4 * asked.small[axis]})
-    wider = None
-    with suppress(Exception), quiet():
-        model = random_weights(asked.model(asked.config(changes), "cpu"))
+    try:
+        model = asked.small_model(changes)
         wider = Flow(model)
         with wider:
             run(model)
-    if wider is None:
+    except Exception:  # the class cannot have this width
         return {}
     powers = {
         name: round(log(abs(wider.factors.get(name, 1.0) / factor), 4) / (flow.calls[name] or 1), 3)
