@@ -283,17 +283,6 @@ def test_bad_folders(fault: str, whole: Path, tmp_path: Path) -> None:
     assert not Path("touched").exists()
 
 
-@pytest.mark.parametrize("state", [b"N}(X\7\0\0\0versionK\5u\x86", b"}(X\7\0\0\0versionK\5u"])
-def test_reading_a_list_changes_no_class(state: bytes, whole: Path, tmp_path: Path) -> None:
-    """A pickle may set attributes of everything that it can name, classes included."""
-    name = b"torch.distributed.checkpoint.metadata\nMetadata\n"
-    folder = shutil.copytree(whole, tmp_path / "folder")
-    (folder / ".metadata").write_bytes(b"\x80\4c" + name + state + b"b.")
-    with pytest.raises(InputError):
-        Checkpoint(folder)
-    assert Metadata.version is None
-
-
 def nested(depth: int) -> bytes:
     """Opcodes that leave a list on the stack, and in the memo tuples of 2, 4, 8, ... empty ones."""
     pairs = b"".join(b"h%ch%c\x86\x94" % (n, n) for n in range(depth))

@@ -1,7 +1,6 @@
 """States of optimizers as people make them: what is legal goes on, the rest is told."""
 
 import importlib
-import io
 import pickle
 import resource
 import shutil
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
@@ -26,6 +24,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.optimizer.groups import Parameters
 from growkit.optimizer.state import open_state
 from tests.conftest import folder_bytes, load_strict, refusal, same_bits, save_model
+from tests.test_distributed_files import InParts
 from tests.test_optimizer_state import (
     FLAT,
     grown,
@@ -371,8 +370,7 @@ def test_entries_of_other_forms(spoil: str, said: str, tmp_path: Path) -> None:
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-PARAMETER = "model.embed_tokens.weight"
-ENTRY = f"optimizer.state.{PARAMETER}.exp_avg"
+ENTRY = "optimizer.state.model.embed_tokens.weight.exp_avg"
 HERE = "growkit_was_here"
 """An attribute that nothing has."""
 
@@ -386,101 +384,28 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return source, *trained(source, 1)
 
 
-def saved_moment(made: Made) -> torch.Tensor:
-    """That of the entry, as it was saved."""
-    _, model, optimizer = made
-    found: torch.Tensor = optimizer.state[model.get_input_embeddings().weight]["exp_avg"]
-    return found
-
-
-Pieces = dict[tuple[int, ...], tuple[tuple[int, ...], torch.Tensor]]
-"""Sizes as they are listed and what is stored, by the offsets of every part."""
-
-
-def in_parts(folder: Path, pieces: Pieces) -> None:
-    """Give the entry these parts."""
-    listed: Metadata = pickle.loads((folder / ".metadata").read_bytes())
-    stored = listed.storage_data
-    info = type(next(iter(stored.values())))
-    for index in [each for each in stored if each.fqn == ENTRY]:
-        del stored[index]
-    chunks, content = [], b""
-    for offsets, (sizes, tensor) in pieces.items():
-        buffer = io.BytesIO()
-        torch.save(tensor.clone(), buffer)
-        place = info("parts.distcp", len(content), len(buffer.getvalue()))
-        stored[MetadataIndex(ENTRY, torch.Size(offsets))] = place
-        chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-        content += buffer.getvalue()
-    listed.state_dict_metadata[ENTRY].chunks = chunks
-    (folder / "parts.distcp").write_bytes(content)
-    (folder / ".metadata").write_bytes(pickle.dumps(listed))
-
-
-def quarters(whole: torch.Tensor) -> Pieces:
-    rows, columns = (size // 3 for size in whole.shape)
-    cuts = [
-        (slice(a, b), slice(c, d))
-        for a, b in ((0, rows), (rows, whole.shape[0]))
-        for c, d in ((0, columns), (columns, whole.shape[1]))
-    ]
-    return {
-        (r.start, c.start): ((r.stop - r.start, c.stop - c.start), whole[r, c]) for r, c in cuts
-    }
-
-
-def overlapping(whole: torch.Tensor) -> Pieces:
-    """As many numbers as there should be, but the last row is nowhere."""
-    rows, columns = whole.shape
-    return {(0, 0): ((rows - 1, columns), whole[1:]), (1, 0): ((1, columns), whole[:1])}
-
-
-def reaching_beyond(whole: torch.Tensor) -> Pieces:
-    rows, columns = whole.shape
-    return {(0, 0): ((1, columns), whole[:1]), (2, 0): ((rows - 1, columns), whole[1:])}
-
-
-def one(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], Pieces]:
-    return lambda whole: {(0, 0): (tuple(whole.shape), change(whole))}
-
-
-UNFIT: dict[str, tuple[Callable[[torch.Tensor], Pieces], str]] = {
-    "parts overlap": (overlapping, "overlap or leave gaps"),
-    "a part reaches beyond": (reaching_beyond, "reach beyond"),
-    "another dtype": (one(lambda w: w.half()), r"holds F16 \[29, 16\] where .* F64 \[29, 16\]"),
-    "a larger one": (one(lambda w: w.repeat(2, 1)), r"holds F64 \[58, 16\]"),
-}
-
-
-@pytest.mark.parametrize("fault", UNFIT)
-def test_parts_that_do_not_make_up_what_is_listed(fault: str, made: Made, tmp_path: Path) -> None:
-    folder = save_distributed(*made[1:], tmp_path / "state")
-    parts, said = UNFIT[fault]
-    in_parts(folder, parts(saved_moment(made)))
-    with pytest.raises(InputError, match=said):
-        grown(made[0], folder, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_parts_of_a_mesh(made: Made, tmp_path: Path) -> None:
-    """What grows from them is what grows from a whole tensor."""
-    found = []
-    for parted in (False, True):
-        folder = save_distributed(*made[1:], tmp_path / f"state-{parted}")
-        if parted:
-            in_parts(folder, quarters(saved_moment(made)))
-        grown(made[0], folder, tmp_path / f"out-{parted}")
-        state = {ENTRY: torch.zeros(29, 32, dtype=torch.float64)}
-        dcp.load(state, checkpoint_id=tmp_path / f"out-{parted}" / "optimizer", no_dist=True)
-        found.append(state[ENTRY])
+    """What grows from them is what grows from whole tensors."""
+    state, found = get_optimizer_state_dict(*made[1:], options=FLAT), []
+    for planner in (None, InParts(1)):
+        folder, out = tmp_path / f"state-{len(found)}", tmp_path / f"out-{len(found)}"
+        dcp.save({"optimizer": state}, checkpoint_id=folder, planner=planner, no_dist=True)
+        grown(made[0], folder, out)
+        read = {ENTRY: torch.zeros(29, 32, dtype=torch.float64)}
+        dcp.load(read, checkpoint_id=out / "optimizer", no_dist=True)
+        found.append(read[ENTRY])
     assert found[0].any()
     assert found[0].equal(found[1])
 
 
-def poisoned(module: str, name: str) -> bytes:
-    """What sets an attribute of a class, or of whatever else has this name, and forgets it."""
-    key = b"X" + len(HERE).to_bytes(4, "little") + HERE.encode()
-    return f"c{module}\n{name}\n".encode() + b"(N}" + key + b"K\x01stb0"
+def poisoned(module: str, name: str) -> tuple[bytes, bytes]:
+    """What sets an attribute of a class, or of whatever else has this name, and forgets it.
+
+    Objects without slots have a dictionary for a state, others a pair with one.
+    """
+    named = f"c{module}\n{name}\n".encode()
+    attribute = b"}X" + len(HERE).to_bytes(4, "little") + HERE.encode() + b"K\x01s"
+    return named + attribute + b"b0", named + b"(N" + attribute + b"tb0"
 
 
 def before(pickled: bytes, poison: bytes) -> bytes:
@@ -514,9 +439,10 @@ def test_lists_change_nothing(made: Made, untouched: list[Any], tmp_path: Path) 
             untouched.append(getattr(importlib.import_module(module), name))
         except (ImportError, AttributeError):  # of another version of Python
             continue
-        file.write_bytes(before(whole, poisoned(module, name)))
-        with pytest.raises(InputError, match="metadata cannot be read"):
-            open_state(folder, parameters)
+        for poison in poisoned(module, name):
+            file.write_bytes(before(whole, poison))
+            with pytest.raises(InputError, match="metadata cannot be read"):
+                open_state(folder, parameters)
     file.write_bytes(whole)
     assert grown(made[0], folder, tmp_path / "out").optimizer
 
@@ -556,7 +482,7 @@ def test_what_torch_saves_changes_nothing(
     for module, name in GLOBALS:
         untouched.append(getattr(importlib.import_module(module), name))
         file.write_bytes(whole)
-        spoiled(file, poisoned(module, name))
+        spoiled(file, poisoned(module, name)[1])
         with pytest.raises(InputError, match="cannot be"):
             growkit.grow(source, tmp_path / "out", optimizer=state, verify=False, hidden="x2")
     file.write_bytes(whole)
