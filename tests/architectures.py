@@ -127,9 +127,9 @@ TEXT = {"fuyu": "persimmon", "got_ocr2": "qwen2", "moss_transcribe_diarize": "qw
 """What speaks in models that see or hear as well, where their configs take anything."""
 
 
-def config_of(kind: str) -> Any:
-    """A small config of a type."""
-    return CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]))
+def config_of(kind: str, **more: Any) -> Any:
+    """A small config of a type, with other values of some keys."""
+    return CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]) | more)
 
 
 def small(config_class: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from growkit.planning.plan import Planned
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep
 from growkit.results.schema import json_schema
-from tests.architectures import TYPES, build, save, small
+from tests.architectures import TYPES, build, config_of, save
 from tests.conftest import (
     cli,
     edit_config,
@@ -227,8 +227,7 @@ ODD: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
 @pytest.mark.parametrize("case", ODD)
 def test_odd_models(case: str, tmp_path: Path) -> None:
     kind, more, growths = ODD[case]
-    config = CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]) | more)
-    source = save_random(tmp_path / "source", config, 0)
+    source = save_random(tmp_path / "source", config_of(kind, **more))
     for at, growth in enumerate(growths):
         out = tmp_path / f"out-{at}"
         assert growkit.grow(source, out, verify=False, **growth)["promise"] == "exact"
@@ -246,8 +245,7 @@ def test_odd_models(case: str, tmp_path: Path) -> None:
 def test_odd_sizes_are_refused(
     kind: str, more: dict[str, Any], growth: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    config = CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]) | more)
-    source = save_random(tmp_path / "source", config, 0)
+    source = save_random(tmp_path / "source", config_of(kind, **more))
     with pytest.raises(growkit.InputError, match=says):
         growkit.grow(source, tmp_path / "out", verify=False, **growth)
 
@@ -281,8 +279,7 @@ def test_a_few_tokens_may_choose_the_same_experts() -> None:
     """Whether corrections are divided or not; more tokens show that they must be."""
     layers = {"num_hidden_layers": 5, "moe_layer_end_index": 3, "moe_layer_interval": 2}
     more = {"hidden_size": 36, "head_dim": 10, "num_key_value_heads": 1, "use_bias": True}
-    config = CONFIG_MAPPING["ernie4_5_moe"]
-    config = config(**small(config) | layers | more, moe_num_shared_experts=2)
+    config = config_of("ernie4_5_moe", **layers, **more, moe_num_shared_experts=2)
     found = InferredFamily(json.loads(config.to_json_string(use_diff=False)), "here")
     assert found.description["experts"]["divided"]
 
@@ -304,8 +301,7 @@ def test_experts_that_cannot_grow_are_not_denied(kind: str, why: str, tmp_path: 
 
 def test_experts_in_a_table_stay(tmp_path: Path) -> None:
     """The class looks its experts up by number, as rows of embeddings."""
-    config = small(CONFIG_MAPPING["doge"]) | {"is_moe": True, "num_experts": 16}
-    source = save_random(tmp_path / "source", CONFIG_MAPPING["doge"](**config), 0)
+    source = save_random(tmp_path / "source", config_of("doge", is_moe=True, num_experts=16))
     out = tmp_path / "out"
     growkit.grow(source, out, ffn="x2", verify=False)
     assert relative_error(source, out) < 1e-12
@@ -628,9 +624,7 @@ def test_the_dtype_of_the_files_hides_no_norm(
 
 def test_what_only_a_head_of_its_own_allows_is_tried(tmp_path: Path) -> None:
     """The last norm of Nanochat has no weight: hidden cannot grow while its head is tied."""
-    config = CONFIG_MAPPING["nanochat"](**small(CONFIG_MAPPING["nanochat"]))
-    config.tie_word_embeddings = True
-    source = save_random(tmp_path / "source", config, 0)
+    source = save_random(tmp_path / "source", config_of("nanochat", tie_word_embeddings=True))
     (trial,) = (each for each in growkit.infer(source)["trials"] if each["axis"] == "hidden")
     assert trial.exact
     assert trial["options"]["untie"]
@@ -690,8 +684,8 @@ def test_growkits_own_families_are_not_described(tmp_path: Path) -> None:
 def test_layers_whose_tensors_stand_in_other_lists(tmp_path: Path) -> None:
     """Inkling 2 stores queries of its layers apart, and pads rows of its head in files."""
     sizes = {"vocab_size": 64, "unpadded_vocab_size": 61, "num_hidden_layers": 14}
-    config = CONFIG_MAPPING["inkling2_text"](**small(CONFIG_MAPPING["inkling2_text"]) | sizes)
-    source, out = save_random(tmp_path / "source", config, 0), tmp_path / "out"
+    config = config_of("inkling2_text", **sizes)
+    source, out = save_random(tmp_path / "source", config), tmp_path / "out"
     growkit.grow(source, out, ffn="x2", verify=False)
     assert relative_error(source, out) < 1e-12
     # The control: the comparison sees one query.
@@ -723,10 +717,8 @@ def test_sizes_that_the_class_computes_are_refused_before_writing(
 
 def test_a_head_of_its_own_has_a_bias_of_its_own(tmp_path: Path) -> None:
     """BERT's class ties the bias of its head as well, as long as the head is the embedding."""
-    config = CONFIG_MAPPING["bert-generation"](
-        **small(CONFIG_MAPPING["bert-generation"]), tie_word_embeddings=True
-    )
-    source, out = save_random(tmp_path / "source", config, 0), tmp_path / "out"
+    config = config_of("bert-generation", tie_word_embeddings=True)
+    source, out = save_random(tmp_path / "source", config), tmp_path / "out"
     assert growkit.grow(source, out, hidden="x2", untie=True, verify=FEW)["kept"]
     assert relative_error(source, out) < 1e-12
     # The control: the bias that the head adds is the new one.
@@ -739,8 +731,8 @@ def test_parts_of_a_dimension_are_counted(tmp_path: Path) -> None:
     """Those of a fused projection, one for each of 64 heads: its pattern stays short."""
     heads = {"linear_num_key_heads": 64, "linear_num_value_heads": 64}
     sizes = {"linear_key_head_dim": 4, "linear_value_head_dim": 4}
-    config = CONFIG_MAPPING["lara_mini"](**small(CONFIG_MAPPING["lara_mini"]) | heads | sizes)
-    source, out = save_random(tmp_path / "source", config, 0), tmp_path / "out"
+    config = config_of("lara_mini", **heads, **sizes)
+    source, out = save_random(tmp_path / "source", config), tmp_path / "out"
     growkit.grow(source, out, hidden="x2", verify=False)
     assert relative_error(source, out) < 1e-12
 
@@ -781,7 +773,7 @@ def test_keys_of_published_configs(
     """The class reads them only in place of others, so growth must change those."""
     source, out = tmp_path / "source", tmp_path / "out"
     more = {"block_auto_adjust_ff_dim": False} if kind == "lfm2" else {}
-    save_random(source, CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]) | new | more))
+    save_random(source, config_of(kind, **new, **more))
     with edit_json(source / "config.json") as config:
         for key in new:
             config.pop(key, None)
@@ -796,10 +788,7 @@ def test_keys_of_published_configs(
 
 def test_experts_next_to_a_ratio_of_sizes(tmp_path: Path) -> None:
     """``mamba_expand`` is asked for whichever of the sizes changes."""
-    kinds = {"layer_types": ["linear_attention"] * 2}
-    config = CONFIG_MAPPING["granitemoehybrid"]
-    save_random(tmp_path / "source", config(**small(config) | kinds))
-    result = growkit.grow(
-        tmp_path / "source", tmp_path / "out", method="experts", experts="x2", verify=FEW
-    )
+    config = config_of("granitemoehybrid", layer_types=["linear_attention"] * 2)
+    source, out = save_random(tmp_path / "source", config), tmp_path / "out"
+    result = growkit.grow(source, out, method="experts", experts="x2", verify=FEW)
     assert result["kept"], result["verification"]["reason"]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from safetensors import SafetensorError
-from transformers import CONFIG_MAPPING, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.proof import modes as ways
 from growkit.report.proof import glance
-from tests.architectures import small
+from tests.architectures import config_of
 from tests.conftest import edit_weights, relative_error, save_model, save_random
 
 QUICK = {"prompts": 2, "length": 12}
@@ -84,7 +84,7 @@ def test_other_text_is_noticed(make: Make, tmp_path: Path) -> None:
 @pytest.mark.parametrize("padding", [1, None])
 def test_a_class_that_loads_other_weights_is_noticed(padding: int | None, tmp_path: Path) -> None:
     """Youtu's empties the row of the padding token while it loads, in the head only if tied."""
-    config = CONFIG_MAPPING["youtu"](**small(CONFIG_MAPPING["youtu"]) | {"pad_token_id": padding})
+    config = config_of("youtu", pad_token_id=padding)
     source = save_random(tmp_path / "source", config, 0)
     with edit_weights(source) as tensors:  # a token that no continuation chooses
         tensors["model.embed_tokens.weight"][1] *= 0.01
