@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,7 +47,6 @@ from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.sources import find
 
 if TYPE_CHECKING:
-    from growkit.optimizer.groups import ParamGroup
     from growkit.optimizer.growing import GrownState
 
 
@@ -139,6 +138,7 @@ class Grown:
         recipe: the recipe.
         source: the source checkpoint.
         lineage: the operations from the source to the target.
+        target: the weights of the target.
         entries: every tensor of the target's files.
 
     Raises:
@@ -170,6 +170,7 @@ class Grown:
                 check_recorded(manifest, self.source, together=together)
             self.lineage = plan_recipe(self.recipe, self.source).lineage
             self.lineage.check_duplicates()
+            self.target = self.lineage.target
             named = family_of(self.target.config, self.recipe.output).named(self.target.config)
             self.config: Config = dict(named)
         for name in self.target.tensors:
@@ -181,16 +182,6 @@ class Grown:
                 )
         self._last = _Last()
         self.entries = entries_of(self.target, self._last)
-
-    @property
-    def target(self) -> Weights:
-        """The weights of the target."""
-        return self.lineage.target
-
-    @property
-    def whole(self) -> list[str]:
-        """Tensors that every process computes as a whole before it takes its part."""
-        return [name for name, entry in self.entries.items() if not entry.weights.cuts(entry.name)]
 
     @cached_property
     def by_class(self) -> dict[str, StateEntry]:
@@ -362,16 +353,13 @@ class GrownStorageReader(HuggingFaceStorageReader):
         self._entries = {under + name: entry for name, entry in of_class.items()}
         self._entries |= {under + name: entry for name, entry in self.grown.entries.items()}
         self._entries |= {f"{state}state.{n}": entry for n, entry in self.grown.moments().items()}
+        self._groups = self.grown.optimizer.groups if self.grown.optimizer else ()
         self._values = {  # under the names that torch gives options when it flattens groups
             f"{state}param_groups.{name}.{key}": value
             for group in self._groups
             for name in group.parameters
             for key, value in group.options.items()
         }
-
-    @property
-    def _groups(self) -> Sequence[ParamGroup]:
-        return self.grown.optimizer.groups if self.grown.optimizer else ()
 
     def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Groups for the optimizer of a grown model: the source's, scaled by the law of updates.

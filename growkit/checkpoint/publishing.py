@@ -327,7 +327,9 @@ class Staging:
         """
         final = rejected_name(self._output) if rejected else self._output
         with writing(final):
-            flush_tree(self.scratch.path)
+            for name in sorted(contents(self.scratch.path), reverse=True):  # data before names
+                flush(self.scratch.path / name)
+            flush(self.scratch.path)
             try:
                 if os.path.lexists(final):
                     self._replace(final)
@@ -516,13 +518,6 @@ def _candidates(place: Path) -> Iterator[Path]:
 
 
 # The file system
-
-
-def flush_tree(folder: Path) -> None:
-    """Wait until a folder and its contents are on the disk: data before names."""
-    for name in sorted(contents(folder), reverse=True):  # a folder after its contents
-        flush(folder / name)
-    flush(folder)
 
 
 def move(source: Path, target: Path) -> None:
