@@ -475,23 +475,7 @@ def test_what_does_not_grow_is_named(case: str, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_prompts_and_other_tasks_are_named(tmp_path: Path) -> None:
-    source, adapter = save_model(tmp_path / "source", "llama"), tmp_path / "adapter"
-    adapter.mkdir()
-    for config, sentence in (
-        ({"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM"}, "'PROMPT_TUNING', which does"),
-        ({"peft_type": "LORA", "task_type": "SEQ_CLS"}, "has task_type SEQ_CLS"),
-        ({"peft_type": "LORA", "megatron_config": {"a": 1}}, "has megatron_config"),
-        ({"peft_type": "LORA"}, "has no adapter_model.safetensors"),
-    ):
-        (adapter / "adapter_config.json").write_text(json.dumps(config))
-        with pytest.raises(InputError, match=sentence):
-            growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter)
-
-
-@pytest.mark.parametrize(
-    "what", ["of another model", "with NaN", "of no module", "without A", "missing"]
-)
+@pytest.mark.parametrize("what", ["of another model", "with NaN", "of no module", "without A"])
 def test_bad_adapters_are_refused(what: str, tmp_path: Path) -> None:
     source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
     adapter = save_adapter(source, tmp_path / "adapter", **FEW)
@@ -504,13 +488,11 @@ def test_bad_adapters_are_refused(what: str, tmp_path: Path) -> None:
         tensors[first][0, 0] = torch.nan
     elif what == "of no module":
         tensors[first.replace("layers.0", "layers.7")] = tensors.pop(first)
-    elif what == "without A":
+    else:
         del tensors[first]
     save_file(tensors, file, {"format": "pt"})
-    sentence = "does not exist" if what == "missing" else str(file)
-    given = tmp_path / "nothing" if what == "missing" else adapter
-    with pytest.raises(InputError, match=sentence):
-        growkit.grow(source, out, hidden="x2", adapter=given, verify=False)
+    with pytest.raises(InputError, match=str(file)):
+        growkit.grow(source, out, hidden="x2", adapter=adapter, verify=False)
     assert not out.exists()
 
 

@@ -57,8 +57,6 @@ def test_families_are_listed_in_brief_and_shown_one_by_one() -> None:
         assert "Llama" in shown
         assert "Qwen" not in shown.partition("convert to")[0]
         assert len(shown.splitlines()) < 40
-    assert "did you mean 'llama'" in cli("families", "lama").stderr
-    assert cli("families", "llama", "--all").exit_code == 2
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "gpt2"])

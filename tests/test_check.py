@@ -13,7 +13,7 @@ import pytest
 
 import growkit
 from growkit.checkpoint.publishing import write_json
-from tests.conftest import cli, flip_bit, refusal, save_model
+from tests.conftest import cli, flip_bit, save_model
 
 
 @pytest.fixture(scope="module")
@@ -121,26 +121,6 @@ def test_the_layout_of_the_hub_cache_is_whole(copy: Path, tmp_path: Path) -> Non
     assert found(snapshot) == {}
     flip_bit(blobs / "0")
     assert set(found(snapshot).values()) == {"changed"}
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (None, "has no growkit.json"),
-        ("{", "cannot be read as JSON"),
-        ("[]", "a JSON list"),
-        ("{}", "does not list the files"),
-        ('{"files": {"a": 1}}', "no size and SHA-256 for 'a'"),
-        ('{"files": {"a": ["1", "b"]}}', "no size and SHA-256 for 'a'"),
-        ('{"files": {"a": [1, 1700000000000000000]}}', "no size and SHA-256"),
-    ],
-)
-def test_what_cannot_be_checked_is_said(content: str | None, sentence: str, copy: Path) -> None:
-    if content is None:
-        (copy / "growkit.json").unlink()
-    else:
-        (copy / "growkit.json").write_text(content)
-    assert sentence in refusal("check", copy)
 
 
 def test_progress_counts_every_byte(copy: Path) -> None:

@@ -398,16 +398,6 @@ def test_mistakes_in_a_description(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("text", ["", "- a", "family: [", "a: 1\na: 2", "\t"])
-def test_what_is_no_description(text: str, arcee: Path, tmp_path: Path) -> None:
-    file = tmp_path / "family.yaml"
-    file.write_text(text)
-    code, said = command("grow", arcee, tmp_path / "out", "--family", file, "--hidden", "x2")
-    assert code == 2
-    assert str(file) in said.replace("\n", "")
-    assert said.count("error:") == 1
-
-
 def test_classes_that_cannot_be_asked(arcee: Path, tmp_path: Path) -> None:
     config = json.loads((arcee / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes((arcee / "model.safetensors").read_bytes())

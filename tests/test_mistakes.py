@@ -27,7 +27,6 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.checkpoint import writing
-from growkit.checkpoint.folder import instead_of_weights, no_model
 from growkit.cli.app import app
 from tests.conftest import Called, edit_weights, save_model, with_tokenizer
 
@@ -93,7 +92,7 @@ def change(before: str) -> None:
         if how == "instead":
             WEIGHTS.unlink()
             name, content = f"source/{name}", "GGUF"
-        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(content)
     elif how == "link":
         Path(name).unlink(missing_ok=True)
@@ -322,20 +321,3 @@ def test_the_control_sees_what_is_no_mistake(place: Path, tmp_path: Path) -> Non
     slow = Answer(2, "", "error: but late\nand long", 2.0)
     told = [*faults(Mistake("inspect source", ()), folder, lambda words: slow)]
     assert told == ["no sentence: error: but late\nand long", "took 2.00 s"]
-
-
-def test_folders_in_which_models_lie(tmp_path: Path) -> None:
-    def lies_in(name: str) -> str:
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.json").touch()
-        return no_model(tmp_path)
-
-    assert "is a model folder?" not in lies_in("first")
-    assert no_model(tmp_path).endswith("such as " + str(tmp_path / "first"))
-    assert lies_in("checkpoint-900").endswith("checkpoint-900")
-    assert lies_in("checkpoint-1000").endswith("checkpoint-1000")
-    (tmp_path / "hub" / "snapshots" / "abc").mkdir(parents=True)
-    (tmp_path / "hub" / "snapshots" / "abc" / "config.json").touch()
-    assert no_model(tmp_path / "hub").endswith("snapshots/abc")
-    assert no_model(tmp_path / "first").endswith(f"is {tmp_path / 'first'} a model folder?")
-    assert instead_of_weights(tmp_path / "nowhere") is None

@@ -89,7 +89,6 @@ def test_shipped_recipes_run_by_name(
     growkit.grow(source, "grown", ffn="x4", verify=False)
     apart, same = (load_file(Path(each) / "model.safetensors") for each in ("out", "grown"))
     assert all(same[name].equal(tensor) for name, tensor in apart.items())
-    assert "--source" in cli("run", "hypercloning-x2").stderr
     with pytest.raises(InputError, match=r"out already exists"):
         growkit.run(replace(load_recipe(Path("wider-mlp")), source=str(source), output="out"))
     Path("wider-mlp").write_text(f"source: {source}\nsteps: []\noutput: b\n")
@@ -104,7 +103,6 @@ def test_the_proof_of_a_recipe_reads_another_text(
     source = with_tokenizer(make("llama", vocab_size=256))
     content = f"source: {source}\nsteps: [{{grow: hypercloning, hidden: x2}}]\noutput: {out}\n"
     recipe.write_text(content + "verify: {prompts: 1, length: 12, text: nowhere.txt}\n")
-    assert "nowhere.txt" in cli("run", recipe).stderr
     text = tmp_path / "text.txt"
     text.write_text("A text that is long enough to be read.")
     done = cli("run", recipe, "--text", text, "--device", "cpu", "--json")
@@ -116,6 +114,3 @@ def test_the_proof_of_a_recipe_reads_another_text(
     assert (proof["text"], proof["device"], proof["length"]) == (text.name, "cpu", 12)
     refused = cli("run", recipe, "--text", text, "--device", "cuda", "--overwrite")
     assert "no such device" in refused.stderr
-    recipe.write_text(content + "verify: false\n")
-    for option in (("--text", text), ("--device", "cpu")):
-        assert "switched off" in cli("run", recipe, *option, "--overwrite").stderr

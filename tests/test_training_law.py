@@ -427,11 +427,6 @@ def test_wrapped_models_have_the_same_groups(
 
 
 def test_training_that_cannot_be_proved(grouped: Pair, tmp_path: Path) -> None:
-    for steps in (0, 10**6):
-        with pytest.raises(
-            growkit.InputError, match=r"steps .* cannot be used; choose 1 to 10,000"
-        ):
-            Settings(steps=steps)
     source = save_model(tmp_path / "one", "llama")
     other = save_model(tmp_path / "other", "llama")
     with pytest.raises(growkit.InputError, match="no manifest records how the target was made"):
