@@ -295,17 +295,6 @@ def test_what_the_class_derives_is_not_written(tmp_path: Path) -> None:
         growkit.grow(source, tmp_path / "other", hidden="x2", heads="x1")
 
 
-def test_a_language_model_inside_another(tmp_path: Path) -> None:
-    source = save(tmp_path / "source", Case(FAMILIES["gemma3_text"], seeded(1)), 1)
-    file = source / "config.json"
-    inner = json.loads(file.read_text())
-    file.write_text(json.dumps({"model_type": "gemma3", "text_config": inner}))
-    with pytest.raises(InputError, match=r"inside .*'gemma3_text'.* save it as a folder"):
-        growkit.inspect(source)
-    file.write_text(json.dumps(inner))
-    assert growkit.inspect(source)["family"] == "Gemma 3"
-
-
 @pytest.mark.parametrize(("width", "ragged"), [(8, False), (12, True)])
 @pytest.mark.parametrize(("kind", "key"), [("qwen3_moe", "moe_"), ("gpt_oss", "")])
 def test_experts_that_transformers_would_refuse(

@@ -398,22 +398,6 @@ def test_mistakes_in_a_description(
     assert not (tmp_path / "out").exists()
 
 
-def test_classes_that_cannot_be_asked(arcee: Path, tmp_path: Path) -> None:
-    config = json.loads((arcee / "config.json").read_text())
-    (tmp_path / "model.safetensors").write_bytes((arcee / "model.safetensors").read_bytes())
-    for more, says in (
-        ({"model_type": "nobody"}, "transformers does not understand|has no language model"),
-        ({"model_type": "mixtral"}, "tensor .* is missing"),
-        ({"num_hidden_layers": 3}, "tensor .* is missing"),
-        ({"num_hidden_layers": 300}, "promises 300 layers"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000; a whole number up to"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
-    ):
-        (tmp_path / "config.json").write_text(json.dumps(config | more))
-        with pytest.raises(growkit.InputError, match=says):
-            growkit.infer(tmp_path)
-
-
 def lying(folder: Path, family: dict[str, Any], **settings: Any) -> Path:
     """A folder whose manifest has this description, and whose config has these settings."""
     with edit_json(folder / "growkit.json") as manifest:

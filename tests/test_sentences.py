@@ -17,14 +17,11 @@ from growkit.base.errors import LONGEST_SENTENCE, InputError
 from growkit.base.names import did_you_mean, nearest, perhaps
 from growkit.base.settings import DEVICES
 from growkit.checkpoint import publishing
-from growkit.checkpoint.folder import no_model
 from growkit.cli.app import app
 from growkit.planning.operation import operations
 from growkit.recipe.recipe import shipped_recipes
-from tests.conftest import cli, refusal, save_model
+from tests.conftest import refusal, save_model
 from tests.test_cli import HEAVY, imported_by
-
-GROW = ("grow", "source", "out", "--hidden", "x2")
 
 
 @pytest.fixture(scope="module")
@@ -40,34 +37,10 @@ def place(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("model.safetensors", "model.safetensors.index.json"),
-        *("pytorch_model.bin", "pytorch_model.bin.index.json"),
-    ],
-)
-def test_weights_without_a_config_need_that(name: str, tmp_path: Path) -> None:
-    folder = tmp_path / "weights"
-    folder.mkdir()
-    (folder / name).touch()
-    shard = name.removesuffix(".index.json").replace(".", "-00001-of-00002.", 1)
-    (folder / shard).touch()
-    assert "config.json does not exist; the weights are there, so copy it" in no_model(folder)
-    (folder / name).rename(folder / "other.safetensors")  # the control
-    assert "copy it from the model" not in no_model(folder)
-
-
 def test_a_folder_in_the_place_of_the_weights() -> None:
     Path("source/model.safetensors").unlink()
     Path("source/model.safetensors").mkdir()
     assert "model.safetensors is a folder, and a file was expected" in refusal("inspect", "source")
-
-
-def test_overwriting_is_advised_in_both_languages() -> None:
-    assert cli(*GROW, "--no-verify").exit_code == 0
-    assert "(--overwrite, in Python overwrite=True)" in refusal(*GROW)
-    assert cli(*GROW, "--no-verify", "--overwrite").exit_code == 0
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO])
