@@ -350,46 +350,58 @@ def test_a_wrong_axis_is_caught(arcee: Path, found: growkit.Inference, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-NORM = "tensors/model.norm.weight"
+NORM, EMBEDDING, HEAD = (
+    f"tensors/{name}.weight" for name in ("model.norm", "model.embed_tokens", "lm_head")
+)
+NUMBERS = {"constants/two": 2, "constants/rest": 27}
+FIRST = "vocab can only be the first"
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "says"),
+    ("changes", "says"),
     [
-        (NORM, "hiden", "names axis 'hiden', which no size gives; did you me"),
-        (NORM, " + ".join(["hidden"] * 99 + ["hiden"]), "names axis 'hiden'"),
-        (NORM, "hidden <-", "the name of an axis is missing"),
-        (NORM, {"norm": "hidden"}, "must be a pattern, or a mapping with one"),
-        (NORM, {"pattern": "hidden", "norms": "x"}, "unknown key 'norms'"),
-        (NORM, None, "tensor model.norm.weight in .* is not part of"),
-        ("tensors/model.more.weight", "hidden", "tensor model.more.weight is missing from"),
-        ("tensors/model.{layer:>9}.weight", "hidden", "has a name that no tensor has"),
-        ("tensors/lm_head.weight", "vocab, hidden <- hidden", "has shape"),
-        ("sizes/hidden_size", "width", "no key for hidden"),
-        ("sizes/hidden_size", 3, "text was expected"),
-        ("sizes/hidden", "hidden", "needs hidden as a positive whole number"),
-        ("fixed/heads", 3, "text was expected"),
-        ("groups/heads", "kv", "names axis 'kv'"),
-        ("constants/two", "2", "a whole number was expected"),
-        ("tied/lm_head.weight", "model.embed.weight", "did you mean 'model.embed_tokens.weight'"),
-        ("familly", "x", "unknown key 'familly'; did you mean 'family'"),
-        ("model_type", None, "has no model_type"),
-        ("model_type", "other", "which no family describes"),
-        ("fixed/hidden", "is as it is", "hidden of the .* is as it is"),
-        ("assumed/rms_norm_eps", None, "Arcee"),
+        ({NORM: "hiden"}, "names axis 'hiden', which no size gives; did you me"),
+        ({NORM: " + ".join(["hidden"] * 99 + ["hiden"])}, "names axis 'hiden'"),
+        ({NORM: "hidden <-"}, "the name of an axis is missing"),
+        ({NORM: {"norm": "hidden"}}, "must be a pattern, or a mapping with one"),
+        ({NORM: {"pattern": "hidden", "norms": "x"}}, "unknown key 'norms'"),
+        ({NORM: None}, "tensor model.norm.weight in .* is not part of"),
+        ({"tensors/model.more.weight": "hidden"}, "tensor model.more.weight is missing from"),
+        ({"tensors/model.{layer:>9}.weight": "hidden"}, "has a name that no tensor has"),
+        ({"tensors/lm_head.weight": "vocab, hidden <- hidden"}, "has shape"),
+        ({"sizes/hidden_size": "width"}, "no key for hidden"),
+        ({"sizes/hidden_size": 3}, "text was expected"),
+        ({"sizes/hidden": "hidden"}, "needs hidden as a positive whole number"),
+        ({"fixed/heads": 3}, "text was expected"),
+        ({"groups/heads": "kv"}, "names axis 'kv'"),
+        ({"constants/two": "2"}, "a whole number was expected"),
+        ({"tied/lm_head.weight": "model.embed.weight"}, "did you mean 'model.embed_tokens.weight'"),
+        ({"familly": "x"}, "unknown key 'familly'; did you mean 'family'"),
+        ({"model_type": None}, "has no model_type"),
+        ({"model_type": "other"}, "which no family describes"),
+        ({"fixed/hidden": "is as it is"}, "hidden of the .* is as it is"),
+        ({"assumed/rms_norm_eps": None}, "Arcee"),
+        # A prompt shows the rows of its own tokens alone, so these stay where they are.
+        ({EMBEDDING: "kv_heads + rest -> hidden", **NUMBERS}, "as the rows of tensor"),
+        ({"sizes/vocab_size": "vocab + two", **NUMBERS}, "vocab is the number of tokens"),
+        ({"sizes/hidden_size": "hidden + vocab"}, "vocab is the number of tokens"),
+        ({EMBEDDING: "vocab + two -> hidden", **NUMBERS}, FIRST),
+        ({HEAD: "hidden <- vocab"}, FIRST),
+        ({HEAD: "ffn <- hidden"}, "as the rows of tensor lm_head.weight"),
     ],
 )
 def test_mistakes_in_a_description(
-    key: str, value: Any, says: str, arcee: Path, found: growkit.Inference, tmp_path: Path
+    changes: dict[str, Any], says: str, arcee: Path, found: growkit.Inference, tmp_path: Path
 ) -> None:
     """Each in a sentence, before anything is written."""
     spoiled = deepcopy(found["family"])
-    place, _, name = key.partition("/")
-    at = spoiled.setdefault(place, {}) if name else spoiled
-    at.pop(name or place, None)
-    if value is not None:
-        at[name or place] = value
-    if key == "assumed/rms_norm_eps":
+    for key, value in changes.items():
+        place, _, name = key.partition("/")
+        at = spoiled.setdefault(place, {}) if name else spoiled
+        at.pop(name or place, None)
+        if value is not None:
+            at[name or place] = value
+    if "assumed/rms_norm_eps" in changes:
         arcee = shutil.copytree(arcee, tmp_path / "source")
         with edit_json(arcee / "config.json") as config:
             del config["rms_norm_eps"]
@@ -424,33 +436,6 @@ def test_a_setting_is_no_size(arcee: Path, found: growkit.Inference, tmp_path: P
     wrong["sizes"]["eos_token_id"] = "one"
     with pytest.raises(growkit.InputError, match="has eos_token_id among its sizes, but no tensor"):
         growkit.grow(arcee, tmp_path / "other", family=wrong, hidden="x2", verify=False)
-
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-FIRST = "vocab can only be the first"
-
-
-@pytest.mark.parametrize(
-    ("tensors", "sizes", "says"),
-    [
-        ({EMBEDDING: "kv_heads + rest -> hidden"}, {}, "as the rows of tensor"),
-        ({}, {"vocab_size": "vocab + two"}, "vocab is the number of tokens"),
-        ({}, {"hidden_size": "hidden + vocab"}, "vocab is the number of tokens"),
-        ({EMBEDDING: "vocab + two -> hidden"}, {}, FIRST),
-        ({HEAD: "hidden <- vocab"}, {}, FIRST),
-        ({HEAD: "ffn <- hidden"}, {}, "as the rows of tensor lm_head.weight"),
-    ],
-)
-def test_rows_of_tokens_stay_where_they_are(
-    tensors: Any, sizes: Any, says: str, arcee: Path, found: growkit.Inference, tmp_path: Path
-) -> None:
-    """A prompt shows the rows of its own tokens alone."""
-    wrong = deepcopy(found["family"])
-    wrong["constants"] = {"two": 2, "rest": 27}
-    wrong["tensors"] |= tensors
-    wrong["sizes"] |= sizes
-    with pytest.raises(growkit.InputError, match=says):
-        growkit.grow(arcee, tmp_path / "out", family=wrong, hidden="x2", verify=False)
 
 
 DOTS = """
