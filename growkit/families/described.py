@@ -244,7 +244,7 @@ class _Description:
 
     def _multiples(self) -> Iterator[Multiple]:
         numbers = {*self._keys, *self._axes} - {LAYER}
-        for what, said in _each(self._get("multiples", {}), "of"):
+        for what, said in each_entry(self._get("multiples", {}), "of"):
             for number in (what, said.get("of", "")):
                 _check_known(number, numbers, f"multiples in {self._where} name {number!r}")
             yield Multiple(what, said["of"], said.get("why", "according to its description"))
@@ -306,7 +306,7 @@ class _Description:
 
     def _fixed(self, tensors: Sequence[Tensor]) -> Callable[[Config], Mapping[str, str]]:
         stated = []
-        for axis, said in _each(self._get("fixed", {}), "why"):
+        for axis, said in each_entry(self._get("fixed", {}), "why"):
             self._check_axis(axis, self._where)
             when = self._condition(said.get("when", True), f"fixed {axis}")
             stated.append((axis, when, said.get("why", "cannot grow")))
@@ -333,7 +333,7 @@ class _Description:
                 raise InputError(
                     f"{self._where} has tensor {name} twice: {as_layer} describes it as well"
                 )
-        entries = [(name, self._entry(name, said)) for name, said in _each(content, "pattern")]
+        entries = [(name, self._entry(name, said)) for name, said in each_entry(content, "pattern")]
         embeddings = [entry for name, entry in entries if name in self._tied.values()]
         powers: Mapping[str, float] = next((e["powers"] for e in embeddings if "powers" in e), {})
         return _with_idle(
@@ -515,7 +515,7 @@ def _one_of(known: Mapping[str, Any], name: str, what: str) -> Any:
     return known[name]
 
 
-def _each(content: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
+def each_entry(content: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
     """The entries of a mapping: a name may have several, and text is the value of their key."""
     for name, several in content.items():
         for entry in several if isinstance(several, list) else [several]:

@@ -353,20 +353,19 @@ def own_families(key: str = "family", naming: str = "") -> dict[str, Family]:
         naming: what the file must contain; other files are not parsed either.
     """
     files = shipped().items()
-    having = [(name, file) for name, file in files if _has(file, key) and naming in _text(file)]
-    of_files = {name: _shipped_family(file) for name, file in having}
+    of_files = {
+        name: _shipped_family(file)
+        for name, file in files
+        if f"\n{key}:" in _text(file) and naming in _text(file)
+    }
     of_modules = cast("dict[str, Family]", members("growkit.families", "FAMILY"))
     return dict(sorted((of_files | of_modules).items()))
 
 
 @cache
 def _text(file: Path) -> str:
-    return file.read_text("utf-8")
-
-
-@cache
-def _has(file: Path, key: str) -> bool:
-    return f"\n{key}:" in f"\n{_text(file)}"
+    """The text of a file, after an empty line."""
+    return "\n" + file.read_text("utf-8")
 
 
 def own_family(model_type: object) -> Family | None:

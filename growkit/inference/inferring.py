@@ -29,6 +29,7 @@ from growkit.engine.metrics import error_of
 from growkit.engine.oracle import load_model, quiet
 from growkit.engine.strict import strict_float64
 from growkit.engine.user_family import temporary_family
+from growkit.families.described import each_entry
 from growkit.families.description import MOST_LAYERS
 from growkit.families.family import described
 from growkit.inference.classes import ModelClass
@@ -233,19 +234,18 @@ def _evidence(
     every = (each for p in family.patterns(checkpoint.config).values() for each in p.dimensions)
     forms = {str(dimension): dimension.size(sizes) for dimension in every}
     found = []
-    for name, entries in description["tensors"].items():
+    for name, entry in each_entry(description["tensors"], "pattern"):
         kinds = [patterns for kind, patterns in ways.items() if kind.rpartition("#")[0] == name]
-        for entry in entries if isinstance(entries, list) else [entries]:
-            said = entry if isinstance(entry, str) else str(entry["pattern"])
-            numbers = [each.size(sizes) for each in Pattern.parse(said).dimensions]
-            found.append(
-                Evidence(
-                    tensor=name,
-                    pattern=said,
-                    by_number=[[f for f, size in forms.items() if size == n] for n in numbers],
-                    others=[p for found in kinds if said in found for p in found if p != said],
-                )
+        said = str(entry["pattern"])
+        numbers = [each.size(sizes) for each in Pattern.parse(said).dimensions]
+        found.append(
+            Evidence(
+                tensor=name,
+                pattern=said,
+                by_number=[[f for f, size in forms.items() if size == n] for n in numbers],
+                others=[p for found in kinds if said in found for p in found if p != said],
             )
+        )
     return found
 
 
@@ -270,16 +270,18 @@ def _trial(
 ) -> Trial:
     """Grow a small model along an axis, by the first growth that is possible."""
     impossible = []
-    axes = {*_axes(description), "method", "untie"}
+    axes = {*_axes(description), "untie"}
     for growth in GROWTHS[axis]:
-        options = {name: value for name, value in growth.items() if name in axes}
-        shown = {name: value for name, value in options.items() if name != "method"}
+        method = growth.get("method", DEFAULT_METHOD)
+        shown = {name: value for name, value in growth.items() if name in axes}
         try:
             with (
                 temporary_family(description),
                 foreign(DOES_NOT_RUN, "choose other sizes"),
             ):
-                grown = _grown(source, options)
+                grown: Weights = source
+                for plan in change(GrowStep(method, shown), source, 0).plans:
+                    grown = Planned(grown, plan)
                 try:
                     error = error_of(_logits(grown, ids), expected)
                 except InputError as why:  # its tensors are not those of the class, for example
@@ -289,16 +291,6 @@ def _trial(
         else:
             return Trial(axis=axis, options=shown, error=error, why=None)
     return next((trial for trial in impossible if _failed(trial)), impossible[0])
-
-
-def _grown(source: Weights, options: Mapping[str, Any]) -> Weights:
-    """Plan a growth; its options, and its method if that is not the default one."""
-    sizes = {name: value for name, value in options.items() if name != "method"}
-    step = GrowStep(options.get("method", DEFAULT_METHOD), sizes)
-    grown = source
-    for plan in change(step, source, 0).plans:
-        grown = Planned(grown, plan)
-    return grown
 
 
 def _grown_with(description: Mapping[str, Any], axis: str) -> set[str]:

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from growkit.algebra.axes import Pattern
-from growkit.families.described import TIED, module_of, writes_hidden
+from growkit.families.described import TIED, each_entry, module_of, writes_hidden
 from growkit.inference.classes import ModelClass, one_of_experts
 from growkit.inference.keys import SCALING, TOP_K, WIDTH, last_part
 from growkit.inference.layers import Conditions
@@ -395,12 +395,9 @@ class Proposal:
             found[key] = f"{factor} * {asked.sizes['hidden'][0]}"
         if self._multiple:
             found["intermediate_size"] = f"{self._multiple} * {asked.sizes['hidden'][0]}"
-        entries = [
-            e for each in tensors.values() for e in (each if isinstance(each, list) else [each])
-        ]
-        eps = [each["eps"] for each in entries if isinstance(each, dict) and "eps" in each]
-        found |= {key: asked.value(key) for key in eps}
-        said = [each["when"] for each in entries if isinstance(each, dict) and "when" in each]
+        entries = [entry for _, entry in each_entry(tensors, "pattern")]
+        found |= {each["eps"]: asked.value(each["eps"]) for each in entries if "eps" in each}
+        said = [each["when"] for each in entries if "when" in each]
         for key in {word for text in said for word in re.findall(r"[A-Za-z_]\w*", text)}:
             if asked.value(key) is not None and key != "layer":
                 value = asked.value(key)

@@ -206,11 +206,9 @@ class _Watch:
     @property
     def last(self) -> str:
         """The last norm of hidden states."""
-        return next((norm for norm in reversed(self._spaces) if self._is_of_hidden(norm)), "")
-
-    def _is_of_hidden(self, norm: str) -> bool:
-        space = self._spaces[norm]
-        return space is not None and self._flow.root(space) == self.hidden
+        spaces = reversed(self._spaces.items())
+        of_hidden = (n for n, space in spaces if space and self._flow.root(space) == self.hidden)
+        return next(of_hidden, "")
 
     def _before_layer(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         for given in _tensors(args, kwargs)[:1]:
