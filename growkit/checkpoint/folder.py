@@ -388,7 +388,7 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
         InputError: the file cannot be opened, or is not a regular file.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
     mode = os.fstat(descriptor).st_mode

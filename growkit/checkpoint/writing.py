@@ -237,11 +237,10 @@ def keep_freed(most: int) -> None:
     Args:
         most: limit for the freed memory that is kept, in bytes.
     """
-    if sys.platform == "linux":
-        with suppress(AttributeError):
-            libc = ctypes.CDLL(None)
-            libc.mallopt(M_MMAP_THRESHOLD, LARGEST)
-            libc.mallopt(M_TRIM_THRESHOLD, most)
+    with suppress(AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, LARGEST)
+        libc.mallopt(M_TRIM_THRESHOLD, most)
 
 
 def give_back() -> None:
@@ -249,9 +248,8 @@ def give_back() -> None:
 
     glibc keeps free memory between tensors in use, a fifth of a proof's peak (measured).
     """
-    if sys.platform == "linux":
-        with suppress(AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def flush(path: Path) -> None:

@@ -16,9 +16,8 @@ _command_begun = False
 
 def handle_signals() -> None:
     """Let SIGINT, SIGTERM and SIGHUP end the process at once until a command begins."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
-        signum = getattr(signal, name, None)
-        if signum and signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
             signal.signal(signum, _handle)
 
 
