@@ -39,32 +39,7 @@ def grow(method: str = "hypercloning", **options: Any) -> Options:
 
 
 CONVERSIONS: list[Row] = [
-    ("llama", {}, {}, to("dint"), r"it has no λ"),
-    (
-        "llama",
-        {},
-        {},
-        to("shared-diff", rank=2),
-        r"no noise heads .* --to diff first, and then --to",
-    ),
-    ("llama", {}, {}, to("llama"), r"of Llama already; choose another layout"),
-    ("llama", {}, {}, to("diff-v2", rank=2), r"has no option rank, nor any other; for rank choose"),
-    ("diffllama", {}, {}, to("diff-v2"), r"λ of another kind"),
-    ("llama", {}, {}, to("gda"), r"it has no noise heads"),
     ("diff_transformer", GROUPED, {}, to("gda"), r"it is grouped already"),
-    ("diffllama", {}, {}, to("diff"), r"it is DIFF already"),
-    ("diffllama", {}, {}, to("diff", head_norm="plain"), r"head_norm is for softmax models"),
-    ("diffllama", {}, {}, to("shared-diff"), r"rank is missing; give it as N.*: the rank"),
-    (
-        "diffllama",
-        {},
-        {},
-        to("shared-diff", rank=0),
-        r"rank is '0'; give the rank of the updates, a",
-    ),
-    ("diffllama", {}, {}, to("dint", gamma="open"), r"gamma 'open' is not known; choose gated or"),
-    ("diffllama", {}, {}, to("dint", rank=2), r"has no option rank; it has gamma, integral"),
-    ("diffllama", {}, {}, to("dnit"), r"no conversion to 'dnit'; did you mean 'dint'"),
     ("diff_transformer", DINT, {}, to("dint"), r"an integral already"),
     ("qwen3", {}, WINDOWS | LAYERS, to("diff-v2"), "layer_types .*'sliding_attention'"),
     (
@@ -79,38 +54,10 @@ CONVERSIONS: list[Row] = [
     ("qwen3", {}, {}, to("llama"), "qk_norm True .it has False."),
     ("qwen2", {}, {}, to("llama"), "attention_output_bias False .it has True."),
     ("granite", SCALES, {}, to("mistral"), "residual_multiplier 0.8 .it has 1.0."),
-    ("llama", {}, {}, to("output-gate"), "matches the rest of a Llama model"),
     ("qwen3", WINDOWS, {}, to("output-gate"), "has use_sliding_window True"),
-    *(
-        ("llama", {}, {key: 0.5}, to("diff-v2"), f"{key} 0.5, which growkit does not know")
-        for key in ("final_logit_softcapping", "attention_multiplier", "whatever")
-    ),
-    *(
-        (kind, {}, {key: value}, to("diff-transformer"), f"{key} {value}, which growkit does not")
-        for kind in ("llama", "diffllama")
-        for key, value in (("qk_norm", True), ("embedding_multiplier", 12.0))
-    ),
-]
-DEPTH: list[Row] = [
-    ("llama", FOUR_LAYERS, {}, grow("depth", **options), why)
-    for options, why in (
-        ({}, "layers is missing"),
-        ({"layers": "x1.3"}, "would make layers 5.2; choose a size or"),
-        ({"layers": "4"}, "makes 4 of the present 4; choose more"),
-        ({"layers": "x0.5"}, "less than the present 4"),
-        ({"layers": "x9999"}, "at most 10,000"),
-        ({"layers": "6", "place": "1"}, "place names 1 places"),
-        ({"place": "4"}, "numbers up to 3"),
-        ({"layers": "6", "blocks": "stack"}, "not a multiple of the present 4"),
-        ({"layers": "9", "blocks": "overlap"}, "more than twice"),
-        ({"layers": "8", "blocks": "stack", "place": "end"}, "has its own order"),
-        ({"layers": "eight"}, "layers 'eight' is not understood"),
-        ({"layers": "8", "place": "-1"}, "place is '-1'"),
-        ({"layers": "8", "blocks": "mirror"}, "choose identity or stack"),
-    )
 ]
 TWICE, STACK = grow("depth", layers="x2"), grow("depth", layers="x2", blocks="stack")
-DEPTH += [
+DEPTH: list[Row] = [
     ("opt", {"do_layer_norm_before": False}, {}, TWICE, "choose --blocks stack, overlap or inter"),
     ("gpt2", INVERSE, {}, grow("depth", place=[0]), "with scale_attn_by_inv.*--place end"),
     ("gpt2", INVERSE, {}, STACK, "put identity blocks at the end"),
@@ -132,7 +79,6 @@ EXPERTS: list[Row] = [
     ("qwen3", WINDOWS, {}, grow("upcycle", experts=8), "use_sliding_window True"),
     ("olmo", {}, {}, grow("upcycle", experts=8), r"these can: .*llama \(Mixtral\)"),
     ("mixtral", {}, {}, grow("upcycle", experts=8), "already has experts; --method experts"),
-    ("llama", {}, {}, grow("experts", experts="x2"), "has no experts to copy; --method upcycle"),
     *(
         ("mixtral", FOUR_EXPERTS, {}, grow("experts", **options), why)
         for options, why in (
