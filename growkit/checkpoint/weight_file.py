@@ -431,7 +431,6 @@ def _content(records: Records, pickled: bytes) -> Any:
 
     from torch._weights_only_unpickler import Unpickler
 
-    known: dict[str, Any] = {}
     rebuild: Callable[..., Tensor] = torch._utils._rebuild_tensor
 
     def forward(storage: Any, begin: Any, size: Any, strides: Any) -> Tensor:
@@ -446,10 +445,9 @@ def _content(records: Records, pickled: bytes) -> Any:
         begin, size = records[f"data/{key}"]
         if int(count) * dtype.itemsize != size:
             raise ValueError(f"storage {key!r} has another size than its record, {size:,} bytes")
-        if key not in known:
-            known[key] = torch.UntypedStorage(size, device="meta")
-            known[key].place = begin, size
-        return torch.storage.TypedStorage(wrap_storage=known[key], dtype=dtype, _internal=True)
+        whole: Any = torch.UntypedStorage(size, device="meta")
+        whole.place = begin, size
+        return torch.storage.TypedStorage(wrap_storage=whole, dtype=dtype, _internal=True)
 
     loader: Any = Unpickler(io.BytesIO(pickled), encoding="utf-8")
     loader.persistent_load = storage
