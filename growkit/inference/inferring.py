@@ -7,10 +7,8 @@ tried: the small model is grown as described and must compute the same in strict
 which no description does are declared fixed.
 """
 
-import gc
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -96,18 +94,6 @@ def infer(folder: str | Path) -> Inference:
     return result
 
 
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Pause Python's cyclic garbage collector, which takes a fifth of the time otherwise."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
 class InferredFamily:
     """A description of a class, in which every axis was tried.
 
@@ -118,7 +104,6 @@ class InferredFamily:
         trials: the trial of every axis, and the number of descriptions that were tried.
     """
 
-    @without_collector()
     def __init__(self, config: Config, where: str) -> None:
         self.asked = ModelClass(config, where)
         self.proposal = Proposal(self.asked, see(self.asked))
