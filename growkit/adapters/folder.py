@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,9 +206,3 @@ class AdapterFolder:
         self.file = open_weights(self.opened, name)
         self.files = [self.opened.path / ADAPTER, *self.file.paths]
         self.tensors: Weights = self.file
-
-    def renamed(self, config: Config, tensors: Weights) -> AdapterFolder:
-        """The same adapter with other names of modules, in a config and in tensors."""
-        found = copy(self)
-        found.config, found.tensors = config, tensors
-        return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -60,7 +61,9 @@ class Adapter:
         self.files = self.folder.files
         parts = AdapterTensors(self.folder, own)
         same = Assembly(parts, parts.entries, own, path)
-        self.of_class = self.folder.renamed(retarget(self.folder, same.adapted, own), same)
+        self.of_class = copy(self.folder)
+        self.of_class.config = retarget(self.folder, same.adapted, own)
+        self.of_class.tensors = same
         self.lineage, entries = _lineage_of(parts, lineage)
         with outlined(lineage.target, lineage.target.config) as outline:
             modules = Modules(outline)
