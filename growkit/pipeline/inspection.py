@@ -28,6 +28,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
 from growkit.engine.user_family import load_description, temporary_family
 from growkit.families import diff_transformer as diff
+from growkit.families.described import TIED
 from growkit.families.family import Family, Headers, example, families, family_of, stored_family
 from growkit.inference import family_for
 from growkit.planning import layouts
@@ -46,8 +47,6 @@ FACTORS = ("x3/2", "x2", "x4")
 
 REACH = dict(zip(FACTORS, ("any size", "whole factors", "powers of four"), strict=True))
 """The reachable sizes that follow from the first exact factor."""
-
-TIED = "tie_word_embeddings"
 
 NOTHING = "–"
 
@@ -97,7 +96,7 @@ def inspect(
             bytes=tensors.total_bytes(used),
             dtype=tensors.TORCH_NAMES[tensors.main_dtype(used)],
             quantised=checkpoint.quantised or None,
-            tied=bool(complete.get("tie_word_embeddings")),
+            tied=bool(complete.get(TIED)),
             tensors=len(used),
             files=[file.name for file in checkpoint.files],
             dropped=dropped | rest,
