@@ -134,9 +134,3 @@ def test_what_a_class_does_with_its_sizes_is_seen(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     deeper = growkit.grow(source, tmp_path / "out", method="depth", layers="x2", verify=False)
     assert deeper["promise"] == "exact"
-
-
-def test_there_must_be_code_to_trust(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    said = refusal("--trust-code", tmp_path, "inspect", tmp_path)
-    assert "has no code to trust; leave the option out" in said
