@@ -292,8 +292,7 @@ def _axes(description: Mapping[str, Any]) -> set[str]:
 def _logits(weights: Weights, ids: torch.Tensor) -> torch.Tensor:
     with strict_float64(), quiet(), torch.no_grad():
         model: Any = load_model(weights, torch.float64, CPU, "eager")
-        logits = model(input_ids=ids, use_cache=False).logits
-    assert isinstance(logits, torch.Tensor)
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
     return logits
 
 

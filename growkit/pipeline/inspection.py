@@ -108,10 +108,8 @@ def inspect(
 def _possible(verb: str, how: str, answer: Answer) -> Possible:
     words = [] if answer.operation == recipes.DEFAULT_METHOD else [how, answer.operation]
     words += [f"--{name.replace('_', '-')} {value}" for name, value in answer.options.items()]
-    assert answer.promise
-    assert answer.becomes
     command = f"growkit {verb} SRC OUT {' '.join(words)}"
-    return Possible(command=command, promise=answer.promise, becomes=answer.becomes)
+    return Possible(command=command, promise=str(answer.promise), becomes=str(answer.becomes))
 
 
 def _attention(checkpoint: Checkpoint, family: Family) -> results.Attention | None:
