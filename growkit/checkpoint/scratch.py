@@ -124,8 +124,10 @@ def holding(file: Path) -> Iterator[None]:
     Raises:
         OSError: the lock cannot be created, for example because the folder is gone.
     """
-    descriptor = _new_lock(file)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
+        with suppress(OSError):  # the file system may lack locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)
@@ -154,7 +156,7 @@ def free(file: Path) -> Iterator[bool]:
 
 def _new_lock(file: Path) -> int:
     """Create and lock a file; without locks in the file system, only create it."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
