@@ -76,6 +76,13 @@ def test_what_is_computed_more_narrowly_is_held_to_less(pair: tuple[Path, Path])
         assert_preserved(model, pair[1])
 
 
+def test_a_head_may_be_wider_than_its_layers(pair: tuple[Path, Path]) -> None:
+    """Logits that fill float32, of layers in bfloat16: the matrices show the arithmetic."""
+    model = loaded(pair[1], torch.bfloat16)
+    model.lm_head.float().register_forward_pre_hook(lambda module, given: (given[0].float(),))
+    assert 1e-4 < assert_preserved(model, pair[1]) < held_by(pair[1])["limits"]["bfloat16"]
+
+
 def test_a_model_is_left_as_it_was(pair: tuple[Path, Path]) -> None:
     model = loaded(pair[1]).train()
     model.model.layers[0].mlp.eval()

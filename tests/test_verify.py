@@ -166,6 +166,16 @@ def test_distance_is_what_it_says() -> None:
     assert distance.loss_target == pytest.approx(-math.log(0.75))
 
 
+@pytest.mark.parametrize(("given", "expected"), [(1.0, None), (1.5, 1.5), (-1.0, -1.0)])
+def test_a_factor_is_one_that_changes_logits(given: float, expected: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    source, noise = torch.randn(2, 16, 5, dtype=torch.float64, generator=generator)
+    distance = Distance()
+    distance.add(source, given * source + 1e-3 * noise, torch.zeros(16, dtype=torch.long))
+    assert distance.factor(within=1e-2) == (expected and pytest.approx(expected, rel=1e-3))
+    assert distance.factor(within=1e-4) is None
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_the_fault_goes_and_reaches_no_file(file: str, make: Make, tmp_path: Path) -> None:
     """Weights in float64 are not cast: what is spoiled is mapped from the files."""

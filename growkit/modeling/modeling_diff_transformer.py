@@ -74,9 +74,6 @@ class PolyNorm(nn.Module):
         return output.to(hidden_states.dtype)
 
 
-ACT2FN["poly_norm"] = PolyNorm
-
-
 class HeadRMSNorm(nn.RMSNorm):
     """RMSNorm of each head by itself, in the dtype of its input, which is float32 or wider.
 
@@ -407,6 +404,7 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: DiffTransformerConfig, layer_idx: int) -> None:
         super().__init__()
         self.self_attn = DiffTransformerAttention(config, layer_idx)
+        ACT2FN["poly_norm"] = PolyNorm  # not at import: the code of other models has one too
         self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
