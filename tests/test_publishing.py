@@ -342,25 +342,26 @@ class TestOrder:
     ) -> None:
         if not overwrite:
             shutil.rmtree(out)
-        flushed: list[Path] = []
-        named: list[tuple[set[Path], int]] = []
-        real, rename = publishing.flush, publishing._renameat2
+        flushed: list[int] = []
+        named: list[tuple[set[int], int]] = []
+        real, rename = os.fsync, publishing._renameat2
 
-        def flush(path: Path) -> None:
-            flushed.append(path)
-            real(path)
+        def fsync(descriptor: int) -> None:
+            flushed.append(os.fstat(descriptor).st_ino)
+            real(descriptor)
 
         def renamed(source: Path, target: Path, flags: int) -> bool:
-            named.append(({source, *source.rglob("*")}, len(flushed)))
+            inodes = {path.stat().st_ino for path in (source, *source.rglob("*"))}
+            named.append((inodes, len(flushed)))
             return rename(source, target, flags)
 
-        monkeypatch.setattr(publishing, "flush", flush)
+        monkeypatch.setattr(os, "fsync", fsync)
         monkeypatch.setattr(publishing, "_renameat2", renamed)
         grow(source, out, overwrite=overwrite, seed=1)
         ((written, before),) = named
         assert len(written) > 4
         assert written <= set(flushed[:before])
-        assert flushed[before:] == [out.parent]
+        assert flushed[before:] == [out.parent.stat().st_ino]
 
 
 CLOSED = {

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import resolved
-from growkit.proof.config import follows, not_compared
+from growkit.proof.config import different_settings, follows, not_compared
 from growkit.proof.folder import compare_with_plan, compare_with_source
 from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
@@ -277,6 +277,24 @@ def test_the_layers_of_a_deeper_model_keep_their_types(tmp_path: Path) -> None:
     assert not follows("ab", "aabb", [frozenset({0}), frozenset({1}), frozenset(), frozenset({1})])
 
 
+def test_layers_of_a_wider_model_are_known_by_their_norms(tmp_path: Path) -> None:
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    settings = {"num_hidden_layers": 3, "layer_types": types, "sliding_window": 40, "head_dim": 4}
+    source, target = tmp_path / "source", tmp_path / "target"
+    save_model(source, "ministral", **settings)
+    steps = growkit.GrowStep("depth", place="0"), growkit.GrowStep("hypercloning", hidden="x2")
+    growkit.run(growkit.Recipe(str(source), steps, str(target), verify=None))
+    bare(target)
+    assert found(source, target) == ((), ())
+    edit_config(target, layer_types=["sliding_attention", *types])
+    assert found(source, target)[0] == ("layer_types in config.json",)
+    for folder in (source, target):  # norms that are all alike name no layer
+        with edit_weights(folder) as weights:
+            for name in weights:
+                weights[name] = torch.ones_like(weights[name]) if "norm" in name else weights[name]
+    assert found(source, target) == ((), ("layer_types in config.json differs",))
+
+
 @pytest.mark.parametrize(("stored", "said"), [("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_a_dtype_that_the_source_leaves_out(stored: str, said: str, tmp_path: Path) -> None:
     """It is loaded in that of its weights, so a narrower one rounds them."""
@@ -288,6 +306,23 @@ def test_a_dtype_that_the_source_leaves_out(stored: str, said: str, tmp_path: Pa
     edit_config(tmp_path / "out", dtype=said)
     decides = found(tmp_path / "source", tmp_path / "out")[0]
     assert ("dtype in config.json" in decides) == (said == "bfloat16")
+
+
+@pytest.mark.parametrize("narrow", ["lm_head.weight", "model.norm.weight"])
+def test_the_first_tensor_decides_on_the_dtype(narrow: str, tmp_path: Path) -> None:
+    """The head comes before the other tensors; the last norm does not."""
+    source = save_model(tmp_path / "source", "llama")
+    with edit_json(source / "config.json") as config:
+        del config["dtype"]
+    with edit_weights(source) as weights:
+        weights[narrow] = weights[narrow].bfloat16().float()
+    target = shutil.copytree(source, tmp_path / "target")
+    with edit_weights(target) as weights:
+        weights[narrow] = weights[narrow].bfloat16()
+    loads = AutoModelForCausalLM.from_pretrained(target).dtype
+    assert loads == (torch.bfloat16 if narrow == "lm_head.weight" else torch.float32)
+    decides = found(source, target)[0]
+    assert ("dtype in config.json" in decides) == (loads == torch.bfloat16)
 
 
 def bare(folder: Path) -> Path:
@@ -322,6 +357,25 @@ def test_the_window_that_a_class_assumes(window: int | None, make: Make, tmp_pat
     result = growkit.verify(source, target, **QUICK)
     assert result["kept"] == (window is None), result["reason"]
     assert ("sliding_window in config.json" in result["reason"]) == (window is not None)
+
+
+def test_a_window_that_one_class_ignores(make: Make, tmp_path: Path) -> None:
+    source = make("mistral", sliding_window=40)
+    target = shutil.copytree(source, tmp_path / "target")
+    edit_config(target, model_type="llama", architectures=["LlamaForCausalLM"])
+    for pair in ((source, target), (target, source)):
+        result = growkit.verify(*pair, **QUICK)
+        assert not result["kept"]
+        assert "sliding_window" in result["reason"]
+        assert "40, which only one of the two classes reads" in result["reason"]
+    assert growkit.verify(target, shutil.copytree(target, tmp_path / "same"), **QUICK)["kept"]
+
+
+@pytest.mark.parametrize("key", ["attn_scale", "floor_scale"])
+def test_a_scale_of_late_positions_is_not_judged_by_logits(key: str) -> None:
+    config = resolved({"model_type": "llama4_text"})
+    assert config is not None
+    assert different_settings(config, {**config, key: 2 * config[key]}) == ([key], [])
 
 
 def test_what_a_class_assumes_of_long_texts_is_named() -> None:

@@ -5,9 +5,13 @@ weights show, and for numbers that every logit depends on, which the logits show
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.reading import Checkpoint, rounds
@@ -40,7 +44,9 @@ description, and the size keys of all families."""
 WINDOWS = frozenset({"sliding_window", "use_sliding_window", "layer_types", "max_window_layers"})
 """Keys for the attention windows, which are compared layer by layer (``_windows``)."""
 
-OF_LONG_TEXTS = re.compile(r".*(window|chunk|position|seq_?len|context|n_ctx|_length).*")
+OF_LONG_TEXTS = re.compile(
+    r".*(window|chunk|position|seq_?len|context|n_ctx|_length).*|floor_scale|attn_scale"
+)
 """Keys that affect only long texts: their defaults are compared like written values."""
 
 OF_TRAINING = re.compile(
@@ -168,7 +174,14 @@ def _own_names(config: Config) -> dict[str, str]:
 
 
 def _windows(config: Config) -> list[Any]:
-    """The attention window of every layer; None for no window."""
+    """The attention window of every layer; None for no window.
+
+    Caches follow keys that the class itself ignores, so these equal only the same keys.
+    """
+    known = resolved({"model_type": config.get("model_type")}) or config
+    ignored = {key: config[key] for key in sorted(WINDOWS - known.keys()) if config.get(key)}
+    if ignored:
+        return [ignored] * max(layers_of(config), 1)
     window = config.get("sliding_window")
     types = _entries(config, "layer_types", None)
     if not isinstance(types, list):
@@ -271,7 +284,8 @@ def _harmless(key: str, was: Any, now: Any) -> bool:
         return isinstance(was, int) and isinstance(now, int) and was < now
     if key == "max_window_layers":  # every class derives layer_types from it
         return True
-    return bool(OF_TRAINING.fullmatch(key) or JUDGED.fullmatch(key) or key in SWITCHES)
+    judged = JUDGED.fullmatch(key) and not OF_LONG_TEXTS.fullmatch(key)
+    return bool(judged or OF_TRAINING.fullmatch(key) or key in SWITCHES)
 
 
 def layers_of(config: Config) -> int:
@@ -294,22 +308,23 @@ IN_LAYER = re.compile(r"(?P<stack>[^\d]+\.)(?P<layer>\d+)(?P<rest>\..+)")
 def copied_layers(source: Checkpoint, target: Checkpoint) -> Copied | None:
     """Find the source layers that each target layer copies; an empty set for a new layer.
 
+    Copies have the same matrices or, in a wider model, the same values in their vectors.
+
     Args:
         source: the source.
         target: the target, with another number of layers.
 
     Returns:
-        The source layers of every target layer; None if some target layers have another shape, or
-        no layer is a copy.
+        The source layers of every target layer; None if some source layer has no copy, or if its
+        vectors have the values of another one's.
     """
-    before, after = (_smallest_matrices(each) for each in (source, target))
-    shapes = {source.tensors[name].shape for name in before.values()}
-    if not after or any(target.tensors[name].shape not in shapes for name in after.values()):
-        return None
-    matrices = {layer: source.read(name) for layer, name in before.items()}
-    copies = (target.read(after[layer]) for layer in sorted(after))
-    found = [frozenset(i for i, other in matrices.items() if copy.equal(other)) for copy in copies]
-    return found if any(found) else None
+    for part_of in (_smallest_matrices, _values_of_vectors):
+        before, after = part_of(source), part_of(target)
+        found = [frozenset(i for i in before if before[i] == after[j]) for j in sorted(after)]
+        if before and frozenset().union(*found) == before.keys():
+            alike = len({*before.values()}) < len(before)
+            return None if alike and part_of is _values_of_vectors else found
+    return None
 
 
 def follows(was: Sequence[object], now: Sequence[object], copied: Copied | None) -> bool:
@@ -327,12 +342,31 @@ def follows(was: Sequence[object], now: Sequence[object], copied: Copied | None)
     return all(entry in rest for entry in was)
 
 
-def _smallest_matrices(checkpoint: Checkpoint) -> dict[int, str]:
-    """The smallest matrix of each layer; of equally small ones, the first by name."""
+def _smallest_matrices(checkpoint: Checkpoint) -> dict[int, bytes]:
+    """Hashes of the smallest matrix of each layer; of equally small ones, the first by name."""
     found: dict[int, tuple[int, str]] = {}
-    for name, info in checkpoint.tensors.items():
+    for layer, name in _in_layers(checkpoint, dimensions=2):
+        size = checkpoint.tensors[name].bytes
+        found[layer] = min(found.get(layer, (size, name)), (size, name))
+    return {layer: _hash(checkpoint.read(name)) for layer, (_, name) in found.items()}
+
+
+def _values_of_vectors(checkpoint: Checkpoint) -> dict[int, bytes]:
+    """Hashes of the different values in the vectors of each layer."""
+    found: dict[int, bytes] = {}
+    for layer, name in _in_layers(checkpoint, dimensions=1):
+        found[layer] = found.get(layer, b"") + _hash(checkpoint.read(name).unique())
+    return found
+
+
+def _hash(tensor: Tensor) -> bytes:
+    described = f"{tensor.dtype} {[*tensor.shape]}".encode()
+    return sha256(described + tensor.contiguous().view(torch.uint8).numpy().tobytes()).digest()
+
+
+def _in_layers(checkpoint: Checkpoint, dimensions: int) -> Iterator[tuple[int, str]]:
+    """The tensors of all layers with this number of dimensions, by name, and their layers."""
+    for name, info in sorted(checkpoint.tensors.items()):
         inside = IN_LAYER.fullmatch(name)
-        if inside and len(info.shape) == 2:
-            layer = int(inside["layer"])
-            found[layer] = min(found.get(layer, (info.bytes, name)), (info.bytes, name))
-    return {layer: name for layer, (_, name) in found.items()}
+        if inside and len(info.shape) == dimensions:
+            yield int(inside["layer"]), name

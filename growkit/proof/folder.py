@@ -15,7 +15,7 @@ from typing import Any
 
 from growkit.base import __version__
 from growkit.base.errors import InputError
-from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
+from growkit.base.tensors import FLOAT_BYTES, TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import ADAPTER_FOLDER, Folder, is_of_tokenizer, matches
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
@@ -198,9 +198,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     loads, loaded = loading(source), loading(target)
     ids, unseen = sidecars.same_ids(source.opened, target.opened)
     was, now = (
-        # A folder without a dtype in its config is loaded in the dtype of its weights.
-        loading(each).config
-        | {"dtype": str(loading(each).config.get("dtype") or TORCH_NAMES[main_dtype(each.tensors)])}
+        loading(each).config | {"dtype": str(loading(each).config.get("dtype") or _dtype(each))}
         for each in (source, target)
     )
     deeper = configs.layers_of(was) != configs.layers_of(now)
@@ -239,6 +237,16 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     unknown = [name for name in names if not _is_of_source(name, source, target)]
     changed = [*dict.fromkeys(changed)]
     return FolderDifferences(changed, named, unknown, values, [*changed])
+
+
+def _dtype(checkpoint: Checkpoint) -> str:
+    """The dtype in which transformers loads a folder whose config has none: of its first floats."""
+    file = checkpoint.files[0]
+    inside = [name for name in checkpoint.tensors if checkpoint.where(name) == str(file)]
+    names = sorted(inside) if file.suffix == ".safetensors" else inside
+    kinds = (checkpoint.tensors[name].dtype for name in names)
+    wide = (each for each in kinds if FLOAT_BYTES.get(each, 0) > 1)  # a class has no float8
+    return TORCH_NAMES[next(wide, main_dtype(checkpoint.tensors))]
 
 
 def _is_of_source(name: str, source: Checkpoint, target: Checkpoint) -> bool:

@@ -256,11 +256,14 @@ def _distances(copies: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _rank_gain(copies: list[Tensor]) -> float | None:
-    """Effective rank of the gradient, minus that of equal copies; None for large matrices.
+    """Effective rank of the gradient, minus that of equal copies.
+
+    None for large matrices, and for gradients that overflow.
 
     Roy and Vetterli, "The effective rank", EUSIPCO 2007: exp of the entropy of singular values.
     """
-    if min(sum(len(copy) for copy in copies), copies[0].shape[1]) > MOST_RANK:
+    large = min(sum(len(copy) for copy in copies), copies[0].shape[1]) > MOST_RANK
+    if large or not all(bool(copy.isfinite().all()) for copy in copies):
         return None
 
     def effective_rank(matrix: Tensor) -> float:

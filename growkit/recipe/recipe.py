@@ -26,7 +26,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import members
 from growkit.base.names import NOTHING, did_you_mean
 from growkit.base.parsing import check_kind
-from growkit.base.settings import SEEDS, Settings, check_number, option
+from growkit.base.settings import SEEDS, Settings, check_number, option, settings_of
 from growkit.base.tensors import TORCH_NAMES
 from growkit.checkpoint import folder as folders
 from growkit.checkpoint.inputs import Inputs
@@ -109,7 +109,7 @@ class Recipe:
             to a string, as it is in output, optimizer and adapter.
         steps: steps in order; they run in one pass over the files.
         output: folder to create.
-        verify: settings of the proof; None for no proof.
+        verify: settings of the proof; True for the default settings, None or False for no proof.
         seed: seed of the random splits.
         dtype: torch name of the dtype of the output; None for the source's.
         shard_size: upper limit of one output file, e.g. ``5GB``.
@@ -152,6 +152,7 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "verify", settings_of(self.verify))
         check_number("seed", self.seed, SEEDS, whole=True)
         for name in ("source", "output", "optimizer", "adapter"):
             path = getattr(self, name)
@@ -314,6 +315,7 @@ def load_recipe(
     """
     file = recipe_file(Path(file))
     content = _manifest(file) if file.suffix == ".json" else folders.read_yaml(file, "recipe")
+    content = with_paths(content, os.path.expanduser)
     if not isinstance(content, dict) or content.keys().isdisjoint(REQUIRED):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
     given: dict[str, Any] = {"source": source, "output": output}

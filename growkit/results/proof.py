@@ -536,6 +536,8 @@ def name_result(result: VerifyResult, source: str, target: str) -> VerifyResult:
 def value_sentence(values: Found) -> str:
     """Compare found and expected value of a key (``growkit.results.proof.ChangedValue``)."""
     found, expected = (_value(values[key]) for key in ("found", "expected"))
+    if values["found"] is not None and found == expected:
+        return f"{found}, which only one of the two classes reads"
     return f"{found} in place of {expected}"
 
 
