@@ -136,6 +136,8 @@ def test_settings_are_taken_wherever_something_is_proved(place: Path) -> None:
     assert again.verification.seed == 3
     unproved = growkit.run(recipe, verify=False, overwrite=True)
     assert unproved.verification is None
+    made = growkit.Recipe(recipe.source, recipe.steps, recipe.output, verify=False)
+    assert growkit.run(made, overwrite=True).verification is None
 
 
 class Counted:

@@ -2,18 +2,23 @@
 
 import errno
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import SafetensorError
 from transformers import LlamaForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
+from growkit.checkpoint.reading import Checkpoint
 from growkit.proof import modes as ways
+from growkit.proof.trainability import Gradients
+from growkit.recipe.planner import plan_recipe
 from growkit.report.proof import glance
 from tests.architectures import config_of
 from tests.conftest import edit_weights, relative_error, save_model, save_random
@@ -124,6 +129,19 @@ def test_whether_it_can_learn_has_its_own_verdict(
     for each in mlp:
         gain, distance = each["effective_rank_gain"], each["relative_distance"]
         assert (abs(gain) < 1e-6, distance < 1e-9) == ((symmetry == "keep",) * 2), each
+
+
+def test_gradients_may_overflow(make: Make) -> None:
+    source = Checkpoint(make("llama"))
+    recipe = growkit.Recipe("source", (growkit.GrowStep("hypercloning", hidden="x2"),), "out")
+    lineage = plan_recipe(recipe, source).lineage
+    gradients = Gradients(lineage.plans, lambda name, gradient: [(name, gradient)])
+    for name, info in lineage.target.tensors.items():
+        gradient = torch.randn(info.shape, dtype=torch.float64)
+        gradient.view(-1)[:1] = math.inf
+        gradients.look(name, gradient)
+    assert {each["effective_rank_gain"] for each in gradients.symmetry} == {None}
+    assert all(math.isfinite(each["relative_distance"]) for each in gradients.symmetry)
 
 
 def test_a_parameter_without_gradient_is_named(make: Make) -> None:

@@ -235,8 +235,8 @@ class _Copied:
         return int((within_each(self.distance, EQUAL) & some).sum()), int((~some).sum())
 
     def apart(self, rounding: float) -> CopyDistance:
-        """The median distance of the rows that have a gradient; 0 if there are none."""
-        some = self.scale > rounding
+        """The median distance of the rows that have a finite gradient; 0 if there are none."""
+        some = (self.scale > rounding) & self.scale.isfinite()
         distance = self.distance[some] if bool(some.any()) else torch.zeros(1)
         return CopyDistance(
             tensor=self.name,

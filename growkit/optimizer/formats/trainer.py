@@ -239,6 +239,11 @@ def _named(
     listed = [[class_name(str(each)) for each in group.get(key, [])] for group in groups]
     if all(len(of) == len(group["params"]) for of, group in zip(listed, groups, strict=True)):
         return by_name, "", listed
+    if any(listed):
+        raise InputError(
+            f"{file} names {sum(map(len, listed)):,} of its {len(every):,} parameters in "
+            f"param_names; {OF_TORCH}, save it again"
+        )
     return by_name, *_fitting(file, [group["params"] for group in groups], state, parameters)
 
 
