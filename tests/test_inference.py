@@ -581,6 +581,13 @@ def test_the_dtype_of_the_files_hides_no_norm(
     assert found[0] == found[1]
 
 
+def test_factors_of_experts_are_compared_per_use(tmp_path: Path) -> None:
+    """A wider model sends its tokens to another number of experts, each with factors of GELU."""
+    source = random_model("glm4_moe", tmp_path / "source", hidden_act="gelu_new")
+    growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
+    assert relative_error(source, tmp_path / "out") < 1e-12
+
+
 def test_what_only_a_head_of_its_own_allows_is_tried(tmp_path: Path) -> None:
     """The last norm of Nanochat has no weight: hidden cannot grow while its head is tied."""
     source = save_random(tmp_path / "source", config_of("nanochat", tie_word_embeddings=True))

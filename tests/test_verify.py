@@ -142,6 +142,16 @@ def test_a_source_that_overflows_has_nothing_to_keep_there(make: Make, tmp_path:
     json.dumps(result, allow_nan=False)
 
 
+def test_tokens_of_zeros_leave_the_limit_tight(make: Make, tmp_path: Path) -> None:
+    """The embeddings of new tokens may be zero, and a norm would enlarge noise in them."""
+    source = make("qwen3")
+    with edit_weights(source) as tensors:
+        tensors["model.embed_tokens.weight"][::2] = 0
+    result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
+    assert result["kept"]
+    assert result["verification"]["strict_float64"]["tolerance"] < 1e-11
+
+
 @pytest.mark.parametrize("order", [(0.0, math.nan), (math.nan, 0.0)])
 def test_distance_keeps_a_nan_in_any_order(order: tuple[float, float]) -> None:
     distance = Distance()

@@ -40,6 +40,7 @@ class Flow(TorchDispatchMode):
         factors: by parameter, the product of all scalars that multiply its input or output, in all
             calls of its module.
         calls: by parameter, the number of calls of its module.
+        uses: by parameter, the number of operations that used its numbers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -58,6 +59,7 @@ class Flow(TorchDispatchMode):
         self._times: dict[int, float] = {}
         self._joined: dict[Place, Place] = {}
         self.calls: Counter[str] = Counter()
+        self.uses: Counter[str] = Counter()
         for name, tensor in stored_tensors(model).items():
             self._name(tensor, [(name, at) for at in range(tensor.dim())])
         for prefix, module in model.named_modules():
@@ -207,6 +209,7 @@ class Flow(TorchDispatchMode):
 
     def _follow_parameters(self, learned: set[str], given: list[Any], made: Any) -> None:
         """Record the parameters that make a tensor, and the scale of the tensor that they read."""
+        self.uses.update(learned)
         for tensor in given:
             self._scale(learned, self._times.get(_memory(tensor), 1.0))
         for tensor in _floating([made]):

@@ -126,10 +126,14 @@ def _powers(asked: ModelClass, flow: Flow) -> dict[str, float]:
             run(model)
     except Exception:  # the class cannot have this width
         return {}
-    powers = {
-        name: round(log(abs(wider.factors.get(name, 1.0) / factor), 4) / (flow.calls[name] or 1), 3)
-        for name, factor in flow.factors.items()
-    }
+    powers = {}
+    for name in flow.factors.keys() & wider.factors.keys():
+        # Another number of experts may have received tokens, and used their matrices.
+        before, after = (
+            log(abs(each.factors[name]), 4) / each.uses[name] for each in (flow, wider)
+        )
+        calls = flow.calls[name] or 1
+        powers[name] = round((after - before) * flow.uses[name] / calls, 3)
     return {name: power for name, power in powers.items() if power and not power * 2 % 1}
 
 

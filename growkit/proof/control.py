@@ -61,7 +61,9 @@ class Probe:
             state = stage.after[0] if disturbed is None else stage.again(0, disturbed)
             generator = torch.Generator().manual_seed(len(stage.name))
             noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
-            self._disturbed = state + self.noise * state.square().mean().sqrt() * noise.to(state)
+            # Zeros have no rounding, and a norm would enlarge any noise in them to their size.
+            noise = noise.to(state) * state.any(-1, keepdim=True)
+            self._disturbed = state + self.noise * state.square().mean().sqrt() * noise
             yield stage
 
     def spoil(self, stages: Iterator[Stage], first: int, call: int) -> Iterator[Stage]:
