@@ -374,6 +374,7 @@ def test_what_growkit_alone_reads_is_said(method: str, tmp_path: Path) -> None:
     ("case", "settings", "stored", "says"),
     [
         ("gptq-4", {"bits": 3}, {}, "GPTQ in a variant that growkit does not read, bits 3"),
+        ("gptq-4", {"bits": 4.0}, {}, "GPTQ in a variant that growkit does not read, bits 4.0"),
         ("gptq-4", {"checkpoint_format": "marlin"}, {}, "checkpoint_format 'marlin'"),
         ("fp8", {"quant_method": None, "config_groups": None}, {}, "has no quant_method; add it"),
         ("gptq-4", {"quant_method": "hqq"}, {}, "with 'hqq', but growkit reads awq, .* dequantise"),

@@ -10,12 +10,11 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.reading import Checkpoint, rounds
-from growkit.engine.loader import LAYERS
+from growkit.engine.loader import LAYERS, loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.engine.user_family import shown_by_tensors
 from growkit.families.description import LISTS, Experts
@@ -41,7 +40,10 @@ SIZES = frozenset(
 """Keys whose values may differ in a larger model of the same function: those of models without a
 description, and the size keys of all families."""
 
-WINDOWS = frozenset({"sliding_window", "use_sliding_window", "layer_types", "max_window_layers"})
+WINDOWS = frozenset(
+    {"sliding_window", "use_sliding_window", "layer_types", "max_window_layers"}
+    | {"attention_chunk_size", "per_layer_config"}
+)
 """Keys for the attention windows, which are compared layer by layer (``_windows``)."""
 
 OF_LONG_TEXTS = re.compile(
@@ -96,7 +98,8 @@ def different_settings(
     if not one_class:
         free |= _sizes(first) | {"model_type"}
         own = _own_names(second)
-        own["sliding_window"] = "layer_types" if "layer_types" in second else "sliding_window"
+        usual = "layer_types" if "layer_types" in second else "sliding_window"
+        own["sliding_window"] = min({**_ignored(first), **_ignored(second)}, default=usual)
         first, second = _in_shared_names(first), _in_shared_names(second)
         keys = first.keys() & second.keys()
     missing: Any = object()
@@ -112,7 +115,7 @@ def different_settings(
         elif _harmless(key, was, now) or follow.get(key, missing) == now:
             named.append(own.get(key, key))
         elif by_layer and _deeper(was, now, layers) and follows(was, now, copied):
-            named += [key] if copied is None else []
+            continue
         elif all(each is missing or each is None or each is False for each in (was, now)):
             named.append(key)  # unknown to one class, and off in the other
         elif one_class and _is_size(key, first, second):
@@ -173,21 +176,27 @@ def _own_names(config: Config) -> dict[str, str]:
     return {key: own for key, own in names.items() if key in SHARED}
 
 
-def _windows(config: Config) -> list[Any]:
-    """The attention window of every layer; None for no window.
-
-    Caches follow keys that the class itself ignores, so these equal only the same keys.
-    """
+def _ignored(config: Config) -> Config:
+    """The keys for windows that a model's class ignores, while its caches follow them."""
     known = resolved({"model_type": config.get("model_type")}) or config
-    ignored = {key: config[key] for key in sorted(WINDOWS - known.keys()) if config.get(key)}
-    if ignored:
+    return {key: config[key] for key in WINDOWS - known.keys() if config.get(key)}
+
+
+def _windows(config: Config) -> list[Any]:
+    """The attention window of every layer; None for no window."""
+    if ignored := _ignored(config):
         return [ignored] * max(layers_of(config), 1)
     window = config.get("sliding_window")
     types = _entries(config, "layer_types", None)
     if not isinstance(types, list):
         lasts = config.get("use_sliding_window", True)
         return [window if lasts else None] * max(layers_of(config), 1)
-    lengths = {"full_attention": None, "sliding_attention": window}
+    chunk = f"chunks of {config.get('attention_chunk_size')}"
+    lengths = {
+        "full_attention": None,
+        "sliding_attention": window,
+        "chunked_attention": chunk,
+    }
     return [lengths.get(str(each), each) for each in types]
 
 
@@ -315,15 +324,13 @@ def copied_layers(source: Checkpoint, target: Checkpoint) -> Copied | None:
         target: the target, with another number of layers.
 
     Returns:
-        The source layers of every target layer; None if some source layer has no copy, or if its
-        vectors have the values of another one's.
+        The source layers of every target layer; None if some source layer has no copy.
     """
     for part_of in (_smallest_matrices, _values_of_vectors):
         before, after = part_of(source), part_of(target)
         found = [frozenset(i for i in before if before[i] == after[j]) for j in sorted(after)]
         if before and frozenset().union(*found) == before.keys():
-            alike = len({*before.values()}) < len(before)
-            return None if alike and part_of is _values_of_vectors else found
+            return found
     return None
 
 
@@ -333,13 +340,12 @@ def follows(was: Sequence[object], now: Sequence[object], copied: Copied | None)
     Args:
         was: entries of the source.
         now: entries of the target.
-        copied: see ``copied_layers``; if None, the target must have the source's entries in order.
+        copied: see ``copied_layers``; if None, all entries must be the same.
     """
-    if copied is not None and len(copied) == len(now):
-        pairs = zip(now, copied, strict=True)
-        return all(not layers or any(was[i] == entry for i in layers) for entry, layers in pairs)
-    rest = iter(now)
-    return all(entry in rest for entry in was)
+    if copied is None or len(copied) != len(now):
+        return all(entry == was[0] for entry in (*was, *now))
+    pairs = zip(now, copied, strict=True)
+    return all(was[i] == entry for entry, layers in pairs for i in layers)
 
 
 def _smallest_matrices(checkpoint: Checkpoint) -> dict[int, bytes]:
@@ -360,13 +366,15 @@ def _values_of_vectors(checkpoint: Checkpoint) -> dict[int, bytes]:
 
 
 def _hash(tensor: Tensor) -> bytes:
-    described = f"{tensor.dtype} {[*tensor.shape]}".encode()
-    return sha256(described + tensor.contiguous().view(torch.uint8).numpy().tobytes()).digest()
+    """A hash of a tensor's shape and numbers, whatever its dtype."""
+    numbers = tensor.double().contiguous().numpy()
+    return sha256(f"{numbers.shape}".encode() + numbers.tobytes()).digest()
 
 
 def _in_layers(checkpoint: Checkpoint, dimensions: int) -> Iterator[tuple[int, str]]:
     """The tensors of all layers with this number of dimensions, by name, and their layers."""
+    unread = {*loading(checkpoint).unread}
     for name, info in sorted(checkpoint.tensors.items()):
         inside = IN_LAYER.fullmatch(name)
-        if inside and len(info.shape) == dimensions:
+        if inside and len(info.shape) == dimensions and name not in unread:
             yield int(inside["layer"]), name

@@ -23,8 +23,9 @@ class Gptq(Scheme):
 
     def unread(self, settings: Config) -> str:
         """See ``Scheme``."""
-        if settings.get("bits") not in (2, 4, 8):
-            return f"bits {settings.get('bits')!r}"
+        bits = settings.get("bits")
+        if type(bits) is not int or bits not in (2, 4, 8):
+            return f"bits {bits!r}"
         form = settings.get("checkpoint_format") or FORMATS[0]
         return "" if form in FORMATS else f"checkpoint_format {form!r}"
 
