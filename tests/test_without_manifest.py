@@ -14,7 +14,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import resolved
-from growkit.proof.config import different_settings, follows, not_compared
+from growkit.proof.config import different_settings, follows, in_order, not_compared
 from growkit.proof.folder import compare_with_plan, compare_with_source
 from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
@@ -272,10 +272,12 @@ def test_the_layers_of_a_deeper_model_keep_their_types(tmp_path: Path) -> None:
         assert (
             wrong == planned or "layer_types in config.json" in found(source, tmp_path / "out")[0]
         )
-    assert follows("aa", "aaaa", None)
-    assert not follows("ab", "aabb", None)
-    assert not follows("aa", "aaab", None)
-    assert not follows("ab", "aabb", [frozenset({0}), frozenset({1}), frozenset(), frozenset({1})])
+    assert follows(None, "aa", "aaaa")
+    assert not follows(None, "ab", "aabb")
+    assert not follows(None, "aa", "aaab")
+    assert not follows([frozenset({0}), frozenset({1}), frozenset(), frozenset({1})], "ab", "aabb")
+    assert in_order("ab", "aabb")
+    assert not in_order("ab", "bbaa")
 
 
 def test_layers_of_a_wider_model_are_known_by_their_norms(tmp_path: Path) -> None:

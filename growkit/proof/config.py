@@ -5,7 +5,7 @@ weights show, and for numbers that every logit depends on, which the logits show
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any
@@ -40,10 +40,10 @@ SIZES = frozenset(
 """Keys whose values may differ in a larger model of the same function: those of models without a
 description, and the size keys of all families."""
 
-WINDOWS = frozenset(
-    {"sliding_window", "use_sliding_window", "layer_types", "max_window_layers"}
-    | {"attention_chunk_size", "per_layer_config"}
-)
+IN_CACHES = frozenset({"sliding_window", "layer_types", "attention_chunk_size", "per_layer_config"})
+"""Keys that caches follow, even if the model's class ignores them."""
+
+WINDOWS = IN_CACHES | {"use_sliding_window", "max_window_layers"}
 """Keys for the attention windows, which are compared layer by layer (``_windows``)."""
 
 OF_LONG_TEXTS = re.compile(
@@ -72,8 +72,16 @@ Copied = Sequence[frozenset[int]]
 """For each layer of a target, the layers of the source that have the same matrix."""
 
 
+def in_order(was: Sequence[object], now: Sequence[object]) -> bool:
+    """Whether the list of a deeper model has the source's entries in order, as plans keep them."""
+    rest = iter(now)
+    return all(entry in rest for entry in was)
+
+
 def different_settings(
-    first: Config, second: Config, copied: Copied | None = None
+    first: Config,
+    second: Config,
+    fits: Callable[[Sequence[object], Sequence[object]], bool] = in_order,
 ) -> tuple[list[str], list[str]]:
     """Find the keys with different values in two complete configs.
 
@@ -82,8 +90,8 @@ def different_settings(
     Args:
         first: config of the source.
         second: config of the target.
-        copied: the source layers that each target layer copies, if the number of layers differs and
-            this is known.
+        fits: whether a list of the target, with one entry per layer, fits the source's, if their
+            numbers of layers differ.
 
     Returns:
         The keys that make another model, and the keys that are only reported.
@@ -109,12 +117,12 @@ def different_settings(
             continue
         by_layer = key in WINDOWS or (one_class and key not in SHARED)
         if isinstance(was, dict) and isinstance(now, dict) and key.endswith("config"):
-            inside = different_settings(was, now, copied)
+            inside = different_settings(was, now, fits)
             changed += [f"{key}.{name}" for name in inside[0]]
             named += [f"{key}.{name}" for name in inside[1]]
         elif _harmless(key, was, now) or follow.get(key, missing) == now:
             named.append(own.get(key, key))
-        elif by_layer and _deeper(was, now, layers) and follows(was, now, copied):
+        elif by_layer and _deeper(was, now, layers) and fits(was, now):
             continue
         elif all(each is missing or each is None or each is False for each in (was, now)):
             named.append(key)  # unknown to one class, and off in the other
@@ -176,28 +184,36 @@ def _own_names(config: Config) -> dict[str, str]:
     return {key: own for key, own in names.items() if key in SHARED}
 
 
-def _ignored(config: Config) -> Config:
-    """The keys for windows that a model's class ignores, while its caches follow them."""
-    known = resolved({"model_type": config.get("model_type")}) or config
-    return {key: config[key] for key in WINDOWS - known.keys() if config.get(key)}
-
-
 def _windows(config: Config) -> list[Any]:
-    """The attention window of every layer; None for no window."""
-    if ignored := _ignored(config):
-        return [ignored] * max(layers_of(config), 1)
-    window = config.get("sliding_window")
+    """The attention window of every layer, of its class and of its cache; None for no window."""
+    ignored = _ignored(config)
+    return [ignored] * max(layers_of(config), 1) if ignored else _windows_in(config)
+
+
+def _ignored(config: Config) -> Config:
+    """The keys that a model's class ignores, if caches that follow them get other windows."""
+    known = resolved({"model_type": config.get("model_type")}) or config
+    ignored = {key: config[key] for key in IN_CACHES - known.keys() if config.get(key)}
+    read = {key: value for key, value in config.items() if key not in ignored}
+    return ignored if _windows_in(read) != _windows_in(config) else {}
+
+
+def _windows_in(config: Config) -> list[Any]:
+    """The window of every layer that the keys of a config give; None for no window."""
+    window, chunk = (config.get(key) for key in ("sliding_window", "attention_chunk_size"))
     types = _entries(config, "layer_types", None)
     if not isinstance(types, list):
-        lasts = config.get("use_sliding_window", True)
-        return [window if lasts else None] * max(layers_of(config), 1)
-    chunk = f"chunks of {config.get('attention_chunk_size')}"
+        local = window if config.get("use_sliding_window", True) else None
+        kind = "sliding" if local else "chunked" if chunk else "full"
+        types = [f"{kind}_attention"] * max(layers_of(config), 1)
     lengths = {
         "full_attention": None,
         "sliding_attention": window,
-        "chunked_attention": chunk,
+        "chunked_attention": f"chunks of {chunk}",
     }
-    return [lengths.get(str(each), each) for each in types]
+    found = [lengths.get(str(each), each) for each in types]
+    single = config.get("per_layer_config") or {}
+    return [[each, single.get(str(i))] for i, each in enumerate(found)] if single else found
 
 
 def _follow_experts(first: Config, second: Config) -> dict[str, Any]:
@@ -334,13 +350,13 @@ def copied_layers(source: Checkpoint, target: Checkpoint) -> Copied | None:
     return None
 
 
-def follows(was: Sequence[object], now: Sequence[object], copied: Copied | None) -> bool:
+def follows(copied: Copied | None, was: Sequence[object], now: Sequence[object]) -> bool:
     """Whether a list with one entry per layer fits a target with another number of layers.
 
     Args:
+        copied: see ``copied_layers``; if None, all entries must be the same.
         was: entries of the source.
         now: entries of the target.
-        copied: see ``copied_layers``; if None, all entries must be the same.
     """
     if copied is None or len(copied) != len(now):
         return all(entry == was[0] for entry in (*was, *now))

@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -204,7 +205,8 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     deeper = configs.layers_of(was) != configs.layers_of(now)
     copied = configs.copied_layers(source, target) if deeper else None
     now = _without_old_keys(source, was, now)
-    keys, other_keys = configs.different_settings(was, now, copied)
+    fits = partial(configs.follows, copied)
+    keys, other_keys = configs.different_settings(was, now, fits)
     values = [_changed_value(key, was, now) for key in keys]
     changed = [each["name"] for each in values]
     named = [f"{key} in config.json differs" for key in other_keys]
