@@ -69,7 +69,7 @@ SWITCHES = frozenset(DIFF.choices) | {"lambda_init", "shared_rank", "num_noise_h
 
 
 Copied = Sequence[frozenset[int]]
-"""For each layer of a target, the layers of the source that have the same matrix."""
+"""For each layer of a target, the layers of the source that it copies."""
 
 
 def in_order(was: Sequence[object], now: Sequence[object]) -> bool:
@@ -212,8 +212,10 @@ def _windows_in(config: Config) -> list[Any]:
         "chunked_attention": f"chunks of {chunk}",
     }
     found = [lengths.get(str(each), each) for each in types]
-    single = config.get("per_layer_config") or {}
-    return [[each, single.get(str(i))] for i, each in enumerate(found)] if single else found
+    single = _entries(config, "per_layer_config", None)
+    if not isinstance(single, list):
+        return found
+    return [[*each] for each in zip(found, single, strict=False)]
 
 
 def _follow_experts(first: Config, second: Config) -> dict[str, Any]:
@@ -382,7 +384,7 @@ def _values_of_vectors(checkpoint: Checkpoint) -> dict[int, bytes]:
 
 
 def _hash(tensor: Tensor) -> bytes:
-    """A hash of a tensor's shape and numbers, whatever its dtype."""
+    """A hash of a tensor's shape and numbers, which are the same in every dtype."""
     numbers = tensor.double().contiguous().numpy()
     return sha256(f"{numbers.shape}".encode() + numbers.tobytes()).digest()
 

@@ -320,7 +320,7 @@ def load_recipe(
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
     given: dict[str, Any] = {"source": source, "output": output}
     if isinstance(content.get("family"), str):
-        given["family"] = load_description(content["family"])
+        given["family"] = load_description(os.path.expanduser(content["family"]))
     given = {key: value for key, value in given.items() if value is not None}
     return parse_recipe({**otherwise, **content} | given, str(file))
 
