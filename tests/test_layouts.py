@@ -17,6 +17,8 @@ from growkit.modeling import FILES, register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 from growkit.planning.layouts import solve_lambda
+from growkit.recipe import planner
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests import families
 from tests import layouts_reference as reference
 from tests.conftest import (
@@ -290,6 +292,75 @@ def test_there_and_back(layout: str, via: str, seed: int, dtype: str, tmp_path: 
             assert (after[name] - tensor.double()).abs().max() < 1e-14
     same = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"}
     assert {k: config_of(back)[k] for k in same} == {k: config_of(source)[k] for k in same}
+
+
+STEPS: list[Step] = [
+    *[GrowStep("hypercloning", {size: "x2"}) for size in ("hidden", "ffn", "heads", "kv_heads")],
+    GrowStep("hypercloning", {"vocab": 40, "symmetry": "keep"}),
+    *[GrowStep("depth", {"layers": "x2", "place": place}) for place in ("even", "end")],
+    *[GrowStep("depth", {"layers": 4, "blocks": b}) for b in ("overlap", "interpose")],
+    *[GrowStep("group-diff", {f"{kind}_heads": "x2"}) for kind in ("signal", "noise", "kv")],
+    GrowStep("experts", {"experts": "x2"}),
+    GrowStep("upcycle", {"experts": 4}),
+    *[ConvertStep("dint", {"integral": which}) for which in ("causal", "column_mean")],
+    ConvertStep("dint", {"gamma": "unified", "integral_method": "series"}),
+    *[ConvertStep("shared-diff", {"rank": 2, "scope": s}) for s in ("head", "layer", "all_heads")],
+    *[ConvertStep(to) for to in ("diff", "diff-v2", "gda", "output-gate", "llama", *FOREIGN)],
+    ConvertStep("diffllama"),
+]
+"""At least one of every operation that is possible for differential attention."""
+
+
+def follow(source: Path, steps: tuple[Step, ...]) -> tuple[Path, str]:
+    """The source after some steps, and their promise, or why they are refused."""
+    output = source.parent / f"{source.name}-followed"
+    try:
+        return output, growkit.run(Recipe(str(source), steps, str(output), None))["promise"]
+    except InputError as refusal:
+        return source, str(refusal)
+
+
+@pytest.mark.sampled(24)
+@pytest.mark.parametrize("drawn", range(len(STEPS) + 60))
+@pytest.mark.parametrize("layout", [*FOREIGN, "diffllama"])
+def test_every_layout_is_a_source_of_every_step(layout: str, drawn: int, tmp_path: Path) -> None:
+    """One step, or two, do the same to a model in any layout, and a conversion has the same bits.
+
+    Each result is judged by the decoder of its own layout. Growth in another layout may draw
+    other numbers.
+    """
+    steps = tuple(seeded(drawn).sample(STEPS, 2)) if drawn >= len(STEPS) else (STEPS[drawn],)
+    more: dict[str, Any] = {"num_hidden_layers": 3, "rms_norm_eps": 1e-5}
+    more |= {"hidden_act": "silu"} if layout == "motif" and drawn % 2 else {}
+    source = save(tmp_path / "source", layout, drawn, torch.float64, **more)
+    first, promise = follow(source, steps)
+    second, expected = follow(convert(source, "diff-transformer"), steps)
+    if first == source and "already" in promise:  # a step may end in the layout of the source
+        return
+    assert (first == source) == (second.name == "source-diff-transformer"), promise or expected
+    if first == source:
+        return
+    assert promise == expected
+    assert error(second, first) < LIMIT
+    one_class = config_of(first)["model_type"] == config_of(second)["model_type"]
+    if one_class and (len(steps) == 1 or isinstance(steps[0], ConvertStep)):
+        assert config_of(first) == config_of(second)
+        assert {k: t.tolist() for k, t in tensors_of(first).items()} == {
+            k: t.tolist() for k, t in tensors_of(second).items()
+        }
+
+
+@pytest.mark.parametrize("layout", ["motif", "diffllama"])
+def test_a_plan_that_overwrites_what_a_step_sets_is_not_kept(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = {"integral": "none"}
+    monkeypatch.setattr(planner, "write_defaults_out", lambda was, planned, where: planned | wrong)
+    source = save(tmp_path / "source", layout)
+    proof = growkit.Settings(prompts=1, length=8)
+    made = growkit.convert(source, tmp_path / "out", "dint", gamma="unified", verify=proof)
+    assert not made["kept"]
+    assert made["verification"]["changed"] == ["integral in config.json"]
 
 
 def reordered(weight: Tensor, *axes: int) -> Tensor:

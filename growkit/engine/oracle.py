@@ -334,23 +334,24 @@ def write_defaults_out(source: Config, planned: Config, where: str) -> Config:
     """Write the defaults of the source's class into the planned config of another class.
 
     A key that is absent from the source's config has the default of the source's class. The
-    target's class may have another default for it.
+    target's class may have another default for it. What the plan sets stays, and between DIFF
+    Transformers and layouts without a class, plans set every key.
 
     Args:
         source: the config of the source, as in its file.
         planned: the config of the target.
         where: the source, for messages.
     """
-    if source.get("model_type") == planned.get("model_type"):
+    same_class = source.get("model_type") == planned.get("model_type")
+    if same_class or lacks_class(source) or lacks_class(planned):
         return planned
-    was, now = (resolved_as_loaded(each, where) for each in (source, planned))
+    was, now = resolved(source), resolved(planned)
     if was is None or now is None:
         return planned
+    given = source.keys() | planned.keys() | PROVENANCE_KEYS | {"dtype"}
     sizes = family_of(source, where).size_keys | family_of(planned, where).size_keys
     missing = {
-        key: was[key]
-        for key in (was.keys() & now.keys()) - source.keys() - sizes - PROVENANCE_KEYS - {"dtype"}
-        if was[key] != now[key]
+        key: was[key] for key in (was.keys() & now.keys()) - given - sizes if was[key] != now[key]
     }
     dropped = OLDER_ROPE_KEYS if "rope_parameters" in missing else ()
     return {key: value for key, value in planned.items() if key not in dropped} | missing

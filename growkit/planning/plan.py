@@ -93,6 +93,8 @@ class Plan:
         waits: targets that get a gradient only after other targets have made a first step.
         apart: the reason why no settings of the optimizer make the target train like the source;
             empty if there is none.
+        own_config: the config as the operation planned it, before defaults of the source's class
+            were written into it.
     """
 
     config: Config
@@ -105,6 +107,7 @@ class Plan:
     lost: str = ""
     waits: Collection[str] = ()
     apart: str = ""
+    own_config: Config = field(default_factory=dict, kw_only=True)
 
     @cached_property
     def by_target(self) -> Mapping[str, Rule]:

@@ -109,7 +109,8 @@ def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> F
         found = compare_with_source(source, target)
     else:
         lineage = origin.lineage
-        planned, routed = lineage.plans[-1].config, configs.routed(lineage)
+        last, routed = lineage.plans[-1], configs.routed(lineage)
+        planned = last.config | last.own_config
         found = compare_with_plan(source, target, planned, origin.recipe, routed)
     notes = []
     if isinstance(source, RoundedCheckpoint):

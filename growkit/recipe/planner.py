@@ -62,7 +62,7 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
         taken = change(step, grown, recipe.seed)
         changes.append(taken)
         steps.append(type(step)(step.name, {**step.options, **taken.settled}))
-        for each in _with_defaults(grown, taken.plans):
+        for each in taken.plans:
             plans.append(each)
             grown = Planned(grown, each)
     warnings = [warning for each in changes for warning in each.warnings]
@@ -92,13 +92,11 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
     )
 
 
-def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
-    """Write the defaults of the source's class into the last config if the class changes."""
-    if not plans:
-        return plans
-    *others, last = plans
-    config = write_defaults_out(source.config, last.config, source.where())
-    return [*others, replace(last, config=config)]
+def _with_defaults(source: Weights, plan: Plan) -> Plan:
+    """Write the defaults of the source's class into the config of a plan for another class."""
+    config = write_defaults_out(source.config, plan.config, source.where())
+    own = {key: value for key, value in plan.config.items() if key in config}
+    return replace(plan, config=config, own_config=own)
 
 
 def _ragged_experts(grown: Weights) -> str:
@@ -130,12 +128,14 @@ def change(step: Step, source: Weights, seed: int) -> Change:
     """
     family = stored_family(source)
     options = complete(step.operation, step.options)
-    if step.operation.expresses(family, source.config, options):
-        return step.operation.plan(source, options, seed)
-    read = read_layout(source)
-    options = dict(step.operation.portable(family, source.config, options))
-    taken = step.operation.plan(Planned(source, read), options, seed)
-    return replace(taken, plans=[read, *taken.plans])
+    before: list[Plan] = []
+    if not step.operation.expresses(family, source.config, options):
+        before.append(_with_defaults(source, read_layout(source)))
+        options = dict(step.operation.portable(family, source.config, options))
+        source = Planned(source, before[0])
+    taken = step.operation.plan(source, options, seed)
+    after = [_with_defaults(source, plan) for plan in taken.plans]
+    return replace(taken, plans=[*before, *after])
 
 
 def describe(recipe: Recipe, source: Weights, prepared: Prepared) -> GrowResult:
