@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
@@ -328,18 +329,19 @@ def test_options_of_muon_are_its_own(source: Path, tmp_path: Path) -> None:
     ("spoil", "said"),
     [
         ("quantised", r"state1 of model\.embed_tokens\.weight\.quant"),
-        ("not flat", r"save its state flat \(StateDictOptions"),
+        ("numbers", r"save get_optimizer_state_dict\(model, optimizer\) again"),
         ("tensors", ""),
         ("", ""),
     ],
 )
 def test_entries_of_other_forms(spoil: str, said: str, source: Path, tmp_path: Path) -> None:
-    """Moments in 8 bit by other names, groups by number, and betas that are tensors."""
+    """Moments in 8 bit by other names, parameters by number, and betas that are tensors."""
     model, optimizer = trained(source, 1)
     if spoil == "tensors":
         optimizer.param_groups[0]["betas"] = (torch.tensor(0.5), torch.tensor(0.25))
-    options = None if spoil == "not flat" else FLAT
-    flat = get_optimizer_state_dict(model, optimizer, options=options)
+    flat = get_optimizer_state_dict(model, optimizer, options=FLAT)
+    if spoil == "numbers":
+        flat = optimizer.state_dict()
     if spoil == "quantised":
         name = "state.model.embed_tokens.weight"
         flat[f"{name}.quant.state1"] = flat.pop(f"{name}.exp_avg").to(torch.uint8)
@@ -352,6 +354,30 @@ def test_entries_of_other_forms(spoil: str, said: str, source: Path, tmp_path: P
     with pytest.raises(InputError, match=said):
         grown(source, tmp_path / "state", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["safetensors", "dcp"])
+def test_files_that_hold_both_of_two_tied_parameters(form: str, tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama", **LLAMA, tie_word_embeddings=True)
+    model, optimizer = trained(source, 1)
+    state = save_distributed(model, optimizer, tmp_path / "state")
+    both = tmp_path / "both"
+    if form == "dcp":
+        dcp.save(model.state_dict(), checkpoint_id=both, no_dist=True)
+    else:
+        both.mkdir()
+        tensors = {name: each.clone() for name, each in model.state_dict().items()}
+        save_file(tensors, both / "model.safetensors", {"format": "pt"})
+    shutil.copy(source / "config.json", both)
+    out = tmp_path / "out"
+    settings = growkit.Settings(prompts=1, length=8, steps=2)
+    found = grown(both, state, out, {"format": form, "verify": settings})
+    assert found.verification
+    assert found.verification.training
+    assert "optimizer's state is the source's, grown" in found.verification.training.reason
+    grown(source, state, tmp_path / "expected")
+    one, other = (place / "optimizer" / "__0_0.distcp" for place in (out, tmp_path / "expected"))
+    assert one.read_bytes() == other.read_bytes()
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -45,7 +45,7 @@ def batch(number: int, vocabulary: int = 29) -> Tensor:
     return torch.randint(vocabulary, (2, 12), generator=generator)
 
 
-def step(model: Any, optimizer: torch.optim.Optimizer, number: int) -> float:
+def step(model: Any, optimizer: Any, number: int) -> float:
     """One step in strict float64; gives the loss before it."""
     return train_step(model, optimizer, batch(number))
 
@@ -75,20 +75,20 @@ def grown(
     folder: Path, state: Path | None, output: Path, way: Mapping[str, Any] | None = None
 ) -> growkit.GrowResult:
     """Grow as plain copies, with the state of the optimizer."""
-    way = {"hidden": "x2", "symmetry": "keep"} | dict(way or {})
-    return growkit.grow(folder, output, optimizer=state, verify=False, overwrite=True, **way)
+    way = {"hidden": "x2", "symmetry": "keep", "verify": False} | dict(way or {})
+    return growkit.grow(folder, output, optimizer=state, overwrite=True, **way)
 
 
 # As engines save and load.
 
 
-def save_torch(model: Any, optimizer: torch.optim.Optimizer, path: Path) -> Path:
+def save_torch(model: Any, optimizer: Any, path: Path) -> Path:
     """``torch.save``, as Trainer does it."""
     torch.save(optimizer.state_dict(), path.with_suffix(".pt"))
     return path.with_suffix(".pt")
 
 
-def load_torch(model: Any, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+def load_torch(model: Any, optimizer: Any, folder: Path) -> None:
     """As Trainer does it."""
     optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
 
@@ -101,7 +101,7 @@ def one_process() -> Iterator[None]:
         yield
 
 
-def save_distributed(model: Any, optimizer: torch.optim.Optimizer, path: Path) -> Path:
+def save_distributed(model: Any, optimizer: Any, path: Path) -> Path:
     """As transformers' ``save_optimizer_distributed`` does it."""
     state = get_optimizer_state_dict(model, optimizer, options=FLAT)
     with one_process():
@@ -109,7 +109,7 @@ def save_distributed(model: Any, optimizer: torch.optim.Optimizer, path: Path) -
     return path
 
 
-def load_distributed(model: Any, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+def load_distributed(model: Any, optimizer: Any, folder: Path) -> None:
     """As transformers' ``load_optimizer_distributed`` does it."""
     state = get_optimizer_state_dict(model, optimizer, options=FLAT)
     with one_process():
@@ -117,11 +117,28 @@ def load_distributed(model: Any, optimizer: torch.optim.Optimizer, folder: Path)
     set_optimizer_state_dict(model, optimizer, state, options=FLAT)
 
 
-Save = Callable[[Any, torch.optim.Optimizer, Path], Path]
-Load = Callable[[Any, torch.optim.Optimizer, Path], None]
+def save_numbered(model: Any, optimizer: Any, path: Path) -> Path:
+    """As accelerate's ``save_fsdp_optimizer`` does it: groups have numbers."""
+    state = get_optimizer_state_dict(model, optimizer)
+    with one_process():
+        dcp.save({"optimizer": state}, checkpoint_id=path / "optimizer_0", no_dist=True)
+    return path
+
+
+def load_numbered(model: Any, optimizer: Any, folder: Path) -> None:
+    """As accelerate's ``load_fsdp_optimizer`` does it."""
+    state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    with one_process():
+        dcp.load(state, checkpoint_id=folder / "optimizer_0", no_dist=True)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+
+Save = Callable[[Any, Any, Path], Path]
+Load = Callable[[Any, Any, Path], None]
 FORMATS: dict[str, tuple[Save, Load]] = {
     "torch": (save_torch, load_torch),
     "distributed": (save_distributed, load_distributed),
+    "numbered": (save_numbered, load_numbered),
 }
 
 
@@ -363,7 +380,7 @@ def test_hashes_of_states_follow_their_writing(
     monkeypatch.setattr(writing.Hashes, "add", add)
     grown(source, state, tmp_path / "out")
     assert growkit.check(tmp_path / "out")["whole"]
-    written = {"torch": "optimizer.pt", "distributed": "__0_0.distcp"}[engine]
+    written = "optimizer.pt" if engine == "torch" else "__0_0.distcp"
     assert {file.name for file in followed} == {"model.safetensors", written}
 
 
@@ -577,6 +594,55 @@ def test_muon_goes_on(adjusted: str, tmp_path: Path) -> None:
         moved = (expected[name] - begun[name]).norm()
         assert (large.state_dict()[name] - expected[name]).norm() < 0.02 * moved, name
         assert moved > 0
+
+
+class Both:
+    """AdamW beside Muon, as ``docs/training.md`` makes them."""
+
+    def __init__(self, model: Any, folder: Path | None) -> None:
+        rates, matrices = {"lr": RATE, "weight_decay": DECAY}, hidden_matrices(model)
+        rest = param_groups(model, folder, **rates, eps=EPS, only=lambda n, _: n not in matrices)
+        muon = param_groups(model, folder, **rates, optimizer="muon")
+        self.all = [torch.optim.AdamW(rest), torch.optim.Muon(muon)]
+
+    def zero_grad(self) -> None:
+        for each in self.all:
+            each.zero_grad()
+
+    def step(self) -> None:
+        for each in self.all:
+            each.step()
+
+    def rates(self) -> list[float]:
+        groups = [group for each in self.all for group in each.param_groups]
+        return [group[key] for group in groups for key in ("lr", "weight_decay", "eps")]
+
+
+@pytest.mark.parametrize("engine", FORMATS)
+def test_adamw_beside_muon_goes_on(engine: str, tmp_path: Path) -> None:
+    """Each has a file of its own, or both have one folder."""
+    source = save_model(tmp_path / "source", "llama", dtype=torch.float64, **LLAMA)
+    save, load = FORMATS[engine]
+    model = load_strict(source)
+    both = Both(model, None)
+    step(model, both, 0)
+    model.save_pretrained(source)
+    for number, some in enumerate(both.all if engine == "torch" else [both.all]):
+        state = save(model, some, tmp_path / f"state{number}")
+        grown(source, state, tmp_path / f"out{number}")
+    large = load_strict(tmp_path / "out0")
+    new = Both(large, tmp_path / "out0")
+    expected = new.rates()
+    for number, some in enumerate(new.all if engine == "torch" else [new.all]):
+        load(large, some, tmp_path / f"out{number}")
+    assert new.rates() == pytest.approx(expected)
+    step(model, both, 1)
+    step(large, new, 1)
+    model.save_pretrained(source)
+    grown(source, None, tmp_path / "expected")
+    copies, matrices = load_strict(tmp_path / "expected").state_dict(), hidden_matrices(large)
+    rest = {name: each for name, each in large.state_dict().items() if name not in matrices}
+    assert largest(rest, {name: copies[name] for name in rest}) < 1e-11
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ from growkit.recipe.recipe import parse_recipe
 from growkit.results.proof import TrainingProof
 from growkit.training import param_groups
 from tests.conftest import cli, edit_json, load_strict, save_model, seeded, train_step
-from tests.test_optimizer_state import FORMATS, grown, muon, save_torch, step
+from tests.test_optimizer_state import FORMATS, Both, grown, save_torch, step
 
 RATE, DECAY = 1e-3, 0.1
 EPS = 1e-12
@@ -602,16 +602,19 @@ def test_states_that_are_not_tried(trained: tuple[Path, Path, Path], tmp_path: P
         growkit.verify(source, out, **QUICK, optimizer=state)
 
 
-def test_the_momentum_of_muon_is_compared_alone(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama", **LLAMA)
-    model = AutoModelForCausalLM.from_pretrained(source)
-    optimizer = muon(model, lr=1e-2)
+@pytest.mark.parametrize("half", [0, 1], ids=["adamw", "muon"])
+def test_the_state_of_one_of_two_optimizers_is_compared_alone(half: int, tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama", dtype=torch.float64, **LLAMA)
+    model = load_strict(source)
+    both = Both(model, None)
+    step(model, both, 0)
     model.save_pretrained(source)
-    state, out = save_torch(model, optimizer, tmp_path / "state"), tmp_path / "out"
+    state, out = save_torch(model, both.all[half], tmp_path / "state"), tmp_path / "out"
     grown(source, state, out)
     proof = proved(source, out, state)
     assert proof.kept
     assert proof.begun == "the moments of a first batch"
     every = list(faults(torch.load(out / "optimizer.pt", weights_only=True)))
-    with spoiled_file(out, next(spoil for said, spoil in every if said == "momentum_buffer of")):
-        assert unlike(source, out, state).startswith("momentum_buffer of")
+    moments = ("exp_avg of", "momentum_buffer of")[half]
+    with spoiled_file(out, next(spoil for said, spoil in every if said == moments)):
+        assert unlike(source, out, state).startswith(moments)

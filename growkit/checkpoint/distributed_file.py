@@ -9,7 +9,7 @@ position is checked, and every archive is compared with the list.
 import io
 import pickle
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import product
@@ -415,7 +415,7 @@ def write_list(
     folder: Path,
     names: Mapping[str, str],
     values: Mapping[str, Any] = MappingProxyType({}),
-    state: str = "",
+    path: Callable[[str], tuple[str | int, ...]] = lambda name: (name,),
 ) -> None:
     """Write the list of entries, and the entries that are in no shard.
 
@@ -424,7 +424,7 @@ def write_list(
         folder: the folder of these files.
         names: the tensor's name in the shards, by the name under which it is loaded.
         values: all other entries (plain values or small tensors), by name.
-        state: name of a state; entries whose names begin with it belong to it.
+        path: finds the path of an entry in nested states, by its name.
     """
     from torch.distributed.checkpoint import metadata
     from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
@@ -447,8 +447,8 @@ def write_list(
                 found[name] = *kind, _StorageInfo(VALUES, begin, stream.tell() - begin)
     listed = metadata.Metadata({}, {}, {}, metadata.StorageMeta(), version=CURRENT_DCP_VERSION)
     for name, (dtype, size, place) in found.items():
-        offsets, (first, _, rest) = torch.Size([0] * len(size)), name.partition(".")
-        listed.planner_data[name] = (first, rest) if first == state else (name,)
+        offsets = torch.Size([0] * len(size))
+        listed.planner_data[name] = path(name)
         listed.storage_data[metadata.MetadataIndex(name, offsets if dtype else None)] = place
         whole = [metadata.ChunkStorageMetadata(offsets, size)]
         listed.state_dict_metadata[name] = (

@@ -66,14 +66,14 @@ class Parameters:
         shapes: shape of every parameter, by name, in the order of the class; tied parameters occur
             once.
         decayed: parameters with weight decay in ``Trainer``, which come first in its groups.
-        vocabulary: parameters with a row for every token.
+        hidden_matrices: those that Muon trains: all except the embedding and the head.
         conversions: transformers' conversions from tensors in files to parameters.
     """
 
     where: str
     shapes: Mapping[str, tuple[int, ...]]
     decayed: frozenset[str]
-    vocabulary: frozenset[str]
+    hidden_matrices: frozenset[str]
     conversions: tuple[Conversion, ...]
 
     @classmethod
@@ -84,17 +84,18 @@ class Parameters:
             InputError: transformers has no class for the model, or the files do not fit it.
         """
         require_class(checkpoint.config, str(checkpoint.folder), UNTRAINABLE)
-        model, _, stored = empty_model(checkpoint, torch.float32)
-        first: dict[str, str] = {}  # of tied parameters
+        model, *_ = empty_model(checkpoint, torch.float32)
+        ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+        first: dict[str, str] = {}  # of tied parameters, even if the files hold all of them
         for name, _ in model.named_parameters():
-            first.setdefault(stored(name), name)
+            first.setdefault(ties.get(name, name), name)
         every = dict(model.named_parameters())
         shapes = {name: tuple(every[name].shape) for name in first.values()}
         return cls(
             str(checkpoint.folder),
             shapes,
             decayed(model) & shapes.keys(),
-            frozenset(every.keys() - without_ends(model)),
+            frozenset(hidden_matrices(model) & shapes.keys()),
             loading(checkpoint).conversions,
         )
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from growkit.algebra.update import Update
 from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.progress import Progress
@@ -87,16 +88,8 @@ class Optimizer:
         Raises:
             InputError: transformers has no class for the target.
         """
-        after, groups, muon = Parameters.of(target), self.state.groups, None
-        if MUON in self.state.kinds.values():
-            muon = str(groups[0].options.get("adjust_lr_fn") or "original")
-        # This option is false in Adam, whose weight decay is part of the gradient.
-        coupled = any(each.options.get("decoupled_weight_decay") is False for each in groups)
-        factors = {
-            name: Factors.of(each, after.shapes.get(name, ()), muon, coupled=coupled)
-            for name, each in class_updates(target, law.updates, by_element=False).items()
-        }
-        return GrownState(self.state, self._lineage, self._before, after, factors)
+        updates = class_updates(target, law.updates, by_element=False)
+        return GrownState(self.state, self._lineage, self._before, Parameters.of(target), updates)
 
     def write(self, folder: Path, law: Law, progress: Progress, hashes: Hashes) -> OptimizerResult:
         """Write the grown state into the folder of the written target.
@@ -140,7 +133,7 @@ class GrownState(TargetState):
         lineage: the plans from the source to the target.
         before: parameters of the source.
         after: parameters of the target.
-        factors: factors of the settings of the target's parameters, by name.
+        updates: the law of updates of the target's parameters, by name.
 
     Attributes:
         state: state of the source's optimizer.
@@ -156,7 +149,7 @@ class GrownState(TargetState):
         lineage: Lineage,
         before: Parameters,
         after: Parameters,
-        factors: Mapping[str, Factors],
+        updates: Mapping[str, Update],
     ) -> None:
         self.state, self._before, self._after = state, before, after
         self._lineage = lineage
@@ -175,14 +168,15 @@ class GrownState(TargetState):
         }
         self.groups = [
             each
-            for number, (group, _) in enumerate(groups)
-            for each in group.split(factors, number)
+            for number, (group, known) in enumerate(groups)
+            for each in group.split(self._factors(group, known, updates), number)
         ]
         self.steps = {
             name: 0.0 if name in self.reset else state.steps[self._origins[name]]
-            for group, _ in groups
+            for group, known in groups
             for name in group.parameters
-            if self._origins.get(name) in state.steps or (name in self.reset and state.steps)
+            if self._origins.get(name) in state.steps
+            or (name in self.reset and state.steps and known != MUON)
         }
         self.tensors = {
             f"{name}.{kind}": self._info(name, kind)
@@ -248,24 +242,42 @@ class GrownState(TargetState):
             found |= {name: named[0] for name in each.shapes if named}
         return found
 
+    def _factors(
+        self, group: ParamGroup, kinds: frozenset[str], updates: Mapping[str, Update]
+    ) -> dict[str, Factors]:
+        """Factors of the settings of a group's parameters, which have these kinds of moments."""
+        adjusted = str(group.options.get("adjust_lr_fn") or "original")
+        muon = adjusted if kinds == MUON else None
+        # This option is false in Adam, whose weight decay is part of the gradient.
+        coupled = group.options.get("decoupled_weight_decay") is False
+        return {
+            name: Factors.of(updates[name], self._after.shapes[name], muon, coupled=coupled)
+            for name in group.parameters
+            if name in updates
+        }
+
     def _assign_groups(self) -> list[tuple[ParamGroup, frozenset[str]]]:
         """Assign the target's parameters to the source's groups, with the moments that these have.
 
         A grown parameter stays in its group. A new parameter joins a group with the same weight
-        decay, and preferably the same number of dimensions: some give decay only to matrices.
+        decay, and preferably the same number of dimensions: some give decay only to matrices. Of
+        several optimizers, it joins the one that trains hidden matrices, or all else.
         """
         kinds, groups = self.state.kinds, self.state.groups
         number_of = {name: number for number, of in enumerate(groups) for name in of.parameters}
+        by_muon = {name: kinds[name] == MUON for name in number_of}
+        trains = {name in self._before.hidden_matrices: by_muon[name] for name in number_of}
         alike: dict[object, int] = {}
         for name, number in number_of.items():
-            for trait in _traits(self._before, name):
-                alike.setdefault(trait, number)
+            for trait in (*_traits(self._before, name), None):
+                alike.setdefault((by_muon[name], trait), number)
         names: list[list[str]] = [[] for _ in groups]
-        for name in self._after.shapes:
+        for name, shape in self._after.shapes.items():
             origin = self._origins.get(name)
-            if origin is None:
-                own = (alike[each] for each in _traits(self._after, name) if each in alike)
-                names[next(own, 0)].append(name)
+            if origin is None or (by_muon.get(origin) and len(shape) != 2):  # as experts are
+                if (muon := trains.get(name in self._after.hidden_matrices)) is not None:
+                    traits = ((muon, trait) for trait in (*_traits(self._after, name), None))
+                    names[next(alike[each] for each in traits if each in alike)].append(name)
             elif origin in number_of:  # otherwise another optimizer trains it
                 names[number_of[origin]].append(name)
         found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -185,7 +185,7 @@ def open_state(path: Path, parameters: Parameters) -> State:
 def written_in(folder: Path) -> Path | None:
     """Find the optimizer's state that growkit wrote into a model's folder; None for none."""
     for each in formats():
-        for place in (folder, folder / each.outputs[0]):
+        for place in (folder / each.outputs[0], folder):  # which may be one of weights
             if place.exists() and each.holds(place):
                 return place
     return None
@@ -217,22 +217,31 @@ def check_state(state: State, parameters: Parameters) -> None:
         _check_options(state, group)
 
 
+def _missing(parameters: Parameters, kinds: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """Parameters without moments, although the optimizer trains them.
+
+    It may be Muon, which trains hidden matrices, or the optimizer of all other parameters.
+    """
+    missing = [name for name in parameters.shapes if name not in kinds]
+    hidden, alone = parameters.hidden_matrices, set(kinds.values()) == {MUON}
+    if hidden != set(missing):
+        yield from (name for name in missing if name in hidden or not alone)
+
+
 def _check_moments(
     state: State, parameters: Parameters, kinds: Mapping[str, frozenset[str]]
 ) -> None:
     """Check that every parameter has moments of its shape."""
+    for name in _missing(parameters, kinds):
+        for inner in kinds:
+            if inner.startswith(f"{name}."):  # names of bitsandbytes' 8-bit moments
+                _refuse(state, f"{', '.join(sorted(kinds[inner]))} of {inner}")
+        raise InputError(
+            f"{state.where} has no state of {name}, which the model in {parameters.where} "
+            "has; give the state of an optimizer that has trained all of this model"
+        )
     for name, shape in parameters.shapes.items():
-        if name not in kinds:
-            if MUON in kinds.values() and (len(shape) != 2 or name in parameters.vocabulary):
-                continue  # Muon trains only hidden matrices; another optimizer trains the rest
-            for inner in kinds:
-                if inner.startswith(f"{name}."):  # names of bitsandbytes' 8-bit moments
-                    _refuse(state, f"{', '.join(sorted(kinds[inner]))} of {inner}")
-            raise InputError(
-                f"{state.where} has no state of {name}, which the model in {parameters.where} "
-                "has; give the state of an optimizer that has trained all of this model"
-            )
-        for kind in sorted(kinds[name]):
+        for kind in sorted(kinds.get(name, ())):
             info = state.numbers.tensors[f"{name}.{kind}"]
             if kind not in ORDERS or info.dtype not in DTYPES:
                 _refuse(state, f"{kind} of {name} ({info.dtype})")

@@ -35,7 +35,7 @@ from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.optimizer.groups import Parameters, ParamGroup, class_updates
 from growkit.optimizer.growing import MOMENTS, GrownState, Optimizer, grown_moments
-from growkit.optimizer.state import MUON, STEP, State, open_state, written_in
+from growkit.optimizer.state import ADAMW, MUON, STEP, State, open_state, written_in
 from growkit.planning.plan import Lineage
 from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.updates import Law, law_of
@@ -241,7 +241,7 @@ def prove_training(
     if places.source:
         one, other, unlike = compare_states(places, before, after, lineage, law)
         where = f"{one.where} and {other.where}"
-        if MUON not in one.kinds.values():  # AdamW cannot use its momentum
+        if all(one.kinds.get(name, MUON) >= ADAMW for name in Parameters.of(before).shapes):
             begun, both = f"the optimizers' states in {where}", (_beginning(one), _beginning(other))
     both = both or first_moments(before, after, lineage, batches[0], device)
     source = _trained(before, both[0], batches, device)

@@ -1,8 +1,9 @@
 """A folder of torch.distributed.checkpoint, with entries by the names of parameters.
 
-transformers and torchtitan, among other trainers, let torch flatten an optimizer's state to entries
-such as ``optimizer.state.NAME.exp_avg`` and ``optimizer.param_groups.NAME.lr``. Such folders are
-read and written like those of weights (``growkit.checkpoint.distributed_file``).
+torch writes an optimizer's state as entries such as ``optimizer.state.NAME.exp_avg``. Options are
+entries of parameters if the state was flattened (``optimizer.param_groups.NAME.lr``, torchtitan),
+and otherwise of numbered groups (``optimizer.param_groups.0.lr``, accelerate with FSDP2). Such
+folders are read and written like those of weights (``growkit.checkpoint.distributed_file``).
 """
 
 import io
@@ -29,11 +30,17 @@ from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, S
 FOLDER = "optimizer"
 """Name of the state in the folder of a model."""
 
+OF_ACCELERATE = re.compile(r"optimizer_[0-9]+")
+"""Names of the state in a checkpoint of accelerate, which looks for them there."""
+
 WEIGHTS = "weights"
 """Name for tensors that are not the optimizer's."""
 
 ENTRY = re.compile(r"(?P<before>(?:\w+\.)?)(?P<part>state|param_groups)\.(?P<of>.+)\.(?P<key>\w+)")
 """Names of an optimizer's entries."""
+
+PARAMS = "params"
+"""Key for the names of the parameters of a numbered group."""
 
 SHARD_BYTES = 5 * 10**9
 """Limit for a written file, in bytes; a larger tensor gets a file of its own."""
@@ -64,14 +71,13 @@ def _open(path: Path, parameters: Parameters) -> State:
             tensors[f"{name}.{key}"] = of
     if len(befores) == 1 and not tensors:
         raise InputError(f"{path} {NO_MOMENTS}")
-    by_number = any("params" in each for each in options.values())
-    if len(befores) != 1 or by_number:
+    numbered = any(PARAMS in each for each in options.values())
+    if len(befores) != 1 or (numbered and not all(map(_is_numbered, options.items()))):
         raise InputError(
             f"{path} has no entries of one optimizer like optimizer.state.NAME.exp_avg and "
-            "optimizer.param_groups.NAME.lr; save its state flat "
-            "(StateDictOptions(flatten_optimizer_state_dict=True))"
+            "optimizer.param_groups.NAME.lr; save get_optimizer_state_dict(model, optimizer) again"
         )
-    groups = _groups(options, parameters)
+    groups = _numbered(options) if numbered else _groups(options, parameters)
     carried, beside = _carried(folder, others, parameters)
     schedules = _schedules(path, carried, groups)
     for parent, kept in schedules.items():
@@ -86,7 +92,7 @@ def _open(path: Path, parameters: Parameters) -> State:
         groups,
         steps,
         DistributedFile(folder, tensors),
-        partial(_write, befores.pop(), carried),
+        partial(_write, path, befores.pop(), numbered, carried),
         beside,
         {str(path): schedules} if schedules else {},
     )
@@ -170,34 +176,68 @@ def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> li
     return [ParamGroup(tuple(names), options[names[0]]) for names in alike.values()]
 
 
+def _is_numbered(group: tuple[str, dict[str, Any]]) -> bool:
+    """Whether a group has a number, and a list of the names of its parameters."""
+    number, options = group
+    names = options.get(PARAMS)
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return number.isascii() and number.isdecimal() and is_list
+
+
+def _numbered(options: Mapping[str, dict[str, Any]]) -> list[ParamGroup]:
+    """Groups in the order of their numbers."""
+    return [
+        ParamGroup(tuple(of[PARAMS]), {key: of[key] for key in of if key != PARAMS})
+        for _, of in sorted(options.items(), key=lambda group: int(group[0]))
+    ]
+
+
 def _write(
-    before: str, carried: Mapping[str, Any], grown: TargetState, folder: Path, save: Save
+    source: Path,
+    before: str,
+    numbered: bool,
+    carried: Mapping[str, Any],
+    grown: TargetState,
+    folder: Path,
+    save: Save,
 ) -> None:
     """Write a state.
 
     Args:
+        source: the folder of the source's state.
         before: prefix of the names of entries.
+        numbered: whether groups have numbers.
         carried: values of entries that belong neither to the optimizer nor to a schedule.
         grown: see ``State.write``.
         folder: see ``State.write``.
         save: see ``State.write``.
     """
-    made = folder / FOLDER
+    made = folder / (source.name if OF_ACCELERATE.fullmatch(source.name) else FOLDER)
     made.mkdir()
     shards = distributed_file.distributed_shards(grown.tensors, SHARD_BYTES)
     save(grown, made, shards)
     values = dict(carried)
-    for group in grown.groups:
-        for name in group.parameters:
-            for key, value in group.options.items():
-                values[f"{before}param_groups.{name}.{key}"] = value
-    for schedules in grown.schedules().values():
-        values |= {
-            f"{parent}{key}": of for parent in schedules for key, of in schedules[parent].items()
-        }
+    for number, group in enumerate(grown.groups):
+        options = {**group.options, **({PARAMS: list(group.parameters)} if numbered else {})}
+        for owner in [number] if numbered else group.parameters:
+            for key, value in options.items():
+                values[f"{before}param_groups.{owner}.{key}"] = value
+    schedules = grown.schedules().get(str(source), {})
+    values |= {
+        f"{parent}{key}": of for parent in schedules for key, of in schedules[parent].items()
+    }
     names = {f"{before}state.{key}": key for key in grown.tensors}
-    distributed_file.write_list(shards, made, names, values, before.removesuffix("."))
+    distributed_file.write_list(shards, made, names, values, partial(_path, before, numbered))
+
+
+def _path(before: str, numbered: bool, entry: str) -> tuple[str | int, ...]:
+    """The path of an entry in the nested state that torch loads."""
+    parent, found = (before.removesuffix("."),) if before else (), ENTRY.fullmatch(entry)
+    if numbered and found:
+        owner = int(found["of"]) if found["part"] == "param_groups" else found["of"]
+        return *parent, found["part"], owner, found["key"]
+    return (*parent, entry.removeprefix(before)) if entry.startswith(before) else (entry,)
 
 
 NAME = "torch.distributed.checkpoint"
-FORMAT = Format(NAME, (FOLDER,), lambda path: (path / LIST).is_file(), _open)
+FORMAT = Format(NAME, (FOLDER, "optimizer_[0-9]*"), lambda path: (path / LIST).is_file(), _open)

@@ -1,7 +1,12 @@
-"""``optimizer.pt`` of ``Trainer``: parameters by number, in the order of its groups."""
+"""``optimizer.pt`` of ``Trainer``: parameters by number, in the order of its groups.
+
+A checkpoint folder of ``Trainer`` may have the state of FSDP2's shards instead (``optimizer_0``),
+which is a folder of torch.distributed.checkpoint.
+"""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -12,7 +17,7 @@ from torch.serialization import skip_data
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.folder import LIST, Folder
 from growkit.checkpoint.weight_file import (
     Select,
     TorchFile,
@@ -21,11 +26,15 @@ from growkit.checkpoint.weight_file import (
     save_archive,
 )
 from growkit.checkpoint.writing import Save, Shard
+from growkit.optimizer.formats import distributed
 from growkit.optimizer.groups import Parameters, ParamGroup, class_name
 from growkit.optimizer.schedule import holds_schedule
 from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State, TargetState
 
 NAME, BIN = "optimizer.pt", "optimizer.bin"
+SHARDED = "optimizer_0"
+"""Name of the folder with the state of FSDP2's shards."""
+
 SCHEDULE, PROGRESS = "scheduler.pt", "trainer_state.json"
 BEST = ("best_model_checkpoint", "best_metric", "best_global_step")
 """Keys in ``trainer_state.json`` for a checkpoint of the source, which must not be loaded."""
@@ -47,6 +56,9 @@ WITHOUT_RATES = (
 )
 """Action for a schedule that is a function."""
 
+HIDDEN = "matrices between embedding and head"
+"""Matrices that Muon trains, in the description of an order."""
+
 OF_PARAMETERS = ("params", "param_names")
 """Keys of a group that are not options."""
 
@@ -59,10 +71,34 @@ KIND = TorchFile("the state of an optimizer", "save optimizer.state_dict() again
 
 
 def _open(path: Path, parameters: Parameters) -> State:
-    folder = Folder(path) if path.is_dir() else None
+    if not path.is_dir():
+        return _open_file(path, parameters)
+    folder = Folder(path)
     known = (NAME, BIN, *BECOMES, *ELSE)
-    found = [name for name in folder.names(*known) if folder.find(name)] if folder else []
-    file = path / (NAME if NAME in found else BIN) if folder else path
+    found = [name for name in folder.names(*known) if folder.find(name)]
+    if _is_sharded(path):
+        state = distributed.FORMAT.open(path / SHARDED, parameters)
+    else:
+        state = _open_file(path / (NAME if NAME in found else BIN), parameters)
+    becomes = {name: BECOMES[name] for name in BECOMES if name in found}
+    carried = [name for name in found if name not in (NAME, BIN, *BECOMES) and "/" not in name]
+    becomes |= dict.fromkeys(carried, CARRIED)
+    schedules = _check_rest(folder, becomes, carried)
+    return replace(
+        state,
+        files=(*state.files, *(path / name for name in becomes if name != CODE)),
+        write=partial(_write_folder, state.write, folder, carried),
+        beside={**state.beside, **becomes},
+        schedules={**state.schedules, **schedules},
+    )
+
+
+def _is_sharded(path: Path) -> bool:
+    """Whether a folder has the state of shards."""
+    return (path / SHARDED / LIST).is_file()
+
+
+def _open_file(file: Path, parameters: Parameters) -> State:
     content, select = open_saved(Folder(file.parent), file.name, KIND)
     state, groups = _parts(file, content)
     by_name, assumed, names = _named(file, state, groups, parameters)
@@ -84,21 +120,15 @@ def _open(path: Path, parameters: Parameters) -> State:
                 f"{file} holds {kind} of {name} in a form that AdamW and Muon do not have; "
                 "leave --optimizer out, or save the optimizer again"
             )
-    becomes = {name: BECOMES[name] for name in BECOMES if name in found}
-    carried = [name for name in found if name not in (NAME, BIN, *BECOMES) and "/" not in name]
-    becomes |= dict.fromkeys(carried, CARRIED)
-    schedules = _check_rest(folder, becomes, carried) if folder else {}
     return State(
         FORMAT,
         file,
-        (file, *(path / name for name in becomes if name != CODE)),
+        (file,),
         [ParamGroup(tuple(of), each) for of, each in zip(names, options, strict=True)],
         steps,
         select(lambda _: moments),
-        partial(_write, by_name, BIN if file.name == BIN else NAME, folder, carried),
-        becomes,
-        schedules,
-        assumed,
+        partial(_write, by_name, BIN if file.name == BIN else NAME),
+        assumed=assumed,
     )
 
 
@@ -152,22 +182,42 @@ def _no_tensors(content: Any) -> dict[str, Tensor]:
     return {}
 
 
-def _write(
-    by_name: bool,
-    file: str,
-    source: Folder | None,
+def _write_folder(
+    write: Callable[[TargetState, Path, Save], None],
+    source: Folder,
     carried: Sequence[str],
     grown: TargetState,
     folder: Path,
     save: Save,
 ) -> None:
+    """Write a state and the files of the training run beside it.
+
+    Args:
+        write: writes the state itself.
+        source: the folder of the source's state.
+        carried: files in that folder that are copied.
+        grown: see ``State.write``.
+        folder: see ``State.write``.
+        save: see ``State.write``.
+    """
+    write(grown, folder, save)
+    if schedule := grown.schedules().get(str(source.path / SCHEDULE)):
+        with (folder / SCHEDULE).open("wb") as stream:
+            save_archive(schedule, stream)
+    for name in carried:
+        source.copy(name, folder)
+    if source.find(PROGRESS):
+        progress = source.json(PROGRESS)
+        progress |= {key: None for key in BEST if key in progress}
+        (folder / PROGRESS).write_text(json.dumps(progress, indent=2) + "\n", "utf-8")
+
+
+def _write(by_name: bool, file: str, grown: TargetState, folder: Path, save: Save) -> None:
     """Write a state.
 
     Args:
         by_name: whether parameters have names and not numbers.
         file: the name of the file.
-        source: the folder of the source's state; None if a file was given.
-        carried: files in that folder that are copied.
         grown: see ``State.write``.
         folder: see ``State.write``.
         save: see ``State.write``.
@@ -182,16 +232,6 @@ def _write(
         names = list(group.parameters)  # after the split, numbers alone would be ambiguous
         made = {"params": [ids[name] for name in names], "param_names": names}
         content["param_groups"].append({**group.options, **made})
-    for schedule in grown.schedules().values():
-        with (folder / SCHEDULE).open("wb") as stream:
-            save_archive(schedule, stream)
-    if source:
-        for name in carried:
-            source.copy(name, folder)
-        if source.find(PROGRESS):
-            progress = source.json(PROGRESS)
-            progress |= {key: None for key in BEST if key in progress}
-            (folder / PROGRESS).write_text(json.dumps(progress, indent=2) + "\n", "utf-8")
     named = {number: name for name, number in ids.items()}
 
     def tensors(content: Any) -> dict[str, Tensor]:
@@ -311,20 +351,20 @@ def _parts(file: Path, content: Any) -> tuple[dict[Any, Any], list[dict[str, Any
 
 def _orders(parameters: Parameters) -> Iterator[tuple[str, list[list[str]]]]:
     """Customary groups of parameters, each with a description: Trainer's first, then others."""
-    every = list(parameters.shapes)
+    every, hidden = list(parameters.shapes), parameters.hidden_matrices
     matrices = [name for name in every if len(parameters.shapes[name]) > 1]
-
-    def split(first: Sequence[str] | frozenset[str]) -> list[list[str]]:
-        return [[n for n in every if n in first], [n for n in every if n not in first]]
-
-    yield "in Trainer's groups, decayed ones first", split(parameters.decayed)
-    yield "in Trainer's groups, decayed ones last", split(parameters.decayed)[::-1]
-    yield "matrices first", split(matrices)
-    yield "matrices last", split(matrices)[::-1]
-    yield "all in one group", [every]
-    yield "a group for each", [[name] for name in every]
-    inner = [name for name in matrices if name not in parameters.vocabulary]
-    yield "matrices between embedding and head", [inner]
+    rest = [name for name in every if name not in hidden]
+    for names, which in ((every, ""), (rest, f", without {HIDDEN}")):
+        for order, first in (
+            ("in Trainer's groups, decayed ones", parameters.decayed),
+            ("matrices", {*matrices}),
+        ):
+            split = [[n for n in names if n in first], [n for n in names if n not in first]]
+            yield f"{order} first{which}", split
+            yield f"{order} last{which}", split[::-1]
+        yield f"all in one group{which}", [names]
+        yield f"a group for each{which}", [[name] for name in names]
+    yield HIDDEN, [[name for name in every if name in hidden]]
     yield "matrices", [matrices]
 
 
@@ -336,7 +376,9 @@ def _shape(kept: Mapping[str, Any] | None) -> tuple[int, ...] | None:
 
 FORMAT = Format(
     "optimizer.pt",
-    (NAME, BIN, SCHEDULE, PROGRESS, *ELSE),
-    lambda path: path.is_file() or any((path / name).is_file() for name in (NAME, BIN)),
+    (NAME, BIN, SHARDED, SCHEDULE, PROGRESS, *ELSE),
+    lambda path: (
+        path.is_file() or _is_sharded(path) or any((path / name).is_file() for name in (NAME, BIN))
+    ),
     _open,
 )
