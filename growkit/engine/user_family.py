@@ -103,12 +103,25 @@ def temporary_family(description: Mapping[str, Any] | None) -> Iterator[None]:
             _check_arranged(plain, config, layers, changed)
             return {**changed, **listed}
 
-        family = replace(plain, check=check, arranged=arranged)
+        family = replace(plain, check=check, arranged=arranged, class_lists=class_lists)
     token = TEMPORARY.set(family)
     try:
         yield
     finally:
         TEMPORARY.reset(token)
+
+
+@lru_cache
+def _class_lists(config: str) -> Mapping[str, list[Any]]:
+    with suppress(Exception), quiet():  # a config that its class refuses has no lists
+        lists = parsed(json.loads(config)).to_dict().items()
+        return {key: value for key, value in lists if isinstance(value, list)}
+    return {}
+
+
+def class_lists(config: Config) -> Mapping[str, list[Any]]:
+    """The lists that a class adds to a config; see ``Family.class_lists``."""
+    return _class_lists(json.dumps(config))
 
 
 def _check_promises(family: Family, description: Mapping[str, Any]) -> None:
@@ -244,17 +257,16 @@ def _check_arranged(family: Family, config: Config, layers: Sequence[int], chang
 
 def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
     """Lists with one entry per layer that a class adds to a config."""
-    layers = next(key for key, axes in family.axes.items() if axes == ("layers",))
+    layers = family.layers_key
     count = config[layers]
     bare = {key: value for key, value in config.items() if not isinstance(value, list)}
-    found = []
-    for config_of, number in ((config, count), (bare | {layers: count + 1}, count + 1)):
-        with suppress(Exception), quiet():
-            lists = parsed(config_of).to_dict().items()
-            found.append({k: v for k, v in lists if isinstance(v, list) and len(v) == number})
+    here, deeper = class_lists(config), class_lists(bare | {layers: count + 1})
     given = {key for key, value in config.items() if value is not None}
-    here, deeper = found if len(found) == 2 else ({}, {})
-    return {key: here[key] for key in (here.keys() & deeper.keys()) - given}
+    return {
+        key: here[key]
+        for key in (here.keys() & deeper.keys()) - given
+        if (len(here[key]), len(deeper[key])) == (count, count + 1)
+    }
 
 
 def shown_by_tensors(key: str, first: Config, second: Config) -> bool:

@@ -6,11 +6,13 @@ module with ``FAMILY``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -58,6 +60,8 @@ class Family(description.HasSizes):
         lists: optional keys that hold a list with one entry for each layer.
         arranged: other keys that determine the kinds of layers: their values for a model that takes
             these layers from a model of this (completed) config.
+        class_lists: the lists with one entry for each layer that the class makes of a config
+            without lists; None if ``defaults`` describe them.
         numbered: the key that makes layers compute with their index in models of this (completed)
             config; None if none does.
         normed_sums: whether norms are applied to the sum of a layer's input and its contribution,
@@ -88,6 +92,7 @@ class Family(description.HasSizes):
     fixed: Callable[[Config], Mapping[str, str]] = lambda config: {}
     lists: frozenset[str] = description.LISTS
     arranged: Callable[[Config, Sequence[int]], Config] = lambda config, layers: {}
+    class_lists: Callable[[Config], Mapping[str, list[Any]]] | None = None
     numbered: Callable[[Config], str | None] = lambda config: None
     normed_sums: Callable[[Config], bool] = lambda config: False
     grouped: frozenset[str] = frozenset()
@@ -254,21 +259,27 @@ class Family(description.HasSizes):
                     found.append(Member(name, described, layer, number))
         return found
 
-    def relayered(self, config: Config, layers: Sequence[int], where: str) -> Config:
+    def relayered(
+        self,
+        config: Config,
+        layers: Sequence[int],
+        where: str,
+        derived: Mapping[str, list[Any]] | None = None,
+    ) -> Config:
         """Make the config of a model that consists of layers of another one, in this order.
 
         Args:
             config: config of the other model.
             layers: indices of its layers; some may occur more than once.
             where: the other model's name in messages.
+            derived: lists that are known already (``derived_lists`` of the deeper model).
 
         Raises:
             InputError: a list does not have one entry per layer, or its meaning is unknown.
         """
         before = dict(self.complete(config))
         count = self.sizes(config)["layers"]
-        key_of_count = next(key for key, axes in self.axes.items() if axes == ("layers",))
-        lists = {}
+        lists, derived = {}, derived or {}
         for key in self.lists | self.per_layer:
             values = before.get(key)
             if values is None or (key in self.per_layer and not isinstance(values, list)):
@@ -279,25 +290,117 @@ class Family(description.HasSizes):
                     "one entry for each layer, correct it"
                 )
             lists[key] = [values[layer] for layer in layers]
-        for key, values in config.items():
-            per_layer = isinstance(values, list) and len(values) == count and "layer" in key
-            if per_layer and key not in lists and key not in self.defaults:
-                raise InputError(
-                    f"config.json in {where} has {key} with {count} entries, which growkit does "
-                    f"not know in {self.one}; remove it if it does not describe layers"
-                )
-        deeper = {**config, key_of_count: len(layers)}
+        known = {*self.lists, *self.per_layer, *self.defaults, PER_LAYER}
+        deeper = {
+            key: value if key in known else rearranged(key, value, layers, count)
+            for key, value in config.items()
+        }
+        deeper[self.layers_key] = len(layers)
         if single := of_single_layers(config):
             deeper[PER_LAYER] = {
                 str(at): single[of] for at, of in enumerate(layers) if of in single
             }
+        lists |= {key: values for key, values in derived.items() if key in lists}
         complete = before | deeper | lists
         for key, values in lists.items():
             if config.get(key) is not None or values != self.assumed(key, complete):
                 deeper[key] = values
         arranged = self.arranged(before, layers)
+        arranged = {**arranged, **{key: of for key, of in derived.items() if key in arranged}}
         after = self.complete(deeper)
         return deeper | {key: value for key, value in arranged.items() if value != after.get(key)}
+
+    @property
+    def layers_key(self) -> str:
+        """The key of the number of layers."""
+        return next(key for key, axes in self.axes.items() if axes == ("layers",))
+
+    def derived_lists(self, config: Config) -> Mapping[str, list[Any]]:
+        """The lists with one entry for each layer that the class makes of all other keys.
+
+        Other software derives the types of layers like this even where a config lists them.
+        """
+        bare = {key: value for key, value in config.items() if not isinstance(value, list)}
+        found = self.class_lists(bare) if self.class_lists else self._filled_in(bare)
+        count = bare[self.layers_key]
+        return {
+            key: value
+            for key, value in found.items()
+            if isinstance(value, list)
+            and len(value) == count
+            and (self.class_lists or key in self.lists)
+        }
+
+
+OF_LAYERS = re.compile(
+    r"layer|block|hybrid_\w*pattern|sliding_window_pattern|rotary_factors"
+    r"|(attn|attention|mlp|moe)_\w*(type|pattern|freq|idxs|ids|indices)"
+)
+"""Names of keys that may describe layers one by one."""
+
+OF_INDICES = re.compile(r"(idxs|ids|indices|layers)$")
+"""Names of lists of indices of layers."""
+
+
+def rearranged(key: str, value: Any, layers: Sequence[int], count: int, first: int = 0) -> Any:
+    """The value of a key for a model that consists of layers of another one.
+
+    Args:
+        key: the key.
+        value: its value in the config of the other model.
+        layers: indices of its layers; some may occur more than once.
+        count: its number of layers.
+        first: see ``by_layer``.
+    """
+    if isinstance(value, dict) and "model_type" not in value:
+        first = first_index(value, count)
+        return {k: rearranged(k, each, layers, count, first) for k, each in value.items()}
+    entries = by_layer(key, value, count, first)
+    if entries is value:
+        return value
+    moved = [entries[layer] for layer in layers]
+    if isinstance(value, str):
+        return "".join(moved)
+    return [at for at, one in enumerate(moved, first) if one] if entries != value else moved
+
+
+def by_layer(key: str, value: Any, count: int, first: int = 0) -> Any:
+    """The entries that a key has for the layers one by one, as a new list; else the value itself.
+
+    Args:
+        key: the key.
+        value: its value: a list with one entry for each layer, a text of a pattern with one letter
+            for each, or a list of the indices of some layers, which becomes one of whether a layer
+            is among them.
+        count: the number of layers.
+        first: the index of the first layer in lists of indices.
+    """
+    if not OF_LAYERS.search(key):
+        return value
+    listed = isinstance(value, list) and len(value) == count
+    if _increase(value) and first <= value[0] and value[-1] < first + count:
+        if not listed or OF_INDICES.search(key):
+            return [at in value for at in range(first, first + count)]
+    return [*value] if listed or _is_pattern(key, value, count) else value
+
+
+def first_index(part: Config, count: int) -> int:
+    """The index of the first layer in a part of a config: 1 if a list ends with their number."""
+    return int(max((each[-1] for each in part.values() if _increase(each)), default=0) == count)
+
+
+def _is_pattern(key: str, value: Any, count: int) -> bool:
+    return "pattern" in key and isinstance(value, str) and len(value) == count
+
+
+def _increase(value: Any) -> bool:
+    """Whether a value is a list of whole numbers that increase."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(each) is int for each in value)
+        and all(before < after for before, after in pairwise(value))
+    )
 
 
 def of_single_layers(config: Config) -> dict[int, Config]:

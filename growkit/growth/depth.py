@@ -12,6 +12,7 @@ their copies.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from growkit.algebra.expansion import IndexMap, index_map, placed
 from growkit.base.errors import InputError
@@ -89,9 +90,18 @@ class Depth(Operation):
         order = arrangement(family.sizes(source.config)["layers"], options)
         _check(family, family.complete(source.config), order, source.where())
         config = family.relayered(source.config, [layer.of for layer in order], source.where())
-        if options["blocks"] == "identity" and options.get("place", PLACES[0]) in PLACES:
-            order = _fit_kinds(family, source.config, config, order)
-            config = family.relayered(source.config, [layer.of for layer in order], source.where())
+        lists, derived = _derived(family, source.config, config)
+        if options["blocks"] == "identity":
+            movable = options.get("place", PLACES[0]) in PLACES
+            order = _fit_kinds(family, source.config, config, order, lists, derived, movable)
+        other = _others(order, lists, derived)
+        config = family.relayered(
+            source.config, [layer.of for layer in order], source.where(), {} if other else derived
+        )
+        warnings = []
+        if other:
+            config, warning = _contradicted(family, config, order, derived, other)
+            warnings.append(warning)
         family.check_bounds(config, "the deeper model")
         made = _transforms(family, source, config, order)
         layers = tuple(None if layer.idle else layer.of for layer in order)
@@ -100,8 +110,9 @@ class Depth(Operation):
         if options["blocks"] in ("identity", "interpose"):
             settled["place"] = options.get("place", PLACES[0])
         if options["blocks"] == "identity":
-            return Change([plan], settled=settled)
-        return Change([plan], "different", "layers are computed more than once", settled)
+            return Change([plan], settled=settled, warnings=warnings)
+        lost = "layers are computed more than once"
+        return Change([plan], "different", lost, settled, warnings=warnings)
 
 
 def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:
@@ -191,20 +202,123 @@ def _check(family: Family, complete: Config, order: Sequence[Layer], where: str)
         raise InputError(f"layers of {model} {why}")
 
 
-def _fit_kinds(family: Family, config: Config, deeper: Config, order: list[Layer]) -> list[Layer]:
+Lists = Mapping[str, Sequence[Any]]
+"""Lists with one entry for each layer, by their keys."""
+
+
+def _derived(family: Family, config: Config, deeper: Config) -> tuple[Lists, Lists]:
+    """Find the lists of layers that follow from other keys, or from nothing but the class.
+
+    Where they do, other software (llama.cpp, MLX, vLLM and older transformers) derives the type of
+    a layer from its index and does not read the list.
+
+    Args:
+        family: the family.
+        config: config of the source.
+        deeper: config of the target.
+
+    Returns:
+        The lists of the source that follow from other keys, and the same of the target, as its
+        class would derive them.
+    """
+    complete, here = family.complete(config), family.derived_lists(config)
+    there = family.derived_lists(deeper)
+    count = family.sizes(config)["layers"]
+    lists = {
+        key: values
+        for key, values in here.items()
+        if key in there
+        and (complete.get(key) or values)[:count] == values
+        and not any(isinstance(each, float) for each in values)  # settings, no types
+    }
+    return lists, {key: there[key] for key in lists}
+
+
+def _others(order: Sequence[Layer], lists: Lists, derived: Lists) -> dict[str, tuple[int, int]]:
+    """For each list, a kept layer that has another entry than it would derive, and its place."""
+    return {
+        key: next(
+            (layer.of, place)
+            for place, layer in enumerate(order)
+            if not layer.idle and lists[key][layer.of] != derived[key][place]
+        )
+        for key in lists
+        if any(
+            not layer.idle and lists[key][layer.of] != derived[key][place]
+            for place, layer in enumerate(order)
+        )
+    }
+
+
+def _contradicted(
+    family: Family,
+    config: Config,
+    order: Sequence[Layer],
+    derived: Lists,
+    others: Mapping[str, tuple[int, int]],
+) -> tuple[Config, str]:
+    """Leave out keys from which other software would derive other lists than the config has.
+
+    Returns:
+        The config without the keys, and a warning.
+    """
+    complete = family.complete(config)
+    config = {**config, **{key: complete[key] for key in others}}
+    sizes = family.size_keys
+    numbers = [k for k, v in config.items() if type(v) is int and k not in sizes]
+    contradicting = [
+        key
+        for key in numbers
+        if any(
+            family.derived_lists({**config, key: config[key] + 1}).get(each) != derived[each]
+            for each in others
+        )
+    ]
+    key, (of, place) = next(iter(others.items()))
+    left_out = f"; {' and '.join(contradicting)} is left out" if contradicting else ""
+    remedy = "; leave out --place" if any(layer.idle for layer in order) else ""
+    return {k: v for k, v in config.items() if k not in contradicting}, (
+        f"software that derives {key} from the index of a layer instead of reading it would "
+        f"compute something else: layer {of} ({complete[key][place]}) becomes layer {place} "
+        f"({derived[key][place]}){left_out}{remedy}"
+    )
+
+
+def _fit_kinds(
+    family: Family,
+    config: Config,
+    deeper: Config,
+    order: list[Layer],
+    lists: Lists,
+    derived: Lists,
+    movable: bool,
+) -> list[Layer]:
     """Find the nearest order in which every layer has the kind that the class has at its index.
 
     A class may choose kinds by layer index, e.g. with a period, or compute with the index. New
-    layers do nothing at first, so each can be a copy of any layer of its kind.
+    layers do nothing at first, so each can be a copy of any layer with the same tensors.
+
+    Args:
+        family: the family.
+        config: config of the source.
+        deeper: config of the target in the wanted order.
+        order: the wanted order.
+        lists: see ``_derived``.
+        derived: see ``_derived``.
+        movable: whether layers of the source can be at other places than in the wanted order.
     """
     before, after = _by_layer(family, config), _by_layer(family, deeper)
     numbered = family.numbered(family.complete(config))
 
+    def alike(layer: Layer, place: int) -> bool:
+        return all(lists[key][layer.of] == derived[key][place] for key in lists)
+
     def fits(layer: Layer, place: int) -> bool:
         same = before[layer.of].keys() == after[place].keys()
-        return same and (layer.idle or not numbered or layer.of == place)
+        stays = layer.idle or (alike(layer, place) and (not numbered or layer.of == place))
+        return same and stays
 
-    if all(fits(layer, place) for place, layer in enumerate(order)):
+    if all(fits(layer, place) and alike(layer, place) for place, layer in enumerate(order)):
         return order
     present = [Layer(of) for of in before]
     wanted = [place for place, layer in enumerate(order) if not layer.idle]
@@ -215,11 +329,13 @@ def _fit_kinds(family: Family, config: Config, deeper: Config, order: list[Layer
     found: list[Layer] = []
     for place in range(len(order)):
         of = sum(not layer.idle for layer in found)
-        if of < len(present) and fits(Layer(of), place) and place >= min(wanted[of], latest[of]):
+        here = of < len(present) and place >= min(wanted[of], latest[of])
+        if here and fits(Layer(of), place) and (movable or place == wanted[of]):
             found.append(Layer(of))
             continue
-        nearest = sorted(present, key=lambda layer: abs(layer.of - of + 1))
-        found += [Layer(each.of, True) for each in nearest if fits(Layer(each.of, True), place)][:1]
+        copies = [Layer(each.of, True) for each in present]
+        nearest = sorted(copies, key=lambda c: (not alike(c, place), abs(c.of - of + 1)))
+        found += [each for each in nearest if fits(each, place)][:1]
     done = [layer.of for layer in found if not layer.idle]
     return found if done == [*before] and len(found) == len(order) else order
 

@@ -19,7 +19,13 @@ from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.engine.user_family import shown_by_tensors
 from growkit.families.description import LISTS, Experts
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.family import family_of, known_family, own_families
+from growkit.families.family import (
+    by_layer,
+    family_of,
+    first_index,
+    known_family,
+    own_families,
+)
 from growkit.planning.plan import Lineage
 
 SHARED = frozenset(
@@ -82,6 +88,7 @@ def different_settings(
     first: Config,
     second: Config,
     fits: Callable[[Sequence[object], Sequence[object]], bool] = in_order,
+    layers: tuple[int, int] | None = None,
 ) -> tuple[list[str], list[str]]:
     """Find the keys with different values in two complete configs.
 
@@ -92,6 +99,7 @@ def different_settings(
         second: config of the target.
         fits: whether a list of the target, with one entry per layer, fits the source's, if their
             numbers of layers differ.
+        layers: their numbers of layers; None for what the configs say.
 
     Returns:
         The keys that make another model, and the keys that are only reported.
@@ -99,7 +107,7 @@ def different_settings(
     changed: list[str] = []
     named: list[str] = []
     follow = _follow_experts(first, second)
-    layers = layers_of(first), layers_of(second)
+    layers = layers or (layers_of(first), layers_of(second))
     free, own = PROVENANCE_KEYS | _sizes(second), {}
     one_class = first.get("model_type") == second.get("model_type")
     keys = first.keys() | second.keys()
@@ -112,12 +120,12 @@ def different_settings(
         keys = first.keys() & second.keys()
     missing: Any = object()
     for key in sorted(keys - free):
-        was, now = (_entries(each, key, missing) for each in (first, second))
+        was, now = (_entries(*of, key, missing) for of in zip((first, second), layers, strict=True))
         if was == now or not (one_class or key in SHARED or was or now):
             continue
         by_layer = key in WINDOWS or (one_class and key not in SHARED)
         if isinstance(was, dict) and isinstance(now, dict) and key.endswith("config"):
-            inside = different_settings(was, now, fits)
+            inside = different_settings(was, now, fits, layers)
             changed += [f"{key}.{name}" for name in inside[0]]
             named += [f"{key}.{name}" for name in inside[1]]
         elif _harmless(key, was, now) or follow.get(key, missing) == now:
@@ -201,7 +209,7 @@ def _ignored(config: Config) -> Config:
 def _windows_in(config: Config) -> list[Any]:
     """The window of every layer that the keys of a config give; None for no window."""
     window, chunk = (config.get(key) for key in ("sliding_window", "attention_chunk_size"))
-    types = _entries(config, "layer_types", None)
+    types = _entries(config, layers_of(config), "layer_types", None)
     if not isinstance(types, list):
         local = window if config.get("use_sliding_window", True) else None
         kind = "sliding" if local else "chunked" if chunk else "full"
@@ -212,7 +220,7 @@ def _windows_in(config: Config) -> list[Any]:
         "chunked_attention": f"chunks of {chunk}",
     }
     found = [lengths.get(str(each), each) for each in types]
-    single = _entries(config, "per_layer_config", None)
+    single = _entries(config, layers_of(config), "per_layer_config", None)
     if not isinstance(single, list):
         return found
     return [[*each] for each in zip(found, single, strict=False)]
@@ -287,12 +295,12 @@ def _is_size(key: str, first: Config, second: Config) -> bool:
     return not judged_apart and shown_by_tensors(key, first, second)
 
 
-def _entries(config: Config, key: str, missing: Any) -> Any:
+def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
     """The value of a key; lists with entries per layer are cut to the number of layers.
 
     A mapping from layers to their settings is such a list, with nothing for all other layers.
     """
-    value, count = config.get(key, missing), layers_of(config)
+    value = config.get(key, missing)
     if key == "rope_parameters" and isinstance(value, dict):  # all of a head, as without the key
         return {k: v for k, v in value.items() if (k, v) != ("partial_rotary_factor", 1)}
     inside = value if key.endswith("config") and isinstance(value, dict) else {}
@@ -301,7 +309,8 @@ def _entries(config: Config, key: str, missing: Any) -> Any:
         return [numbered.get(layer) for layer in range(count)]
     family = known_family(config.get("model_type"))
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
-    return value[:count] if of_layers else value
+    first = 0 if "model_type" in config else first_index(config, count)
+    return value[:count] if of_layers else by_layer(key, value, count, first)
 
 
 def _harmless(key: str, was: Any, now: Any) -> bool:
