@@ -265,6 +265,7 @@ class Family(description.HasSizes):
         layers: Sequence[int],
         where: str,
         derived: Mapping[str, list[Any]] | None = None,
+        arrange: bool = True,
     ) -> Config:
         """Make the config of a model that consists of layers of another one, in this order.
 
@@ -273,6 +274,7 @@ class Family(description.HasSizes):
             layers: indices of its layers; some may occur more than once.
             where: the other model's name in messages.
             derived: lists that are known already (``derived_lists`` of the deeper model).
+            arrange: whether other keys that determine the kinds of layers (``arranged``) follow.
 
         Raises:
             InputError: a list does not have one entry per layer, or its meaning is unknown.
@@ -305,7 +307,7 @@ class Family(description.HasSizes):
         for key, values in lists.items():
             if config.get(key) is not None or values != self.assumed(key, complete):
                 deeper[key] = values
-        arranged = self.arranged(before, layers)
+        arranged = self.arranged(before, layers) if arrange else {}
         arranged = {**arranged, **{key: of for key, of in derived.items() if key in arranged}}
         after = self.complete(deeper)
         return deeper | {key: value for key, value in arranged.items() if value != after.get(key)}

@@ -89,19 +89,7 @@ class Depth(Operation):
             options = {**options, "place": PLACES[1]}
         order = arrangement(family.sizes(source.config)["layers"], options)
         _check(family, family.complete(source.config), order, source.where())
-        config = family.relayered(source.config, [layer.of for layer in order], source.where())
-        lists, derived = _derived(family, source.config, config)
-        if options["blocks"] == "identity":
-            movable = options.get("place", PLACES[0]) in PLACES
-            order = _fit_kinds(family, source.config, config, order, lists, derived, movable)
-        other = _others(order, lists, derived)
-        config = family.relayered(
-            source.config, [layer.of for layer in order], source.where(), {} if other else derived
-        )
-        warnings = []
-        if other:
-            config, warning = _contradicted(family, config, order, derived, other)
-            warnings.append(warning)
+        config, order, warnings = _deeper(family, source, order, options)
         family.check_bounds(config, "the deeper model")
         made = _transforms(family, source, config, order)
         layers = tuple(None if layer.idle else layer.of for layer in order)
@@ -202,15 +190,46 @@ def _check(family: Family, complete: Config, order: Sequence[Layer], where: str)
         raise InputError(f"layers of {model} {why}")
 
 
+def _deeper(
+    family: Family, source: Weights, order: list[Layer], options: Mapping[str, str]
+) -> tuple[Config, list[Layer], list[str]]:
+    """Find the config of the target, and the nearest order of layers that it can have.
+
+    Other software (llama.cpp, MLX, vLLM, older transformers) may derive the type of a layer from
+    its index and keys such as ``sliding_window_pattern``, without the list that the config has. So
+    what follows from the index in the source does so in the target, if some order allows it.
+
+    Returns:
+        The config, the order, and a warning if no order allows it.
+    """
+
+    def relayered(order: Sequence[Layer], **more: Any) -> Config:
+        copied = [layer.of for layer in order]
+        return family.relayered(source.config, copied, source.where(), **more)
+
+    tried = []
+    movable = options.get("place", PLACES[0]) in PLACES
+    for arrange in (True, False):
+        config = relayered(order, arrange=arrange)
+        lists, derived = _derived(family, source.config, config)
+        fitting = order
+        if options["blocks"] == "identity":
+            fitting = _fit_kinds(family, source.config, config, order, lists, derived, movable)
+        others = _others(fitting, lists, derived)
+        if not others:
+            return relayered(fitting, derived=derived, arrange=arrange), fitting, []
+        tried.append((relayered(fitting), fitting, derived, others))
+    config, order, derived, others = tried[0]
+    config, warning = _contradicted(family, config, order, derived, others)
+    return config, order, [warning]
+
+
 Lists = Mapping[str, Sequence[Any]]
 """Lists with one entry for each layer, by their keys."""
 
 
 def _derived(family: Family, config: Config, deeper: Config) -> tuple[Lists, Lists]:
     """Find the lists of layers that follow from other keys, or from nothing but the class.
-
-    Where they do, other software (llama.cpp, MLX, vLLM and older transformers) derives the type of
-    a layer from its index and does not read the list.
 
     Args:
         family: the family.
