@@ -13,9 +13,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
-from growkit.families.family import families
+from growkit.checkpoint.reading import Checkpoint
+from growkit.families.family import families, rearranged
 from growkit.growth import depth
 from growkit.growth.depth import arrangement
+from growkit.recipe.planner import plan_recipe
 from growkit.results.proof import trainability_sentence
 from tests.conftest import edit_json, edit_weights, relative_error, seeded
 from tests.families import CONFIGS, IDENTITY, Config, coin, save_lively
@@ -89,15 +91,12 @@ class Deep:
         growkit.grow(source, out, method="depth", **{"verify": False, **self.options, **more})
         return source, out
 
-    @property
-    def new(self) -> list[int]:
+    def new(self, source: Path) -> list[int]:
         """The numbers of the new layers."""
-        place = self.options.get("place", "even")
-        behind = {"x1.5": [1, 3], "x2": [0, 1, 2, 3]}.get(str(self.options.get("layers")), [3])
-        if place not in ("even", "end"):
-            behind = place if isinstance(place, list) else [place]
-        order = [layer for layer in range(LAYERS) for _ in range(1 + behind.count(layer))]
-        return [place for place in range(1, len(order)) if order[place] == order[place - 1]]
+        recipe = Recipe(str(source), (GrowStep("depth", **self.options),), "nowhere")
+        layers = plan_recipe(recipe, Checkpoint(source)).lineage.layers
+        assert layers is not None
+        return [place for place, layer in enumerate(layers) if layer is None]
 
 
 def spoiled(folder: Path, layer: int, choose: Random) -> str:
@@ -139,11 +138,12 @@ def check(kind: str, seed: int, folder: Path) -> None:
     assert out.is_dir(), "rejected"
     error = relative_error(source, out)
     assert error < 1e-12, f"error {error}"
-    silent = without_gradient(out, case.new)
+    new = case.new(source)
+    silent = without_gradient(out, new)
     assert not silent, f"no gradient for {silent}"
     choose = seeded(seed)
-    total = LAYERS + len(case.new)
-    layer = choose.choice([each for each in range(total) if each not in case.new])
+    total = LAYERS + len(new)
+    layer = choose.choice([each for each in range(total) if each not in new])
     name = spoiled(out, layer, choose)
     for manifest in (True, False):
         if not manifest:
@@ -228,6 +228,89 @@ def test_lists_travel_with_their_layers(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(depth, "stored_family", lambda weights: forgetful)
     growkit.grow(source, tmp_path / "wrong", layers=5, place=0, **GROW)
     assert relative_error(source, tmp_path / "wrong") > 1e-3
+
+
+WINDOW = {"sliding_window": 4, "num_hidden_layers": 4}
+LAST_LAYERS = {"use_sliding_window": True, "max_window_layers": 2}
+ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+OF_LAYERS = ("layer_types", "no_rope_layers")
+
+
+def without_lists(folder: Path) -> Path:
+    """The model as software reads it that derives the types of layers from their indices."""
+    with edit_json(folder / "config.json") as config:
+        for key in OF_LAYERS:
+            config.pop(key, None)
+    return folder
+
+
+@pytest.mark.parametrize("options", [{"layers": "x2"}, {"layers": "x1.5"}, {"place": "3,3,3"}])
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("gemma3_text", {"sliding_window_pattern": 4}),
+        ("cohere2", {"sliding_window_pattern": 4}),
+        ("gpt_oss", {}),
+        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 4}),
+        ("qwen2", LAST_LAYERS),
+    ],
+)
+def test_types_of_layers_remain_what_their_indices_say(
+    kind: str, changes: dict[str, Any], options: dict[str, str], tmp_path: Path
+) -> None:
+    """Also transformers derives them, in the same way as llama.cpp and MLX, if lists are missing.
+
+    The control puts a layer where the class would have another type, of which the plan warns.
+    """
+    case = Deep(kind, 1)
+    case.config = {**case.config, **WINDOW, "layer_types": None, **changes}
+    source, out = case.save(tmp_path / "source"), tmp_path / "out"
+    with edit_json(source / "config.json") as config:
+        config |= changes
+    assert growkit.grow(source, out, **GROW, **options)["warnings"] == []
+    assert relative_error(source, out) < 1e-12
+    assert relative_error(source, without_lists(out)) < 1e-12
+    if options == {"layers": "x2"} and kind != "qwen2":
+        for option in ({"place": 0}, {"layers": 8, "blocks": "interpose"}):
+            found = growkit.grow(source, tmp_path / str(option), **GROW, **option)
+            assert "from the index of a layer" in found["warnings"][0]
+            written = json.loads((tmp_path / str(option) / "config.json").read_text())
+            assert not written.keys() & {"sliding_window_pattern", "no_rope_layer_interval"}
+        assert relative_error(source, tmp_path / str({"place": 0})) < 1e-12
+        assert relative_error(source, without_lists(tmp_path / str({"place": 0}))) > 1e-6
+
+
+@pytest.mark.parametrize("name", ["_sliding_window_pattern", "full_attention_interval"])
+def test_types_follow_a_period_that_the_class_does_not_read(name: str, tmp_path: Path) -> None:
+    case = Deep("gemma3_text", 1)
+    case.config |= {**WINDOW, **ALTERNATING}
+    source, out = case.save(tmp_path / "source"), tmp_path / "out"
+    with edit_json(source / "config.json") as config:
+        config[name] = 2
+    growkit.grow(source, out, **GROW, layers="x1.5")
+    written = json.loads((out / "config.json").read_text())
+    assert written["layer_types"] == ["sliding_attention", "full_attention"] * 3
+    assert relative_error(source, out) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "after"),
+    [
+        ("full_attn_idxs", [1, 3], [2, 3, 5, 6]),
+        ("attn_type_list", [0, 1, 1, 0], [0, 0, 1, 1, 1, 0, 0]),
+        ("hybrid_override_pattern", "M-M*", "MM--M**"),
+        (
+            "linear_attn_config",  # it counts layers from 1
+            {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 4},
+            {"kda_layers": [1, 2, 3, 4, 5], "full_attn_layers": [6, 7], "num_heads": 4},
+        ),
+        ("hidden_layer_act", "gelu", "gelu"),
+        ("bad_words_ids", [1, 2], [1, 2]),
+        ("mtp_layers_block_type", ["attention"], ["attention"]),
+    ],
+)
+def test_keys_that_list_layers_follow_them(key: str, before: Any, after: Any) -> None:
+    assert rearranged(key, before, [0, 0, 1, 1, 2, 3, 3], 4) == after
 
 
 DENSE_FIRST = {"first_k_dense_replace": 2}

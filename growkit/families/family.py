@@ -380,9 +380,9 @@ def by_layer(key: str, value: Any, count: int, first: int = 0) -> Any:
     if not OF_LAYERS.search(key):
         return value
     listed = isinstance(value, list) and len(value) == count
-    if _increase(value) and first <= value[0] and value[-1] < first + count:
-        if not listed or OF_INDICES.search(key):
-            return [at in value for at in range(first, first + count)]
+    indices = _increase(value) and first <= value[0] and value[-1] < first + count
+    if indices and (not listed or OF_INDICES.search(key)):
+        return [at in value for at in range(first, first + count)]
     return [*value] if listed or _is_pattern(key, value, count) else value
 
 

@@ -25,6 +25,9 @@ from growkit.planning.transforms import Constant, Kept, Mapped, Transform
 
 PLACES = ("even", "end")
 
+PERIODS = re.compile(r"pattern|interval|period|every_n")
+"""Names of keys of periods, in which the types of layers alternate."""
+
 
 def _is_place(text: str) -> bool:
     return text in PLACES or bool(re.fullmatch(r"[0-9]{1,5}( *, *[0-9]{1,5})*", text))
@@ -240,17 +243,35 @@ def _derived(family: Family, config: Config, deeper: Config) -> tuple[Lists, Lis
         The lists of the source that follow from other keys, and the same of the target, as its
         class would derive them.
     """
-    complete, here = family.complete(config), family.derived_lists(config)
-    there = family.derived_lists(deeper)
-    count = family.sizes(config)["layers"]
-    lists = {
-        key: values
-        for key, values in here.items()
-        if key in there
-        and (complete.get(key) or values)[:count] == values
-        and not any(isinstance(each, float) for each in values)  # settings, no types
-    }
-    return lists, {key: there[key] for key in lists}
+    complete, count = family.complete(config), family.sizes(config)["layers"]
+    more = family.sizes(deeper)["layers"]
+    here, there = family.derived_lists(config), family.derived_lists(deeper)
+    kept = {key: said for key, said in config.items() if deeper.get(key) == said}
+    lists, derived = {}, {}
+    for key in sorted(family.lists | here.keys()):
+        values = (complete.get(key) or here.get(key) or [])[:count]
+        if any(isinstance(each, float) for each in values):
+            continue  # settings, no types
+        if values == here.get(key) and key in there:
+            lists[key], derived[key] = values, there[key]
+        elif repeated := _repeated(kept, values, more):
+            lists[key], (_, derived[key]) = values, repeated
+    return lists, derived
+
+
+def _repeated(config: Config, values: Sequence[Any], count: int) -> tuple[str, list[Any]] | None:
+    """Find the key of a period or a pattern that a list follows, and the list for more layers."""
+    for key, said in config.items():
+        if not PERIODS.search(key) or isinstance(said, bool) or not isinstance(said, int | str):
+            continue
+        if isinstance(said, int) and not 1 < said <= len(values):
+            continue
+        pattern = said if isinstance(said, str) else "-" * (said - 1) + "+"
+        pairs = {(pattern[at % len(pattern)], value) for at, value in enumerate(values)}
+        kinds = dict(pairs)
+        if 1 < len(pairs) == len({*kinds.values()}) == len({*pattern}):
+            return key, [kinds[pattern[at % len(pattern)]] for at in range(count)]
+    return None
 
 
 def _others(order: Sequence[Layer], lists: Lists, derived: Lists) -> dict[str, tuple[int, int]]:
@@ -278,23 +299,33 @@ def _contradicted(
 ) -> tuple[Config, str]:
     """Leave out keys from which other software would derive other lists than the config has.
 
+    Args:
+        family: the family.
+        config: config of the target.
+        order: its layers.
+        derived: see ``_derived``.
+        others: see ``_others``; not empty.
+
     Returns:
         The config without the keys, and a warning.
     """
     complete = family.complete(config)
     config = {**config, **{key: complete[key] for key in others}}
-    sizes = family.size_keys
-    numbers = [k for k, v in config.items() if type(v) is int and k not in sizes]
-    contradicting = [
+    own = family.derived_lists(config)
+    numbers = {
+        key: config[key] + 1
+        for key in config.keys() - family.size_keys - family.defaults.keys()
+        if type(config[key]) is int
+    }
+    contradicting = {
         key
-        for key in numbers
-        if any(
-            family.derived_lists({**config, key: config[key] + 1}).get(each) != derived[each]
-            for each in others
-        )
-    ]
+        for key, other in numbers.items()
+        if any(family.derived_lists({**config, key: other}).get(k) != own.get(k) for k in others)
+    }
+    repeated = (_repeated(config, derived[key], 0) for key in others)
+    contradicting |= {found[0] for found in repeated if found}
     key, (of, place) = next(iter(others.items()))
-    left_out = f"; {' and '.join(contradicting)} is left out" if contradicting else ""
+    left_out = "".join(f"; {each} is left out" for each in sorted(contradicting))
     remedy = "; leave out --place" if any(layer.idle for layer in order) else ""
     return {k: v for k, v in config.items() if k not in contradicting}, (
         f"software that derives {key} from the index of a layer instead of reading it would "
