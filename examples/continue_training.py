@@ -8,12 +8,14 @@ Give the rate and decay of the source; the parameter groups derive those of ever
 first step, the model in memory is compared with the fingerprint in its folder. Weights are float32,
 because bfloat16 loses small updates; ``--bf16`` computes in bfloat16. ``--lora q_proj v_proj``
 trains only adapters; in Shared DIFF use ``base`` and ``down`` for ``q_proj`` and ``k_proj``. An
-interrupted run continues from its last checkpoint.
+interrupted run continues from its last checkpoint. If the folder was grown with a checkpoint's
+optimizer, training continues from its step, which ``--steps`` includes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,11 @@ class GrownTrainer(Trainer):
             betas = (args.adam_beta1, args.adam_beta2)
             self.optimizer = torch.optim.AdamW(groups, lr=args.learning_rate, betas=betas)
         return self.optimizer
+
+    def _load_from_checkpoint(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        """Load the weights of a checkpoint; the model has those of the grown folder."""
+        if checkpoint != self.folder:
+            super()._load_from_checkpoint(checkpoint, model)
 
 
 def main(arguments: list[str] | None = None) -> list[float]:
@@ -91,8 +98,14 @@ def main(arguments: list[str] | None = None) -> list[float]:
         ),
         train_dataset=[{"input_ids": window, "labels": window} for window in windows],
     )
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not trainer.is_fsdp_enabled:
+        parser.error("accelerate shards only on accelerators; on a CPU start one process")
     last = get_last_checkpoint(given.output) if Path(given.output).is_dir() else None
+    if last is None and Path(given.folder, "trainer_state.json").is_file():
+        last = given.folder
     trainer.train(resume_from_checkpoint=last)
+    if trainer.is_fsdp_enabled:  # its checkpoints hold shards
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model(str(Path(given.output, "trained")))
     if trainer.is_world_process_zero():
         tokenizer.save_pretrained(Path(given.output, "trained"))

@@ -1,4 +1,4 @@
-"""Trainer with FSDP2 on two CPU processes, from a grown folder."""
+"""Several processes on a CPU, and accelerate that shards there with ``examples/fsdp2.yaml``."""
 
 import json
 import os
@@ -8,48 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
 from torch import distributed, multiprocessing
-from transformers import AutoModelForCausalLM, TrainingArguments
-from transformers.trainer_callback import PrinterCallback
 
 import growkit
-from examples.continue_training import GrownTrainer
-from tests.conftest import TOKENS
-
-RATE = 1e-2
-FSDP = {"state_dict_type": "SHARDED_STATE_DICT"}
-
-
-def rows(count: int = 64) -> list[dict[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(29, (count, TOKENS), generator=generator)
-    return [{"input_ids": each, "labels": each} for each in ids]
-
-
-def trained(
-    folder: Path, output: Path, steps: int, batch: int, resume: bool = False, **options: Any
-) -> list[float]:
-    """The losses of all steps, also of those before a run was taken up again."""
-    arguments = TrainingArguments(
-        str(output),
-        max_steps=steps,
-        save_steps=2,
-        per_device_train_batch_size=batch,
-        learning_rate=RATE,
-        lr_scheduler_type="constant",
-        max_grad_norm=0,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        **options,
-    )
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    trainer = GrownTrainer(str(folder), model, arguments, train_dataset=rows())
-    trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=str(output / "checkpoint-2") if resume else None)
-    return [float(each["loss"]) for each in trainer.state.log_history if "loss" in each]
 
 
 def on_ranks(work: Callable[..., Any], *given: Any, scratch: Path, count: int = 2) -> list[Any]:
@@ -60,6 +24,16 @@ def on_ranks(work: Callable[..., Any], *given: Any, scratch: Path, count: int = 
     asked = count, work, given, scratch
     multiprocessing.start_processes(_one, asked, nprocs=count, start_method="fork")
     return [json.loads((scratch / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+def shard_on_cpu() -> None:
+    """Let accelerate shard, which it does only on an accelerator; for the rest of a process."""
+    config = yaml.safe_load(Path("examples/fsdp2.yaml").read_text("utf-8"))["fsdp_config"]
+    os.environ |= {key.upper(): str(value) for key, value in config.items()}
+    os.environ |= {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_TORCH_DEVICE": "cpu"}
+    backend = "gloo", DistributedType.MULTI_GPU
+    PartialState._prepare_backend = lambda *_: backend  # type: ignore[method-assign]
+    PartialState._reset_state()
 
 
 def _one(

@@ -1,7 +1,9 @@
 """Training goes on: with FSDP2 on two CPU processes, in the examples, and with adapters."""
 
 import shutil
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +22,13 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.cli.demo import held_out_text
-from growkit.training import assert_preserved
+from growkit.training import AssertPreserved, assert_preserved
 from tests.conftest import save_model, with_tokenizer
 
 pytest.importorskip("accelerate")
-from examples import grow_on_many_ranks
+from examples import continue_training, grow_on_many_ranks
 from examples.continue_training import main
-from tests.fsdp import FSDP, on_ranks, trained
+from tests.fsdp import on_ranks, shard_on_cpu
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'pin_memory' argument:UserWarning", "ignore:`is_gradient_checkpointing`:FutureWarning"
@@ -40,21 +42,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = growkit.Settings(prompts=2, length=12)
     growkit.grow(source, place / "out", hidden="x2", verify=settings)
     return place / "out"
-
-
-def at_once_and_resumed(folder: Path, output: Path) -> list[list[float]]:
-    options = {"fsdp": True, "fsdp_config": dict(FSDP)}
-    return [trained(folder, output, 3, 2, resume, **options) for resume in (False, True)]
-
-
-def test_two_processes_train_as_one_does(folder: Path, tmp_path: Path) -> None:
-    """Losses are logged with the digits of their float32."""
-    one = trained(folder, tmp_path / "one", 3, 4)
-    both = on_ranks(at_once_and_resumed, folder, tmp_path / "two", scratch=tmp_path / "scratch")
-    for at_once, resumed in both:
-        assert at_once == pytest.approx(one, abs=2e-4)
-        assert resumed == pytest.approx(at_once, abs=1e-6)
-    assert len(set(one)) == 3  # it learns
 
 
 def sharded(folder: Path) -> list[object]:
@@ -100,27 +87,83 @@ def test_a_wrong_shard_on_one_rank_is_noticed(folder: Path, tmp_path: Path) -> N
 # --- The examples ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def given(tmp_path: Path) -> list[str]:
+def words(place: Path, batch: int, steps: int, name: str = "out", run: str = "run") -> list[str]:
+    """The command line of the example."""
+    files = [str(place / each) for each in (name, "text", run)]
+    rest = ["--cpu", "--lr", "1e-2", "--save-steps", "2"]
+    return [*files, *rest, "--batch", str(batch), "--steps", str(steps)]
+
+
+def deeper(place: Path, kind: str = "llama", **config: Any) -> Path:
+    """A model whose parameter groups are Trainer's, and a text."""
     sizes = {"vocab_size": 256, "max_position_embeddings": 256, "num_hidden_layers": 1}
-    source = with_tokenizer(save_model(tmp_path / "source", "llama", **sizes))
-    growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
-    (tmp_path / "text").write_text(held_out_text()[:2000], encoding="utf-8")
-    files = [str(tmp_path / name) for name in ("out", "text", "run")]
-    return [*files, "--cpu", "--batch", "1", "--lr", "1e-2", "--save-steps", "2"]
+    source = with_tokenizer(save_model(place / "source", kind, **sizes, **config))
+    growkit.grow(source, place / "out", method="depth", layers="x2", verify=False)
+    (place / "text").write_text(held_out_text()[:2000], encoding="utf-8")
+    return place
 
 
-def test_continue_training(given: list[str], tmp_path: Path) -> None:
-    at_once = main([*given, "--steps", "3"])
+def test_continue_training(tmp_path: Path) -> None:
+    place = deeper(tmp_path)
+    at_once = main(words(place, 1, 3))
     assert at_once[-1] != at_once[0]
-    shutil.rmtree(tmp_path / "run" / "checkpoint-3")
-    assert main([*given, "--steps", "3"]) == pytest.approx(at_once, abs=1e-6)
-    assert (tmp_path / "run" / "trained" / "tokenizer.json").is_file()
+    shutil.rmtree(place / "run" / "checkpoint-3")
+    assert main(words(place, 1, 3)) == pytest.approx(at_once, abs=1e-6)
+    assert (place / "run" / "trained" / "tokenizer.json").is_file()
 
 
-def test_adapters_alone(given: list[str], tmp_path: Path) -> None:
+def sharded_training(*runs: list[str]) -> list[list[float]]:
+    """The losses of runs of the example, whose parameters are all sharded."""
+    shard_on_cpu()
+
+    class Sharded(AssertPreserved):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            assert all(isinstance(each, DTensor) for each in kwargs["model"].parameters())
+            super().on_train_begin(*args, **kwargs)
+
+    continue_training.AssertPreserved = Sharded  # type: ignore[misc]
+    losses = []
+    for each in runs:
+        dist.barrier()
+        if dist.get_rank() == 0:  # then the run before is interrupted, and this one resumes it
+            shutil.rmtree(Path(each[2], f"checkpoint-{each[-1]}"), ignore_errors=True)
+        dist.barrier()
+        losses.append(main(each))
+    return losses
+
+
+MODELS = {"llama": {"tie_word_embeddings": True}, "diff_transformer": {}}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.sampled(1)
+def test_two_sharded_processes_train_as_one_does(kind: str, tmp_path: Path) -> None:
+    """Also from their own optimizer's state, grown; losses have the digits of float32."""
+    place, scratch = deeper(tmp_path, kind, **MODELS[kind]), tmp_path / "scratch"
+    one = main(words(place, 2, 3, run="one"))
+    two = words(place, 1, 3)
+    for losses in chain(*on_ranks(sharded_training, two, two, scratch=scratch)):
+        assert losses == pytest.approx(one, abs=1e-4)
+    assert len(set(one)) == 3  # it learns
+    saved, expected = (
+        AutoModelForCausalLM.from_pretrained(place / run / "trained").state_dict()
+        for run in ("run", "one")
+    )
+    assert all(torch.allclose(saved[name], expected[name], atol=1e-4) for name in expected)
+    for run in ("run", "one"):
+        state, source = place / run / "checkpoint-3", place / run / "trained"
+        wider = {"hidden": "x2", "symmetry": "keep", "optimizer": state, "verify": False}
+        growkit.grow(source, place / f"wider-{run}", **wider)
+    longer = main(words(place, 2, 5, run="one"))[3:]
+    assert main(words(place, 2, 5, "wider-one", "wider"))[3:] == pytest.approx(longer, abs=1e-4)
+    runs = words(place, 1, 5, "out", "run"), words(place, 1, 5, "wider-run", "more")
+    for losses in chain(*on_ranks(sharded_training, *runs, scratch=scratch)):
+        assert losses[3:] == pytest.approx(longer, abs=1e-4)
+
+
+def test_adapters_alone(tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    main([*given, "--steps", "2", "--lora", "q_proj", "v_proj"])
+    main([*words(deeper(tmp_path), 1, 2), "--lora", "q_proj", "v_proj"])
     assert (tmp_path / "run" / "trained" / "adapter_model.safetensors").is_file()
 
 
