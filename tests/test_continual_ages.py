@@ -1,6 +1,5 @@
 """When growing pays: what is made of lines with a known crossing, of all of them and of some."""
 
-import json
 import math
 import re
 import shutil
@@ -13,13 +12,10 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.continual import ages, forecast, papers, paying, sections
-from benchmarks.continual.__main__ import LINES, ROOT
 from benchmarks.continual.campaign import next_rates
 from benchmarks.continual.experiment import Experiment, load, settings_of
 from benchmarks.continual.report import write
 from growkit.base.errors import InputError
-from growkit.planning import when
-from growkit.planning.when import Crossing
 from growkit.probing.lines import append_line
 
 Loss = Callable[[str, int, Any], float]
@@ -122,11 +118,8 @@ def folder_of(place: Path, *made: dict[str, Any]) -> Path:
 def reported(place: Path, lines_in: Path) -> dict[str, str]:
     """What the report makes, by its name."""
     (place / "docs").mkdir(parents=True)
-    readme = place / "README.md"
-    readme.write_text(f"before\n{paying.BEGIN}as it was\n{paying.END}after\n", "utf-8")
     made = {"page": place / "docs" / "results.md", "tables": place / "tables.md"}
-    made |= {"rule": place / "when.json", "readme": readme}
-    write(lines_in, made["page"], made["tables"], made["rule"], readme)
+    write(lines_in, made["page"], made["tables"])
     made["chart"] = place / "docs" / "results" / paying.CHART
     return {name: file.read_text("utf-8") for name, file in made.items() if file.exists()}
 
@@ -140,39 +133,26 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_a_known_crossing_is_found(known: dict[str, str]) -> None:
-    """In the rule, the page, the tables, README and the chart; others have none."""
-    rule = json.loads(known["rule"])
-    size = rule["ways"]["twice as wide"]["sizes"]["17k"]
-    found = Crossing(**size["crossings"]["1"])
-    assert size["complete"]
-    assert found.sign == "from"
-    assert found.age == pytest.approx(CROSSED, abs=0.1)
-    assert found.low < 0.9 * CROSSED < CROSSED / 0.9 < found.high
-    others = {name: way["sizes"]["17k"]["crossings"]["1"] for name, way in rule["ways"].items()}
-    assert {each["sign"] for name, each in others.items() if name != "twice as wide"} == {"never"}
+    """In the page, the tables and the chart; others have none."""
+    shown = re.search(r"\| twice as wide, 1 × \| ((\d+) \((\d+) to (\d+)\)) \|", known["page"])
+    assert shown
+    crossing, (age, low, high) = shown[1], map(int, shown.groups()[1:])
+    assert age == CROSSED
+    assert low < 0.9 * CROSSED < CROSSED / 0.9 < high
+    assert known["page"].count(" 1 × | not up to 254 |") == 3
     lead = 0.1 * math.log2(278528 / 17568 / CROSSED)
     bits = lead / math.log(2) / 2.5
     row = next(line for line in known["tables"].splitlines() if "| twice as wide | 1 ×" in line)
     assert row.startswith(f"| twice as wide | 1 × | −{-lead:.3f} ± ")
     assert f"(−{-bits:.3f})" in row
-    assert row.endswith(f"| {found} |")
-    assert f"| twice as wide, 1 × | {found} |" in known["page"]
-    brief = " ".join(known["readme"].split())
-    row = next(line for line in known["readme"].splitlines() if line.startswith("| twice as wide"))
-    assert row.split("|")[3].strip() == str(found)
-    assert row.split("|")[5].startswith(" +0.26")
-    assert "lead at age 254 (1 ×), nats" in brief
-    assert "grown after 25 % of the compute) reached the loss of a new model with 0.75" in brief
-    assert "probably pays" not in brief  # three ways are never ahead
-    assert known["readme"].startswith("before\n")
-    assert known["readme"].endswith("after\n")
+    assert row.endswith(f"| {crossing} |")
     drawn = ElementTree.fromstring(known["chart"])
-    assert str(found) in "".join(drawn.itertext())
+    assert crossing in "".join(drawn.itertext())
     assert known["chart"].count('class="dot ') == 1
 
 
 def test_every_size_has_a_panel_and_a_column(tmp_path: Path) -> None:
-    """In order of their parameters; unfinished ones and those of another text only in the page."""
+    """In order of their parameters."""
     crossed = {"53k": 60.0, "6k": 30.0, "6k-cpp": 20.0, "17k": CROSSED}
     made = [
         line
@@ -180,16 +160,8 @@ def test_every_size_has_a_panel_and_a_column(tmp_path: Path) -> None:
         for line in lines(load("when", size), crossed_at(age, every=True))
     ]
     made += lines(load("scratch", "17k"), compared_to_scratch)
-    found = reported(tmp_path / "out", folder_of(tmp_path / "lines", *made[:-1]))
-    assert "as it was" in found["readme"]  # a run from scratch is missing
-    found = reported(tmp_path / "all", folder_of(tmp_path / "lines", made[-1]))
+    found = reported(tmp_path / "all", folder_of(tmp_path / "lines", *made))
     assert "|  | 6k | 6k-cpp | 17k | 53k |" in found["page"]
-    assert "53k parameters" in found["readme"]
-    assert "| +0.208 ± 0.038 |" in found["readme"]
-    assert "probably pays" in found["readme"]
-    every = json.loads(found["rule"])["ways"]["four experts"]["sizes"].values()
-    sizes = [size["parameters"] for size in every]
-    assert sizes == [6080, 17568, 53216]
     panels = [*ElementTree.fromstring(found["chart"]).iter("{http://www.w3.org/2000/svg}svg")][1:]
     assert [(each.get("x"), each.get("y") is None) for each in panels] == [
         ("0", True),
@@ -235,11 +207,8 @@ def test_without_a_crossing_there_is_none(tmp_path: Path) -> None:
         made = [*lines(load("when", "17k"), crossed_at(age))]
         made += lines(load("scratch", "17k"), compared_to_scratch)
         found = reported(place / "out", folder_of(place / "lines", *made))
-        way = json.loads(found["rule"])["ways"]["twice as wide"]["sizes"]["17k"]
-        assert {each["sign"] for each in way["crossings"].values()} == {sign}
         assert f"| twice as wide, 2 × | {said} |" in found["page"]
         assert 'class="dot ' not in found["chart"]
-        assert f"| twice as wide | {said} | {said} | {said} |" in found["readme"]
 
 
 def test_parts_of_an_experiment_are_reported_as_such(tmp_path: Path) -> None:
@@ -252,11 +221,9 @@ def test_parts_of_an_experiment_are_reported_as_such(tmp_path: Path) -> None:
             place = tmp_path / f"{number}-{cut}"
             found = reported(place / "out", folder_of(place / "l", *some[: len(some) - cut]))
             assert "Unfinished" in found["tables"]
-            assert "as it was" in found["readme"]
-            wide = json.loads(found["rule"])["ways"].get("twice as wide")
-            assert (wide is not None) is (number > 6)
+            wide = "| twice as wide, 1 × |" in found["page"]
+            assert wide is (number > 6)
             if wide:
-                assert not wide["sizes"]["17k"]["complete"]
                 assert "unfinished" in found["page"]
                 assert "not run" in found["tables"]
                 assert ("2 of 3 seeds" in found["tables"]) is bool(cut)
@@ -269,7 +236,6 @@ def test_compute_to_the_loss_from_scratch(known: dict[str, str], tmp_path: Path)
     made += lines(load("scratch", "17k"), partial(compared_to_scratch, share=1.01))
     found = reported(tmp_path / "out", folder_of(tmp_path / "lines", *made))
     assert "| wide, new moments | not reached |" in found["page"]
-    assert "no grown model was ahead of a new one" in found["readme"]
     assert claimed(found)["2602.02472"].endswith("| does not appear |")
 
 
@@ -310,43 +276,6 @@ def test_claims_of_papers(known: dict[str, str], tmp_path: Path) -> None:
     assert {row[-1] for row in papers.rows([], [])} == {"not run"}
 
 
-def test_commands_compare_an_age_with_what_was_measured(
-    known: dict[str, str], tmp_path: Path
-) -> None:
-    """Each way of growing that a recipe takes, and what lies outside of what was measured."""
-    file = tmp_path / "when.json"
-    file.write_text(known["rule"], "utf-8")
-    wide, identity = {"grow": "hypercloning", "hidden": "x4"}, {"grow": "depth", "layers": "x2"}
-    stack = {**identity, "blocks": "stack"}
-
-    def said(*steps: dict[str, str], parameters: int = 17568, tokens: float = 1e6) -> str:
-        return str(when.when_growing_pays(steps, parameters, tokens, file))
-
-    assert said(wide) == (
-        "the source has seen 57 tokens for each parameter; growing was ahead of training on with "
-        "equal compute from these on: twice as wide 40 (31 to 52) with 1 ×, 40 (31 to 52) with 2 × "
-        "the compute of the source's training, in models of 17,568 parameters"
-    )
-    both = said(wide, {"convert": "dint"}, stack, parameters=10**9, tokens=1e12)
-    assert both.startswith("the source has seen 1,000 tokens for each parameter")
-    assert "twice as deep (stack) not up to 254 with 1 ×, not up to 254 with 2 ×" in both
-    assert both.endswith(
-        "(sources of more than 17,568 parameters and more than 254 tokens for each parameter were "
-        "not measured)"
-    )
-    assert "(identity) not up to 254" in said(identity)
-    assert "stack" not in said(identity)
-    assert said({"grow": "group-diff"}).endswith("whether this growth pays was not measured")
-    assert when.when_growing_pays([wide], 17568, None, file) is None
-    assert when.short_probe(0.25, file) is None
-    assert "spends 0.24 times" in str(when.short_probe(0.24, file))
-    part = json.loads(known["rule"])
-    part["ways"]["twice as wide"]["sizes"]["17k"]["complete"] = False
-    (tmp_path / "part.json").write_text(json.dumps(part), "utf-8")
-    unfinished = when.when_growing_pays([wide], 17568, 1e6, tmp_path / "part.json")
-    assert str(unfinished).endswith("in models of 17,568 parameters, unfinished")
-
-
 def test_the_age_from_which_on_a_growth_leads() -> None:
     """By hand: halfway between 16 and 64 in the logarithm, before all ages, and after them."""
     crossed = ages.crossings({16.0: {0: -0.1, 1: 0.1, 2: -0.3}, 64.0: {0: 0.1, 1: 0.2, 2: -0.1}})
@@ -364,9 +293,3 @@ def test_the_age_from_which_on_a_growth_leads() -> None:
     differs = ages.crossing({16.0: {0: -0.1, 1: -0.2}, 64.0: {0: 0.1, 1: -0.1}})
     assert str(differs) == "seeds differ, 32 to 64"
     assert ages.crossing({16.0: {0: 0.1}, 64.0: {1: 0.1}}) is None
-
-
-def test_the_published_rule_is_that_of_the_published_lines() -> None:
-    assert when.FILE.read_text("utf-8") == paying.rule(sections.read(LINES))
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert readme.count(paying.BEGIN) == readme.count(paying.END) == 1

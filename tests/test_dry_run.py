@@ -243,14 +243,6 @@ def test_a_plan_says_that_it_counts_no_optimizer(make: Make, tmp_path: Path) -> 
     assert plan(recipe_of(source, tmp_path / "out"))["warnings"] == []
 
 
-def test_a_plan_says_when_growing_pays(make: Make, tmp_path: Path) -> None:
-    wanted = recipe_of(make("llama"), tmp_path / "out")
-    found = plan(wanted, trained_tokens=1e9)
-    age = round(1e9 / found["source_parameters"])
-    assert f"has seen {age:,} tokens for each parameter" in found["when_growing_pays"]
-    assert plan(wanted)["when_growing_pays"] is None
-
-
 @pytest.mark.parametrize("size", ["8B", "70B"])
 def test_large_models_need_no_weights(size: str, tmp_path: Path) -> None:
     config = config_of(size, tmp_path / "source")

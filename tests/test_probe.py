@@ -103,18 +103,6 @@ def by_name(result: Any) -> dict[str, Any]:
     return {each["name"]: each for each in result["candidates"]}
 
 
-def test_a_probe_that_is_short_beside_the_source_says_so(place: Path) -> None:
-    """Against the source's training; control: not if that was as short."""
-    spent = SETTINGS.steps * SETTINGS.batch * SETTINGS.length
-    short, long = (probed(place, "wide", trained_tokens=n * spent) for n in (1e6, 1.0))
-    assert "times the compute of the source's training" in short.warnings[-1]
-    assert not any("the compute of the source's training" in each for each in long.warnings)
-    assert short.candidates == long.candidates
-    for result in (short, long):
-        assert "tokens for each parameter" in str(result.when_growing_pays)
-        assert probe_view(result).advice["When"] == result.when_growing_pays
-
-
 def test_what_cannot_be_grown_or_is_broken_comes_last(found: growkit.ProbeResult) -> None:
     assert [each["outcome"] for each in found["candidates"]] == [
         *("ranked", "ranked", "broken", "refused")

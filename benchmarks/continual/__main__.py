@@ -11,8 +11,7 @@ deleted once an experiment is done.
 
 ``predict`` writes down what two smaller sizes say of the next one, before that is run.
 
-``report`` makes ``docs/results.md``, its charts, ``tables.md`` and the rule of ``growkit plan`` and
-``growkit probe`` from these lines alone; and that part of ``README.md``, once all runs are done.
+``report`` makes ``docs/results.md``, its charts and ``tables.md`` from these lines alone.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from pathlib import Path
 
 from growkit.base.errors import InputError
 from growkit.base.settings import DEVICES
-from growkit.planning.when import FILE
 
 ROOT = Path(__file__).parents[2]
 LINES = ROOT / "benchmarks" / "results" / "continual"
@@ -75,8 +73,8 @@ def report(chosen: argparse.Namespace) -> None:
     """Make the page and its charts."""
     from benchmarks.continual.report import write
 
-    write(chosen.results, chosen.page, chosen.tables, chosen.rule, chosen.readme)
-    print(f"wrote {chosen.page}, its charts, {chosen.tables} and {chosen.rule}")
+    write(chosen.results, chosen.page, chosen.tables)
+    print(f"wrote {chosen.page}, its charts and {chosen.tables}")
 
 
 def main() -> None:
@@ -96,8 +94,6 @@ def main() -> None:
     other = commands.add_parser("report", help="make tables and charts of all results")
     other.add_argument("--page", type=Path, default=ROOT / "docs" / "results.md")
     other.add_argument("--tables", type=Path, default=LINES / "tables.md")
-    other.add_argument("--rule", type=Path, default=FILE)
-    other.add_argument("--readme", type=Path, default=ROOT / "README.md")
     for command, call in ((one, run), (next_one, predict), (other, report)):
         command.add_argument("--results", type=Path, default=LINES)
         command.set_defaults(call=call)

@@ -17,7 +17,6 @@ from typing import Any
 from benchmarks.continual import tables
 from benchmarks.continual.analysis import Outcome, interval
 from benchmarks.continual.experiment import Experiment
-from growkit.planning.when import Crossing
 from growkit.report.drawing import LEFT, RIGHT, ROW, TOP, Drawing, Interval, Scale, Titles, linear
 from growkit.report.view import figure
 
@@ -53,6 +52,39 @@ def budgets(experiment: Experiment) -> dict[float, float]:
     """Shares of the extra compute by their multiples of the source's."""
     points = experiment.arms[experiment.baseline].points
     return {float(at) * experiment.scale.extra: float(at) for at in points}
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The age at which a way of growing begins to lead over training the source on.
+
+    Attributes:
+        sign: ``from`` or ``until``, if the lead begins or ends there; ``always`` or ``never``, if
+            some seed leads at every measured age and the others from ``age``, or if none leads at
+            the greatest; ``differs`` if seeds differ otherwise.
+        age: mean over seeds of the logarithm, as an age; of ``always``, the least age from which
+            every seed leads; of ``never``, the greatest measured age.
+        low: lower end of the 95 % interval; of ``differs``, the least of any seed.
+        high: upper end, likewise.
+        seeds: number of seeds.
+    """
+
+    sign: str
+    age: float
+    low: float
+    high: float
+    seeds: int
+
+    def __str__(self) -> str:
+        between = f"{self.low:.0f} to {self.high:.0f}"
+        reach = f"({between})" if self.seeds > 1 else "(one seed)"
+        return {
+            "from": f"{self.age:.0f} {reach}",
+            "until": f"until {self.age:.0f} {reach}",
+            "always": f"{self.age:.0f} or less",
+            "never": f"not up to {self.age:.0f}",
+            "differs": f"seeds differ, {between}",
+        }[self.sign]
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,12 @@
-"""When growing pays: the answer on the page and in README, and the rule that commands read."""
+"""When growing pays: the answer on the page of results."""
 
 from __future__ import annotations
 
-import json
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from benchmarks.continual import ages, papers, tables
 from benchmarks.continual.analysis import Outcome
-from benchmarks.continual.experiment import load
 from benchmarks.continual.sections import Section
 from growkit.report.drawing import Interval
 
@@ -24,14 +18,8 @@ COMPARED, SCRATCH = "when", "scratch"
 GROWN = re.compile(r"(.+) after (\d+ %)(.*)")
 """An arm of that experiment: what was grown, after which share of the compute, and how."""
 
-BEGIN, END = "<!-- when growing pays -->\n", "<!-- end -->\n"
-"""Around the part of README."""
-
 OTHER = "6k-cpp"
 """The scale of another kind of text."""
-
-KNOWN = 1e12 / 1e9
-"""Tokens for each parameter of the model that README's readers have in mind."""
 
 
 def compared(found: Sequence[Section]) -> list[Section]:
@@ -49,34 +37,6 @@ def from_scratch(found: Sequence[Section]) -> list[Section]:
 def _ways(section: Section, extra: float = ages.AGAIN) -> list[ages.Way]:
     every = ages.every(section.experiment, section.made)
     return [way for way in every if way.extra == extra and way.leads]
-
-
-def rule(found: Sequence[Section]) -> str:
-    """When growing paid, as ``growkit.planning.when`` reads it; of one kind of text."""
-    ways: dict[str, Any] = {}
-    main = load(COMPARED, "17k")
-    for section in compared(found):
-        experiment = section.experiment
-        if experiment.scale.endings != main.scale.endings:
-            continue
-        for way in ages.every(experiment, section.made):
-            if not (cross := way.crossing):
-                continue
-            (arm, *_) = ages.ways(experiment)[way.name].values()
-            known = ways.setdefault(way.name, {"steps": experiment.arms[arm].steps, "sizes": {}})
-            size = {
-                "parameters": ages.parameters(experiment, section.made),
-                "ages": [round(age, 1) for age in way.leads],
-                "complete": section.complete,
-                "crossings": {},
-            }
-            whole = known["sizes"].setdefault(_size(section), size)
-            whole["crossings"][f"{way.extra:g}"] = {
-                key: round(value, 1) if isinstance(value, float) else value
-                for key, value in asdict(cross).items()
-            }
-    least = min(ages.budgets(main))  # as at any scale
-    return json.dumps({"least": least, "ways": ways}, indent=2) + "\n"
 
 
 def drawings(found: Sequence[Section]) -> list[str]:
@@ -173,79 +133,3 @@ def literature(found: Sequence[Section]) -> Iterator[str]:
     if any(measured for _, measured, _ in rows):
         yield "## What papers say\n"
         yield tables.table(["claim", "measured here", "does it appear?"], rows)
-
-
-def into(readme: Path, found: Sequence[Section], folder: str) -> None:
-    """Replace the part of README between its marks, once both experiments are complete at a size.
-
-    Args:
-        readme: a Markdown file with the marks.
-        found: all experiments.
-        folder: with the chart, as README names it.
-    """
-    done, scratch = (
-        [section for section in sections if section.complete]
-        for sections in (compared(found), from_scratch(found))
-    )
-    if done and scratch:
-        before, _, rest = readme.read_text("utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        part = "\n".join(_brief(done[-1], scratch[-1], folder))
-        readme.write_text(f"{before}{BEGIN}\n{part}\n{END}{after}", "utf-8")
-
-
-def _brief(done: Section, scratch: Section, folder: str) -> Iterator[str]:
-    """What README says of the largest models."""
-    oldest = max(_ways(done)[0].ages)
-    ways = [way for way in _ways(done) if oldest in way.leads]
-    budgets = (min(ages.budgets(done.experiment)), *ages.LONG)
-    by_budget = [{way.name: way for way in _ways(done, extra)} for extra in budgets]
-    paid = all(way.at(oldest).low > 0 for way in ways)
-    size = _size(done)
-    yield f"![{TITLE}]({folder}/{CHART})\n"
-    yield _filled(
-        "The age of a model is the number of tokens that it has seen for each of its parameters. "
-        "Growing and training on was better than only training on, with equal compute (in "
-        f"multiples of what the model had), from these ages on ({size} parameters, 95 % "
-        "intervals):"
-    )
-    head = [*(f"{extra:g} ×" for extra in budgets), f"lead at age {oldest:.0f} (1 ×), nats"]
-    rows = []
-    for way in ways:
-        crossings = [str(each[way.name].crossing or "not run") for each in by_budget]
-        rows.append([way.name, *crossings, tables.signed(way.at(oldest))])
-    yield tables.table(["", *head], rows)
-    yield _filled(
-        f"**A model of 1B parameters that has seen 1T tokens?** Its age is {KNOWN:,.0f}. "
-        + (
-            "Growing it probably pays if you train it on for as much compute again. "
-            if paid
-            else ""
-        )
-        + f"That is extrapolated from {size} parameters and an age of {oldest:.0f}. A "
-        "[probe](docs/after-growing.md#which-way-pays) measures yours."
-    )
-    yield _filled(f"**To train a small model only to grow it?** {_soonest(scratch)}.")
-
-
-def _filled(text: str) -> str:
-    """A paragraph in lines of README."""
-    lines = textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(lines) + "\n"
-
-
-def _soonest(section: Section) -> str:
-    """The way that reaches the loss of its model from scratch with the least compute."""
-    found = [
-        (saved, f"{way}, grown after {after} of the compute")
-        for way, timings in _timings(section).items()
-        for after, saved in timings.items()
-    ]
-    best, name = max(found, key=lambda each: each[0].mean)
-    size = _size(section)
-    if best.low <= 0:
-        return f"All compute counted, no grown model was ahead of a new one as large (from {size})"
-    return (
-        f"The best way ({name}) reached the loss of a new model with {papers.share(best)} of its "
-        f"compute, the small model's included ({size})"
-    )

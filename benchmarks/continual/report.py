@@ -22,22 +22,19 @@ SUMMARY = "summary.md"
 """Next to the lines: what they mean, in words."""
 
 
-def write(lines: Path, page: Path, all_tables: Path, rule: Path, readme: Path) -> None:
+def write(lines: Path, page: Path, all_tables: Path) -> None:
     """Write all that is published of the experiments.
 
     Args:
         lines: folder of result files, and of the summary of the page.
         page: Markdown file to write, with a folder of charts of the same name.
         all_tables: Markdown file to write.
-        rule: file to write, from which commands know when growing pays.
-        readme: Markdown file with a part that is replaced once an experiment is complete.
     """
     found = sections.read(lines)
     if not found:
         raise SystemExit(f"there are no results in {lines}; carry an experiment out first")
     charts = page.with_suffix("")
     charts.mkdir(parents=True, exist_ok=True)
-    rule.write_text(paying.rule(found), "utf-8")
     drawings = paying.drawings(found)
     if drawings:
         (charts / paying.CHART).write_text(
@@ -49,7 +46,6 @@ def write(lines: Path, page: Path, all_tables: Path, rule: Path, readme: Path) -
     parts += paying.literature(found)
     parts += [summary.read_text("utf-8")] if summary.exists() else []
     _save(page, [*parts, *_claims(found)])
-    paying.into(readme, found, os.path.relpath(charts, readme.parent))
     link = os.path.relpath(charts, all_tables.parent)
     _save(all_tables, [TABLES, *(part for each in found for part in _section(each, charts, link))])
 

@@ -43,7 +43,6 @@ recipes_app = typer.Typer(
 app.add_typer(recipes_app, name="recipes")
 
 NAME = cli.argument("NAME", "", cli.SHIPPED)
-TRAINED = cli.value(None, "Tokens of SRC's training, such as 1e12: says when growing pays.", "N")
 
 
 def run_app() -> None:
@@ -321,14 +320,13 @@ def plan_command(
         None, "Speed of the disk in bytes per second, such as 2GB.", "BYTES"
     ),
     source: str | None = cli.value(None, "Replaces the recipe's source."),
-    trained_tokens: float | None = TRAINED,
     as_json: bool = JSON,
 ) -> None:
     """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
     from growkit.pipeline import inspection
 
     chosen = load_recipe(recipe, source)
-    found = inspection.plan(chosen, bandwidth=bandwidth, trained_tokens=trained_tokens)
+    found = inspection.plan(chosen, bandwidth=bandwidth)
     print_result(found, as_json)
 
 
@@ -344,7 +342,6 @@ def probe_command(
     ),
     text: Path = cli.value(..., "UTF-8 text to train on; its last tenth is held out.", "FILE"),
     settings: ProbeSettings,
-    trained_tokens: float | None = TRAINED,
     work: Path | None = cli.value(
         None, "Keep the grown models and the measurements in this folder.", "FOLDER"
     ),
@@ -364,7 +361,6 @@ def probe_command(
         candidates,
         text,
         settings,
-        trained_tokens=trained_tokens,
         work=work,
         resume=resume,
         progress=Bars(),

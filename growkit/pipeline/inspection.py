@@ -35,7 +35,6 @@ from growkit.planning import layouts
 from growkit.planning.operation import PROMISES, Operation, SizeOption, Value, operations
 from growkit.planning.plan import SMALL as SMALL_TENSOR
 from growkit.planning.plan import unused_tensors
-from growkit.planning.when import check_tokens, when_growing_pays
 from growkit.recipe import planner
 from growkit.recipe import recipe as recipes
 from growkit.results import operation as results
@@ -368,7 +367,6 @@ def plan(
     recipe: recipes.Recipe | str | Path,
     *,
     bandwidth: str | None = None,
-    trained_tokens: float | None = None,
 ) -> results.LargePlan:
     """Estimate the files, disk, memory and time of a recipe. Nothing is written.
 
@@ -377,14 +375,12 @@ def plan(
             ``config.json`` if it has no weights; weights on the Hub are not downloaded.
         bandwidth: bytes per second of reading and writing, e.g. ``2GB``; None if only computation
             limits the speed.
-        trained_tokens: number of tokens with which the source was trained; None if unknown.
 
     Raises:
         InputError: the recipe cannot be executed, or its plan needs weights; or a number cannot be
             used.
     """
     limit = None if bandwidth is None else parse_bytes(bandwidth, "bandwidth")
-    check_tokens(trained_tokens)
     if isinstance(recipe, str | Path):
         recipe = recipes.load_recipe(recipes.recipe_file(Path(recipe)))
     found = find(recipe.source, weights=False)
@@ -406,14 +402,12 @@ def plan(
             f"the estimate of the disk leaves out the grown {what}; growkit run --dry-run "
             "includes it"
         )
-    steps = [step.as_dict() for step in recipe.steps]
     return results.LargePlan(
         **described | estimate(*sizes, exact=exact, bandwidth=limit),
         bandwidth=limit,
         read=tensors.total_bytes(stored.tensors),
         files=len(files),
         largest_file=max(files),
-        when_growing_pays=when_growing_pays(steps, described.source_parameters, trained_tokens),
     )
 
 

@@ -15,14 +15,12 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import usual_torch
 from growkit.base.names import name_of
 from growkit.base.progress import Progress, Silent, steps
-from growkit.base.tensors import total_parameters
 from growkit.base.units import size
 from growkit.checkpoint.folder import TOKENIZER_FILES, is_of_tokenizer
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
 from growkit.engine.prompts import check_tokenizer, read_text
-from growkit.planning.when import check_tokens, short_probe, when_growing_pays
 from growkit.probing.lines import hash_of, workplace
 from growkit.probing.settings import Candidate, ProbeSettings, candidates_of
 from growkit.recipe.recipe import Recipe
@@ -41,7 +39,6 @@ def probe(
     text: str | Path,
     settings: ProbeSettings = ProbeSettings(),
     *,
-    trained_tokens: float | None = None,
     work: str | Path | None = None,
     resume: bool = False,
     progress: Progress = Silent(),
@@ -62,7 +59,6 @@ def probe(
             this one; their output is not written.
         text: UTF-8 text; its last tenth is held out.
         settings: settings of the training.
-        trained_tokens: number of tokens with which the source was trained; None if unknown.
         work: folder for the grown models and the journal, from which a killed probe can be resumed;
             None for a temporary one.
         resume: continue the probe in ``work``; the figures equal those of an uninterrupted probe.
@@ -76,7 +72,6 @@ def probe(
             be trained. If only some cannot be trained, the rest are ranked.
     """
     began = time.monotonic()
-    check_tokens(trained_tokens)
     found = find(source)
     chosen = candidates_of(candidates, str(source), found)
     files = [each.file for each in chosen if each.file]
@@ -108,12 +103,6 @@ def probe(
         inputs.check_unchanged([*model.model_files.values()])
     concluded = conclude(arms, settings)
     concluded["warnings"][:0] = _warnings(found, model, data, settings, chosen)
-    if trained_tokens and (equal := concluded["equal_compute"]):
-        tokens = settings.batch * data.training.shape[1]
-        warning = short_probe(equal / arms[0].step_flops * tokens / trained_tokens)
-        concluded["warnings"] += [warning] if warning else []
-    tried = [step.as_dict() for each in chosen for step in each.recipe.steps]
-    parameters = total_parameters(model.tensors)
     return ProbeResult(
         **vars(settings)
         | concluded
@@ -127,7 +116,6 @@ def probe(
             "text_sha256": data.sha256,
             "training_tokens": data.training.numel(),
             "held_out_tokens": data.held_out.numel(),
-            "when_growing_pays": when_growing_pays(tried, parameters, trained_tokens),
             "work": None if work is None else str(work),
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - began, 3),

@@ -35,7 +35,7 @@ def probe_view(result: Found) -> View:
         subject=f"{name}: {trained} of {len(tried)} candidates {were} trained as the source itself "
         "was",
         reason=str(result["reason"]),
-        advice=recorded({"Next": probe_next(result), "When": result["when_growing_pays"]}),
+        advice=recorded({"Next": probe_next(result)}),
         warnings=result["warnings"],
         sections=[
             _order(result, source),

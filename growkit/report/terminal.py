@@ -85,8 +85,7 @@ def _summary(result: Found, storage: str, sentences: Sequence[str | None]) -> It
 
 def plan_parts(plan: Found) -> Iterator[Part]:
     """Show a ``LargePlan``: the estimated costs of a recipe."""
-    sentences = [_lost(plan), plan["when_growing_pays"]]
-    yield from _summary(plan, f"in {plan['dtype']}", sentences)
+    yield from _summary(plan, f"in {plan['dtype']}", [_lost(plan)])
     keys = ("source", "read", "disk_needed", "files", "largest_file", "memory", "bandwidth")
     yield recorded(plan, (*keys, "write_seconds", "proof_seconds", "basis"))
 

@@ -125,15 +125,12 @@ class LargePlan(Described, Costs):
         read: bytes of the source's tensors.
         files: number of weight files.
         largest_file: bytes of the largest weight file.
-        when_growing_pays: the source's age, and the ages from which on such growths were ahead of
-            training on, in a sentence; null if the tokens of its training were not given.
     """
 
     bandwidth: int | None
     read: int
     files: int
     largest_file: int
-    when_growing_pays: str | None = None
 
 
 class RankTried(Result):

@@ -126,8 +126,6 @@ class ProbeResult(Result):
         text_sha256: SHA-256 of the part that was read.
         training_tokens: number of tokens available for training.
         held_out_tokens: number of held-out tokens, from the text's last tenth.
-        when_growing_pays: the source's age, and the ages from which on such growths were ahead of
-            training on, in a sentence; null if the tokens of its training were not given.
         work: the folder with the grown models; null if they were deleted.
         warnings: warnings to read before drawing conclusions.
         created: date of the result.
@@ -155,7 +153,6 @@ class ProbeResult(Result):
     text_sha256: str
     training_tokens: int
     held_out_tokens: int
-    when_growing_pays: str | None = None
     work: str | None
     warnings: list[str]
     created: str
