@@ -1,6 +1,7 @@
 """Sizes that are no multiples, separate heads, and more tokens, as users ask for them."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -205,6 +206,20 @@ def test_an_epsilon_that_also_serves_norms_over_heads_is_named(
     growkit.convert(source, tmp_path / "own", "diff-transformer", verify=False)  # a key of its own
     found = growkit.grow(tmp_path / "own", tmp_path / "larger", verify=QUICK, **asked)
     assert (found["kept"], "eps" in found["lost"]) == (kind != "qwen3", kind == "qwen3")
+
+
+@pytest.mark.parametrize("hidden", [17, 35, 70])
+def test_suggested_sizes_can_be_planned(hidden: int, make: Make, tmp_path: Path) -> None:
+    """Control: the size itself cannot."""
+    source, out = make("llama"), tmp_path / "out"
+    with pytest.raises(InputError) as refusal:
+        growkit.grow(source, out, hidden=hidden, dry_run=True)
+    choices = re.findall(r"hidden (\d+)( with --promise bounded)?(?: or |$)", str(refusal.value))
+    assert len(choices) > 1
+    for size, rounded in choices:
+        promise = "bounded" if rounded else "exact"
+        result = growkit.grow(source, out, hidden=int(size), promise=promise, dry_run=True)
+        assert result["promise"] == promise
 
 
 def test_every_size_is_written_alike(make: Make, tmp_path: Path) -> None:

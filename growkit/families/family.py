@@ -7,10 +7,9 @@ module with ``FAMILY``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -39,9 +38,6 @@ MOST_ROWS = 1 << 22
 
 PER_LAYER = "per_layer_config"
 """The key under which transformers keeps the settings of single layers, by their numbers."""
-
-SIZES_TRIED = 100
-"""Search distance for valid sizes near a size that the class cannot have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +111,8 @@ class Family(description.HasSizes):
         Raises:
             InputError: the model class cannot express these sizes.
         """
-        try:
-            resized = self._with_sizes(config, sizes)
-            found = self.sizes(resized)
-        except description.MultipleError as error:
-            raise InputError(f"{error.problem}; {self._larger_sizes(config, sizes)}") from None
+        resized = self._with_sizes(config, sizes)
+        found = self.sizes(resized)
         for name, pattern in self.patterns(resized).items():
             for dimension in pattern.dimensions:
                 if "vocab" not in dimension.axes and dimension.size(found) > MOST_ROWS:
@@ -140,31 +133,6 @@ class Family(description.HasSizes):
                     f"{listed}{computed}; grow alike what it keeps alike"
                 )
         return resized
-
-    def _larger_sizes(self, config: Config, sizes: Mapping[str, int]) -> str:
-        """Suggest the nearest sizes that the class can have, above the present ones."""
-        present = self.sizes(config)
-        grown = [axis for axis, size in sizes.items() if size != present.get(axis)]
-        first = grown[0]
-        unchecked = replace(self, check=lambda config: None)  # a check may build models
-
-        def nearest(candidates: range) -> Iterator[str]:
-            for size in candidates:
-                others = {axis: size * Fraction(present[axis], present[first]) for axis in grown}
-                whole = {axis: int(each) for axis, each in others.items()}
-                asked = {**sizes, **whole}
-                if whole == others and unchecked.expresses(config, asked):
-                    if not self.expresses(config, asked):
-                        return
-                    yield ", ".join(f"{axis} {each}" for axis, each in whole.items())
-                    return
-
-        wanted = sizes[first]
-        below = range(wanted - 1, max(present[first], wanted - SIZES_TRIED), -1)
-        near = [*nearest(below), *nearest(range(wanted + 1, wanted + SIZES_TRIED))]
-        if not near:
-            return f"{' and '.join(grown)} cannot grow without the other sizes"
-        return f"choose {' or '.join(near)}"
 
     def named(self, config: Config) -> Config:
         """Add the class that loads the model to a config, for folders that growkit writes."""

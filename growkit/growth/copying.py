@@ -5,23 +5,30 @@ every tensor (``expanding``). All these methods can also add tokens, or a head s
 from the embedding (``vocabulary``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import chain
+from math import gcd
 
 from growkit.algebra.splits import LEAST_SNR_DB, Shares
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
+from growkit.families.description import MOST_SIZE, MultipleError
 from growkit.families.family import Family, stored_family
-from growkit.growth.expanding import expand, place_copies
+from growkit.growth.expanding import BOUNDED, expand, place_copies
 from growkit.growth.vocabulary import NEW_TOKENS, UNTIE, VOCAB, plan_head, plan_tokens
 from growkit.planning import operation
 from growkit.planning.operation import Change, Operation, Option, SizeOption, Value
 from growkit.planning.plan import Plan, Planned
 
 DEFAULT_SNR_DB = 10.0
+
+
+SIZES_TRIED = 100
+"""Limit of the sizes tried for a suggestion, in each direction."""
 
 
 MOST_SNR_DB = 300
@@ -117,6 +124,13 @@ class CopyMethod(Operation):
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``Operation``."""
+        try:
+            return self._plan(source, options, seed)
+        except MultipleError as error:
+            sizes = self._possible_sizes(source, options, seed)
+            raise InputError(f"{error.problem}; {sizes}") from None
+
+    def _plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         shares = shares_of(options, seed)
         groups = options.get("groups", "auto")
         if groups == "auto" and not shares.parting:
@@ -158,6 +172,44 @@ class CopyMethod(Operation):
             names = ", ".join("--" + option.name.replace("_", "-") for option in self.sizes)
             raise InputError(f"nothing would grow; give at least one of {names} a factor like x2")
         return Change(plans, "exact", "; ".join(lost), settled)
+
+    def _possible_sizes(self, source: Weights, options: Mapping[str, str], seed: int) -> str:
+        """Suggest the nearest values of the first size that can be planned, with all others."""
+        family = stored_family(source)
+        config, present = source.config, family.sizes(source.config)
+        option = next(size for size in self.sizes if size.name in options)
+        scaled = {option.name}
+        for size in self.sizes:
+            scaled |= {size.name} if size.follows in scaled and size.name not in options else set()
+        axes = (_axes(family, config, size) for size in self.sizes if size.name in scaled)
+        current = _current_size(family, config, option, _axes(family, config, option))
+        wanted = int(current * option.factor(options[option.name], current))
+        unit = current // gcd(current, *(present[axis] for axis in chain(*axes)))
+        unchecked = replace(family, check=lambda config: None)  # a check may build models
+
+        def nearest(sizes: range, exact: bool) -> Iterator[int]:
+            for size in sizes[:SIZES_TRIED]:
+                trial = {**options, option.name: str(size)}
+                trial["promise"] = "exact" if exact else "bounded"
+                with suppress(InputError):
+                    grown = self.grown(family, config, trial)
+                    if unchecked.expresses(config, {**present, **grown}):
+                        self._plan(source, trial, seed)
+                        yield size
+                        return
+
+        below = range((wanted - 1) // unit * unit, current, -unit)
+        above = range((wanted // unit + 1) * unit, MOST_SIZE, unit)
+        exact = options.get("promise") != "bounded"
+        as_asked = [*nearest(below, exact), *nearest(above, exact)]
+        rounded = [*nearest(below, False), *nearest(above, False)] if exact else []
+        choices = [f"{option.name} {size}" for size in as_asked]
+        choices += [
+            f"{option.name} {size} with {BOUNDED}" for size in rounded if size not in as_asked
+        ]
+        if not choices:
+            return f"no {option.name} near it fits the other sizes; let them grow as well"
+        return f"choose {' or '.join(choices)}"
 
     def grown(self, family: Family, config: Config, options: Mapping[str, str]) -> dict[str, int]:
         """Compute the new size of every axis that grows.
