@@ -324,10 +324,10 @@ def options_of(command: typer.core.TyperGroup) -> set[str]:
 
 def unknown_options(text: str) -> set[str]:
     group = typer.main.get_command(app)
-    others = r"(python -m tests\.|pytest |accelerate launch |torchrun |pip |uvx )[^`\n]*"
+    others = r"(python -m tests\.|pytest |accelerate launch |torchrun |pip |hf |uvx )[^`\n]*"
     ours = re.sub(others, "", text)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours))
-    return named - options_of(group)
+    return named - options_of(group) - {"--help"}
 
 
 def table(page: str, heading: str) -> list[str]:

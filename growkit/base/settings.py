@@ -90,6 +90,9 @@ FEW, SHORT = 4, 48
 """Defaults if every weight was recovered, so that only the function is left to be proved
 (``docs/numerics.md``, "How many tokens")."""
 
+SHORT_TEXT = 128
+"""Default length of the ``MANY`` windows of a text in that case: its loss is also a result."""
+
 SETTLED = "if every weight was recovered"
 
 
@@ -101,7 +104,8 @@ class Settings:
         text: file with real text, or None for seeded random tokens. A ``Path`` becomes a string.
         prompts: number of windows of text, or of random prompts; None for 8, or for 4 if every
             weight was recovered.
-        length: tokens in each prompt; None for 512, or for 48 if every weight was recovered.
+        length: tokens in each prompt; None for 512, or for 48 (128 of a text, in 8 windows) if
+            every weight was recovered.
         seed: seed of the random prompts.
         device: ``auto`` (torch's accelerator if there is one, else the CPU), ``cpu``, or another
             of ``DEVICES``. What it cannot compute in strict float64, the CPU computes.
@@ -120,7 +124,8 @@ class Settings:
     )
     length: int | None = option(
         None,
-        f"Tokens in each window or prompt: {LONG}, or {SHORT} {SETTLED}.",
+        f"Tokens in each window or prompt: {LONG}, or {SHORT} ({SHORT_TEXT} of a text, in {MANY} "
+        f"windows) {SETTLED}.",
         limits=(2, 2**31 - 1),
     )
     seed: int = option(0, "Seed of everything random.", limits=SEEDS)
@@ -149,10 +154,11 @@ class Settings:
     @property
     def settled(self) -> Settings:
         """The same settings for a target whose weights were all recovered."""
+        prompts, length = (FEW, SHORT) if self.text is None else (MANY, SHORT_TEXT)
         return replace(
             self,
-            prompts=FEW if self.prompts is None else self.prompts,
-            length=SHORT if self.length is None else self.length,
+            prompts=prompts if self.prompts is None else self.prompts,
+            length=length if self.length is None else self.length,
         )
 
     def __post_init__(self) -> None:

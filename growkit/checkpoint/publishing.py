@@ -155,13 +155,16 @@ def is_untouched(folder: Path, *, partly: bool = False) -> bool:
 # Before a run
 
 
-def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Contents]:
+def check_output(
+    output: Path, inputs: Inputs, overwrite: bool, dry_run: bool = False
+) -> dict[Path, Contents]:
     """Refuse an output that overlaps an input, or exists and may not be replaced.
 
     Args:
         output: the requested path; a broken promise is written to ``OUT.rejected`` instead.
         inputs: files that must not be overwritten.
         overwrite: whether an earlier, unchanged output of growkit may be replaced.
+        dry_run: whether nothing will be written, so that such an output does not matter yet.
 
     Returns:
         The folders of earlier outputs that may be replaced, with their contents.
@@ -184,6 +187,8 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
         # A cheap check: only --overwrite hashes every file.
         ours = output.is_dir() and not output.is_symlink()
         ours = ours and (os.path.lexists(output / MANIFEST) or not any(output.iterdir()))
+        if ours and dry_run:
+            return {}
         more = ", or overwrite it (--overwrite, in Python overwrite=True)" if ours else ""
         raise InputError(f"{output} already exists; choose another name{more}")
     found = {}
@@ -482,7 +487,7 @@ def _remove(folder: Path, known: Collection[Contents]) -> None:
 
 
 def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
-    """Delete temporary folders of killed runs, and report them.
+    """Delete temporary folders that earlier runs left behind, and report them.
 
     A folder is deleted only if growkit made it and no live run uses it.
 
@@ -501,7 +506,7 @@ def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
                 if left := tidy(folder) or [*filter(os.path.lexists, [folder])]:
                     _log.warning(LEFT, plain(str(left[0])))
                 else:
-                    _log.warning("deleted %s, the remains of a killed run", plain(str(folder)))
+                    _log.warning("deleted %s, which an earlier run left behind", plain(str(folder)))
                 continue
             named = folder.name.startswith("growkit-") or folder.name[:-ENDING] in own
             # A run may have been killed before it could lock its folder.

@@ -124,14 +124,14 @@ def list_families(
         print_result(None, False, parts=family_parts(model_types()))
 
 
-@command(app, "grow")
+@command(app, "grow", cls=cli.OperationCommand)
 def grow_command(
     *,
     source: Path = SOURCE,
     output: Path = OUTPUT,
     method: str = cli.value(
         recipes.DEFAULT_METHOD,
-        f"Growth method: {', '.join(operations('grow'))}.",
+        f"Growth method: {', '.join(operations('grow'))}. With --help: its options alone.",
         values=operations("grow"),
     ),
     family: Path | None = cli.FAMILY,
@@ -149,7 +149,7 @@ def grow_command(
     return _run(replace(recipe, family=load_description(family)), running, destination, [family])
 
 
-@command(app, "convert")
+@command(app, "convert", cls=cli.OperationCommand)
 def convert_command(
     *,
     source: Path = SOURCE,
@@ -157,7 +157,8 @@ def convert_command(
     options: cli.OperationOptions,
     to: str = cli.value(
         ...,
-        f"Variant or layout: {', '.join(sorted(operations('convert')))}.",
+        f"Variant or layout: {', '.join(sorted(operations('convert')))}. With --help: its options "
+        "alone.",
         values=operations("convert"),
     ),
     settings: Settings,

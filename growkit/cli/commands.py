@@ -308,6 +308,35 @@ class ListCommand(TyperCommand):
         return super().parse_args(ctx, spread[:-1])
 
 
+WORDS, HIDDEN = "growkit.words", "growkit.hidden"
+"""Keys of what a context knows: the words of its command line, and options that its help omits."""
+
+
+class OperationCommand(TyperCommand):
+    """A command of several operations; its help shows the options of the one that is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See ``click.Command``."""
+        ctx.meta[WORDS] = {word for argument in args for word in argument.split("=")}
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """See ``click.Command``."""
+        known = operations(ctx.info_name)
+        named = [known[name] for name in known if name in ctx.meta[WORDS]]
+        every, shown = (
+            {option.name for operation in some for option in operation.options}
+            for some in (known.values(), named)
+        )
+        ctx.meta[HIDDEN] = every - shown if named else set()
+        super().format_help(ctx, formatter)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """See ``click.Command``."""
+        hidden = ctx.meta.get(HIDDEN, ())
+        return [each for each in super().get_params(ctx) if each.name not in hidden]
+
+
 @contextmanager
 def _usage_errors() -> Iterator[None]:
     """Report in one sentence a mistake that typer, or an option before the command, finds."""

@@ -17,6 +17,8 @@ from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.planning.operation import Change, Option
 from growkit.planning.transforms import Computed, Constant, Transform
 
+THROUGH_DIFF_V2 = "run the recipe dint-from-softmax, which converts it --to diff-v2 first"
+
 
 class Dint(OnDiffTransformer):
     """See the module."""
@@ -32,15 +34,15 @@ class Dint(OnDiffTransformer):
         ),
         Option(
             "integral_method",
-            "how a causal integral is computed; the series, in long texts under auto, is as fast "
-            "as DIFF",
-            ("exact", "series", "auto"),
+            "how a causal integral is computed: by its series in long texts alone (auto), always "
+            "exactly, or always by the series, which is as fast as DIFF",
+            ("auto", "exact", "series"),
         ),
     )
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
-        diff = self.with_noise_heads(source, "it has no λ")
+        diff = self.with_noise_heads(source, "it has no λ", THROUGH_DIFF_V2)
         if diff["integral"] != "none":
             raise refuse(self.name, diff, "it has an integral already")
         config = diff | {option.name: options[option.name] for option in self.options}
@@ -49,6 +51,8 @@ class Dint(OnDiffTransformer):
             config |= {"head_output_scale": "none", "head_norm": "affine"}
         if options["integral"] == "column_mean":
             config["use_cache"] = False
+            if options["integral_method"] == "auto":
+                config["integral_method"] = "exact"  # a column mean has no series
 
         def special(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
             if name.endswith("gamma_gate"):

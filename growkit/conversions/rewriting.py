@@ -25,20 +25,21 @@ class OnDiffTransformer(Operation):
         """See ``Operation``."""
         return family is DIFF
 
-    def with_noise_heads(self, source: Weights, problem: str) -> Config:
+    def with_noise_heads(self, source: Weights, problem: str, remedy: str = "") -> Config:
         """Complete the config of a model, which must have noise heads.
 
         Args:
             source: the model.
             problem: the reason to refuse a model without noise heads, for the message.
+            remedy: how to add some, for the message; by default by DIFF.
 
         Raises:
             InputError: the model has no noise heads.
         """
         diff = DIFF.complete(source.config)
         if not diff["num_noise_heads"]:
-            first = f"convert it --to diff first, and then --to {self.name}"
-            raise refuse(self.name, diff, f"{problem}; {first}")
+            remedy = remedy or f"convert it --to diff first, and then --to {self.name}"
+            raise refuse(self.name, diff, f"{problem}; {remedy}")
         return diff
 
 

@@ -6,6 +6,7 @@ a temporary folder → the proof on the written files → the output's name.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -235,7 +236,7 @@ class _Run:
     def execute(self, overwrite: bool, proof_only: bool) -> GrowResult:
         """Execute the recipe; see ``grow``."""
         recipe, source = self.recipe, self.source
-        replaceable = publishing.check_output(self.output, self.inputs, overwrite)
+        replaceable = publishing.check_output(self.output, self.inputs, overwrite, self.dry_run)
         writing.parse_bytes(recipe.shard_size)
         for text in recipe.texts:
             read_text(text)
@@ -245,7 +246,7 @@ class _Run:
         self._plan()
         self.lineage.check_duplicates()
         if self.dry_run:
-            return self._estimated()
+            return self._estimated(overwrite)
         if recipe.verify is not None:
             preflight(recipe.verify, source, self.target)
         with publishing.staged(self.output, replaceable) as staging, writing.hashing() as hashes:
@@ -292,12 +293,16 @@ class _Run:
 
             yield "adapter", Adapter(Path(recipe.adapter), source, lineage, recipe.output)
 
-    def _estimated(self) -> GrowResult:
+    def _estimated(self, overwrite: bool) -> GrowResult:
         """Make the result of a dry run: the plan, and an estimate of the run."""
         proof, result, lineage = self.recipe.verify, self.result, self.lineage
         if proof and proof != Settings():  # default settings cannot be refused
             preflight(proof, self.source, self.target)
         result["dry_run"], result["plan"] = True, planned_tensors(self.source, lineage)
+        if os.path.lexists(self.output) and not overwrite:
+            result["warnings"].append(
+                f"{self.output} exists, so a run needs --overwrite or another name"
+            )
         headers, exact = (self.source, self.target), lineage.promise == "exact"
         expected = estimate(headers, self.output, proof, self.extra, exact=exact)
         result["estimate"] = expected

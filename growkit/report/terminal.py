@@ -222,6 +222,10 @@ def story_parts(result: Found) -> Iterator[Part]:
         yield Paragraph(result["opening"] + text, "quote")
     if result["kept_in"]:
         yield Paragraph(f"the grown model is in {result['kept_in']}")
+    yield Paragraph(
+        "next: growkit grow SRC OUT --hidden x2 grows and proves your own model; SRC is its "
+        "folder, or hf://ORG/NAME on the Hub"
+    )
 
 
 SHOWN: dict[str, Callable[[Any], Iterable[Part]]] = {
