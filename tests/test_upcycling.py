@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
@@ -25,6 +25,7 @@ from tests.conftest import (
     edit_weights,
     load_strict,
     relative_error,
+    save_model,
     save_random,
     seeded,
     with_tokenizer,
@@ -41,6 +42,8 @@ from tests.families import (
 
 QUICK = growkit.Settings(prompts=1, length=16)
 EIGHT: dict[str, Any] = {"method": "upcycle", "experts": 8, "top_k": 2}
+FOUR: dict[str, Any] = {"num_local_experts": 4}
+MORE: dict[str, Any] = {"method": "experts", "experts": "x2"}
 FINE: dict[str, Any] = {"method": "upcycle", "experts": 16, "top_k": 4, "granularity": 4}
 IDS = torch.randint(29, (2, 24), generator=torch.Generator().manual_seed(0))
 
@@ -148,17 +151,43 @@ def test_experts_that_get_one_gradient_are_told_apart_from_others(tmp_path: Path
         assert grown["kept"] is learns
 
 
-def test_short_formats_bound_what_groups_promise(tmp_path: Path) -> None:
-    """In bfloat16 the numbers of two groups may be equal where one of them is chosen."""
+def test_short_formats_bound_what_groups_and_copies_promise(tmp_path: Path) -> None:
+    """In bfloat16 the numbers of two of them may be equal where one of them is chosen."""
     source = save_dense("llama", 6, tmp_path / "source", torch.bfloat16)
-    for name, options, promise in (
-        ("whole", EIGHT, "exact"),
-        ("fine", FINE, "bounded"),
-        ("wide", {**FINE, "dtype": "float32"}, "exact"),
+    some, every = (
+        save_model(
+            tmp_path / f"{n}", "mixtral", dtype=torch.bfloat16, num_experts_per_tok=n, **FOUR
+        )
+        for n in (2, 4)
+    )
+    for of, options, promise in (
+        (source, EIGHT, "exact"),
+        (source, FINE, "bounded"),
+        (source, {**FINE, "dtype": "float32"}, "exact"),
+        (some, MORE, "bounded"),
+        (some, {**MORE, "dtype": "float32"}, "exact"),
+        (every, MORE, "exact"),
     ):
-        grown = growkit.grow(source, tmp_path / name, dry_run=True, **options)
+        grown = growkit.grow(of, tmp_path / "out", dry_run=True, **options)
         assert grown["promise"] == promise
         assert bool(grown["lost"]) == (promise == "bounded")
+
+
+def test_copies_of_two_experts_with_equal_numbers_are_mixed(tmp_path: Path) -> None:
+    """In bfloat16, and nowhere else: strict float64 keeps the limit of an exact promise."""
+    source = save_model(tmp_path / "s", "mixtral", dtype=torch.bfloat16, **FOUR)
+    grown = growkit.grow(source, tmp_path / "o", verify=QUICK, **MORE)
+    strict = next(f for f in grown["verification"]["findings"] if f.name == "strict_float64")
+    assert grown["kept"]
+    assert strict.limit is not None
+    assert strict.limit < 1e-9
+    router = AutoModelForCausalLM.from_pretrained(tmp_path / "o").model.layers[0].mlp.gate
+    states = torch.randn(8000, router.hidden_dim, dtype=torch.bfloat16)
+    chosen = (router(states)[2] % 4).sort(-1).values  # the experts that are copied
+    assert (chosen[:, ::2] != chosen[:, 1::2]).any()
+    with edit_weights(tmp_path / "o") as weights:
+        weights["lm_head.weight"].mul_(1.01)
+    assert not growkit.verify(source, tmp_path / "o", QUICK)["kept"]
 
 
 def test_drop_upcycling_is_another_function(tmp_path: Path) -> None:
@@ -335,8 +364,8 @@ def test_a_router_that_chooses_as_it_was_asked_to_is_proved(
     steps = tuple(growkit.GrowStep("experts", each) for each in CHAINS[chain])
     grown = growkit.run(growkit.Recipe(str(source), steps, str(out), QUICK))
     assert grown["kept"], grown["verification"]["reason"]
-    close = "exact" if chain == 3 else "bounded" if (kind, chain) == ("deepseek_v3", 1) else ""
-    assert grown["promise"] == (close or "different")
+    close = chain == 3 or (kind, chain) == ("deepseek_v3", 1)
+    assert grown["promise"] in (("exact", "bounded") if close else ("different",))
     if close:
         assert relative_error(source, out) < 1e-5
     chosen = json.loads((out / "config.json").read_text())["num_experts_per_tok"]

@@ -134,7 +134,8 @@ def _lineage_of(parts: AdapterTensors, lineage: Lineage) -> tuple[Lineage, dict[
         plans.append(Plan(plan.config, tuple(rule for _, rule in made), layers=plan.layers))
         stage = Planned(stage, plans[-1])
     how = lineage.promise, lineage.lost
-    return Lineage(parts, plans, *how, by_rounding=lineage.by_rounding), entries
+    rounding, ties = lineage.by_rounding, lineage.by_ties
+    return Lineage(parts, plans, *how, by_rounding=rounding, by_ties=ties), entries
 
 
 class _Step:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError, foreign
-from growkit.base.lazy import torch
+from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
@@ -106,6 +106,26 @@ def load_model(
     model.eval().to(device)
     assert isinstance(model, torch.nn.Module)
     return checkpoint.as_read(model) if isinstance(checkpoint, Checkpoint) else model
+
+
+def class_loss(model: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the loss as the class returns it, with the terms that its config adds.
+
+    Args:
+        model: the model.
+        ids: token ids, [tokens], on the model's device.
+
+    Returns:
+        The loss in nats per prediction, and the logits, [tokens, vocabulary].
+
+    Raises:
+        InputError: the class computes no loss.
+    """
+    with foreign(
+        f"{type(model).__name__} computes no loss", "its class cannot be trained as it is"
+    ):
+        output = model(ids[None], labels=ids[None], use_cache=False)
+        return output.loss.reshape(()), output.logits[0]
 
 
 def unread_weights(model: Any, problem: str, where: str, name: str) -> InputError:

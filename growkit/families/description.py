@@ -200,6 +200,8 @@ class Experts:
         alone: the models that leave router weights unnormalised; otherwise the weights of all
             experts, or of the chosen ones, sum to one.
         scaling: the key of a factor of all weights.
+        balancing: the key of the coefficient of a loss that balances experts, which is proportional
+            to ``top_k`` (arXiv 2101.03961, equations 4 to 6, as transformers computes it).
         divided: whether corrections are added to a softmax over all experts, in which every copy
             has a part.
         groups: keys of the number of expert groups, and of the groups that a token may use.
@@ -216,6 +218,7 @@ class Experts:
     top_k: str = "num_experts_per_tok"
     alone: When = lambda config: False
     scaling: str | None = None
+    balancing: str = "router_aux_loss_coef"
     divided: bool = False
     groups: tuple[str, ...] = ()
     float32: bool = False
@@ -571,6 +574,7 @@ EXPERTS = {
     "top_k": str,
     "alone": CONDITION,
     "scaling": str,
+    "balancing": str,
     "groups": [str],
     "float32": bool,
     "divided": bool,

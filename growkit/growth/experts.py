@@ -13,6 +13,8 @@ were chosen before. The weights of the copies add up to the weight of the expert
 - Groups of experts, if some groups are chosen first: copies come in blocks, so that whole groups
   are copied and c times as many groups are chosen.
 
+A loss that balances experts is, with top-k, c times as large, so its coefficient is divided by c.
+
 Equal copies stay equal. As they are chosen together with equal weights, their last matrices may be
 c times any parts that add up to the expert's matrix: exact random splits let them diverge.
 
@@ -43,8 +45,8 @@ from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.settings import Settings
-from growkit.base.tensors import TORCH_NAMES, Weights, main_dtype
-from growkit.families.description import MOST_EXPERTS, Member, value_at, with_value
+from growkit.base.tensors import TORCH_NAMES, Config, Weights, main_dtype
+from growkit.families.description import MOST_EXPERTS, Experts, Member, value_at, with_value
 from growkit.families.family import Family, stored_family
 from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
 from growkit.planning import transforms
@@ -116,8 +118,11 @@ class MoreExperts(Operation):
         if USE.name in options:
             counts = (map(order.count, range(made.present)) for order in orders.values())
             settled[COPIES.name] = "/".join(",".join(map(str, each)) for each in counts)
-        return Change([plan], *made.promise, settled)
+        return Change([plan], *made.promise, settled, by_ties=made.together)
 
+
+SHORT = ("F16", "BF16")
+"""Dtypes so short that two experts often have equal logits."""
 
 COMMON = 16.0
 """Size of the noise shared by all copies with a number, relative to the router's largest number."""
@@ -189,6 +194,7 @@ class _Copying:
                 f"top_k {top_k} is more than {self.count} experts; choose at most {self.count}"
             )
         self.together = self._evenly and self.top_k == copies * chosen
+        self._experts, self._chooses = experts, chosen < self.present
         groups = [key for key in experts.groups if isinstance(complete.get(key), int)]
         if not self._evenly and any(complete[key] > 1 for key in groups):
             raise InputError(
@@ -202,6 +208,7 @@ class _Copying:
         alone = experts.alone(complete)
         if self.together and alone and experts.scaling:
             self.config[experts.scaling] = complete[experts.scaling] / copies
+        self._keep_balancing(experts, complete, chosen / self.top_k)
         self.weight = 1.0 if alone and not experts.scaling else 1.0 / copies
         self._divided = experts.divided
         halves = (self.shares.parting and self.weight < 1) or experts.divided
@@ -213,11 +220,18 @@ class _Copying:
         self.members = family.members(self.config)
         self._corrected = any(map(self._is_correction, self.members))
 
+    def _keep_balancing(self, experts: Experts, complete: Config, factor: float) -> None:
+        """Multiply the coefficient of the loss that balances experts, also one of the class."""
+        coefficient = value_at(complete, experts.balancing)
+        if isinstance(coefficient, int | float):
+            self.config = dict(with_value(self.config, experts.balancing, coefficient * factor))
+
     @property
     def promise(self) -> tuple[str, str]:
         """The promise, and the loss in words."""
         if self.together:
-            return "exact", ""
+            tied = self._chooses and lost_in_ties(self._source, self._experts, "experts", "copies")
+            return ("bounded", tied) if tied else ("exact", "")
         if not (self._one_group and self._corrected):
             return "different", (
                 f"a token goes through {self.top_k} of {self.count} experts, and several copies "
@@ -430,6 +444,24 @@ def wanted_experts(size: str, present: int, layers: int, *, multiple: bool = Tru
             f"choose at most {MOST_EXPERTS // layers:,}"
         )
     return experts
+
+
+def lost_in_ties(source: Weights, experts: Experts, what: str, parts: str) -> str:
+    """The loss where a router may not choose copies together; empty if logits are hardly equal.
+
+    Args:
+        source: the model, which stores the router in the dtype that it computes in.
+        experts: how its family uses experts.
+        what: what has equal logits.
+        parts: what a token then gets of both.
+    """
+    dtype = main_dtype(source.tensors)
+    if dtype not in SHORT or experts.float32:
+        return ""
+    return (
+        f"a token for which two {what} have equal router logits in {TORCH_NAMES[dtype]} may get "
+        f"{parts} of both; --dtype float32 makes it exact"
+    )
 
 
 def is_last(member: Member) -> bool:

@@ -28,10 +28,18 @@ from growkit.algebra.expansion import Index
 from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
-from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
+from growkit.base.tensors import Config, TensorInfo, Weights, main_dtype
 from growkit.families.description import NEW, Experts, Member, Without
 from growkit.families.family import Family, families, stored_family
-from growkit.growth.experts import EXPERTS, NUMBER, TOP_K, expert_of, is_last, wanted_experts
+from growkit.growth.experts import (
+    EXPERTS,
+    NUMBER,
+    TOP_K,
+    expert_of,
+    is_last,
+    lost_in_ties,
+    wanted_experts,
+)
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation, Option, is_count, is_within
 from growkit.planning.plan import Plan, unused_tensors
@@ -39,9 +47,6 @@ from growkit.planning.transforms import Computed, Constant, Kept, Section, Trans
 
 SPREAD = 0.02
 """Standard deviation of a new router's weights: transformers' initializer_range."""
-
-SHORT = ("F16", "BF16")
-"""Dtypes so short that two experts often have equal logits."""
 
 
 class Upcycle(Operation):
@@ -79,13 +84,8 @@ class Upcycle(Operation):
         if drop:
             lost = f"{float(drop):.0%} of the hidden units of every expert, drawn anew"
             return Change([plan], "different", lost, settled)
-        dtype = main_dtype(source.tensors)
-        if pieces > 1 and dtype in SHORT and not experts.float32:
-            lost = (
-                f"a token for which two groups of experts have equal router logits in "
-                f"{TORCH_NAMES[dtype]} may get pieces of both; --dtype float32 makes it exact"
-            )
-            return Change([plan], "bounded", lost, settled)
+        if pieces > 1 and (lost := lost_in_ties(source, experts, "groups of experts", "pieces")):
+            return Change([plan], "bounded", lost, settled, by_ties=True)
         return Change([plan], settled=settled)
 
 

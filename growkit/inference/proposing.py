@@ -14,7 +14,7 @@ from typing import Any
 from growkit.algebra.axes import Pattern
 from growkit.families.described import TIED, each_entry, module_of, writes_hidden
 from growkit.inference.classes import ModelClass, one_of_experts
-from growkit.inference.keys import SCALING, TOP_K, WIDTH, last_part
+from growkit.inference.keys import BALANCING, SCALING, TOP_K, WIDTH, last_part
 from growkit.inference.layers import Conditions
 from growkit.inference.running import Observation
 
@@ -367,11 +367,17 @@ class Proposal:
         groups = [key for key in ("n_group", "num_expert_group", "topk_group") if counts.get(key)]
         if len(groups) == 2:
             found["groups"] = groups
+        if self._balancing:
+            found["balancing"] = self._balancing[0]
         yield found
         for key in (key for key in self.asked.resolved if SCALING.search(key) and value(key)):
             yield found | {"scaling": key, "alone": True}
         yield found | {"alone": True}
         yield found | {"divided": True}
+
+    @property
+    def _balancing(self) -> list[str]:
+        return [key for key in self.asked.resolved if BALANCING.search(key)]
 
     def _wide(self, axis: str) -> bool:
         return axis != "experts" and any(
@@ -383,7 +389,8 @@ class Proposal:
     ) -> dict[str, Any]:
         """Defaults of the class for keys that the config leaves out."""
         asked = self.asked
-        found = {key: asked.value(key) for key in sizes if asked.said(key) is None}
+        keys = *sizes, *self._balancing
+        found = {key: asked.value(key) for key in keys if asked.said(key) is None}
         stated = "head_dim" in asked.sizes and asked.said(asked.sizes["head_dim"][0]) is not None
         if {"head_dim", "heads"} <= axes and (asked.derived or not stated):
             hidden, heads = asked.sizes["hidden"][0], asked.sizes["heads"][0]

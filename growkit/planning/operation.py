@@ -141,6 +141,8 @@ class Change:
             same result; None for options that the repeated run does not need.
         by_rounding: whether only rounding changes the function, so that the source's own rounding
             error is the limit.
+        by_ties: whether the function changes only for tokens of which a short dtype gives two
+            experts equal router logits, so that it is exact in strict float64.
         ranks: the ranks that a search tried, with their costs.
         warnings: warnings for users of the result.
     """
@@ -150,6 +152,7 @@ class Change:
     lost: str = ""
     settled: Mapping[str, Value | None] = field(default_factory=dict)
     by_rounding: bool = False
+    by_ties: bool = False
     ranks: Sequence[RankTried] = ()
     warnings: Sequence[str] = ()
 

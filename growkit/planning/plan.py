@@ -410,6 +410,7 @@ class Lineage:
         promise: the weakest promise of all steps.
         lost: the loss, in one line; empty if nothing is lost.
         by_rounding: whether only rounding changes the function.
+        by_ties: whether only equal router logits do; see ``Change``.
     """
 
     source: Weights
@@ -417,6 +418,7 @@ class Lineage:
     promise: str = "exact"
     lost: str = ""
     by_rounding: bool = field(default=False, kw_only=True)
+    by_ties: bool = field(default=False, kw_only=True)
 
     @cached_property
     def stages(self) -> tuple[Weights, ...]:

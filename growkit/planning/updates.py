@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from growkit.algebra.update import Update
-from growkit.base.tensors import TensorInfo
+from growkit.base.tensors import TensorInfo, Weights
+from growkit.families.family import stored_family
 from growkit.planning.plan import Lineage, Plan
 from growkit.results.operation import UpdateGroup, Updates
 
@@ -30,10 +31,40 @@ class Law:
     why: tuple[str, ...]
 
 
+def other_loss(before: Weights, after: Weights) -> str:
+    """Why the class returns another loss for the target, though its logits are the source's.
+
+    A loss that balances experts takes its means over the routers of all layers
+    (``Experts.balancing``).
+
+    Args:
+        before: the source.
+        after: the target.
+
+    Returns:
+        The reason, as a sentence; empty if there is none.
+    """
+    if not after.config.get("output_router_logits"):
+        return ""
+    one, other = map(_layers_with_experts, (before, after))
+    if one == other:
+        return ""
+    return (
+        f"its class returns another loss than the source's, as output_router_logits adds one that "
+        f"balances the experts of {other} layers, of which the source has {one or 'none'}"
+    )
+
+
+def _layers_with_experts(model: Weights) -> int:
+    members = stored_family(model).members(model.config)
+    return len({each.layer for each in members if "experts" in each.tensor.pattern})
+
+
 def law_of(lineage: Lineage) -> Law:
     """The law for the target of a lineage."""
     current = {name: Update() for name in lineage.source.tensors}
-    reasons: dict[str, None] = {}
+    other = other_loss(lineage.source, lineage.target)
+    reasons = dict.fromkeys([other] if other else [])
     for plan in lineage.plans:
         current = stepped(plan, current)
         left_out = f"{plan.left_out[0]} of the source is left out" if plan.left_out else ""

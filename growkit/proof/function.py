@@ -482,7 +482,7 @@ class FunctionProof:
     @property
     def limit(self) -> Limit | None:
         """Limit in strict float64 for this promise; None for any finite difference."""
-        if self.exact:
+        if self.exact or self.lineage.by_ties:
             return self.strict_limit
         # After rounding to a narrower dtype, the target may be another function.
         return self.native_limit if self.lineage.by_rounding else None
@@ -575,7 +575,8 @@ class FunctionProof:
             return "the new model computes NaN or infinite logits"
         if not kept:
             assert self.limit
-            rounding = f"rounding to {self.native.dtype}"
+            stored = "" if self.lineage.by_ties else f" to {self.native.dtype}"
+            rounding = f"rounding{stored}"
             return f"the logits differ by {differ}; {rounding} explains {self.limit.largest:.1e}"
         count = distance.predictions
         return (

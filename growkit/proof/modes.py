@@ -1,8 +1,9 @@
 """Inference modes: the ways to run a model that break in practice."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from growkit.checkpoint.scratch import temporary
 from growkit.engine.calls import Call
 from growkit.engine.device import RUNS
 from growkit.engine.metrics import error_of, finite
-from growkit.engine.oracle import load_model, longest_context, quiet
+from growkit.engine.oracle import class_loss, load_model, longest_context, quiet
 from growkit.engine.strict import strict_float64
 from growkit.results.proof import Finding, ModeResult
 
@@ -38,6 +39,7 @@ DECODING = "cached decoding"
 EXPLICIT = "explicit positions"
 LONGEST = "longest context"
 GENERATE = "generate"
+LOSS = "loss"
 ATTENTION = "attention: "
 
 
@@ -168,43 +170,59 @@ NEW_TOKENS = 16
 """Number of tokens to generate."""
 
 
+Load = Callable[[Checkpoint], Any]
+"""Loads a whole model, once."""
+
+
 def run_whole_models(
     before: Checkpoint,
     after: Checkpoint,
     prompt: Tensor,
     device: torch.device,
     tolerance: float | None,
+    other_loss: str,
 ) -> list[ModeResult]:
-    """Save the target and load it again, and let both models generate, in strict float64.
+    """Run whole models in strict float64.
+
+    The target is saved and loaded again, both models generate, and their classes return losses.
 
     Args:
         before: the source.
         after: the target.
         prompt: token ids, [tokens].
         device: device of the models.
-        tolerance: upper limit for the distance of the logits that both begin with; None if they may
-            generate other tokens.
+        tolerance: upper limit for the distance of the logits that both begin with, and of the
+            losses; None if they may differ.
+        other_loss: why the losses may differ, although the logits may not; empty if they may not.
     """
     whole = 8 * sum(total_parameters(each.tensors) for each in (before, after))
     too_large = f"whole models of more than {size(MOST_BYTES)} in float64"
     prompt, results = prompt[:SHORT].to(device), []
-    for name, run in (("save and reload", _save_and_reload), (GENERATE, _generate)):
+    load = cache(partial(load_model, dtype=torch.float64, device=device, attention="eager"))
+    runs = {"save and reload": _save_and_reload, GENERATE: _generate, LOSS: _losses}
+    for name, run in runs.items():
         result = ModeResult(name=name, tried=False, note=too_large)
         results.append(result)
         if whole > MOST_BYTES:
             continue
         with strict_float64(), quiet():
             try:
-                result.update(run(before, after, prompt), tried=True)
+                result.update(run(load, before, after, prompt), tried=True)
             except PlaceError:
                 raise  # the target is not at fault
             except InputError as error:
                 result.note = str(error)
                 with suppress(InputError):  # if the source fails, too, the target is not at fault
-                    run(before, before, prompt)
+                    run(load, before, before, prompt)
                     result.tried, result.kept = True, None if tolerance is None else False
-        if name == GENERATE and tolerance is None:
+        if name != "save and reload" and tolerance is None:
             result.kept = None
+        elif name == LOSS and result.tried and result.kept is not False:
+            more = after.config["vocab_size"] > before.config["vocab_size"]
+            why = other_loss or "new tokens have a part of the softmax" * more
+            result.note += f", since {why}" if why else ""
+            result.tolerance = None if why else tolerance
+            result.kept = None if why else within(result.relative, tolerance)
         elif result.kept and name == GENERATE and not within(result.relative, tolerance):
             # The class may load other weights than the files hold.
             result.kept, result.tolerance = False, tolerance
@@ -212,9 +230,11 @@ def run_whole_models(
     return results
 
 
-def _save_and_reload(before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
+def _save_and_reload(
+    load: Load, before: Checkpoint, after: Checkpoint, prompt: Tensor
+) -> dict[str, Any]:
     """Compare the weights after saving and loading, and measure the distance of the logits."""
-    loaded: Any = load_model(after, torch.float64, prompt.device, "eager")
+    loaded = load(after)
     with temporary("reload") as scratch, _using(after, "save and reload"):
         expected = _logits(loaded, prompt)
         loaded.save_pretrained(scratch)
@@ -227,10 +247,11 @@ def _save_and_reload(before: Checkpoint, after: Checkpoint, prompt: Tensor) -> d
     return {"note": note, "relative": finite(error_of(found, expected)), "kept": same}
 
 
-def _generate(before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
+def _generate(load: Load, before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
     """Compare the greedy continuations of the prompt."""
     tokens = before.config["vocab_size"]
-    (found, one), (expected, other) = (_continue(each, prompt, tokens) for each in (after, before))
+    both = ((load(each), each) for each in (after, before))
+    (found, one), (expected, other) = (_continue(*each, prompt, tokens) for each in both)
     relative = finite(error_of(found, expected))
     if one == other:
         return {"note": f"the same {len(one)} tokens, greedily", "kept": True, "relative": relative}
@@ -240,11 +261,26 @@ def _generate(before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str
     return {"note": note, "kept": False, "relative": relative}
 
 
-def _continue(model: Checkpoint, prompt: Tensor, tokens: int) -> tuple[Tensor, list[int]]:
+@torch.no_grad()
+def _losses(load: Load, before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
+    """Compare the losses that both classes return."""
+    (expected, logits), (found, _) = (class_loss(load(each), prompt) for each in (before, after))
+    # Rounding of logits changes a small loss by more than its own rounding.
+    scale = max(abs(float(expected)), float(logits.square().mean().sqrt()))
+    return {
+        "note": f"{float(expected):.6f} → {float(found):.6f} nats per token, as classes return it",
+        "relative": finite(abs(float(found - expected)) / scale),
+    }
+
+
+def _continue(
+    loaded: Any, model: Checkpoint, prompt: Tensor, tokens: int
+) -> tuple[Tensor, list[int]]:
     """Continue a prompt greedily, regardless of generation settings in the folder.
 
     Args:
-        model: the checkpoint.
+        loaded: the model.
+        model: its checkpoint.
         prompt: token ids, [tokens], on the device of the model.
         tokens: number of tokens to choose from, at the start of the vocabulary.
 
@@ -253,7 +289,6 @@ def _continue(model: Checkpoint, prompt: Tensor, tokens: int) -> tuple[Tensor, l
     """
     from transformers import GenerationConfig
 
-    loaded: Any = load_model(model, torch.float64, prompt.device, "eager")
     longest, count = longest_context(model.config), NEW_TOKENS
     if isinstance(longest, int):  # positions beyond it may have no embedding
         prompt = prompt[: max(1, longest - NEW_TOKENS)]

@@ -30,7 +30,7 @@ from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.device import memory_of
 from growkit.engine.metrics import finite
-from growkit.engine.oracle import load_model
+from growkit.engine.oracle import class_loss, load_model
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.optimizer.groups import Parameters, ParamGroup, class_updates
@@ -137,21 +137,17 @@ class StrictTraining:
     def evaluate(self, windows: Sequence[Tensor]) -> tuple[float, Tensor]:
         """Compute the mean loss of some windows, and the logits of the first."""
         with strict_float64(), torch.no_grad():
-            return sum(map(float, self._losses(windows))), self._logits(windows[0]).cpu()
+            return sum(map(float, self._losses(windows))), self._computed(windows[0])[1].cpu()
 
     def _losses(self, windows: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the part of each window in the mean loss of all predictions, in nats."""
         predictions = sum(len(ids) - 1 for ids in windows)
         for ids in windows:
-            logits = self._logits(ids)
-            labels = ids[1:].to(logits.device)
-            yield nn.functional.cross_entropy(logits[:-1], labels, reduction="sum") / predictions
+            yield self._computed(ids)[0] * ((len(ids) - 1) / predictions)
 
-    def _logits(self, ids: Tensor) -> Tensor:
-        """Compute the logits of a window, [tokens, vocabulary]."""
-        device = next(self._model.parameters()).device
-        found: Tensor = self._model(ids[None].to(device), use_cache=False).logits[0]
-        return found
+    def _computed(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the loss of a window as the class returns it, and the logits."""
+        return class_loss(self._model, ids.to(next(self._model.parameters()).device))
 
     def disturb(self, amount: float, seed: int) -> None:
         """Change every weight at random by at most ``amount`` times its value."""

@@ -29,13 +29,14 @@ from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
 from growkit.engine.user_family import temporary_family
 from growkit.planning.plan import Lineage
+from growkit.planning.updates import other_loss
 from growkit.proof.adapter import NAME as ADAPTER
 from growkit.proof.adapter import prove_adapter
 from growkit.proof.control import PROBE
 from growkit.proof.dequantised import dequantised_finding
 from growkit.proof.folder import compare_folders
 from growkit.proof.function import FunctionProof
-from growkit.proof.modes import modes, run_whole_models
+from growkit.proof.modes import LOSS, modes, run_whole_models
 from growkit.proof.preflight import check_vocabularies
 from growkit.proof.series import series_errors
 from growkit.proof.trainability import trainability_finding
@@ -51,6 +52,7 @@ VERDICTS = {
     ADAPTER: "preserved, but not with its adapter",
     "training": "preserved, but it does not learn as its source does",
     "trainability": "preserved, but it cannot train as asked",
+    LOSS: "preserved, but its class returns another loss",
     "series": "preserved, but the series of its integral is wrong",
 }
 """Verdicts on exact promises, by the failed finding, if that is not about the promise itself.
@@ -178,6 +180,7 @@ def prove(
         weights = compare_weights(origin, after)
         if exact and weights.settled and not files.changed:
             prompts = prompts.cut(*settings.settled.amount)
+        another = other_loss(before, after)
         logits.run(modes(prompts.windows, before.config, after.config))
         tried = [
             *logits.mode_results(),
@@ -186,7 +189,8 @@ def prove(
                 after,
                 prompts.windows[0],
                 logits.place,
-                logits.strict_limit.largest if exact else None,
+                logits.strict_limit.largest if exact or lineage.by_ties else None,
+                another,
             ),
         ]
         findings = [weights.finding(lineage.promise), files.finding]
@@ -210,7 +214,7 @@ def prove(
         series, of_layers = series_errors(after, prompts.windows, logits.place)
         findings += [found for found in (series, logits.device_finding(varying)) if found]
         fingerprint = logits.fingerprint()
-    notes = [*files.named, *logits.notes]
+    notes = [*files.named, *logits.notes, *([another] if another else [])]
     if recipe is not None and recipe.adapter is not None and adapter is None:
         notes.append("its adapter was not tried, as that of the source was not named (--adapter)")
     verdict = verdict_of(lineage.promise, findings, settings.max_kl)

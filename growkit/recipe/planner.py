@@ -14,6 +14,7 @@ from growkit.planning.layouts import read_layout
 from growkit.planning.operation import PROMISES, Change, complete
 from growkit.planning.plan import Lineage, Plan, Planned
 from growkit.planning.transforms import AS_IT_IS
+from growkit.planning.updates import other_loss
 from growkit.recipe.recipe import Recipe, Step
 from growkit.results.operation import ConfigChange, GrowResult, PlannedTensor, RankTried
 
@@ -76,13 +77,17 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
         warnings.insert(0, f"{source.where()} is quantised with {source.quantised}")
     if ragged := _ragged_experts(grown):
         warnings.append(ragged)
+    inexact = [each for each in changes if each.promise != "exact"]
     lineage = Lineage(
         wide,
         plans,
         max(("exact", *(each.promise for each in changes)), key=PROMISES.index),
         "; ".join(each.lost for each in changes if each.lost),
-        by_rounding=all(each.by_rounding or each.promise == "exact" for each in changes),
+        by_rounding=all(each.by_rounding or each.by_ties for each in inexact),
+        by_ties=all(each.by_ties for each in inexact),
     )
+    if other := other_loss(wide, grown):
+        warnings.append(other)
     return Prepared(
         lineage,
         tuple(steps),
