@@ -43,7 +43,7 @@ from tests.conftest import save_model, with_tokenizer
 from tests.quantised import quantise
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = {file.name: file.read_text("utf-8") for file in DOCUMENTS}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:growkit|make|python|pip|uvx)\s[^`]+)`")
