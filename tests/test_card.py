@@ -230,6 +230,58 @@ def test_the_base_model_comes_by_every_way(tmp_path: Path, make: Callable[..., P
     assert [card.get("base_model") for card in cards] == [BASE, BASE, "o/n", "true/x"]
 
 
+NORWEGIAN = """\ufeff---
+license: other
+license_name: "community: \\"x\\""
+license_link: https://x.org/terms?a=b
+language:
+- no
+- zh-Hans
+datasets: [o/data, "c4"]
+base_model: o/old
+tags: [x]
+widget: {text: y}
+---
+# Old
+"""
+
+
+@pytest.mark.parametrize("base", [None, BASE])
+def test_what_holds_for_the_source_stays(base: str | None, tmp_path: Path, make: Any) -> None:
+    source = make("llama")
+    (source / "README.md").write_text(NORWEGIAN.replace("\n", "\r\n"))
+    options: dict[str, Any] = {"verify": False, "base_model": base}
+    growkit.grow(source, tmp_path / "one", hidden="x2", **options)
+    growkit.grow(tmp_path / "one", tmp_path / "two", hidden="x2", verify=False)
+    for folder in ("one", "two"):
+        data = ModelCard(card_of(tmp_path / folder)).data.to_dict()
+        assert (data["license"], data["license_link"]) == ("other", "https://x.org/terms?a=b")
+        assert data["language"] == ["no", "zh-Hans"]
+        assert data["datasets"] == ["o/data", "c4"]
+        assert data["base_model"] == (base or "o/old")
+        assert data["tags"] == ["growkit", "hypercloning"]
+        assert "license_name" not in data  # the quotes in it might break other readers
+
+
+@pytest.mark.parametrize(
+    ("head", "data"),
+    [
+        ("license: mit\nbase_model: /home/me/x", {"license": "mit"}),
+        ("license: {a: b}\nlanguage: [en, [de]]\ndatasets: C:\\data", {}),
+        ("license: [mit", None),
+        ("- license: mit", {}),
+    ],
+)
+def test_cards_of_sources_may_be_odd(head: str, data: Any, tmp_path: Path, make: Any) -> None:
+    source = make("llama")
+    (source / "README.md").write_text(f"---\n{head}\n---\n")
+    result = growkit.grow(source, tmp_path / "one", hidden="x2", verify=False)
+    found = ModelCard(card_of(tmp_path / "one")).data.to_dict()
+    usual = {"library_name", "pipeline_tag", "tags"}
+    assert {key: found[key] for key in found.keys() - usual} == (data or {})
+    assert any("README.md cannot be read" in each for each in result.warnings) == (data is None)
+
+
 def test_names_are_refused_where_the_hub_does() -> None:
     """But for names without an organisation, which a folder may have as well."""
     choose = random.Random(0)

@@ -1,7 +1,9 @@
 """Files in and out: what is written is what safetensors and transformers read."""
 
+import ast
 import hashlib
 import json
+import re
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -145,11 +148,27 @@ def test_a_wider_dtype(stored: torch.dtype, dtype: str, make: Make, tmp_path: Pa
     assert relative_error(source, tmp_path / "target") < 1e-12
 
 
+def vocabulary_files() -> set[str]:
+    """The names of all files that transformers' tokenizers read."""
+    files = Path(transformers.__file__).parent.glob("models/*/tokenization_*.py")
+    found = (re.search(r"^VOCAB_FILES_NAMES = ({.*?})", f.read_text(), re.S | re.M) for f in files)
+    names = {name for each in found if each for name in ast.literal_eval(each[1]).values()}
+    assert len(names) > 15
+    return names
+
+
 def test_what_is_carried_over(make: Make, tmp_path: Path) -> None:
     source = make("llama")
     carried = {"chat_template.jinja": "{{ messages }}", "merges.txt": "", "LICENSE.txt": "terms"}
-    carried |= dict.fromkeys(("tokenizer.json", "tokenizer_config.json", "vocab.json"), "{}")
+    carried |= dict.fromkeys(("tokenizer.json", "special_tokens_map.json", "vocab.json"), "{}")
+    carried |= dict.fromkeys({*vocabulary_files(), "vocab.bin", "own.data"}, "{}")
+    carried |= {"tokenization_own.py": 'from .tools import READ\nFILE = "vocab.bin"'}
+    carried |= {"tools.py": "FILES = ['model.safetensors', 'own.data']", "License.md": "terms"}
+    carried["tokenizer_config.json"] = (
+        '{"auto_map": {"AutoTokenizer": ["tokenization_own.A", null]}}'
+    )
     left = {"optimizer.pt": "x", "README.md": "old card", "training_args.bin": "x", "notes": "x"}
+    left |= {"train.py": "from .tools import READ"}
     for name, text in (carried | left).items():
         (source / name).write_text(text)
     before = folder_bytes(source)
@@ -162,6 +181,12 @@ def test_what_is_carried_over(make: Make, tmp_path: Path) -> None:
     assert set(after) == {*carried, *own, "model.safetensors"}
     assert b"old card" not in after["README.md"]
     assert folder_bytes(source) == before
+    for _ in ("with", "without"):
+        verdict = growkit.verify(source, tmp_path / "target", prompts=1, length=8)
+        assert verdict.kept, verdict.reason
+        (tmp_path / "target" / "growkit.json").unlink(missing_ok=True)
+    (tmp_path / "target" / "tools.py").write_text("other")
+    assert not growkit.verify(source, tmp_path / "target", prompts=1, length=8).kept
 
 
 def test_the_manifest_names_what_the_model_was_made_from(make: Make, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ torch.distributed.checkpoint, which transformers does not read. A folder with ot
 transformers would follow is refused, since the proof would not be about the model that users load.
 """
 
+import json
 import os
 import re
 import stat
@@ -39,6 +40,9 @@ MOST_ENTRIES = 100_000
 BLOCK = 1 << 20
 """Bytes to copy at a time."""
 
+POINTER = b"version https://git-lfs"
+"""Beginning of the files that Git LFS leaves in place of large ones."""
+
 State = tuple[int, int, int, int, int, int]
 """Device, inode, kind, size and times: they identify a file, and show whether it has changed."""
 
@@ -58,31 +62,48 @@ ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 ADAPTER_FOLDER = "adapter"
 """In a grown model: the adapter that was grown with it."""
 
+TOKENIZER_FILES = (
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template*.jinja", f"{TEMPLATES}*"),
+    *("vocab*", "*_vocab.json", "merges.txt", "bpe.codes", "dict.txt", "normalizer.json"),
+    *(
+        "*.model",
+        "*.model.*",
+        "*.spm",
+        "*.tiktoken",
+        "*.tokenizer",
+        "tekken.json",
+        "byte_maps.json",
+    ),
+    *("entity_vocab.json", "emoji.json", "word_shape.json", "word_pronunciation.json"),
+)
+"""All files of transformers' tokenizers."""
+
+LICENCES = ("*LICEN[CS]E*", "[Ll]icen[cs]e*", "NOTICE*", "COPYING*", "USE_POLICY*")
+"""Files with terms of use."""
+
 CARRIED = (
-    *(GENERATION, "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*"),
-    *("merges.txt", "*.tiktoken", "tekken.json", "spiece.model", "sentencepiece*.model"),
-    *("chat_template*", TEMPLATES, "preprocessor_config.json", "LICENSE*", "NOTICE*"),
-    "USE_POLICY*",
+    *(GENERATION, *TOKENIZER_FILES, "tokenizer*", "chat_template*"),
+    *("preprocessor_config.json", *LICENCES),
 )
 """Files next to weights and config that growth copies as they are."""
 
+WITH_CODE = ("tokenizer_config.json", "preprocessor_config.json")
+"""Carried files whose ``auto_map`` names code, which is carried as well."""
+
+CARD = "README.md"
+
 SMALL = ("*.json", "*.jinja", "*.model", "*.py")
 """Other small files that transformers may read."""
+
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "*.gguf", "consolidated*")
+"""Files that some engine would read as weights."""
 
 LOADED = (
     *("*.model.*", "*.txt", "*.bpe", "*.codes", "*.tokenizer", "custom_generate"),
     *("*.safetensors", "*.bin", "*.gguf"),
 )
 """Other files, of any size, that transformers, tokenizers or peft may read."""
-
-TOKENIZER_FILES = (
-    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template*.jinja", f"{TEMPLATES}*"),
-    *("vocab*", "*_vocab.json", "merges.txt", "bpe.codes", "dict.txt", "normalizer.json"),
-    *("*.model", "*.model.*", "*.tiktoken", "*.tokenizer", "tekken.json", "byte_maps.json"),
-    *("entity_vocab.json", "emoji.json", "word_shape.json", "word_pronunciation.json"),
-)
-"""All files of transformers' tokenizers."""
 
 NAMES_FILES = ("vocab", "merges")
 """Settings of tokenizers that are a vocabulary, or the path of one."""
@@ -128,6 +149,10 @@ INSTEAD_OF_WEIGHTS = {
 }
 """Patterns of file names, with the reason why such a file is not read as weights, and the remedy;
 the first match is reported."""
+
+
+_MODULE = re.compile(r"""(?:["'](?=\w+\.)|^\s*(?:from|import)\s+\.)(\w+)""", re.MULTILINE)
+"""A module that ``auto_map`` names, or that other code imports."""
 
 
 class Folder:
@@ -199,8 +224,15 @@ class Folder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[BufferedReader]:
-        """Open a regular file for reading; see ``require``."""
-        with open_regular(self.require(name)) as stream:
+        """Open a regular file for reading.
+
+        Raises:
+            InputError: see ``require``; or the file is a pointer of Git LFS.
+        """
+        path = self.require(name)
+        with open_regular(path) as stream:
+            if os.pread(stream.fileno(), len(POINTER), 0) == POINTER:
+                raise InputError(f"{path} only points to the file; fetch it with 'git lfs pull'")
             yield stream
 
     def bytes(self, name: str, most: int = MOST_BYTES) -> bytes:
@@ -275,8 +307,25 @@ class Folder:
         return sorted(found)
 
     def carried(self) -> list[str]:
-        """The names of files that are copied with the weights of a model."""
-        return self.names(*CARRIED)
+        """The names of files that are copied with the weights of a model.
+
+        A tokenizer with code of its own may read any file; those that its code or its settings name
+        in quotes are copied as well.
+        """
+        files, names = {*self.names(*CARRIED)}, {each for each in self.names() if "/" not in each}
+        code = named = ""
+        for name in names.intersection(WITH_CODE):
+            with suppress(InputError):  # its reader reports the error
+                settings = self.json(name)
+                code += json.dumps(settings.get("auto_map"))
+                named += json.dumps(settings)
+        while more := {f"{each}.py" for each in _MODULE.findall(code)} & names - files:
+            files |= more
+            code += "".join(f"\n{self.bytes(each).decode(errors='replace')}" for each in more)
+        named += code
+        files |= {each for each in names if f'"{each}"' in named or f"'{each}'" in named}
+        left = ("config.json", CARD, *WEIGHTS)
+        return sorted(name for name in files if not matches(name, left))
 
     def carried_bytes(self) -> int:
         """Total size of the carried files."""
@@ -286,7 +335,7 @@ class Folder:
         """Refuse carried files that cannot be read, before any is copied.
 
         Raises:
-            InputError: a file cannot be read.
+            InputError: a file cannot be read, or is a pointer of Git LFS.
         """
         for name in self.carried():
             with self.open(name):
@@ -298,8 +347,13 @@ class Folder:
             self.copy(name, target)
 
     def code(self) -> list[str]:
-        """The files of the model's own code, to which ``auto_map`` in the config refers."""
-        return [name for name in self.names("*.py") if "/" not in name]
+        """The files of code to which ``auto_map`` refers, in the config or in a carried file.
+
+        The code of a model may be in any module of its folder.
+        """
+        names = [name for name in self.names("*.py") if "/" not in name]
+        model = self.has("config.json") and self.json("config.json").get("auto_map")
+        return names if model else sorted({*names}.intersection(self.carried()))
 
     def check_files(self) -> None:
         """Refuse files that a loader would follow, pipes, and links that lead nowhere or outside.
@@ -513,7 +567,8 @@ def small_files(where: str, names: Iterable[str]) -> list[str]:
 
     def is_read(name: str) -> bool:
         top, *below = name.split("/")
-        return ".." not in below and matches(top, CARRIED if below else (*CARRIED, *SMALL))
+        patterns = CARRIED if below else (*CARRIED, *SMALL, "*.txt", "*.vocab", CARD)
+        return ".." not in below and matches(top, patterns)
 
     return [*filter(is_read, names)]
 

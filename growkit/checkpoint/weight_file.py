@@ -201,11 +201,8 @@ def open_weights(folder: Folder, name: str) -> WeightFile:
     """
     path = folder.path / name
     with folder.open(name) as stream:
-        if read(stream, 40, path).startswith(b"version https://git-lfs"):
-            raise InputError(f"{path} only points to the weights; fetch them with 'git lfs pull'")
         if name.endswith(".bin"):
             return open_saved(folder, name, WEIGHTS)[1](plain_tensors)
-        stream.seek(0)
         remedy = "it may be truncated, copy it again"
         with explain_damage(f"{path} is not a whole safetensors file", remedy):
             state = state_of(os.fstat(stream.fileno()))

@@ -34,7 +34,7 @@ from growkit.recipe import recipe as recipes
 from growkit.recipe.manifest import manifest_of
 from growkit.recipe.planner import describe, plan_recipe, planned_tensors
 from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
-from growkit.report.saving import model_card
+from growkit.report.saving import inherited, model_card
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult, name_result
 from growkit.sources import Inside, find, pair
@@ -274,6 +274,11 @@ class _Run:
             result["dropped"] |= source.dropped
             result["warnings"].insert(0, source.note)
         result["warnings"] += [self.found.warning] if self.found.warning else []
+        try:
+            self.metadata = inherited(source.opened)
+        except InputError as error:
+            self.metadata = {}
+            result["warnings"].append(str(error))
         self.companions = dict(self._companions())
         for name, each in self.companions.items():
             self.other_files += each.files
@@ -346,7 +351,7 @@ class _Run:
             if proof_only and result["kept"]:
                 manifest["not_kept"] = _remove_weights(folder, digests)
             tokenizer, eager = "tokenizer_config.json" in made, self.prepared.eager_experts
-            card = model_card(manifest, tokenizer=tokenizer, eager_experts=eager)
+            card = model_card(manifest, self.metadata, tokenizer=tokenizer, eager_experts=eager)
             (folder / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
             publishing.write_manifest(folder, manifest, digests)
         copied = [source.folder / name for name in source.opened.carried()]
@@ -395,7 +400,7 @@ def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:
     if family.write_code:
         family.write_code(folder)
     elif grown.config.get("auto_map") and grown.config["auto_map"] == source.config.get("auto_map"):
-        for name in source.opened.code():
+        for name in {*source.opened.code()}.difference(source.opened.carried()):
             source.opened.copy(name, folder)
 
 

@@ -17,7 +17,14 @@ from typing import Any
 from growkit.base import __version__
 from growkit.base.errors import InputError
 from growkit.base.tensors import FLOAT_BYTES, TORCH_NAMES, Config, main_dtype
-from growkit.checkpoint.folder import ADAPTER_FOLDER, Folder, is_of_tokenizer, matches
+from growkit.checkpoint.folder import (
+    ADAPTER_FOLDER,
+    LICENCES,
+    WEIGHTS,
+    Folder,
+    is_of_tokenizer,
+    matches,
+)
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.checkpoint.scratch import temporary
@@ -47,11 +54,7 @@ RENAMED = frozenset({"torch_dtype"}).union(*(each.former for each in families().
 WRITTEN = frozenset({"config.json", "README.md", MANIFEST})
 """Files that growkit writes in addition to weights and code."""
 
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "*.gguf", "consolidated*")
-"""Files that some engine would read as weights."""
-
-
-INERT = ("LICENSE*", "NOTICE*", "USE_POLICY*", ".gitattributes")
+INERT = (*LICENCES, ".gitattributes")
 """Files that no engine reads."""
 
 UNUSED = "the family in the manifest was not used, since growkit has one of its own for this type"
@@ -234,8 +237,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     if code and loaded.own_class and coded[0] != coded[1]:
         changed += code
     changed += _changed_buffers(source, target)
-    own = target.opened.code() if target.config.get("auto_map") else []
-    known = {*WRITTEN, *code, *own, *_weights_of(target), *sidecars.READ}
+    known = {*WRITTEN, *code, *target.opened.code(), *_weights_of(target), *sidecars.READ}
     names = [name for name in target.opened.names() if name not in known]
     unknown = [name for name in names if not _is_of_source(name, source, target)]
     changed = [*dict.fromkeys(changed)]

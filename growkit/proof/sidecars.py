@@ -60,15 +60,13 @@ def changed_sidecars(source: Folder, target: Folder) -> list[str]:
     names, had = source.carried(), {*source.names()}
     differ = [name for name in names if not same_bytes(source, target, name)]
     differ += [name for name in target.names(*FILES, GENERATION, *PROCESSORS) if name not in had]
-    lost = [name for name in source.names(*FILES) if name not in names and not target.has(name)]
-    lost = [name for name in lost if is_of_tokenizer(name)]
     read = [name for name in differ if is_of_tokenizer(name)]
     found: list[str] = []
     # config.json may make another tokenizer of the same files.
     was, now = (f.json("config.json") if f.has("config.json") else {} for f in (source, target))
     depends = any(was.get(key) != now.get(key) for key in OF_TOKENIZERS)
-    if has_tokenizer(source) and (read or lost or depends):
-        found = _changed_in_tokenizer(source, target, read, lost)
+    if has_tokenizer(source) and (read or depends):
+        found = _changed_in_tokenizer(source, target, read)
         differ = [name for name in differ if name not in read]
     return found + [name for name in differ if not _same_json(source, target, name)]
 
@@ -78,22 +76,19 @@ def is_compared(name: str) -> bool:
     return is_of_tokenizer(name) or ("/" not in name and matches(name, (GENERATION, *PROCESSORS)))
 
 
-def _changed_in_tokenizer(
-    source: Folder, target: Folder, differ: list[str], lost: list[str]
-) -> list[str]:
+def _changed_in_tokenizer(source: Folder, target: Folder, differ: list[str]) -> list[str]:
     """Find the files that make another tokenizer.
 
     Args:
         source: the source.
         target: the target.
         differ: files of the tokenizer whose bytes differ.
-        lost: files of the source's tokenizer that growkit does not copy.
     """
     first, second = _loaded(source), _loaded(target)
-    if first is None and second is None and not (differ or lost):
+    if first is None and second is None and not differ:
         return []
     if first is None or second is None or first_difference(first, second):
-        return [*differ, *lost] or ["the tokenizer, which depends on config.json,"]
+        return differ or ["the tokenizer, which depends on config.json,"]
     found = [name for name in differ if not _explained(name, source, target, first)]
     return found + [SETTINGS] * (SETTINGS in differ and _contradict(source, target, first, second))
 

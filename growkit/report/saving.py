@@ -10,14 +10,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, Template
 from markupsafe import Markup
 
 from growkit.base.errors import InputError, plain
+from growkit.base.parsing import yaml_texts
 from growkit.base.units import size
-from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.folder import CARD, MOST_YAML, Folder
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import MANIFEST, made_around, write_whole
 from growkit.families.description import EAGER_EXPERTS
@@ -36,9 +38,14 @@ REPORTS = {
 }
 """Beginnings of reports."""
 
+INHERITED = ("license", "license_name", "license_link", "language", "datasets", "base_model")
+"""Keys of a model card that hold for a model made from it as well."""
+
 LONGEST_BEGINNING = 1 << 16
 """Characters."""
 
+_HEAD = re.compile(r"\ufeff?\s*---\s*\n(.*?)\n---\s*(\n|$)", re.DOTALL)
+_PUBLIC = re.compile(r"https?://\S+|\w[\w.+ -]*(/\w[\w.+ -]*)*")
 _WHOLE = re.compile(r"(?<![\w/.-])(?:-?[\d.]+e-\d+|--[a-z][\w-]*)(?![\w-])")
 _NAMES = re.compile(r"[\w./-]{24,}")
 _PARTS = re.compile(r"(?<=\w)[./_](?=\w)")
@@ -146,17 +153,52 @@ def flowing(value: Any) -> Markup:
     return Markup(_NAMES.sub(lambda name: _PARTS.sub(r"\g<0><wbr>", name[0]), kept))  # noqa: S704
 
 
-def model_card(manifest: Found, *, tokenizer: bool = False, eager_experts: bool = False) -> str:
+def inherited(source: Folder) -> dict[str, str | list[str]]:
+    """Read what the card of a source says of licence, languages, data and origin.
+
+    Paths of a machine, and values that are neither text nor a list of texts, are left out.
+
+    Raises:
+        InputError: the card cannot be read.
+    """
+    if not source.has(CARD):
+        return {}
+    head = _HEAD.match(source.bytes(CARD).decode("utf-8", "replace").replace("\r\n", "\n"))
+    try:
+        content = yaml_texts(head[1][:MOST_YAML]) if head else {}
+    except ValueError as error:
+        raise InputError(
+            f"{source.path / CARD} cannot be read ({error}), so its licence, languages, data sets "
+            "and base model are not in the new card; correct it"
+        ) from None
+    found = dict[str, str | list[str]]()
+    for key in INHERITED if isinstance(content, dict) else ():
+        value = content.get(key)
+        texts = value if isinstance(value, list) else [value]
+        if texts and all(isinstance(text, str) and _PUBLIC.fullmatch(text) for text in texts):
+            found[key] = value
+    return found
+
+
+def model_card(
+    manifest: Found,
+    metadata: Found = MappingProxyType({}),
+    *,
+    tokenizer: bool = False,
+    eager_experts: bool = False,
+) -> str:
     """Render the model card, a ``README.md`` in the Hub's form.
 
     Args:
         manifest: the content of ``growkit.json``.
+        metadata: what the source's card says of it; see ``inherited``.
         tokenizer: whether there is a tokenizer next to the weights.
         eager_experts: whether transformers refuses to multiply with all experts at once.
     """
     steps, proof = manifest["recipe"]["steps"], manifest["verification"]
     return _template("card.md", _escaped).render(
         manifest=manifest,
+        metadata=metadata,
         methods=list(dict.fromkeys(str(next(iter(step.values()))) for step in steps)),
         how="; then ".join(each.replace(" ", ": ", 1) for each in proofs.steps_of(manifest)),
         steps=[", ".join(f"{key}: {step[key]}" for key in step) for step in steps],
