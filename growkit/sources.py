@@ -72,6 +72,10 @@ PREFIXES = {
 """Prefixes of a language model's tensors: in multimodal files, and in files of its own."""
 
 
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Config keys of special tokens."""
+
+
 @dataclass(frozen=True)
 class Source:
     """A located model, not read yet.
@@ -383,6 +387,8 @@ def config_inside(whole: Config, folder: Path) -> Config | None:
         resolved: Any = parsed(whole, str(folder / "config.json"))
         inner = resolved.get_text_config(decoder=True)
         config: Config = json.loads(inner.to_json_string(use_diff=True))
+        # A whole model stops at the tokens that its own config names.
+        config |= {key: whole[key] for key in TOKENS if whole.get(key) is not None}
     # The class of the whole model decides whether embeddings are tied, if it has the key.
     tied = getattr(resolved, "tie_word_embeddings", config.get("tie_word_embeddings"))
     config["tie_word_embeddings"] = bool(tied)

@@ -21,6 +21,7 @@ from growkit.base.tensors import Weights
 from growkit.base.units import given_date
 from growkit.checkpoint import publishing, writing
 from growkit.checkpoint.distributed_file import distributed_shards, write_list
+from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.prompts import read_text
 from growkit.engine.user_family import load_description, temporary_family, unlisted_family
@@ -251,7 +252,7 @@ class _Run:
             preflight(recipe.verify, source, self.target)
         with publishing.staged(self.output, replaceable) as staging, writing.hashing() as hashes:
             publishing.check_space(staging.folder, disk_needed(self.target, self.extra))
-            # It imports torch, which takes a second that must not count as writing.
+            # They import torch, which takes a second that must not count as writing.
             from growkit.engine.device import check_subnormal_numbers
 
             check_subnormal_numbers()
@@ -274,6 +275,7 @@ class _Run:
             result["dropped"] |= source.dropped
             result["warnings"].insert(0, source.note)
         result["warnings"] += [self.found.warning] if self.found.warning else []
+        self.tokenizer_class = self._tokenizer_class()
         try:
             self.metadata = inherited(source.opened)
         except InputError as error:
@@ -285,6 +287,21 @@ class _Run:
             result[name] = each.result()
         self.extra = source.opened.carried_bytes()
         self.extra += sum(each.bytes for each in self.companions.values())
+
+    def _tokenizer_class(self) -> str | None:
+        """The class of tokenizer that the target's files must name; see ``class_to_name``."""
+        config = family_of(self.target.config, self.recipe.output).named(self.target.config)
+        if config["model_type"] == self.source.opened.json("config.json").get("model_type"):
+            return None
+        from growkit.proof.sidecars import SETTINGS, class_to_name  # imports torch
+
+        kind = class_to_name(self.source.opened, config)
+        if kind is not None:
+            self.result["warnings"].append(
+                f"{SETTINGS} will name {kind}, as which transformers loads the source's tokenizer; "
+                f"with model_type {config['model_type']!r}, it would load another one"
+            )
+        return kind
 
     def _companions(self) -> Iterator[tuple[str, Optimizer | Adapter]]:
         """Read the optimizer's state and the adapter, which grow with the model."""
@@ -317,6 +334,8 @@ class _Run:
 
     def _write(self, folder: Path, hashes: writing.Hashes) -> None:
         """Write the weights, their config, carried files, the optimizer's state and the adapter."""
+        from growkit.proof.sidecars import name_class, write_generation
+
         source, result = self.source, self.result
         started = time.perf_counter()
         with (
@@ -326,6 +345,8 @@ class _Run:
             _write_weights(self.recipe, self.target, folder, advance, hashes)
             source.opened.carry_over(folder)
             _write_config(source, self.target, folder)
+            name_class(Folder(folder), self.tokenizer_class)
+            write_generation(source.opened, Folder(folder))
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
         law = law_of(self.lineage)

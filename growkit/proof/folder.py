@@ -172,6 +172,8 @@ def compare_with_plan(
     held = own_code(target.opened)
     changed += [name for name, content in code.items() if held.get(name) != content]
     changed += sidecars.changed_sidecars(source.opened, target.opened)
+    if sidecars.GENERATION not in changed:
+        changed += sidecars.changed_generation(source.opened, target.opened)
     expected = {*WRITTEN, *code, *source.opened.carried(), *_weights_of(target)}
     if recipe is not None and recipe.optimizer is not None:
         states = target.opened.names(*outputs())

@@ -9,8 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from growkit.base.errors import InputError, foreign
+from growkit.base.tensors import Config
 from growkit.checkpoint.folder import GENERATION, TEMPLATES, Folder, is_of_tokenizer, matches
 from growkit.checkpoint.folder import TOKENIZER_FILES as FILES
+from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import generation
 from growkit.engine.oracle import quiet
@@ -154,6 +156,55 @@ def changed_generation(before: Folder, after: Folder) -> list[str]:
     one, other = _given(first), _given(second)
     changed = [key for key in sorted(one | other) if one.get(key) != other.get(key)]
     return [f"{key} in the generation settings" for key in changed]
+
+
+def write_generation(source: Folder, target: Folder) -> None:
+    """Write the source's generation settings, if the config of a written target gives others."""
+    settings = generation(source)
+    if settings is not None and changed_generation(source, target):
+        write_json(target.path / GENERATION, _given(settings))
+
+
+def class_to_name(source: Folder, config: Config) -> str | None:
+    """The class that a target's files must name so that its tokenizer is the source's.
+
+    The class that transformers chooses depends on the type of the model. So it may load the same
+    files as another tokenizer, for example if it corrects the class that the files of a type name.
+
+    Args:
+        source: the source.
+        config: the planned config of the target.
+
+    Returns:
+        The name of the class; None if the files as they are give the same tokenizer.
+
+    Raises:
+        InputError: the tokenizer would be another one, whatever class is named.
+    """
+    first = _loaded(source) if has_tokenizer(source) else None
+    if first is None:
+        return None
+    with temporary("tokenizer") as scratch:
+        for name in filter(is_of_tokenizer, source.carried()):
+            source.copy(name, scratch)
+        write_json(scratch / "config.json", config)
+        for kind in (None, type(first).__name__):
+            name_class(Folder(scratch), kind)
+            second = _loaded(Folder(scratch))
+            if second is not None and first_difference(first, second) is None:
+                return kind
+    raise InputError(
+        f"transformers would load another tokenizer from the files of {source} if model_type is "
+        f"{config.get('model_type')!r}; save it as {type(first).__name__} with transformers, or "
+        "move its files away"
+    )
+
+
+def name_class(folder: Folder, kind: str | None) -> None:
+    """Name the class of the tokenizer in a folder that is being written, if there is a name."""
+    if kind is not None:
+        settings = folder.json(SETTINGS) if folder.has(SETTINGS) else {}
+        write_json(folder.path / SETTINGS, {**settings, "tokenizer_class": kind})
 
 
 def has_tokenizer(folder: Folder) -> bool:

@@ -1,0 +1,91 @@
+"""Files next to the weights, judged by transformers: the same tokens, and the same stops."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoTokenizer
+
+import growkit
+from growkit.engine.prompts import PROBES
+from growkit.results.proof import VerifyResult
+from tests.conftest import edit_config, save_model
+from tests.test_inside import save_whole
+
+QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
+
+
+def both_ways(source: Path, target: Path) -> list[VerifyResult]:
+    """The verdicts with the manifest that says how a target was made, and without it."""
+    manifest = target / "growkit.json"
+    first = growkit.verify(source, target, **QUICK)
+    manifest.rename(target.parent / "kept.json")
+    second = growkit.verify(source, target, **QUICK)
+    (target.parent / "kept.json").rename(manifest)
+    return [first, second]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", ["gemma3", "llava"])
+@pytest.mark.parametrize(
+    "stops", [{"eos_token_id": [1, 5]}, {"eos_token_id": 7, "pad_token_id": 3, "max_length": 30}]
+)
+def test_a_language_model_stops_where_the_whole_does(
+    kind: str, stops: dict[str, Any], tmp_path: Path
+) -> None:
+    source, out = save_whole(tmp_path / "source", kind), tmp_path / "out"
+    (source / "generation_config.json").unlink(missing_ok=True)
+    edit_config(source, **stops)
+    assert growkit.grow(source, out, ffn="x2", verify=growkit.Settings(**QUICK)).kept
+    whole = AutoModelForMultimodalLM.from_pretrained(source).generation_config
+    alone = AutoModelForCausalLM.from_pretrained(out).generation_config
+    made = {"_from_model_config", "transformers_version", "use_cache"}  # by default, it is true
+    given, kept = (
+        {k: v for k, v in each.to_dict().items() if k not in made} for each in (whole, alone)
+    )
+    assert given == kept
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == stops["eos_token_id"]
+    assert all(verdict.kept for verdict in both_ways(source, out))
+    for file in out.glob("*config.json"):
+        edit_config(out, file.name, eos_token_id=2)
+    assert not any(verdict.kept for verdict in both_ways(source, out))
+
+
+def with_bytes(folder: Path, **settings: Any) -> Path:
+    """The folder with a tokenizer of bytes, whose settings may name any class."""
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    vocabulary = {letter: number for number, letter in enumerate(sorted(letters))}
+    tokenizer = Tokenizer(models.BPE({**vocabulary, "<s>": 256}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", **settings}))
+    return folder
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("named", ["LlamaTokenizerFast", "GPT2Tokenizer", None])
+@pytest.mark.parametrize(
+    "step",
+    [{"method": "upcycle", "experts": 2, "top_k": 2}, {"to": "diff"}, {"to": "diff-v2"}],
+    ids=str,
+)
+def test_the_tokenizer_stays_whatever_the_type(
+    named: str | None, step: dict[str, Any], tmp_path: Path
+) -> None:
+    """transformers corrects the class that the files of some types name, not those of others."""
+    source, out = save_model(tmp_path / "source", "qwen2", vocab_size=260), tmp_path / "out"
+    with_bytes(source, tokenizer_class=named)
+    run: Any = growkit.convert if "to" in step else growkit.grow
+    plan = run(source, out, dry_run=True, **step)
+    result = run(source, out, verify=growkit.Settings(**QUICK), **step)
+    assert result.kept, result.verification.reason
+    assert plan.warnings == result.warnings
+    before, after = (
+        AutoTokenizer.from_pretrained(each, trust_remote_code=True) for each in (source, out)
+    )
+    assert [before(text).input_ids for text in PROBES] == [after(text).input_ids for text in PROBES]
+    assert before.padding_side == after.padding_side
+    assert all(verdict.kept for verdict in both_ways(source, out))
