@@ -19,6 +19,7 @@ from growkit.base.errors import InputError
 from growkit.base.tensors import FLOAT_BYTES, TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import (
     ADAPTER_FOLDER,
+    GENERATION,
     LICENCES,
     WEIGHTS,
     Folder,
@@ -172,7 +173,7 @@ def compare_with_plan(
     held = own_code(target.opened)
     changed += [name for name, content in code.items() if held.get(name) != content]
     changed += sidecars.changed_sidecars(source.opened, target.opened)
-    if sidecars.GENERATION not in changed:
+    if GENERATION not in changed:
         changed += sidecars.changed_generation(source.opened, target.opened)
     expected = {*WRITTEN, *code, *source.opened.carried(), *_weights_of(target)}
     if recipe is not None and recipe.optimizer is not None:

@@ -173,7 +173,7 @@ def inherited(source: Folder) -> dict[str, str | list[str]]:
         ) from None
     found = dict[str, str | list[str]]()
     for key in INHERITED if isinstance(content, dict) else ():
-        value = content.get(key)
+        value: Any = content.get(key)
         texts = value if isinstance(value, list) else [value]
         if texts and all(isinstance(text, str) and _PUBLIC.fullmatch(text) for text in texts):
             found[key] = value
