@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
+from growkit.probing.settings import candidates_of
 from growkit.recipe.recipe import (
     GrowStep,
     Recipe,
@@ -20,6 +21,7 @@ from growkit.recipe.recipe import (
     shipped_recipe,
     shipped_recipes,
 )
+from growkit.sources import find
 from tests.conftest import cli, with_tokenizer
 
 Make = Callable[..., Path]
@@ -105,3 +107,10 @@ def test_the_proof_of_a_recipe_reads_another_text(
     assert (proof["text"], proof["device"], proof["length"]) == (text.name, "cpu", 12)
     refused = cli("run", recipe, "--text", text, "--device", "cuda", "--overwrite")
     assert "no such device" in refused.stderr
+    text.unlink()
+    assert "nowhere.txt cannot be read" in cli("run", recipe, "--overwrite").stderr
+    again = cli("run", out, "--output", tmp_path / "again", "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["verification"]["text"] is None
+    (candidate,) = candidates_of(out, str(source), find(str(source)))
+    assert candidate.recipe.verify.text is None  # type: ignore[union-attr]

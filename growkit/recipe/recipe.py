@@ -329,7 +329,8 @@ def _manifest(file: Path) -> Any:
     """Read the recipe in a manifest, or in JSON that is a recipe itself.
 
     A manifest has file names without folders. A file that is not in the current folder is looked up
-    next to the model. The output is the model itself.
+    next to the model. If the text of the proof is in neither, the proof compares random tokens, as
+    the model does not depend on it. The output is the model itself.
     """
     recipe: Any = folders.Folder(file.parent).json(file.name)
     if "growkit" not in recipe:
@@ -344,6 +345,10 @@ def _manifest(file: Path) -> Any:
         return path if os.path.lexists(path) and not os.path.lexists(name) else name
 
     recipe = with_paths(recipe, find, INPUT_KEYS)
+    verify = recipe.get("verify")
+    text = verify.get("text") if isinstance(verify, dict) else None
+    if isinstance(text, str) and not os.path.lexists(text):
+        recipe["verify"] = {key: value for key, value in verify.items() if key != "text"}
     output = recipe.get("output")
     if isinstance(output, str) and output and not os.path.isabs(output):
         recipe["output"] = str(file.parent)
