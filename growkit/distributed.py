@@ -38,8 +38,8 @@ from growkit.checkpoint.writing import sha256
 from growkit.engine.device import check_subnormal_numbers
 from growkit.engine.loader import check_class
 from growkit.engine.oracle import lacks_class, parsed, readable
+from growkit.engine.published import config_to_write
 from growkit.engine.user_family import temporary_family, unlisted_family
-from growkit.families.family import family_of
 from growkit.inference import family_for
 from growkit.planning.updates import law_of
 from growkit.recipe.planner import plan_recipe
@@ -171,8 +171,9 @@ class Grown:
             self.lineage = plan_recipe(self.recipe, self.source).lineage
             self.lineage.check_duplicates()
             self.target = self.lineage.target
-            named = family_of(self.target.config, self.recipe.output).named(self.target.config)
-            self.config: Config = dict(named)
+            self.config: Config = config_to_write(
+                self.lineage.source, self.target.config, self.recipe.output
+            )
         for name in self.target.tensors:
             if not self.lineage.repeatable(name):
                 raise InputError(

@@ -101,6 +101,7 @@ class Source:
             InputError: see ``Checkpoint``; or growkit does not read the quantised weights.
         """
         checkpoint = dense(Checkpoint(self.folder))
+        checkpoint.published = checkpoint.config
         checkpoint.config = with_keys_of_class(checkpoint.config)
         return checkpoint
 
@@ -311,6 +312,8 @@ class Inside(Checkpoint):
             for part, count in parts.items()
         }
         self.config = config
+        self.published = {**(self.published or {}).get("text_config", {})}
+        self.published["model_type"] = config["model_type"]
         self.tensors = {name: self.tensors[stored] for name, stored in self._stored.items()}
 
     def where(self, name: str | None = None) -> str:
@@ -415,5 +418,6 @@ def with_keys_of_class(config: Config) -> Config:
         names = CONFIG_MAPPING[kind].attribute_map
         if config.keys() - {*saved, *names, *NAMED, *PROVENANCE_KEYS, *OLDER_ROPE_KEYS}:
             kept = {*NAMED, *PROVENANCE_KEYS} - {*names}
-            return saved | {key: value for key, value in config.items() if key in kept}
+            own = {key: value for key, value in saved.items() if key not in PROVENANCE_KEYS}
+            return own | {key: value for key, value in config.items() if key in kept}
     return config

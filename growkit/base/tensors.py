@@ -114,12 +114,14 @@ class Weights:
         config: the contents of ``config.json``.
         tensors: the header of every tensor, by name.
         quantised: how the numbers are stored, in a phrase, if these are made from quantised ones.
+        published: the config with the keys of its file, of which ``config`` may have other forms.
         part_of: type of the larger model that holds these, if they are a part of one.
     """
 
     config: Config
     tensors: Mapping[str, TensorInfo]
     quantised: str = ""
+    published: Config | None = None
     part_of: str = ""
 
     def where(self, name: str | None = None) -> str:

@@ -197,6 +197,9 @@ class Widened(Weights):
         self.config: Config = source.config | {"dtype": dtype}
         if "torch_dtype" in source.config:
             self.config["torch_dtype"] = dtype
+        if source.published is not None:
+            key = "dtype" if "torch_dtype" not in source.published else "torch_dtype"
+            self.published = source.published | {key: dtype}
         self.tensors = {
             name: TensorInfo(info.shape, wanted)
             if info.dtype in FLOAT_BYTES

@@ -24,11 +24,13 @@ from growkit.checkpoint.distributed_file import distributed_shards, write_list
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.prompts import read_text
+from growkit.engine.published import config_to_write
 from growkit.engine.user_family import load_description, temporary_family, unlisted_family
 from growkit.families.family import family_of
 from growkit.inference import family_for
 from growkit.pipeline.inspection import disk_needed, estimate
 from growkit.planning.operation import Value
+from growkit.planning.plan import Lineage
 from growkit.planning.updates import law_of, summary
 from growkit.proof.preflight import check_settings, preflight
 from growkit.recipe import recipe as recipes
@@ -344,7 +346,7 @@ class _Run:
         ):
             _write_weights(self.recipe, self.target, folder, advance, hashes)
             source.opened.carry_over(folder)
-            _write_config(source, self.target, folder)
+            _write_config(source, self.lineage, folder)
             name_class(Folder(folder), self.tokenizer_class)
             write_generation(source.opened, Folder(folder))
         result["write_seconds"] = round(time.perf_counter() - started, 3)
@@ -414,13 +416,15 @@ def _write_weights(
     write_list(shards, folder, names)
 
 
-def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:
+def _write_config(source: Checkpoint, lineage: Lineage, folder: Path) -> None:
     """Write the config, and the model's code if transformers has no class for it."""
-    family = family_of(grown.config, str(folder))
-    publishing.write_json(folder / "config.json", family.named(grown.config))
+    planned = lineage.target.config
+    family = family_of(planned, str(folder))
+    written = config_to_write(lineage.source, planned, str(folder))
+    publishing.write_json(folder / "config.json", written)
     if family.write_code:
         family.write_code(folder)
-    elif grown.config.get("auto_map") and grown.config["auto_map"] == source.config.get("auto_map"):
+    elif planned.get("auto_map") and planned["auto_map"] == source.config.get("auto_map"):
         for name in {*source.opened.code()}.difference(source.opened.carried()):
             source.opened.copy(name, folder)
 

@@ -31,6 +31,7 @@ from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
+from growkit.engine.published import config_to_write
 from growkit.engine.user_code import is_trusted, own_code
 from growkit.engine.user_family import unlisted_family
 from growkit.families.family import families, family_of, known_family
@@ -157,7 +158,8 @@ def compare_with_plan(
         routed: keys that the steps of the recipe explain (``growkit.proof.config.routed``).
     """
     family = family_of(planned, str(target.folder))
-    wanted = family.named(planned)
+    wanted = config_to_write(source, planned, str(target.folder))
+    written = target.published or target.config
     code = growkits_code(wanted)
     carries = wanted.get("auto_map") and wanted["auto_map"] == source.config.get("auto_map")
     if not family.write_code and carries:
@@ -168,7 +170,7 @@ def compare_with_plan(
         wanted["auto_map"] = target.config["auto_map"]
     sizes = family.size_keys - family.unseen_sizes - configs.SHARED
     by_plan = _changed_by_plan(source, planned, sizes.union(routed))
-    values = [*_first_changed_key(wanted, target.config), *by_plan]
+    values = [*_first_changed_key(wanted, written), *by_plan]
     changed = [each["name"] for each in values]
     held = own_code(target.opened)
     changed += [name for name, content in code.items() if held.get(name) != content]
@@ -191,7 +193,7 @@ def compare_with_plan(
         elif name not in expected and not sidecars.is_compared(name):
             unknown.append(name)
     named = _without_effect(wanted, target, "its class") + _rewritten(source, target)
-    if target.config.get(SPEED) not in (None, wanted.get(SPEED)):
+    if written.get(SPEED) not in (None, wanted.get(SPEED)):
         named.append(f"{SPEED} in config.json differs")
     of_plan = [each["name"] for each in by_plan]
     return FolderDifferences([*dict.fromkeys(changed)], named, unknown, values, of_plan)

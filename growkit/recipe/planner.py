@@ -8,6 +8,7 @@ from growkit.base import tensors
 from growkit.base.tensors import TORCH_NAMES, Config, Weights
 from growkit.checkpoint.reading import Widened, rounded
 from growkit.engine.oracle import write_defaults_out
+from growkit.engine.published import config_to_write
 from growkit.families.description import EAGER_EXPERTS
 from growkit.families.family import family_of, stored_family
 from growkit.planning.layouts import read_layout
@@ -165,7 +166,10 @@ def describe(recipe: Recipe, source: Weights, prepared: Prepared) -> GrowResult:
         dry_run=False,
         plan=[],
         dropped={name: why for plan in plans for name, why in plan.dropped.items()},
-        config=config_changes(source.config, family.named(grown.config)),
+        config=config_changes(
+            source.published or source.config,
+            config_to_write(lineage.source, grown.config, recipe.output),
+        ),
         ranks=list(prepared.ranks),
         warnings=list(prepared.warnings),
     )

@@ -1,0 +1,185 @@
+"""The config.json of a grown model: the source's, as its publisher wrote it, with what grew.
+
+Publishers use keys that a class reads in place of its own (``rope_theta``, ``block_ff_dim``), and
+keys that only other software reads (``block_dim``). What a class would save lacks the former, and
+software that knows no other names would take its own defaults. So every key stays as published,
+sizes change under all their names, and a key is added only if the class would not compute the same
+without it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from growkit.base.tensors import Config, Weights
+from growkit.engine.oracle import PROVENANCE_KEYS, resolved
+from growkit.families.description import value_at, with_value
+from growkit.families.family import family_of, own_family
+
+KINDS = {
+    "vocab": r"(padded_)?(vocab|vocabulary)_size",
+    "kv_heads": r"(num|n)_(kv|key_value|head_kv)(_heads)?|multi_query_group_num|num_query_groups",
+    "heads": r"(num|n)?_?(attention|attn|query|q)?_?heads?",
+    "layers": r"(num|n)_(hidden_|decoder_|transformer_)?(layers?|blocks?)|depth",
+    "experts": r"(moe_)?(num|n)_(routed_|local_|total_)?experts",
+    "top_k": r".*experts_per_tok(en)?|(moe_)?(router_)?top_?k|moe_k",
+    "predicted": r"num_nextn_predict_layers|num_mtp_\w+|mtp_num_\w+",
+    "ffn": r".*(intermediate|ffn?|feed_forward|inner|mlp)_(size|dim|hidden_size|hidden_dim)|d_ff"
+    r"|n_inner|(ffn?|feed_forward|mlp)_hidden_(size|dim)",
+    "hidden": r"(hidden|model|block|conv|embed|embd|embedding|emb|d|n)_?"
+    r"(dim|size|width|embd|embed|model|units)?(_in|_out)?|dim|width",
+    "eps": r".*(eps|epsilon)",
+}
+"""The names of a key by its kind: equal numbers of one kind are one size under several names."""
+
+OF_LAYERS = re.compile(
+    r"(?!.*token).*(layer|attn|attention|block|idx|index|indices|pattern|types).*"
+)
+"""Names of keys that may have one entry per layer, or list the numbers of some layers."""
+
+OF_THE_FOLDER = "architectures", "auto_map"
+"""Keys that name classes."""
+
+MISSING: Any = object()
+"""No value."""
+
+
+def config_to_write(source: Weights, planned: Config, where: str) -> Config:
+    """The ``config.json`` of a model that was made from a source.
+
+    A model of another class gets the keys of its own class.
+
+    Args:
+        source: the source.
+        planned: config of the planned model.
+        where: the model in messages.
+
+    Raises:
+        InputError: no family knows the planned model.
+    """
+    family = family_of(planned, where)
+    before, named = source.config, family.named(planned)
+    if before.get("model_type") != named.get("model_type"):
+        return named
+    published = source.published or before
+    written: Config = dict(published)
+    changed = {key: (was, now) for key, was, now in _changes(before, named)}
+    for key, (_, value) in changed.items():
+        part, _, last = key.rpartition(".")
+        inside = value_at(published, part) if part else published
+        if isinstance(inside, Mapping) and last in inside:
+            written = _with(written, key, value)
+        elif key in OF_THE_FOLDER:
+            written[key] = value
+
+    def complete(config: Config) -> Config:
+        asked = published != before or own_family(config["model_type"]) is None
+        return {**family.complete(config), **((asked and resolved(config)) or {})}
+
+    rest = {key: value for key, value in published.items() if key not in changed}
+    own = {*family.axes, *family.ratios, *family.defaults}
+    names = _other_names({key: value for key, value in rest.items() if key not in own}, changed)
+    layers = family.sizes(before)["layers"], family.sizes(named)["layers"]
+    if layers[0] != layers[1]:
+        names |= _other_lists(rest, complete(before), complete(named), *layers)
+    for key, value in names.items():
+        written = _with(written, key, value)
+    now, wanted = complete(written), complete(named)
+    for key in sorted(wanted.keys() - names.keys() - PROVENANCE_KEYS):
+        if now.get(key) != wanted[key]:
+            written = _with(written, key, named.get(key, wanted[key]))
+    return written
+
+
+def _changes(before: Config, after: Config, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every key whose values differ, with both; a dot leads into a part of the config."""
+    for key in dict.fromkeys([*before, *after]):
+        was, now = before.get(key, MISSING), after.get(key, MISSING)
+        if isinstance(was, dict) and isinstance(now, dict):
+            yield from _changes(was, now, f"{path}{key}.")
+        elif was is MISSING or now is MISSING or was != now:
+            yield f"{path}{key}", was, now
+
+
+def _with(config: Config, key: str, value: Any) -> dict[str, Any]:
+    """The config with another value of a key, or without it."""
+    if value is not MISSING:
+        return dict(with_value(config, key, value))
+    first, _, rest = key.partition(".")
+    if rest:
+        return {**config, first: _with(config[first], rest, value)}
+    return {name: each for name, each in config.items() if name != first}
+
+
+# Other names of what changed
+
+
+def _other_names(config: Config, changed: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """The numbers of a config that repeat a changed one of their kind, with their new values."""
+    found = {}
+    for key, value in config.items():
+        kind = _kind(key)
+        new = {
+            now
+            for name, (was, now) in changed.items()
+            if kind and _is_number(now) and was == value and _kind(name) == kind
+        }
+        if len(new) == 1 and _is_number(value):
+            found[key] = new.pop()
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _kind(key: str) -> str | None:
+    """The kind of a key; see ``KINDS``."""
+    last = key.rpartition(".")[2]
+    return next((kind for kind, names in KINDS.items() if re.fullmatch(f"(?i){names}", last)), None)
+
+
+def _other_lists(
+    config: Config, before: Config, after: Config, count: int, more: int
+) -> dict[str, Any]:
+    """The published lists and patterns of layers, for a deeper model.
+
+    The class's own lists state the kind of each layer, and a new layer has the entry of the layers
+    of its kind. Lists without such entries are left out.
+
+    Args:
+        config: the published config, without what the plan changes itself.
+        before: config of the source, as the class completes it.
+        after: that of the deeper model.
+        count: number of layers of the source.
+        more: that of the deeper model.
+    """
+    lists = [
+        (was, now)
+        for was, now in ((before[key], after[key]) for key in before.keys() & after.keys())
+        if isinstance(was, list) and isinstance(now, list) and (len(was), len(now)) == (count, more)
+    ]
+    old = [str([was[layer] for was, _ in lists]) for layer in range(count)]
+    new = [str([now[layer] for _, now in lists]) for layer in range(more)]
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if not OF_LAYERS.fullmatch(key) or not isinstance(value, str | list) or not value:
+            continue
+        listed = all(type(each) is int and each < count for each in value)
+        listed = listed and sorted({*value}) == value
+        entries = [layer in value for layer in range(count)] if listed else value
+        if len(entries) != count:
+            continue
+        of_kind: dict[str, list[Any]] = {}
+        for kind, entry in zip(old, entries, strict=True):
+            if entry not in of_kind.setdefault(kind, []):
+                of_kind[kind].append(entry)
+        chosen = [of_kind.get(kind, []) for kind in new]
+        anew = [each[0] for each in chosen if len(each) == 1]
+        if len(anew) != more:
+            found[key] = MISSING
+        elif listed:
+            found[key] = [layer for layer, entry in enumerate(anew) if entry]
+        else:
+            found[key] = "".join(anew) if isinstance(value, str) else anew
+    return found
