@@ -312,8 +312,10 @@ class Inside(Checkpoint):
             for part, count in parts.items()
         }
         self.config = config
-        self.published = {**(self.published or {}).get("text_config", {})}
-        self.published["model_type"] = config["model_type"]
+        whole = self.published or {}
+        outer = {key: whole[key] for key in ("dtype", "torch_dtype") if key in whole}
+        inner = {"model_type": config["model_type"], **whole.get("text_config", {})}
+        self.published = inner | outer
         self.tensors = {name: self.tensors[stored] for name, stored in self._stored.items()}
 
     def where(self, name: str | None = None) -> str:

@@ -8,12 +8,12 @@ without it.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from growkit.base.tensors import Config, Weights
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
-from growkit.families.description import value_at, with_value
+from growkit.families.description import PREDICTING, value_at, with_value
 from growkit.families.family import family_of, own_family
 
 KINDS = {
@@ -23,7 +23,7 @@ KINDS = {
     "layers": r"(num|n)_(hidden_|decoder_|transformer_)?(layers?|blocks?)|depth",
     "experts": r"(moe_)?(num|n)_(routed_|local_|total_)?experts",
     "top_k": r".*experts_per_tok(en)?|(moe_)?(router_)?top_?k|moe_k",
-    "predicted": r"num_nextn_predict_layers|num_mtp_\w+|mtp_num_\w+",
+    "predicting": PREDICTING.pattern,
     "ffn": r".*(intermediate|ffn?|feed_forward|inner|mlp)_(size|dim|hidden_size|hidden_dim)|d_ff"
     r"|n_inner|(ffn?|feed_forward|mlp)_hidden_(size|dim)",
     "hidden": r"(hidden|model|block|conv|embed|embd|embedding|emb|d|n)_?"
@@ -39,6 +39,9 @@ OF_LAYERS = re.compile(
 
 OF_THE_FOLDER = "architectures", "auto_map"
 """Keys that name classes."""
+
+OF_PERIODS = re.compile(r"interval|period|pattern|step|freq")
+"""Names of keys of periods, in which kinds of layers alternate."""
 
 MISSING: Any = object()
 """No value."""
@@ -62,20 +65,15 @@ def config_to_write(source: Weights, planned: Config, where: str) -> Config:
     if before.get("model_type") != named.get("model_type"):
         return named
     published = source.published or before
-    written: Config = dict(published)
-    changed = {key: (was, now) for key, was, now in _changes(before, named)}
-    for key, (_, value) in changed.items():
-        part, _, last = key.rpartition(".")
-        inside = value_at(published, part) if part else published
-        if isinstance(inside, Mapping) and last in inside:
-            written = _with(written, key, value)
-        elif key in OF_THE_FOLDER:
-            written[key] = value
+    by_class = published != before or own_family(named["model_type"]) is None
 
     def complete(config: Config) -> Config:
-        asked = published != before or own_family(config["model_type"]) is None
-        return {**family.complete(config), **((asked and resolved(config)) or {})}
+        read = resolved(config) if by_class else None
+        found = {**family.complete(config), **(read or {})}
+        return {key: value for key, value in found.items() if key not in PROVENANCE_KEYS}
 
+    changed = {key: (was, now) for key, was, now in _changes(before, named)}
+    written = _with_changes(published, changed)
     rest = {key: value for key, value in published.items() if key not in changed}
     own = {*family.axes, *family.ratios, *family.defaults}
     names = _other_names({key: value for key, value in rest.items() if key not in own}, changed)
@@ -85,10 +83,34 @@ def config_to_write(source: Weights, planned: Config, where: str) -> Config:
     for key, value in names.items():
         written = _with(written, key, value)
     now, wanted = complete(written), complete(named)
-    for key in sorted(wanted.keys() - names.keys() - PROVENANCE_KEYS):
+    for key in sorted(wanted.keys() - names.keys()):
         if now.get(key) != wanted[key]:
             written = _with(written, key, named.get(key, wanted[key]))
+            if isinstance(wanted[key], list):  # a period may say something else now
+                written = _without_periods(written, key, complete)
     return written
+
+
+def _with_changes(published: Config, changed: Mapping[str, tuple[Any, Any]]) -> Config:
+    """The published config with the changes of the keys that it has."""
+    written = dict(published)
+    for key, (_, value) in changed.items():
+        part, _, last = key.rpartition(".")
+        inside = value_at(published, part) if part else published
+        if (isinstance(inside, Mapping) and last in inside) or key in OF_THE_FOLDER:
+            written = _with(written, key, value)
+    return written
+
+
+def _without_periods(config: Config, listed: str, complete: Callable[[Config], Config]) -> Config:
+    """The config without the keys from which its class would take a list that it has."""
+    unlisted = _with(config, listed, MISSING)
+    for key in filter(OF_PERIODS.search, [*config]):
+        other = config[key] + 1 if type(config[key]) is int else MISSING
+        lists = [complete(_with(each, key, other)).get(listed) for each in (config, unlisted)]
+        if lists[0] == config[listed] and lists[1] != complete(unlisted).get(listed):
+            config = _with(config, key, MISSING)
+    return config
 
 
 def _changes(before: Config, after: Config, path: str = "") -> Iterator[tuple[str, Any, Any]]:

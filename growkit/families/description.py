@@ -3,6 +3,7 @@
 At the end, the vocabulary of family descriptions: every key and the kind of its value.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -25,6 +26,9 @@ LISTS = frozenset({"layer_types", "mlp_layer_types"})
 
 COUNTED = {"expert": "experts", "head": "heads", "kv_head": "kv_heads"}
 """Placeholders in tensor names besides ``{layer}``, and the axes that they count."""
+
+PREDICTING = re.compile(r"num_nextn_predict_layers|num_mtp_\w+|mtp_num_\w+")
+"""Names of keys for the number of layers that predict further tokens."""
 
 NEW: tuple[str, ...] = ()
 """``Tensor.dense`` of routers: no tensor of a dense model becomes this one."""

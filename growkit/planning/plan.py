@@ -22,6 +22,7 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, Where
+from growkit.families.description import PREDICTING
 from growkit.families.family import Family
 from growkit.planning.transforms import Kept, Mapped, Transform
 from growkit.results.proof import Spectrum
@@ -147,11 +148,14 @@ class Plan:
         Args:
             source: the source.
             family: family of the target.
-            config: config of the target.
+            config: config of the target; layers that predict further tokens are counted out if it
+                has none.
             made: the transform of every target, in the order of writing.
             **more: other attributes; ``unused`` is the result of ``unused_tensors``.
         """
         patterns, sizes = family.patterns(config), family.sizes(config)
+        if not any(_predicts(name, config, sizes["layers"]) for name in made):
+            config = {**config, **dict.fromkeys(_predicting(config), 0)}
         assert made.keys() == patterns.keys(), "the targets are not those of the pattern"
         rules = []
         for name, each in made.items():
@@ -347,10 +351,14 @@ def _predicts(name: str, config: Config, layers: int) -> bool:
     if re.search(r"(^|\.)mtp(_\w+)?\.", name):
         return True
     found = re.search(r"\blayers\.(\d{1,9})\.", name)
-    more = config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
-    if found is None or not isinstance(more, int):
-        return False
-    return layers <= int(found[1]) < layers + more
+    more = max(_predicting(config).values(), default=0)
+    return found is not None and layers <= int(found[1]) < layers + more
+
+
+def _predicting(config: Config) -> dict[str, int]:
+    """The numbers of layers that predict further tokens, by their keys."""
+    found = {key: value for key, value in config.items() if PREDICTING.fullmatch(key)}
+    return {key: value for key, value in found.items() if isinstance(value, int) and value}
 
 
 class LostError(Exception):

@@ -17,7 +17,7 @@ from growkit.checkpoint.reading import Checkpoint, rounds
 from growkit.engine.loader import LAYERS, loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.engine.user_family import shown_by_tensors
-from growkit.families.description import LISTS, Experts
+from growkit.families.description import LISTS, PREDICTING, Experts
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import (
     by_layer,
@@ -318,6 +318,8 @@ def _harmless(key: str, was: Any, now: Any) -> bool:
         return _holds(was, now)
     if key == "vocab_size":  # with more tokens, the logits of the old ones are compared
         return isinstance(was, int) and isinstance(now, int) and was < now
+    if PREDICTING.fullmatch(key):  # of layers that no class of transformers has among its own
+        return not now
     if key == "max_window_layers":  # every class derives layer_types from it
         return True
     judged = JUDGED.fullmatch(key) and not OF_LONG_TEXTS.fullmatch(key)

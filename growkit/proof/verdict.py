@@ -25,6 +25,7 @@ from growkit.engine.device import (
     driver_versions,
     reproducible,
 )
+from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
 from growkit.engine.user_family import temporary_family
@@ -215,6 +216,10 @@ def prove(
         findings += [found for found in (series, logits.device_finding(varying)) if found]
         fingerprint = logits.fingerprint()
     notes = [*files.named, *logits.notes, *([another] if another else [])]
+    used = [
+        {k: v for k, v in each.tensors.items() if k not in loading(each).unread}
+        for each in (before, after)
+    ]
     if recipe is not None and recipe.adapter is not None and adapter is None:
         notes.append("its adapter was not tried, as that of the source was not named (--adapter)")
     verdict = verdict_of(lineage.promise, findings, settings.max_kl)
@@ -268,10 +273,10 @@ def prove(
         seed=settings.seed,
         source=str(before.folder),
         target=str(after.folder),
-        source_parameters=total_parameters(before.tensors),
-        parameters=total_parameters(after.tensors),
-        source_bytes=total_bytes(before.tensors),
-        bytes=total_bytes(after.tensors),
+        source_parameters=total_parameters(used[0]),
+        parameters=total_parameters(used[1]),
+        source_bytes=total_bytes(used[0]),
+        bytes=total_bytes(used[1]),
         tensors_recovered=weights.recovered[0] if weights.recovered else None,
         source_tensors=weights.recovered[1] if weights.recovered else None,
         created=today(),

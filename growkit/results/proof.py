@@ -379,10 +379,10 @@ class VerifyResult(Result):
         seed: seed of the random tokens.
         source: the source folder.
         target: the target folder.
-        source_parameters: number of parameters in the source's files.
-        parameters: number of parameters in the target's files.
-        source_bytes: size of the source's tensors.
-        bytes: size of the target's tensors.
+        source_parameters: number of parameters in the source's files that its class reads.
+        parameters: number of parameters in the target's files that its class reads.
+        source_bytes: size of their tensors in the source.
+        bytes: size of their tensors in the target.
         tensors_recovered: number of source tensors that are recovered from the target, bit for
             bit; null if one is lost, or if that is unknown.
         source_tensors: number of source tensors, without buffers that models compute themselves;

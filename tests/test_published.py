@@ -1,0 +1,99 @@
+"""The config.json of a grown model has its publisher's keys, for whatever software reads it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import growkit
+from benchmarks.published_configs import GROWTHS, save
+from growkit.base.errors import InputError
+from growkit.base.settings import Settings
+from growkit.inference import family_for
+from growkit.sources import find
+from tests.conftest import relative_error
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    (line := json.loads(each))["name"]: line["config"]
+    for each in (Path(__file__).parent / "published.jsonl").read_text().splitlines()
+}
+SHORT = Settings(prompts=2, length=16)
+PERIODS = {"full_attention_interval", "sliding_window_pattern", "no_rope_layer_interval"}
+"""Keys that go if a list of layers must say something else."""
+
+
+def changed(place: Path, name: str, **options: Any) -> dict[str, Any]:
+    """Grow a model with a published config; the new value of every key, None for a lost one."""
+    if not (place / "source").exists():
+        save(place / "source", CONFIGS[name])
+    growkit.grow(place / "source", place / "grown", verify=False, overwrite=True, **options)
+    was = CONFIGS[name].get("text_config", CONFIGS[name])
+    now = json.loads((place / "grown" / "config.json").read_text())
+    return {key: now.get(key) for key in was | now if key not in was or was[key] != now.get(key)}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("growth", GROWTHS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_only_sizes_change(tmp_path: Path, name: str, growth: str) -> None:
+    """No key is lost and none is added, whoever published the model."""
+    try:
+        found = changed(tmp_path, name, **GROWTHS[growth])
+    except InputError as refused:
+        pytest.skip(str(refused))
+    lost = {key for key, value in found.items() if value is None}
+    new = found.keys() - CONFIGS[name].get("text_config", CONFIGS[name]).keys()
+    assert lost <= PERIODS
+    assert new <= {"layer_types"} | (
+        {"architectures", "torch_dtype"} if "text_config" in CONFIGS[name] else set()
+    )
+    assert all(type(value) in (int, list, str) for key, value in found.items() if key not in lost)
+    assert relative_error(tmp_path / "source", tmp_path / "grown") < 1e-12
+
+
+def test_sizes_and_kinds_of_layers_change_under_every_name(tmp_path: Path) -> None:
+    """Also where transformers reads another key; and equal runs write the same bytes."""
+    name = "LiquidAI/LFM2-1.2B"
+    save(tmp_path / "source", CONFIGS[name])
+    family, _ = family_for(find(tmp_path / "source"), None)
+    wide = {"block_dim": 64, "conv_dim": 64, "conv_dim_out": 64, "hidden_size": 64}
+    heads = {"num_attention_heads": 8, "num_heads": 8, "num_key_value_heads": 4}
+    assert changed(tmp_path, name, hidden="x2", family=family) == wide | heads
+    written = (tmp_path / "grown" / "config.json").read_bytes()
+    changed(tmp_path, name, hidden="x2", family=family)
+    assert (tmp_path / "grown" / "config.json").read_bytes() == written
+    deeper = changed(tmp_path, name, method="depth", layers="x2", family=family)
+    assert deeper == {"num_hidden_layers": 8, "full_attn_idxs": [2, 3, 6, 7]}
+
+
+def test_predicting_layers_that_are_left_out_are_counted_out(tmp_path: Path) -> None:
+    name = "deepseek-ai/DeepSeek-V3"
+    save(tmp_path / "source", CONFIGS[name])
+    file = tmp_path / "source" / "model.safetensors"
+    tensors = load_file(file)
+    more = {
+        f"model.layers.4.{part}.weight": tensors["model.norm.weight"] + 0
+        for part in ("enorm", "hnorm")
+    }
+    save_file(tensors | more, file, {"format": "pt"})
+    done = growkit.grow(tmp_path / "source", tmp_path / "out", hidden="x2", verify=SHORT)
+    assert done["kept"]
+    assert done["verification"]["source_parameters"] == done["source_parameters"]
+    found = {each["key"]: each["after"] for each in done["config"]}
+    assert found["num_nextn_predict_layers"] == "0"
+    assert "num_nextn_predict_layers" not in done["verification"]["reason"]
+    (tmp_path / "out" / "growkit.json").unlink()
+    assert growkit.verify(tmp_path / "source", tmp_path / "out", prompts=2, length=16)["kept"]
+
+
+def test_a_language_model_inside_another_keeps_its_keys(tmp_path: Path) -> None:
+    """Its rotary scaling, for example, which older transformers read under its old name only."""
+    found = changed(tmp_path, "google/gemma-3-4b-pt", hidden="x4")
+    assert found.keys() - {"architectures", "torch_dtype"} == {
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+    }
