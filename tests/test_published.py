@@ -20,6 +20,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     for each in (Path(__file__).parent / "published.jsonl").read_text().splitlines()
 }
 SHORT = Settings(prompts=2, length=16)
+FROM_OUTSIDE = {"architectures", "torch_dtype", "eos_token_id"}
+"""Keys of a language model that its whole model has in its place."""
 PERIODS = {"full_attention_interval", "sliding_window_pattern", "no_rope_layer_interval"}
 """Keys that go if a list of layers must say something else."""
 
@@ -91,7 +93,7 @@ def test_predicting_layers_that_are_left_out_are_counted_out(tmp_path: Path) -> 
 def test_a_language_model_inside_another_keeps_its_keys(tmp_path: Path) -> None:
     """Its rotary scaling, for example, which older transformers read under its old name only."""
     found = changed(tmp_path, "google/gemma-3-4b-pt", hidden="x4")
-    assert found.keys() - {"architectures", "torch_dtype"} == {
+    assert found.keys() - FROM_OUTSIDE == {
         "hidden_size",
         "intermediate_size",
         "num_attention_heads",
