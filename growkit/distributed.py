@@ -34,6 +34,7 @@ from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, full,
 from growkit.checkpoint.folder import GENERATION, read_json
 from growkit.checkpoint.publishing import own_hash
 from growkit.checkpoint.reading import Checkpoint, outlined
+from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import sha256
 from growkit.engine.device import check_subnormal_numbers
 from growkit.engine.loader import check_class
@@ -146,6 +147,7 @@ class Grown:
             since its last bits depend on the machine.
     """
 
+    @report_faults()
     def __init__(
         self,
         recipe: Recipe | str | Path,

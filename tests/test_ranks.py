@@ -514,6 +514,6 @@ def test_no_room_for_moments(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(calls, "save_file", full)
-    with pytest.raises(InputError, match=r"growkit-.*cannot take 131,072 bytes.*TMPDIR"):
+    with pytest.raises(InputError, match=r"cannot hold temporary files \(.*No space.*TMPDIR"):
         shared(MODEL, tmp_path / "out", rank=2, calibration=two_texts)
     assert not (tmp_path / "out").exists()

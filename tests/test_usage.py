@@ -3,7 +3,9 @@
 import errno
 import json
 import math
+import tempfile
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from safetensors import SafetensorError
 from transformers import LlamaForCausalLM
 
 import growkit
-from growkit.base.errors import InputError
+from growkit.base.errors import InputError, PlaceError
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import Scratch
 from growkit.proof import modes as ways
 from growkit.proof.trainability import Gradients
 from growkit.recipe.planner import plan_recipe
@@ -49,9 +52,11 @@ def test_models_are_saved_and_generate(kind: str, tied: bool, make: Make, tmp_pa
     "error",
     [
         OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EIO, "Input/output error"),
         SafetensorError("I/O error: No space left on device (os error 28)"),
+        RuntimeError("unable to mmap 4 bytes from file <model.safetensors>: File too large (27)"),
     ],
-    ids=["transformers", "safetensors"],
+    ids=["full", "broken", "safetensors", "torch"],
 )
 def test_a_full_disk_is_no_fault_of_the_target(
     error: Exception, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -65,9 +70,38 @@ def test_a_full_disk_is_no_fault_of_the_target(
         save(model, folder)
 
     monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
-    with pytest.raises(InputError, match="cannot take temporary files"):
+    with pytest.raises(PlaceError, match="cannot hold temporary files"):
         growkit.grow(source, tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
     assert not [*tmp_path.glob("out*")]
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("number", range(18))
+def test_no_fault_of_the_place_becomes_a_verdict(
+    number: int, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each temporary folder fails once; some are made where any exception means "not known"."""
+    tried = count()
+    make_folder = Scratch.make
+
+    def fail_once(scratch: Scratch) -> None:
+        if scratch.path.parent != tmp_path and next(tried) == number:
+            raise OSError(errno.ESTALE, "Stale file handle", str(scratch.path))
+        make_folder(scratch)
+
+    monkeypatch.setattr(Scratch, "make", fail_once)
+    with pytest.raises(PlaceError, match=r"cannot hold temporary files .*Stale"):
+        growkit.grow(make("llama"), tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
+    assert not [*tmp_path.glob("*out*")]
+
+
+@pytest.mark.usage
+def test_a_temporary_folder_needs_a_name_in_utf_8(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", f"{tmp_path}/\udcff")
+    with pytest.raises(PlaceError, match=r"set TMPDIR to a folder .* name in UTF-8"):
+        growkit.grow(make("llama"), tmp_path / "out", hidden="x2", dry_run=True)
 
 
 @pytest.mark.usage

@@ -2,19 +2,24 @@
 
 A temporary folder contains a file that is locked while its run is alive: the system releases the
 lock when the run ends, even if it is killed. So a folder with a free lock was left by a killed run.
+
+A fault of the disk with these folders says nothing about a model. It ends the run, also if a
+library or a fallback catches it (``report_faults``).
 """
 
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
-from growkit.base.errors import PlaceError, reason
+from growkit.base.errors import InputError, PlaceError, reason
 
 LOCK = "growkit.lock"
 ENDING = 8
@@ -25,6 +30,11 @@ NAMES = rf"(\..+\.|growkit-[a-z]+-)[0-9a-f]{{{ENDING}}}"
 
 MODE = 0o700
 """Permissions of temporary folders."""
+
+NUMBER = re.compile(r"(\d{1,3})[)\]]")
+"""The number of an error of the system in a library's message, such as ``(os error 28)``."""
+
+_faults: ContextVar[list[PlaceError] | None] = ContextVar("faults", default=None)
 
 
 class Scratch:
@@ -79,29 +89,111 @@ def temporary(kind: str) -> Iterator[Path]:
     """Create a folder for temporary files, which the end of the context deletes.
 
     Raises:
-        PlaceError: the disk is full.
+        PlaceError: the disk is full, or has another fault.
     """
     scratch = temporary_scratch(kind)
     try:
-        scratch.make()
-        yield scratch.path
-    except Exception as error:  # an error of safetensors has the number only in its message
-        numbers = {getattr(each, "errno", None) for each in (error, error.__cause__)}
-        full = not numbers.isdisjoint({errno.ENOSPC, errno.EDQUOT})
-        if full or f"(os error {errno.ENOSPC})" in str(error):
-            raise PlaceError(
-                f"{scratch.path.parent} cannot take temporary files "
-                f"({reason(error.__cause__ or error)}); set TMPDIR "
-                "to a folder that has room"
-            ) from error
-        raise
+        with using(scratch):
+            scratch.make()
+            yield scratch.path
     finally:
         scratch.close()
 
 
+@contextmanager
+def using(scratch: Scratch) -> Iterator[None]:
+    """Turn errors of the system with temporary files in this block into errors of the place.
+
+    Raises:
+        PlaceError: instead of an ``OSError``, or of a library's error with the number of one.
+    """
+    try:
+        yield
+    except PlaceError:
+        raise
+    except Exception as error:
+        cause = _system_error(error, scratch.path)
+        if cause is None:
+            raise
+        fault = PlaceError(
+            f"{scratch.path.parent} cannot hold temporary files ({reason(cause)}); set TMPDIR to "
+            "another folder, which has room"
+        )
+        if (faults := _faults.get()) is not None:
+            faults.append(fault)
+        raise fault from error
+
+
+def _system_error(error: BaseException, folder: Path) -> BaseException | None:
+    """The error of the system with files in a temporary folder that led to an error, if any.
+
+    Classes may look for files that they do not have, so a missing file counts only if the folder
+    is missing too.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        number, file = None, None
+        if isinstance(cause, OSError):
+            number, file = cause.errno, cause.filename
+        if number is None:
+            told = map(int, NUMBER.findall(str(cause)))
+            number = next((each for each in told if os.strerror(each) in str(cause)), None)
+        ours = not isinstance(file, str) or Path(file).is_relative_to(folder.parent)
+        ours &= not isinstance(cause, InputError)  # it quotes its cause
+        if number and ours and (number != errno.ENOENT or not folder.is_dir()):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+@contextmanager
+def report_faults() -> Iterator[None]:
+    """Raise the first fault of temporary folders in this block, even if something caught it.
+
+    Raises:
+        PlaceError: there was such a fault, or the folder for temporary files has no usable name.
+    """
+    temporary_scratch("")
+    token = _faults.set([])
+    try:
+        yield
+        check_faults()
+    except Exception as error:
+        if not isinstance(error, PlaceError):
+            check_faults(error)
+        raise
+    finally:
+        _faults.reset(token)
+
+
+def check_faults(error: Exception | None = None) -> None:
+    """Raise the first fault in the block of ``report_faults``, if there was one.
+
+    Args:
+        error: the error that followed from it.
+
+    Raises:
+        PlaceError: there was such a fault.
+    """
+    for fault in _faults.get() or ():
+        raise fault from error
+
+
 def temporary_scratch(kind: str) -> Scratch:
-    """A folder for temporary files, which the caller makes and closes."""
-    return Scratch(Path(tempfile.gettempdir()) / f"growkit-{kind}-")
+    """A folder for temporary files, which the caller makes and closes.
+
+    Raises:
+        PlaceError: the system has no folder for temporary files, or its name is not UTF-8.
+    """
+    try:
+        folder = Path(tempfile.gettempdir())
+        str(folder).encode()
+    except (OSError, UnicodeEncodeError) as error:
+        raise PlaceError(
+            f"the folder for temporary files cannot be used ({reason(error)}); set TMPDIR to a "
+            "folder that you may write to, with a name in UTF-8"
+        ) from error
+    return Scratch(folder / f"growkit-{kind}-")
 
 
 def clear(folder: Path) -> None:

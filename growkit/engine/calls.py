@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 from weakref import finalize
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from growkit.base.errors import InputError, PlaceError, plain, reason
-from growkit.checkpoint.scratch import temporary_scratch
+from growkit.base.errors import InputError, plain
+from growkit.checkpoint.scratch import temporary_scratch, using
 
 TOGETHER = 512
 """Limit for the tokens of a batch: memory holds everything that a layer computes for them."""
@@ -220,22 +219,22 @@ class Spool:
         return len(self._files)
 
     def __getitem__(self, index: int) -> Tensor:
-        """Read a tensor to the CPU; negative indices count from the end."""
-        return load_file(self._files[index])["tensor"]
+        """Read a tensor to the CPU; negative indices count from the end.
+
+        Raises:
+            PlaceError: the disk has a fault.
+        """
+        with using(self._scratch):
+            return load_file(self._files[index])["tensor"]
 
     def append(self, tensor: Tensor) -> None:
         """Append a tensor.
 
         Raises:
-            PlaceError: there is no room for temporary files.
+            PlaceError: there is no room for temporary files, or the disk has a fault.
         """
-        try:
+        with using(self._scratch):
             self._scratch.make()
             file = self._scratch.path / f"{len(self._files)}.safetensors"
             save_file({"tensor": tensor.detach().cpu().contiguous()}, file)
-        except (OSError, SafetensorError) as error:
-            raise PlaceError(
-                f"{self._scratch.path} cannot take {tensor.nbytes:,} bytes per layer "
-                f"({reason(error)}); set TMPDIR to a folder that has room"
-            ) from error
         self._files.append(file)

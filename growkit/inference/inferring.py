@@ -21,7 +21,7 @@ from growkit.base.errors import InputError, foreign, reason
 from growkit.base.lazy import usual_torch
 from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.scratch import temporary
+from growkit.checkpoint.scratch import report_faults, temporary
 from growkit.engine.device import CPU
 from growkit.engine.metrics import error_of
 from growkit.engine.oracle import load_model, quiet
@@ -62,6 +62,7 @@ MOST_TRIED = 10
 """Maximum number of descriptions to try for an axis."""
 
 
+@report_faults()
 @usual_torch()
 def infer(folder: str | Path) -> Inference:
     """Describe the family of a model from its class in transformers.

@@ -25,6 +25,7 @@ from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
 from growkit.engine.user_family import load_description, temporary_family
 from growkit.families import diff_transformer as diff
@@ -55,6 +56,7 @@ MOST_TENSORS = 3000
 FEW_EXPERTS = 16
 
 
+@report_faults()
 @usual_torch()
 def inspect(
     folder: str | Path, *, family: str | Path | Mapping[str, Any] | None = None
@@ -362,6 +364,7 @@ SMALL = 1 << 29
 """Largest size in float64, in bytes, at which both models are also run whole."""
 
 
+@report_faults()
 @usual_torch()
 def plan(
     recipe: recipes.Recipe | str | Path,

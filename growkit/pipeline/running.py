@@ -23,6 +23,7 @@ from growkit.checkpoint import publishing, writing
 from growkit.checkpoint.distributed_file import distributed_shards, write_list
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import check_faults, report_faults
 from growkit.engine.prompts import read_text
 from growkit.engine.published import config_to_write
 from growkit.engine.user_family import load_description, temporary_family, unlisted_family
@@ -160,6 +161,7 @@ def convert(
     return run(recipe, progress=progress, **how)
 
 
+@report_faults()
 @usual_torch()
 def run(
     recipe: Recipe | str | Path,
@@ -260,6 +262,7 @@ class _Run:
             check_subnormal_numbers()
             self._write(staging.folder, hashes)
             self._prove_and_describe(staging.folder, hashes, proof_only)
+            check_faults()
             self.result["output"] = str(staging.publish(rejected=self.result["kept"] is False))
         return self.result
 

@@ -19,6 +19,7 @@ from growkit.base.units import size
 from growkit.checkpoint.folder import TOKENIZER_FILES, is_of_tokenizer
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import sha256
 from growkit.engine.prompts import check_tokenizer, read_text
 from growkit.probing.lines import hash_of, workplace
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from growkit.probing.arms import Data
 
 
+@report_faults()
 @usual_torch()
 def probe(
     source: str | Path,

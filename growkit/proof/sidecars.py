@@ -275,7 +275,7 @@ def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool
 
 def _saved_settings(tokenizer: Any) -> Mapping[str, Any]:
     """The settings that transformers writes when it saves a tokenizer."""
-    with temporary("tokenizer") as scratch, suppress(InputError):
+    with suppress(InputError), temporary("tokenizer") as scratch:
         with quiet(), foreign("the tokenizer cannot be saved", "repair its files"):
             tokenizer.save_pretrained(scratch)
         return Folder(scratch).json(SETTINGS)

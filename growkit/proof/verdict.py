@@ -18,6 +18,7 @@ from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes, total_parameters
 from growkit.base.units import given_date, today
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import report_faults
 from growkit.engine.device import (
     check_subnormal_numbers,
     choose_device,
@@ -62,6 +63,7 @@ Such findings fail only on targets that keep their promise; the sentence reports
 """
 
 
+@report_faults()
 @usual_torch()
 def verify(
     source: str | Path,
