@@ -38,7 +38,7 @@ from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import sha256
 from growkit.engine.device import check_subnormal_numbers
 from growkit.engine.loader import check_class
-from growkit.engine.oracle import lacks_class, parsed, readable
+from growkit.engine.oracle import fit_experts, lacks_class, parsed, readable
 from growkit.engine.published import config_to_write
 from growkit.engine.user_family import temporary_family, unlisted_family
 from growkit.inference import family_for
@@ -267,7 +267,9 @@ def load(
         options.setdefault("generation_config", GenerationConfig.from_dict(opened.json(GENERATION)))
     state = entries_of(weights, _Last())
     known: Any = AutoModelForCausalLM._model_mapping
-    return known[type(config)].from_pretrained(None, config=config, state_dict=state, **options)
+    model = known[type(config)].from_pretrained(None, config=config, state_dict=state, **options)
+    fit_experts(model)
+    return model
 
 
 def check_recorded(manifest: Path, source: Checkpoint, *, together: bool = False) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -312,6 +313,27 @@ def test_shards_in_several_pieces_are_refused(tmp_path: Path) -> None:
     make("upcycling", tmp_path)
     for found in on_ranks(load_pieces, str(tmp_path), scratch=tmp_path / "scratch"):
         assert "gate_up_proj has several pieces" in found
+
+
+def load_small_experts(recipe: str) -> list[float]:
+    """How far the logits are from those of the written model, in this process and in all."""
+    out, ids = growkit.load_recipe(recipe).output, torch.arange(6)[None]
+    expected: Any = AutoModelForCausalLM.from_pretrained(out, experts_implementation="eager")
+    ways: list[dict[str, Any]] = [{}, {"distributed_config": DistributedConfig(tp_size=2)}]
+    with torch.no_grad():
+        logits = [growkit.load(recipe, **way)(ids).logits for way in ways]
+        return [float((each - expected(ids).logits).abs().max()) for each in logits]
+
+
+@pytest.mark.parametrize("intermediate_size", [4, 10])
+def test_small_experts_load_in_parts(intermediate_size: int, tmp_path: Path) -> None:
+    """Rows of 16 bytes, which kernels need: only where a process has whole ones, or nowhere."""
+    source = save_model(tmp_path / "source", "llama", intermediate_size=intermediate_size)
+    recipe = recipe_of(tmp_path, source, growkit.GrowStep("upcycle", {"experts": 4}))
+    growkit.run(recipe)
+    manifest = str(tmp_path / "out" / "growkit.json")
+    for apart in chain(*on_ranks(load_small_experts, manifest, scratch=tmp_path / "scratch")):
+        assert apart < 1e-5
 
 
 def test_a_model_loads_in_one_process(tmp_path: Path) -> None:

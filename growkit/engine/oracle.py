@@ -259,9 +259,11 @@ def fit_experts(model: Any) -> None:
     """Make a model multiply with one expert at a time if grouped kernels cannot run.
 
     Grouped kernels have no float64, and need rows whose size is a multiple of 16 bytes, both of
-    matrices and of what these read: some classes store matrices transposed.
+    matrices and of what these read: some classes store matrices transposed. Of a sharded matrix, a
+    process multiplies with its own part.
     """
-    stacked = (each for each in model.parameters() if each.dim() == 3)
+    matrices = (each for each in model.parameters() if each.dim() == 3)
+    stacked = (each.to_local() if hasattr(each, "to_local") else each for each in matrices)
     odd = any(size * each.element_size() % 16 for each in stacked for size in each.shape[1:])
     if (odd or model.dtype == torch.float64) and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
