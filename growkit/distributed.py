@@ -171,7 +171,7 @@ class Grown:
             if manifest:
                 check_recorded(manifest, self.source, together=together)
             self.lineage = plan_recipe(self.recipe, self.source).lineage
-            self.lineage.check_duplicates()
+            self.lineage.check_values()
             self.target = self.lineage.target
             self.config: Config = config_to_write(
                 self.lineage.source, self.target.config, self.recipe.output

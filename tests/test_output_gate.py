@@ -1,5 +1,6 @@
 """An output gate for attention, judged by the class that has it in strict float64."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ import torch
 from transformers import CONFIG_MAPPING
 
 import growkit
+from growkit import ConvertStep, GrowStep, Recipe
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from tests.conftest import (
     edit_weights,
     load_strict,
     relative_error,
+    save_model,
     save_random,
     seeded,
 )
@@ -63,9 +66,20 @@ def test_norms_of_an_output_gate_round_only_if_asked(tmp_path: Path) -> None:
         for name in (each for each in weights if each.endswith("norm.weight")):
             weights[name].clamp_(0.5, 1.5)
         weights["model.norm.weight"][0] = 0.0999
-    with pytest.raises(InputError, match=r"model\.norm\.weight .*--promise bounded"):
-        growkit.convert(source, out, "output-gate", verify=QUICK)
+    for dry in (True, False):
+        with pytest.raises(InputError, match=r"model\.norm\.weight .*--promise bounded"):
+            growkit.convert(source, out, "output-gate", verify=QUICK, dry_run=dry)
     found = growkit.convert(source, out, "output-gate", promise="bounded", verify=QUICK)
     assert found["kept"]
     assert found["promise"] == "bounded"
     assert 0 < relative_error(source, out) < 0.1
+
+
+def test_a_norm_that_an_earlier_step_halves_is_refused_in_the_plan(tmp_path: Path) -> None:
+    """That before a tied head; after the gate, the step is exact."""
+    source = save_model(tmp_path / "source", "qwen3", tie_word_embeddings=True)
+    gate, wider = ConvertStep("output-gate", {}), GrowStep("hypercloning", {"hidden": "x2"})
+    recipe = Recipe(str(source), (wider, gate), str(tmp_path / "out"), QUICK)
+    with pytest.raises(InputError, match=r"model\.norm\.weight .* this rounds in torch\.float32"):
+        growkit.run(recipe, dry_run=True)
+    assert growkit.run(replace(recipe, steps=(gate, wider)))["kept"]

@@ -87,6 +87,7 @@ class Minus(Kept):
     """A tensor minus a number, exactly."""
 
     offset: float = 0.0
+    refuses: bool = True
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``.

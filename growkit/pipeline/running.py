@@ -249,7 +249,7 @@ class _Run:
             check_settings(recipe.verify, source, adapter=recipe.adapter is not None)
         source.opened.check_carried()
         self._plan()
-        self.lineage.check_duplicates()
+        self.lineage.check_values()
         if self.dry_run:
             return self._estimated(overwrite)
         if recipe.verify is not None:

@@ -452,15 +452,18 @@ class Lineage:
                 found = plan.layers or found
         return found
 
-    def check_duplicates(self) -> None:
-        """Compare tensors that must be equal, in every step.
+    def check_values(self) -> None:
+        """Compare tensors that must be equal, and compute those that a step may refuse.
 
         Raises:
-            InputError: one differs.
+            InputError: one differs, or is refused.
         """
         for stage in self.stages[1:]:
             assert isinstance(stage, Planned)
             stage.check_duplicates(stage.plan.duplicates.values())
+            for rule in stage.plan.rules:
+                if rule.transform.refuses:
+                    stage.read(rule.target)
 
     def steps(self, target: str) -> list[list[Rule]]:
         """The rules that lead to a tensor, the last step first."""

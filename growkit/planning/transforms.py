@@ -66,6 +66,8 @@ class Transform(ABC):
         siblings: number of tensors that copy this source, each with an equal part of its gradient.
         dtype: dtype of the target; None for the first source's, or without sources for that of
             most tensors.
+        refuses: whether ``part`` raises ``InputError`` for some values of a small tensor, so that
+            it is computed before anything is written.
     """
 
     why: str
@@ -73,6 +75,7 @@ class Transform(ABC):
     holds: bool = False
     like: str = ""
     siblings: int = 1
+    refuses: bool = False
 
     @property
     def parts(self) -> Sequence[Transform]:
