@@ -588,3 +588,75 @@ def test_command_line(grown: Path, tmp_path: Path) -> None:
     assert not (again / "model.safetensors").exists()
     file = "adapter/adapter_model.safetensors"
     assert (again / file).read_bytes() == (out / file).read_bytes()
+
+
+RESIZED: dict[str, dict[str, Any]] = {
+    "saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "saved, tied": {"modules_to_save": ["embed_tokens", "lm_head"], "ensure_weight_tying": True},
+    "embeddings alone": {"modules_to_save": ["embed_tokens"]},
+    "with factors": {"target_modules": ["q_proj", "embed_tokens"]},
+    "tokens": {"trainable_token_indices": [0, 30]},
+    "others": {},
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("how", RESIZED)
+def test_embeddings_that_were_resized_before_training(how: str, tmp_path: Path) -> None:
+    """PEFT compares the vocabulary with the base model's, and saves some tensors thrice."""
+    base, source = save_kind(tmp_path / "base", "tied" * ("tied" in how)), tmp_path / "source"
+    model = AutoModelForCausalLM.from_pretrained(base)
+    model.resize_token_embeddings(32)
+    model.save_pretrained(source)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=3, **(FEW | RESIZED[how])))
+    for parameter in adapted.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter) * parameter.requires_grad
+    adapted.save_pretrained(tmp_path / "adapter")
+    names = {*load_file(tmp_path / "adapter" / "adapter_model.safetensors")}
+    assert any("lm_head" in name or "embed_tokens" in name for name in names)
+    assert sum("modules_to_save" in name for name in names) == len(
+        RESIZED[how].get("modules_to_save", ())
+    )
+    assert grown_error(source, tmp_path / "adapter", tmp_path / "out", hidden="x2") < 1e-12
+    assert growkit.verify(
+        source, tmp_path / "out", adapter=tmp_path / "adapter", prompts=1, length=8
+    ).kept
+
+
+@pytest.mark.parametrize("version", ["0.18.1", "0.17.0.dev0", None, "0.19.0", "1.2.0"])
+def test_factors_of_experts_from_an_older_peft(version: str | None, tmp_path: Path) -> None:
+    source = save_kind(tmp_path / "source", "mixtral")
+    adapter = save_adapter(source, tmp_path / "adapter", **EXPERTS)
+    with edit_json(adapter / "adapter_config.json") as config:
+        config["peft_version"] = version
+    if version in ("0.19.0", "1.2.0"):
+        growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, dry_run=True)
+        return
+    with pytest.raises(InputError, match="which exchanges inputs and outputs of target_parameters"):
+        growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, dry_run=True)
+    llama = save_kind(tmp_path / "llama", "llama")
+    others = save_adapter(llama, tmp_path / "others", **FEW)
+    with edit_json(others / "adapter_config.json") as config:
+        config["peft_version"] = version
+    growkit.grow(llama, tmp_path / "out", hidden="x2", adapter=others, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("alpha_pattern", {r"((\w+\.?)+)+!": 2}, "takes too long"),
+        ("target_modules", r"(\w+\.?)*!", "takes too long"),
+        ("exclude_modules", "(", "unterminated"),
+        ("rank_pattern", {"(?i)q_proj": 2}, "global flags"),
+    ],
+)
+def test_patterns_that_peft_cannot_use(
+    key: str, value: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("growkit.adapters.folder.MOST_SECONDS", 1)
+    source = save_kind(tmp_path / "source", "llama")
+    adapter = save_adapter(source, tmp_path / "adapter", **FEW)
+    with edit_json(adapter / "adapter_config.json") as config:
+        config[key] = value
+    with pytest.raises(InputError, match=f"{key} in .* has the pattern .*{said}"):
+        growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, dry_run=True)

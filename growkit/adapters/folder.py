@@ -6,10 +6,14 @@ the same map as its weight: B is copied where the weight writes, A is split wher
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 from growkit.base.errors import InputError
@@ -112,6 +116,9 @@ METHODS = {
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """Values of ``init_lora_weights`` with which the model's own weights stay unchanged."""
 
+WHOLE_NAME = r"(.*\.)?({})$"
+"""How PEFT compares a pattern of ranks or alphas with the name of a module."""
+
 DEFAULT = 8
 """PEFT's default for ranks and for alpha."""
 
@@ -146,18 +153,60 @@ def method_of(config: Config, where: str) -> Method:
     for key, value in config.items():
         if key in method.settings and value is not None:
             check_kind(value, method.settings[key], f"{key} in {where}")
-            for pattern in value if key.endswith("_pattern") else ():
-                _check_pattern(pattern, f"{key} in {where}")
         elif value and key not in method.without_effect:
             raise InputError(f"{where} has {key}, with which growkit cannot grow it; {MERGE}")
     return method
 
 
-def _check_pattern(pattern: str, what: str) -> None:
+BY_MATCHING = (
+    "import json, re, sys\nfor at, (pattern, way, names) in enumerate(json.load(sys.stdin)):\n"
+)
+BY_MATCHING += "    print(at, flush=True)\n    for name in names: getattr(re, way)(pattern, name)"
+
+MOST_SECONDS = 10
+"""Limit for matching all patterns of a config with the names of all modules."""
+
+
+def check_patterns(config: Config, modules: Iterable[str], where: str) -> None:
+    """Refuse patterns with which PEFT would fail, or search for hours.
+
+    They are matched in a process of their own, since nothing else can stop a search.
+
+    Args:
+        config: contents of ``adapter_config.json``.
+        modules: names of all modules of the model.
+        where: that file, for messages.
+
+    Raises:
+        InputError: the message has the pattern.
+    """
+    names, work, given = [*modules], [], []
+    for key, value in config.items():
+        if key.endswith("_pattern"):
+            inside = r".*\.{}\.(\d+)\." if key == "layers_pattern" else WHOLE_NAME
+            patterns = [value] if isinstance(value, str) else [*(value or ())]
+            work += [(inside.format(pattern), "match", names) for pattern in patterns]
+        elif key in ("target_modules", "exclude_modules") and isinstance(value, str):
+            patterns = [value]
+            work.append((value, "fullmatch", names))
+        else:
+            continue
+        given += [f"{key} in {where} has the pattern {pattern!r}, " for pattern in patterns]
+    for what, (pattern, *_) in zip(given, work, strict=True):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InputError(f"{what}{error}; correct it") from None
     try:
-        re.compile(pattern)
-    except re.error as error:
-        raise InputError(f"{what} has the pattern {pattern!r}, {error}; correct it") from None
+        if work:
+            command = [sys.executable, "-I", "-S", "-c", BY_MATCHING]
+            text = json.dumps(work).encode()
+            subprocess.run(command, input=text, timeout=MOST_SECONDS, stdout=PIPE, check=True)  # noqa: S603
+    except subprocess.TimeoutExpired as error:
+        raise InputError(
+            f"{given[int((error.output or b'0').split()[-1])]}which takes too long to compare with "
+            "the names of modules; write it without a repetition inside of another"
+        ) from None
 
 
 def scaling(config: Config, module: str, rank: int) -> float:
@@ -176,7 +225,7 @@ def scaling(config: Config, module: str, rank: int) -> float:
 def pattern_value(config: Config, key: str, module: str) -> Any:
     """The value of the first pattern that matches a module, as in PEFT; None if none does."""
     found = (config.get(key) or {}).items()
-    return next((value for each, value in found if re.match(rf"(.*\.)?({each})$", module)), None)
+    return next((value for each, value in found if re.match(WHOLE_NAME.format(each), module)), None)
 
 
 class AdapterFolder:

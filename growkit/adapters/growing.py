@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from growkit.adapters.folder import COLUMNS, MAGNITUDE, MERGE, AdapterFolder, scaling
+from growkit.adapters.folder import (
+    COLUMNS,
+    MAGNITUDE,
+    MERGE,
+    AdapterFolder,
+    check_patterns,
+    scaling,
+)
 from growkit.adapters.modules import Modules, retarget
 from growkit.adapters.tensors import AdapterTensors, Assembly, Entry
 from growkit.algebra.law import Rows
@@ -58,7 +65,8 @@ class Adapter:
 
     def __init__(self, path: Path, source: Checkpoint, lineage: Lineage, output: str) -> None:
         self.folder, self._base, own = AdapterFolder(path), lineage, Modules(source)
-        self.files = self.folder.files
+        self.files, where = self.folder.files, str(self.folder.opened.path / ADAPTER)
+        check_patterns(self.folder.config, (name for name, _ in own.model.named_modules()), where)
         parts = AdapterTensors(self.folder, own)
         same = Assembly(parts, parts.entries, own, path)
         self.of_class = copy(self.folder)

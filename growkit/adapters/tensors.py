@@ -26,6 +26,12 @@ from growkit.planning.transforms import Attached
 PREFIX, INSIDE = "base_model.model.", ".base_layer"
 """PEFT's prefix of a module's name, and the suffix that each wrapper around the module adds."""
 
+WRAPPED = re.compile(rf"(\.token_adapter)?{re.escape(INSIDE)}")
+"""The suffixes of a module whose own parameter is in the adapter."""
+
+COPIES = re.compile(r"\.(original_module|modules_to_save)\.(?=\w+$)")
+"""Parts of names under which PEFT saves a resized embedding again."""
+
 WHOLE_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?")
 """Prefix of the language model inside a multimodal model; only the language model is grown."""
 
@@ -119,6 +125,9 @@ class AdapterTensors(Weights):
         ends = "|".join(map(re.escape, adapter.method.kinds))
         known = re.compile(rf"(.*?)((?:{re.escape(INSIDE)})*)\.({ends})")
         for key in adapter.file.tensors:
+            copied = COPIES.sub(".", key)
+            if copied != key and copied in adapter.file.tensors:
+                continue  # PEFT reads only the plain name
             prefix, name = self._without_prefix(key.removeprefix(PREFIX))
             found = known.fullmatch(name)
             made = self._factor(key, *found.groups()) if found else self._whole(key, name)
@@ -178,6 +187,8 @@ class AdapterTensors(Weights):
         if made is None and parameter not in self._modules.tensors:
             raise self._unknown(key, f"adapts {parameter}")
         places = self._modules.places(parameter) if made else LINEAR
+        if made and places[IN] and len(made.shapes[self._modules.stored[parameter]]) > 2:
+            self._check_order(key)
         pairs = zip(kind.sides, info.shape, strict=True)
         one = kind.sides == (OUT, IN)  # the other dimension is 1
         sides = [None if one and size == 1 else places.get(side) for side, size in pairs]
@@ -203,9 +214,19 @@ class AdapterTensors(Weights):
         name = parameter if made else ""
         yield Entry(tensor, name, tail, info, kind, tuple(sides), tied), piece
 
+    def _check_order(self, key: str) -> None:
+        """Check that a factor of experts has inputs and outputs where later versions have them."""
+        version = str(self.adapter.config.get("peft_version") or "0.17 or earlier")
+        if re.match(r"0\.(\d|1[0-8])\b", version):
+            raise InputError(
+                f"{key} in {self.adapter.file.path} was saved by PEFT {version}, which exchanges "
+                "inputs and outputs of target_parameters, unlike PEFT 0.19 and later; with that "
+                "version, merge it into SRC (merge_and_unload), and grow that"
+            )
+
     def _whole(self, key: str, name: str) -> Iterator[tuple[Entry, _Piece]]:
         """Make the entry of a tensor that replaces one of the model."""
-        parameter = name.replace(INSIDE, "")
+        parameter = WRAPPED.sub("", name)
         made = self._modules.conversion(parameter)
         if made is None:
             raise self._unknown(key, f"replaces {parameter}")
