@@ -347,8 +347,9 @@ def test_entries_of_other_forms(spoil: str, said: str, source: Path, tmp_path: P
         flat[f"{name}.quant.state1"] = flat.pop(f"{name}.exp_avg").to(torch.uint8)
         for kind in ("exp_avg_sq", "step"):
             del flat[f"{name}.{kind}"]
-    dcp.save({"optimizer": flat}, checkpoint_id=tmp_path / "state", no_dist=True)
-    if not said:  # the control
+    content = {"optimizer": flat} if spoil else {"app": {"optim": flat}}
+    dcp.save(content, checkpoint_id=tmp_path / "state", no_dist=True)
+    if not said:  # the control, also inside another state
         assert grown(source, tmp_path / "state", tmp_path / "out").optimizer
         return
     with pytest.raises(InputError, match=said):

@@ -347,7 +347,7 @@ def _manifest(file: Path) -> Any:
     recipe = with_paths(recipe, find, INPUT_KEYS)
     verify = recipe.get("verify")
     text = verify.get("text") if isinstance(verify, dict) else None
-    if isinstance(text, str) and not os.path.lexists(text):
+    if isinstance(text, str) and not os.path.isfile(text):
         recipe["verify"] = {key: value for key, value in verify.items() if key != "text"}
     output = recipe.get("output")
     if isinstance(output, str) and output and not os.path.isabs(output):

@@ -36,7 +36,9 @@ OF_ACCELERATE = re.compile(r"optimizer_[0-9]+")
 WEIGHTS = "weights"
 """Name for tensors that are not the optimizer's."""
 
-ENTRY = re.compile(r"(?P<before>(?:\w+\.)?)(?P<part>state|param_groups)\.(?P<of>.+)\.(?P<key>\w+)")
+ENTRY = re.compile(
+    r"(?P<before>(?:\w+\.){0,2}?)(?P<part>state|param_groups)\.(?P<of>.+)\.(?P<key>\w+)"
+)
 """Names of an optimizer's entries."""
 
 PARAMS = "params"
@@ -232,7 +234,7 @@ def _write(
 
 def _path(before: str, numbered: bool, entry: str) -> tuple[str | int, ...]:
     """The path of an entry in the nested state that torch loads."""
-    parent, found = (before.removesuffix("."),) if before else (), ENTRY.fullmatch(entry)
+    parent, found = before.split(".")[:-1], ENTRY.fullmatch(entry)
     if numbered and found:
         owner = int(found["of"]) if found["part"] == "param_groups" else found["of"]
         return *parent, found["part"], owner, found["key"]
