@@ -16,6 +16,7 @@ from growkit.training import GammaRamp
 from tests.conftest import (
     edit_config,
     edit_json,
+    edit_weights,
     load_strict,
     relative_error,
     save_model,
@@ -190,6 +191,38 @@ def test_sharing_with_less_rank_is_bounded(scope: str, tmp_path: Path) -> None:
         assert verification["negative_control_caught"]
         distances.append(verification["strict_float64"]["kl_nats_per_token"])
     assert distances[0] > distances[2] > 1e-6
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("differing", [0, 1])
+@pytest.mark.parametrize("scope", ["head", "layer"])
+def test_updates_of_heads_that_differ_in_less_than_the_rank_can_train(
+    scope: str, differing: int, tmp_path: Path
+) -> None:
+    """Noise heads of a new DIFF model are copies; in the other model one row of a head differs."""
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    source = save_model(tmp_path / "source", "llama", 0, torch.float32, **sizes)
+    convert(source, tmp_path / "diff", "diff")
+    with edit_weights(tmp_path / "diff") as weights:
+        for name in weights:
+            if name.endswith("q_proj.weight"):
+                weights[name][0] *= 1 + differing
+    out, asked = tmp_path / "out", {"scope": scope, "rank": 4}
+    settings = growkit.Settings(prompts=1, length=16, trainability=True)
+    grown = growkit.convert(tmp_path / "diff", out, "shared-diff", verify=settings, **asked)
+    trainability = grown["verification"]["trainability"]
+    assert not trainability["silent_parameters"]
+    assert relative_error(tmp_path / "diff", out) < 1e-5
+    model = AutoModelForCausalLM.from_pretrained(out)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    ids = torch.arange(24)[None] % 29
+    for _ in range(2):
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("down.weight", "up.weight")):
+            assert parameter.any(1).all(), name
+            assert parameter.grad.any(1).all(), name
 
 
 def test_the_gate_is_ramped(tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ decomposition of D, truncated at 2r and divided between the two; the residual is
 
 For more than two matrices there is no closed form: ``best_move`` searches for the base.
 
+Where the matrices differ by less than the rank, A is random and B is zero, as in LoRA (Hu et al.,
+arXiv 2106.09685): zeros in both would never get a gradient.
+
 All matrices are tall (inputs × outputs, many more inputs), and D V_k V_kᵀ is the best approximation
 of rank k, with V_k the leading right singular vectors: left vectors are never formed. If squared
 condition numbers do no harm, V is the eigenvectors of Dᵀ D, which takes one matrix product;
@@ -21,7 +24,8 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from growkit.base.lazy import Tensor, torch
+from growkit.algebra.splits import noise
+from growkit.base.lazy import Tensor, np, torch
 from growkit.results.proof import MOST_VALUES, Spectrum
 
 MOST_STEPS = 5000
@@ -265,7 +269,12 @@ class Heads:
         return (most + 1) // 2 if pairs else most
 
     def factorise(
-        self, weight: Tensor, rank: int, moment: Tensor | None = None, dtype: Any = None
+        self,
+        weight: Tensor,
+        rank: int,
+        moment: Tensor | None = None,
+        dtype: Any = None,
+        seed: str = "",
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Factorise a projection into base, down and up, as ``growkit.modeling`` stores them.
 
@@ -275,11 +284,19 @@ class Heads:
             moment: second moment of the inputs, [hidden, hidden]; None to weigh all inputs equally.
             dtype: dtype of the rounded parts; None for float64. The base is the best one for the
                 rounded updates.
+            seed: seed of the down parts of updates that are zero.
         """
         dtype = dtype or weight.dtype
         found = share(self.members(weight), rank, moment)
-        down = self._by_head(found.down).transpose(-1, -2).reshape(-1, weight.shape[1]).to(dtype)
-        up = self._by_head(found.up).reshape(-1, rank).to(dtype)
+        down = self._by_head(found.down).transpose(-1, -2).to(dtype)  # [heads, rank, inputs]
+        up = self._by_head(found.up).to(dtype)  # [heads, outputs, rank]
+        # Updates below the rounding of what they are added to are noise.
+        sizes = down.double().norm(dim=-1) * up.double().norm(dim=-2)
+        zero = sizes <= torch.finfo(weight.dtype).eps * max(weight.shape) * weight.norm()
+        drawn = noise(seed, np.arange(down[..., 0].numel()), weight.shape[1])
+        random = torch.from_numpy(drawn).double().view_as(down) / (2**15 * weight.shape[1] ** 0.5)
+        down = random.to(down).where(zero[..., None], down).reshape(-1, weight.shape[1])
+        up = up.masked_fill(zero[:, None], 0).reshape(-1, rank)
         return self.best_base(weight, down.double(), up.double()).to(dtype), down, up
 
     def best_base(self, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:

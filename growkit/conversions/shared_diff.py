@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
@@ -105,6 +105,8 @@ class SharedDiff(OnDiffTransformer):
         }
         made, checks = _parts(search, way, main_dtype(source.tensors))
         plan = rewrite(source, config, lambda name, info, layer: made.get(name), checks)
+        downs = [check.targets[PARTS.index("down.weight")] for check in checks]
+        plan = replace(plan, waits=downs)  # for updates of zero
         some = " or ".join(map(str, distinct))
         lost = (
             f"the part of the difference between heads with one base that rank {some} cannot hold"
@@ -127,7 +129,8 @@ def _parts(search: Search, way: Way, dtype: str) -> tuple[dict[str, Transform], 
             weight = weight_of(projection, layer)
             module = weight.removesuffix(".weight")
             names = [f"{module}.{part}" for part in PARTS]
-            factors = _factors(heads, rank, partial(search.moment, layer, way.shrinkage), dtype)
+            moment = partial(search.moment, layer, way.shrinkage)
+            factors = _factors(heads, rank, moment, dtype, module)
             why = f"best base and rank-{rank} updates, scope {heads.scope}"
             for number, name in enumerate(names):
                 part = partial(factors, number)
@@ -158,7 +161,7 @@ def _larger_than_source(source: Weights, plan: Plan, way: Way) -> list[str]:
 
 
 def _factors(
-    heads: Heads, rank: int, moment: Callable[[], Tensor | None], dtype: str
+    heads: Heads, rank: int, moment: Callable[[], Tensor | None], dtype: str, seed: str
 ) -> Callable[[int, Tensor], Tensor]:
     """Make a function that computes the parts of one projection once, and keeps each until used.
 
@@ -171,7 +174,8 @@ def _factors(
         with lock:
             if which not in kept:
                 stored = getattr(torch, TORCH_NAMES[dtype])
-                kept.update(enumerate(heads.factorise(weight.double(), rank, moment(), stored)))
+                made = heads.factorise(weight.double(), rank, moment(), stored, seed)
+                kept.update(enumerate(made))
             return kept.pop(which).contiguous()
 
     return part

@@ -64,6 +64,7 @@ class Gradients:
         self._plans, self._later = plans, plans[last + 1 :]
         self._rules = {rule.target: rule for plan in plans[last : last + 1] for rule in plan.rules}
         self._as_stored = as_stored
+        self._known = self._rules or any(plan.waits for plan in plans)
         self._largest: dict[str, float] = {}
         self._copied: list[_Copied] = []
         self._zeros: dict[IndexMap, tuple[str, Tensor]] = {}
@@ -77,7 +78,7 @@ class Gradients:
             return
         least, most = gradient.aminmax()
         self._largest[name] = max(float(-least), float(most), self._largest.get(name, 0.0))
-        for stored in self._as_stored(name, gradient) if self._rules else ():
+        for stored in self._as_stored(name, gradient) if self._known else ():
             grown = self._as_grown(*stored)
             rule = self._rules.get(grown[0]) if grown else None
             if grown and rule:
