@@ -33,7 +33,16 @@ from growkit.engine.strict import strict_float64
 from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.schedule import grown_schedule
 from growkit.training import hidden_matrices, param_groups
-from tests.conftest import Called, cli, flip_bit, folder_bytes, load_strict, save_model, train_step
+from tests.conftest import (
+    Called,
+    cli,
+    edit_weights,
+    flip_bit,
+    folder_bytes,
+    load_strict,
+    save_model,
+    train_step,
+)
 
 RATE, DECAY, EPS = 1e-2, 0.1, 1e-6
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -435,7 +444,7 @@ def test_groups_are_those_of_the_training(tmp_path: Path, to: str | None, custom
 
 
 def test_a_model_that_was_grown_twice_finds_its_groups_by_name(tmp_path: Path) -> None:
-    """As the documents make them; ``param_groups`` knows the last growth alone (the control)."""
+    """As the documents make them, with the rates of ``param_groups``."""
     source, once, out = tmp_path / "source", tmp_path / "once", tmp_path / "out"
     model, optimizer = trained(save_model(source, "llama", **LLAMA), 1)
     grown(source, save_torch(model, optimizer, tmp_path / "state"), once)
@@ -456,9 +465,55 @@ def test_a_model_that_was_grown_twice_finds_its_groups_by_name(tmp_path: Path) -
     assert rates[id(named["model.embed_tokens.weight"])] == pytest.approx(RATE)
     model(batch(1), labels=batch(1)).loss.backward()
     again.step()
-    last = torch.optim.AdamW(param_groups(model, out, lr=RATE, decays=lambda *_: True))
-    with pytest.raises(ValueError, match="parameter group"):
-        last.load_state_dict(state)
+    by_law = param_groups(model, out, lr=RATE, decays=lambda *_: True)
+    assert rates == {id(each): group["lr"] for group in by_law for each in group["params"]}
+
+
+WIDER, DEEPER = (
+    growkit.GrowStep("hypercloning", hidden="x2"),
+    growkit.GrowStep("depth", layers="x2"),
+)
+AGAIN = {
+    "wider": (WIDER, WIDER),
+    "deeper": (WIDER, DEEPER),
+    "experts": (WIDER, growkit.GrowStep("upcycle", experts=4), WIDER),
+    "heads": (growkit.GrowStep("group-diff", signal_heads="x2"), WIDER),
+}
+
+
+def settings(folder: Path) -> dict[str, tuple[float, ...]]:
+    """What ``param_groups`` gives every parameter."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = param_groups(model, folder, lr=RATE, weight_decay=DECAY)
+    return {
+        names[id(each)]: (group["lr"], group["weight_decay"], group["eps"])
+        for group in groups
+        for each in group["params"]
+    }
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("way", AGAIN)
+def test_growing_in_several_runs_gives_the_rates_of_one(way: str, tmp_path: Path) -> None:
+    """Also if the model was trained in between, since it was trained with these rates."""
+    heads = way == "heads"
+    source = save_model(tmp_path / "0", "diff_transformer" if heads else "llama")
+    steps = AGAIN[way]
+    once = growkit.Recipe(str(source), steps, str(tmp_path / "once"), verify=None)
+    assert not growkit.run(once)["warnings"]
+    for number, step in enumerate(steps):
+        folders = [str(tmp_path / f"{each}") for each in (number, number + 1)]
+        result = growkit.run(growkit.Recipe(folders[0], (step,), folders[1], verify=None))
+        assert bool(result["warnings"]) == (number > 0)
+        with edit_weights(Path(folders[1])) as weights:
+            weights["lm_head.weight"] *= 1.01
+    expected = settings(tmp_path / "once")
+    assert settings(Path(folders[1])) == {name: pytest.approx(e) for name, e in expected.items()}
+    (Path(folders[0]) / "growkit.json").write_text('{"updates": {"groups": [{"lr": 0}]}}')
+    anew = growkit.Recipe(folders[0], steps[-1:], str(tmp_path / "anew"), verify=None)
+    assert "is not what growkit writes" in growkit.run(anew)["warnings"][0]
+    assert settings(tmp_path / "anew") != settings(Path(folders[1]))
 
 
 @pytest.fixture

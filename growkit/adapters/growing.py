@@ -36,7 +36,7 @@ from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import Hashes, shards_of, write_shards
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Kept, Mapped, Slices, Transform
-from growkit.planning.updates import Law, law_of, summary
+from growkit.planning.updates import Law, law_of, recorded_law, summary
 from growkit.results.operation import AdapterResult
 
 
@@ -72,6 +72,7 @@ class Adapter:
         self.of_class = copy(self.folder)
         self.of_class.config = retarget(self.folder, same.adapted, own)
         self.of_class.tensors = same
+        self._of_source = self._law_of_source(same)
         self.lineage, entries = _lineage_of(parts, lineage)
         with outlined(lineage.target, lineage.target.config) as outline:
             modules = Modules(outline)
@@ -80,9 +81,17 @@ class Adapter:
         config = retarget(self.folder, self.target.adapted, modules)
         self.config = {**config, "base_model_name_or_path": output, "revision": None}
 
+    def _law_of_source(self, same: Assembly) -> Law | None:
+        """The law of updates of an adapter that growkit made; None if it begins here."""
+        if not self.folder.opened.has(MANIFEST):
+            return None
+        law = recorded_law(self.folder.opened, self.folder.file.tensors)
+        known = [(name, key) for key, names in same.made.items() for name in names]
+        return Law({name: law.updates[key] for name, key in known if key in law.updates}, law.why)
+
     def result(self) -> AdapterResult:
         """Describe the growth."""
-        own, model = law_of(self.lineage), law_of(self._base)
+        own, model = law_of(self.lineage, self._of_source), law_of(self._base)
         updates = {key: own.updates[names[0]] for key, names in self.target.made.items()}
         # If the model reads copies in unequal parts, their gradients are unequal as well.
         law = Law(updates, tuple(dict.fromkeys((*own.why, *model.why))))
@@ -175,7 +184,7 @@ class _Step:
             attached.setdefault(entry.tensor, []).append(entry)
         made, used = [], set[str]()
         for rule in plan.rules:
-            for origin in rule.sources or (rule.transform.like,):
+            for origin in rule.replaced:
                 for entry in attached.get(origin, ()):
                     if self._follows(entry, rule.target, plan):
                         made.append(self._rule(entry, rule))

@@ -10,9 +10,8 @@ heads in one ``q_proj``), the shared value is between them and minimises the lar
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -27,14 +26,13 @@ from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 from growkit.base.tensors import TensorInfo
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
-from growkit.checkpoint.publishing import MANIFEST, read_manifest
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import open_weights
 from growkit.engine.class_weights import converted, empty_model, tied_names
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class, require_class
 from growkit.planning.layouts import read_layout
-from growkit.planning.updates import stepped
+from growkit.planning.updates import recorded_law, stepped
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 """Options of a group that are learning rates, including those that schedulers add."""
@@ -262,44 +260,6 @@ def _combine(
     return found if len(set(rates)) == 1 else found.because("its parts have different rates")
 
 
-def recorded_updates(folder: Folder, tensors: Iterable[str]) -> dict[str, Update]:
-    """Read the law of updates from a grown folder's manifest.
-
-    If rows of a tensor have different shares, all rows get the middle, which changes eps least.
-
-    Args:
-        folder: folder of a model or an adapter.
-        tensors: names of all tensors in its files.
-
-    Raises:
-        InputError: the folder has no such record, or is damaged.
-    """
-    file, manifest = folder.path / MANIFEST, read_manifest(folder)
-    by_kind: dict[str, Update] = {}
-    try:
-        for group in manifest["updates"]["groups"]:
-            lr, n_in, *n_out = map(float, (group["lr"], group["n_in"], *group["n_out"]))
-            if not all(0 < each < math.inf for each in (lr, n_in, *n_out)):
-                raise ValueError
-            shares = np.asarray((min(n_out) + max(n_out)) / 2)
-            by_kind |= dict.fromkeys(map(str, group["tensors"]), Update(n_in, shares, lr * n_in))
-    except (TypeError, KeyError, ValueError):
-        raise InputError(
-            f"'updates' in {file} is not what growkit writes; make the model again with "
-            f"'growkit run {file}'"
-        ) from None
-    found = {}
-    for name in tensors:
-        update_of = by_kind.get(name) or by_kind.get(re.sub(r"(?<=\.)[0-9]+(?=\.)", "*", name))
-        if update_of is None:
-            raise InputError(
-                f"{file} does not mention tensor {name}; the files in {folder} are not the ones "
-                "that growkit wrote"
-            )
-        found[name] = update_of
-    return found
-
-
 # Groups for training
 
 
@@ -390,7 +350,7 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
     else:
         checkpoint = Checkpoint(folder)
         headers = checkpoint.tensors
-    known = recorded_updates(opened, headers)
+    known = recorded_law(opened, headers).updates
     shapes = {name: info.shape for name, info in headers.items()}
     if checkpoint and not lacks_class(checkpoint.config):
         known = class_updates(checkpoint, known, by_element=False)

@@ -235,8 +235,7 @@ class GrownState(TargetState):
                 parameter[name]
                 for target in each.sources
                 if target in self._lineage.plans[-1].by_target
-                for rule in self._lineage.steps(target)[-1]
-                for name in rule.sources
+                for name in self._lineage.replaced(target)
                 if parameter.get(name) in self._before.shapes
             ]
             found |= {name: named[0] for name in each.shapes if named}

@@ -32,7 +32,7 @@ from growkit.inference import family_for
 from growkit.pipeline.inspection import disk_needed, estimate
 from growkit.planning.operation import Value
 from growkit.planning.plan import Lineage
-from growkit.planning.updates import law_of, summary
+from growkit.planning.updates import Law, law_of, recorded_law, summary
 from growkit.proof.preflight import check_settings, preflight
 from growkit.recipe import recipe as recipes
 from growkit.recipe.manifest import manifest_of
@@ -286,6 +286,7 @@ class _Run:
         except InputError as error:
             self.metadata = {}
             result["warnings"].append(str(error))
+        self.of_source = self._law_of_source()
         self.companions = dict(self._companions())
         for name, each in self.companions.items():
             self.other_files += each.files
@@ -307,6 +308,27 @@ class _Run:
                 f"with model_type {config['model_type']!r}, it would load another one"
             )
         return kind
+
+    def _law_of_source(self) -> Law | None:
+        """The law of updates of a source that growkit made; None if it begins here."""
+        opened, warnings = self.source.opened, self.result["warnings"]
+        if not opened.has(publishing.MANIFEST):
+            return None
+        try:
+            law = recorded_law(opened, self.source.tensors)
+        except InputError as error:
+            warnings.append(
+                f"param_groups will take the learning rate of {self.source.where()} itself, since "
+                f"{error}"
+            )
+            return None
+        if any(each.rate != 1 or each.eps != 1 for each in law.updates.values()):
+            warnings.append(
+                f"{self.source.where()} was grown itself, so param_groups will take the learning "
+                f"rate of the model that it was grown from; to give it that of "
+                f"{self.source.where()}, remove its {publishing.MANIFEST} before you grow it"
+            )
+        return law
 
     def _companions(self) -> Iterator[tuple[str, Optimizer | Adapter]]:
         """Read the optimizer's state and the adapter, which grow with the model."""
@@ -355,7 +377,7 @@ class _Run:
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
         law = law_of(self.lineage)
-        result["updates"] = summary(law, self.target.tensors)
+        result["updates"] = summary(law_of(self.lineage, self.of_source), self.target.tensors)
         for name, each in self.companions.items():
             with publishing.writing(self.output):
                 result[name] = each.write(folder, law, self.progress, hashes)

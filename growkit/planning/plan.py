@@ -56,6 +56,12 @@ class Rule:
         return self.transform.sources
 
     @property
+    def replaced(self) -> tuple[str, ...]:
+        """The source tensors, or the one that the target replaces if it contains nothing of it."""
+        like = self.transform.like
+        return self.sources or ((like,) if like else ())
+
+    @property
     def why(self) -> str:
         """The reason, as a phrase for users."""
         return self.transform.why
@@ -464,6 +470,13 @@ class Lineage:
             for rule in stage.plan.rules:
                 if rule.transform.refuses:
                     stage.read(rule.target)
+
+    def replaced(self, target: str) -> list[str]:
+        """The source tensors from which a tensor is made, or that it replaces."""
+        names = [target]
+        for plan in reversed(self.plans):
+            names = [name for each in names for name in plan.by_target[each].replaced]
+        return list(dict.fromkeys(names))
 
     def steps(self, target: str) -> list[list[Rule]]:
         """The rules that lead to a tensor, the last step first."""

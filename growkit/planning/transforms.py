@@ -197,7 +197,7 @@ class Kept(_OneSource):
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
         if self.new:
-            return Update(new=True, why=self.why)
+            return replace(before[0], new=True, why=self.why)
         return before[0].times(self.factor, self.siblings)
 
     def moments(self, order: int) -> Transform | None:
@@ -422,8 +422,8 @@ class Constant(Transform):
         return torch.full(shape, self.value, dtype=getattr(torch, TORCH_NAMES[self.dtype]))
 
     def update(self, before: Sequence[Update]) -> Update:
-        """See ``Transform``."""
-        return Update(new=True, why=self.why)
+        """See ``Transform``; ``before`` is that of ``like``, if there is one."""
+        return replace(before[0] if before else Update(), new=True, why=self.why)
 
     def moments(self, order: int) -> Transform:
         """See ``Transform``; a new tensor has no moments yet, so they are zero."""

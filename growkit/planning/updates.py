@@ -3,11 +3,15 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from growkit.algebra.update import Update
+from growkit.base.errors import InputError
+from growkit.base.lazy import np
 from growkit.base.tensors import TensorInfo, Weights
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.publishing import MANIFEST, read_manifest
 from growkit.families.family import stored_family
 from growkit.planning.plan import Lineage, Plan
 from growkit.results.operation import UpdateGroup, Updates
@@ -60,11 +64,18 @@ def _layers_with_experts(model: Weights) -> int:
     return len({each.layer for each in members if "experts" in each.tensor.pattern})
 
 
-def law_of(lineage: Lineage) -> Law:
-    """The law for the target of a lineage."""
-    current = {name: Update() for name in lineage.source.tensors}
+def law_of(lineage: Lineage, of_source: Law | None = None) -> Law:
+    """The law for the target of a lineage.
+
+    Args:
+        lineage: how the target is made.
+        of_source: law of the lineage's source, if that was grown itself: factors multiply. None to
+            relate the target's updates to those of the lineage's source.
+    """
+    known = of_source or Law({}, ())
+    current = {name: known.updates.get(name, Update()) for name in lineage.source.tensors}
     other = other_loss(lineage.source, lineage.target)
-    reasons = dict.fromkeys([other] if other else [])
+    reasons = dict.fromkeys([*known.why, *([other] if other else [])])
     for plan in lineage.plans:
         current = stepped(plan, current)
         left_out = f"{plan.left_out[0]} of the source is left out" if plan.left_out else ""
@@ -83,16 +94,55 @@ def law_of(lineage: Lineage) -> Law:
 
 def stepped(plan: Plan, before: Mapping[str, Update]) -> dict[str, Update]:
     """The updates of a plan's targets, from those of its sources."""
-    found = {
-        rule.target: rule.transform.update([before[name] for name in rule.sources])
-        for rule in plan.rules
-    }
+    found = {}
+    for rule in plan.rules:
+        found[rule.target] = rule.transform.update([before[name] for name in rule.replaced])
     rules = [rule for rule in plan.rules if not found[rule.target].new]
     uses = Counter(name for rule in rules for name in rule.sources)
     for rule in rules:
         if any(uses[name] > rule.transform.siblings for name in rule.sources):
             found[rule.target] = found[rule.target].because(APART)
     return found
+
+
+def recorded_law(folder: Folder, tensors: Iterable[str]) -> Law:
+    """Read the law of updates from the manifest of a grown folder.
+
+    If rows of a tensor have different shares, all rows get the middle, which changes eps least.
+
+    Args:
+        folder: folder of a model or an adapter.
+        tensors: names of all tensors in its files.
+
+    Raises:
+        InputError: the folder has no such record, or is damaged.
+    """
+    file, manifest = folder.path / MANIFEST, read_manifest(folder)
+    by_kind: dict[str, Update] = {}
+    try:
+        for group in manifest["updates"]["groups"]:
+            lr, n_in, *n_out = map(float, (group["lr"], group["n_in"], *group["n_out"]))
+            if not all(0 < each < math.inf for each in (lr, n_in, *n_out)):
+                raise ValueError
+            shares, new = np.asarray((min(n_out) + max(n_out)) / 2), bool(group.get("new"))
+            update = Update(n_in, shares, lr * n_in, new)
+            by_kind |= dict.fromkeys(map(str, group["tensors"]), update)
+        why = tuple(map(str, manifest["updates"]["why"]))
+    except (TypeError, KeyError, ValueError):
+        raise InputError(
+            f"'updates' in {file} is not what growkit writes; make the model again with "
+            f"'growkit run {file}'"
+        ) from None
+    found = {}
+    for name in tensors:
+        update_of = by_kind.get(name) or by_kind.get(INDEX.sub("*", name))
+        if update_of is None:
+            raise InputError(
+                f"{file} does not mention tensor {name}; the files in {folder} are not the ones "
+                "that growkit wrote"
+            )
+        found[name] = update_of
+    return Law(found, why)
 
 
 def summary(law: Law, tensors: Mapping[str, TensorInfo]) -> Updates:
