@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.families.description import PREDICTING, value_at, with_value
@@ -82,7 +83,13 @@ def config_to_write(source: Weights, planned: Config, where: str) -> Config:
         names |= _other_lists(rest, complete(before), complete(named), *layers)
     for key, value in names.items():
         written = _with(written, key, value)
-    now, wanted = complete(written), complete(named)
+    try:
+        now = complete(written)
+    except InputError:  # a changed switch needs the value of a new key
+        for key, (was, value) in changed.items():
+            written = _with(written, key, value) if was is MISSING else written
+        now = complete(written)
+    wanted = complete(named)
     for key in sorted(wanted.keys() - names.keys()):
         if now.get(key) != wanted[key]:
             written = _with(written, key, named.get(key, wanted[key]))
