@@ -167,6 +167,8 @@ def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
             "compared; dequantise it first (growkit convert TARGET OUT --to dense-weights), and "
             "compare that"
         )
+    if after.wrappers:
+        raise InputError(f"{after.notes[0]}, but users would not; save the model without them")
     before = source.whole()
     if "text_config" in after.config:
         return before, after

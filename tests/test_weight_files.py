@@ -4,6 +4,8 @@ import io
 import os
 import pickle
 import random
+import re
+import shutil
 import struct
 import zipfile
 from collections import OrderedDict
@@ -16,12 +18,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import MOST_HEADER, WeightFile, open_weights
 from growkit.engine.strict import strict_float64
-from tests.conftest import Called, edit_json, same_bits, save_model
+from tests.conftest import Called, edit_json, edit_weights, relative_error, same_bits, save_model
 
 Tensors = dict[str, torch.Tensor]
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -346,3 +349,64 @@ def test_index_and_headers_agree(tmp_path: Path) -> None:
         content["weight_map"][UP] = content["weight_map"]["lm_head.weight"]
     with pytest.raises(InputError, match="where the index lists it"):
         Checkpoint(source)
+
+
+def rename_tensors(folder: Path, change: Callable[[str], str]) -> None:
+    for file in folder.glob("*.safetensors"):
+        save_file({change(name): each for name, each in load_file(file).items()}, file)
+    for file in folder.glob("*.index.json"):
+        with edit_json(file) as index:
+            index["weight_map"] = {change(k): v for k, v in index["weight_map"].items()}
+
+
+WRAPPED: dict[str, Callable[[str], str]] = {
+    "compiled": "_orig_mod.{}".format,
+    "parallel": "module.{}".format,
+    "both": "module._orig_mod.{}".format,
+    "sharded": lambda name: re.sub(r"(layers\.\d+\.|^)", r"\1_fsdp_wrapped_module.", name),
+    "checkpointed": lambda name: re.sub(r"(\d\.)", r"\1_checkpoint_wrapped_module.", name),
+}
+
+
+@pytest.mark.parametrize("how", WRAPPED)
+def test_names_with_parts_of_wrappers(how: str, make: Callable[..., Path], tmp_path: Path) -> None:
+    plain = make("llama", shard_size="8KB")
+    source, out = shutil.copytree(plain, tmp_path / "source"), tmp_path / "out"
+    rename_tensors(source, WRAPPED[how])
+    result = growkit.grow(source, out, hidden="x2", verify=growkit.Settings(prompts=1, length=8))
+    assert result.kept
+    assert "transformers does not read" in result.warnings[0]
+    assert relative_error(plain, out) < 1e-12
+    rename_tensors(out, WRAPPED[how])
+    with pytest.raises(InputError, match="but users would not"):
+        growkit.verify(source, out, prompts=1, length=8)
+
+
+def test_names_that_wrappers_make_equal(make: Callable[..., Path], tmp_path: Path) -> None:
+    source = make("llama")
+    with edit_weights(source) as tensors:
+        tensors["_orig_mod.model.norm.weight"] = tensors["model.norm.weight"] + 1
+    with pytest.raises(InputError, match=r"_orig_mod\.model\.norm\.weight .* remove the one"):
+        growkit.grow(source, tmp_path / "out", hidden="x2")
+    rename_tensors(source, lambda name: f"student.{name.removeprefix('_orig_mod.')}")
+    with pytest.raises(InputError, match=r"leave student\. out of the names"):
+        growkit.grow(source, tmp_path / "out", hidden="x2")
+
+
+def test_weights_that_are_not_read_are_named(make: Callable[..., Path], tmp_path: Path) -> None:
+    source = make("llama", shard_size="8KB")
+    shards = sorted(file.name for file in source.glob("model-*"))
+    spare = "model-00009-of-00009.safetensors"
+    shutil.copy(source / shards[0], source / spare)
+    run: Any = {"hidden": "x2", "dry_run": True}
+    (warning,) = growkit.grow(source, tmp_path / "out", **run).warnings
+    assert f"and not from {spare};" in warning
+    (source / spare).unlink()
+    tensors = {name: each for shard in shards for name, each in load_file(source / shard).items()}
+    assert growkit.grow(source, tmp_path / "out", **run).warnings == []
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    (warning,) = growkit.grow(source, tmp_path / "out", **run).warnings
+    assert all(name in warning for name in (shards[0], "model.safetensors.index.json"))
+    save_file({name: 0 * each for name, each in tensors.items()}, source / "model.safetensors")
+    with pytest.raises(InputError, match=rf"only logits of zero.* and not from {shards[0]}"):
+        growkit.grow(source, tmp_path / "out", hidden="x2")

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
@@ -128,3 +128,9 @@ def without_paths(paths: Iterable[str]) -> Callable[[Any], Any]:
         return DIRECTORIES.sub("", value)
 
     return public
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """Format names for a sentence: the first few, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -6,7 +6,8 @@ source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from growkit.algebra.splits import widened
 from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
-from growkit.base.names import perhaps
+from growkit.base.names import listed, perhaps
 from growkit.base.tensors import (
     FLOAT_BITS,
     FLOAT_BYTES,
@@ -25,7 +26,7 @@ from growkit.base.tensors import (
     main_dtype,
 )
 from growkit.checkpoint.distributed_file import DistributedFile, open_model
-from growkit.checkpoint.folder import LIST, Folder
+from growkit.checkpoint.folder import LIST, SINGLE, Folder
 from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import WeightFile, open_weights
@@ -50,6 +51,9 @@ class Checkpoint(Weights):
         distributed: whether these are files of torch.distributed.checkpoint.
         stands_alone: whether transformers loads exactly this model from the folder.
         tensors: the header of every tensor, by name.
+        wrappers: the parts of names that modules around the model added, such as ``_orig_mod``;
+            they are left out.
+        notes: sentences on what is in the folder, but not read as it is.
 
     Raises:
         InputError: the folder is not a checkpoint, or a file is missing, truncated or malformed.
@@ -62,7 +66,6 @@ class Checkpoint(Weights):
         self.opened.check_files()
         names, listed = self.opened.weight_files(self.config)
         self.distributed = names == [LIST]
-        self.stands_alone = not self.distributed
         files: list[WeightFile | DistributedFile] = (
             [open_model(self.opened)]
             if self.distributed
@@ -77,7 +80,12 @@ class Checkpoint(Weights):
                     "one of the files, which may be left over from another model"
                 )
             self._file_of |= dict.fromkeys(file.tensors, file)
-        self.tensors = {name: file.tensors[name] for name, file in self._file_of.items()}
+        self._in_files, self.wrappers = _unwrapped(self._file_of, str(self.folder))
+        self.stands_alone = not (self.distributed or self.wrappers)
+        self.tensors = {
+            name: self._file_of[stored].tensors[stored] for name, stored in self._in_files.items()
+        }
+        self.notes = [*self._notes(names)]
         for tensor, name in listed.items():
             if tensor not in self._file_of or self._file_of[tensor].path.name != name:
                 raise InputError(
@@ -98,7 +106,7 @@ class Checkpoint(Weights):
 
     def where(self, name: str | None = None) -> str:
         """See ``Weights``; the file of a tensor, or the folder."""
-        return str(self._file_of[name].path if name else self.folder)
+        return str(self._file_of[self._in_files.get(name, name)].path if name else self.folder)
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """Read a slice of a tensor in its stored dtype.
@@ -106,7 +114,8 @@ class Checkpoint(Weights):
         Raises:
             InputError: the slice holds NaN or infinity, or the file cannot be read any more.
         """
-        return check_finite(self._file_of[name].read(name, *where), name, self.where(name))
+        stored = self._in_files[name]
+        return check_finite(self._file_of[stored].read(stored, *where), name, self.where(name))
 
     def as_read(self, model: torch.nn.Module) -> torch.nn.Module:
         """Give a model that transformers loaded from the folder the weights of this checkpoint."""
@@ -114,7 +123,59 @@ class Checkpoint(Weights):
 
     def cuts(self, name: str) -> int:
         """See ``WeightFile``."""
-        return self._file_of[name].cuts(name)
+        stored = self._in_files[name]
+        return self._file_of[stored].cuts(stored)
+
+    def _notes(self, read: Collection[str]) -> Iterator[str]:
+        """See ``notes``; ``read`` are the files with the weights."""
+        if self.wrappers:
+            yield (
+                f"the names of tensors in {self.folder} have {listed(self.wrappers)} of modules "
+                "around the model, which transformers does not read; growkit leaves it out"
+            )
+        for single, index in SINGLE.items():
+            stem, _, ending = single.rpartition(".")
+            alike = {*self.opened.names(f"{stem}*.{ending}", index)}
+            if alike.isdisjoint(read):
+                continue
+            unread = sorted(alike.difference(read, () if single in read else [index]))
+            if unread:
+                yield (
+                    f"transformers reads the weights of {self.folder} from {min(read)}"
+                    f"{'' if single in read else ' and the other files in ' + index}, and not from "
+                    f"{listed(unread)}; move away what is left over from another model"
+                )
+
+
+WRAPPER = re.compile(r"(?<![^.])(_[a-z_]*mod(?:ule)?)\.")
+"""Parts that torch.compile, FSDP and checkpointing add to names: ``_orig_mod``,
+``_fsdp_wrapped_module``, ``_checkpoint_wrapped_module``, ``_forward_module``."""
+
+PARALLEL = "module."
+"""The part that DistributedDataParallel and DeepSpeed put before all names."""
+
+
+def _unwrapped(names: Collection[str], where: str) -> tuple[dict[str, str], list[str]]:
+    """Leave out the parts of names that modules around a model added.
+
+    Returns:
+        The name in the files of every tensor, and the parts.
+
+    Raises:
+        InputError: two names differ only in such parts.
+    """
+    wrappers = sorted({part for name in names for part in WRAPPER.findall(name)})
+    plain = {name: WRAPPER.sub("", name) for name in names}
+    if all(name.startswith(PARALLEL) for name in plain.values()):
+        plain = {name: each.removeprefix(PARALLEL) for name, each in plain.items()}
+        wrappers.append(PARALLEL[:-1])
+    stored = {each: name for name, each in plain.items()}
+    if twice := next((name for name in names if stored[plain[name]] != name), None):
+        raise InputError(
+            f"tensors {twice} and {stored[plain[twice]]} in {where} have the same name without "
+            f"{listed(wrappers)}; remove the one that is left over from another model"
+        )
+    return stored, wrappers
 
 
 def check_finite(tensor: Tensor, name: str, where: str) -> Tensor:

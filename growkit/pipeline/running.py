@@ -279,7 +279,7 @@ class _Run:
         if isinstance(source, Inside):
             result["dropped"] |= source.dropped
             result["warnings"].insert(0, source.note)
-        result["warnings"] += [self.found.warning] if self.found.warning else []
+        result["warnings"] += source.notes + ([self.found.warning] if self.found.warning else [])
         self.tokenizer_class = self._tokenizer_class()
         try:
             self.metadata = inherited(source.opened)

@@ -318,6 +318,9 @@ def _check_header(
         for alias, of in family.duplicates.items():
             if of == name and alias in source.tensors:
                 remedy = f"rename {alias}, which is tied to it"
+        if other := next((each for each in source.tensors if each.endswith(f".{name}")), None):
+            prefix = other.removesuffix(name)
+            remedy = f"{other} is there, so leave {prefix} out of the names of its tensors"
         raise InputError(
             f"tensor {name} is missing from {source.where()}; {family.one} with its "
             f"config.json has it, with shape {list(expected)}; {remedy}"

@@ -7,7 +7,7 @@ with the source.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ from typing import Any
 
 from growkit.base import __version__
 from growkit.base.errors import InputError
+from growkit.base.names import listed
 from growkit.base.tensors import FLOAT_BYTES, TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import (
     ADAPTER_FOLDER,
@@ -60,9 +61,6 @@ INERT = (*LICENCES, ".gitattributes")
 """Files that no engine reads."""
 
 UNUSED = "the family in the manifest was not used, since growkit has one of its own for this type"
-
-LISTED = 6
-"""Limit for the names in a sentence."""
 
 MOST_LETTERS = 60
 """Limit for the length of a value in a sentence."""
@@ -303,12 +301,6 @@ def _changed_buffers(source: Checkpoint, target: Checkpoint) -> list[str]:
         if same_shape and not source.read(one).equal(target.read(other)):
             changed.append(other)
     return changed
-
-
-def listed(names: Sequence[str]) -> str:
-    """Format names for a sentence: the first few, and how many more there are."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
 
 
 def _weights_of(checkpoint: Checkpoint) -> set[str]:

@@ -316,8 +316,8 @@ class FunctionProof:
                 raise InputError(f"{where} computes NaN or infinite logits")
             if not strict.prefill.squared_source:
                 raise InputError(
-                    f"{where} computes only logits of zero, so nothing can be proved; correct its "
-                    "weights"
+                    f"{where} computes only logits of zero, so nothing can be proved; "
+                    f"{'; '.join(self.before.notes) or 'correct its weights'}"
                 )
             if self.more_tokens and strict.end is not None:
                 old, new = (each.config["vocab_size"] for each in (self.before, self.after))
