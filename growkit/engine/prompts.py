@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -206,13 +207,21 @@ def load_tokenizer(folder: Folder | Path) -> Any:
 
     opened = folder if isinstance(folder, Folder) else Folder(folder)
     opened.check_loaded()
-    failure = foreign(
-        f"{opened.path} has no tokenizer that loads", "repair its files, or give no text"
-    )
-    with quiet(), _silent(), failure:
+    failure = f"{opened.path} has no tokenizer that loads"
+    with quiet(), _silent(), foreign(failure, f"{_remedy(opened)}, or give no text"):
         return AutoTokenizer.from_pretrained(
             opened.path, local_files_only=True, trust_remote_code=False
         )
+
+
+def _remedy(folder: Folder) -> str:
+    """How to make a tokenizer load that does not."""
+    if any(folder.json(name).get("auto_map") for name in folder.names("tokenizer_config.json")):
+        return "growkit does not run the code of tokenizers, so save one without code"
+    missing = [name for name in ("sentencepiece", "tiktoken") if find_spec(name) is None]
+    if missing and not folder.has("tokenizer.json"):
+        return f"install what transformers reads its files with (pip install {' '.join(missing)})"
+    return "repair its files"
 
 
 @contextmanager

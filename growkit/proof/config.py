@@ -185,11 +185,15 @@ def _in_shared_names(config: Config) -> Config:
 
 def _own_names(config: Config) -> dict[str, str]:
     """The class's own names for keys in ``SHARED``, where they differ."""
+    return {key: own for key, own in aliases(config).items() if key in SHARED}
+
+
+def aliases(config: Config) -> Mapping[str, str]:
+    """Other names of keys that a config's class reads, with its own names."""
     from transformers import CONFIG_MAPPING
 
     model_type = str(config.get("model_type"))
-    names = CONFIG_MAPPING[model_type].attribute_map if model_type in CONFIG_MAPPING else {}
-    return {key: own for key, own in names.items() if key in SHARED}
+    return CONFIG_MAPPING[model_type].attribute_map if model_type in CONFIG_MAPPING else {}
 
 
 def _windows(config: Config) -> list[Any]:

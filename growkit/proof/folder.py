@@ -276,6 +276,7 @@ def _without_effect(wanted: Config, target: Checkpoint, model: str) -> list[str]
     """
     complete = json.loads(json.dumps(resolved(target.config) or target.config, default=str))
     complete["torch_dtype"] = complete.get("dtype")
+    complete |= {key: complete.get(own) for key, own in configs.aliases(target.config).items()}
     keys = target.config.keys() - (PROVENANCE_KEYS | RENAMED | FREE) | {"torch_dtype"}
     return [
         f"{key} in config.json differs, without effect in {model}"
@@ -345,6 +346,7 @@ def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
         first, second = wanted, found
     # The class ignores the code that a config names, and keys such as a second rope_theta.
     ignored = (found.keys() | wanted.keys()) - first.keys() - second.keys() - RENAMED
+    ignored -= configs.aliases(found).keys()
     first |= {key: wanted[key] for key in ignored if wanted.get(key) is not None}
     second |= {key: found[key] for key in ignored if found.get(key) is not None}
     missing: Any = object()
