@@ -101,6 +101,30 @@ def test_they_go_on_with_what_the_file_says(kind: str, tmp_path: Path) -> None:
     assert largest(large.state_dict(), expected) < 1e-12
 
 
+@pytest.mark.parametrize(
+    ("decay", "options", "warned"),
+    [
+        (0.1, {}, True),
+        (0.0, {}, False),
+        (0.1, {"decoupled_weight_decay": False}, False),
+        (torch.tensor(0.1), {}, True),
+    ],
+)
+def test_decay_of_an_older_torch_is_taken_for_that_of_adamw_by_name(
+    decay: Any, options: dict[str, bool], warned: bool, source: Path, tmp_path: Path
+) -> None:
+    """Before 2.7, groups of Adam and of AdamW had the same options."""
+    _, optimizer = trained(source, 1)
+    content = optimizer.state_dict()
+    for group in content["param_groups"]:
+        del group["decoupled_weight_decay"]
+        group |= {"weight_decay": decay, **options}
+    torch.save(content, tmp_path / "state.pt")
+    growth: Any = {"hidden": "x2", "optimizer": tmp_path / "state.pt", "dry_run": True}
+    warnings = growkit.grow(source, tmp_path / "out", **growth)["warnings"]
+    assert ["set decoupled_weight_decay to False" in each for each in warnings] == [True] * warned
+
+
 def test_squares_in_float16_do_not_vanish(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "llama", **LLAMA)
     _, optimizer = trained(source, 1)

@@ -553,6 +553,9 @@ def test_an_order_that_was_assumed_is_reported(made: tuple[Path, Path], tmp_path
     ran = cli("grow", source, tmp_path / "out", *output)
     said = "does not name its parameters; assumed order: all in one group"
     assert (ran.exit_code, said in " ".join(ran.output.split())) == (0, True)
+    assert "Trainer's own optimizer, with 2 groups, cannot load these" in " ".join(
+        ran.output.split()
+    )
     manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
     assert manifest["optimizer"]["assumed"] == "all in one group"
     again = grown(tmp_path / "out", tmp_path / "out", tmp_path / "again").optimizer

@@ -41,6 +41,9 @@ OF_COMPUTED = "there are no moments for a computed tensor"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's moments."""
 
+DECOUPLED = "decoupled_weight_decay"
+"""Option of Adam and AdamW, whether weight decay is no part of the gradient; from torch 2.7 on."""
+
 Moments = dict[str, dict[str, Tensor]]
 """AdamW's moments in memory, by parameter and by ``MOMENTS``."""
 
@@ -77,6 +80,22 @@ class Optimizer:
             target = lineage.target
             with outlined(target, target.config) as outline:  # refuses rates that cannot be scaled
                 self.grown(outline, law_of(lineage)).schedules()
+
+    @property
+    def warnings(self) -> list[str]:
+        """A warning if Adam's state cannot be told from AdamW's, whose decay grows differently."""
+        kinds = self.state.kinds
+        decays = any(
+            group.options.get("weight_decay") and DECOUPLED not in group.options
+            for group in self.state.groups
+            if any(kinds.get(name) != MUON for name in group.parameters)
+        )
+        assumed = (
+            f"weight decay in {self.state.where} was taken for AdamW's, as its groups, of torch "
+            f"before 2.7, do not say; if it is Adam's, which is part of the gradient, set "
+            f"{DECOUPLED} to False in them"
+        )
+        return [assumed] if decays else []
 
     def grown(self, target: Checkpoint, law: Law) -> GrownState:
         """Make the state of the target's optimizer.
@@ -248,7 +267,7 @@ class GrownState(TargetState):
         adjusted = str(group.options.get("adjust_lr_fn") or "original")
         muon = adjusted if kinds == MUON else None
         # This option is false in Adam, whose weight decay is part of the gradient.
-        coupled = group.options.get("decoupled_weight_decay") is False
+        coupled = group.options.get(DECOUPLED) is False
         return {
             name: Factors.of(updates[name], self._after.shapes[name], muon, coupled=coupled)
             for name in group.parameters

@@ -336,7 +336,9 @@ class _Run:
         if recipe.optimizer is not None:
             from growkit.optimizer.growing import Optimizer
 
-            yield "optimizer", Optimizer(Path(recipe.optimizer), source, lineage)
+            optimizer = Optimizer(Path(recipe.optimizer), source, lineage)
+            self.result["warnings"] += optimizer.warnings
+            yield "optimizer", optimizer
         if recipe.adapter is not None:
             from growkit.adapters.growing import Adapter
 

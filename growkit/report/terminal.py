@@ -27,6 +27,9 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 STATE = ("format", "moments", "step", "groups", "bytes", "reset", "beside")
 """Keys of an optimizer's state that are shown unchanged."""
 
+TRAINER, TRAINER_GROUPS = "optimizer.pt", 2
+"""Format of the states that Trainer writes, and the number of groups of its own optimizer."""
+
 ADAPTER = ("method", "source_parameters", "parameters", "bytes")
 """The same of an adapter."""
 
@@ -58,6 +61,11 @@ def growth_parts(result: Found) -> Iterator[Part]:
         yield {"optimizer state": state["path"]} | recorded(state, STATE)
         if order := state["assumed"]:
             yield Paragraph(f"it does not name its parameters; assumed order: {order}")
+        if state["format"] == TRAINER and state["groups"] > TRAINER_GROUPS:
+            yield Paragraph(
+                f"Trainer's own optimizer, with {TRAINER_GROUPS} groups, cannot load these "
+                f"{state['groups']}; give Trainer one made of param_groups (optimizers=)"
+            )
     if adapter := result["adapter"]:
         yield {"adapter": adapter["path"]} | recorded(adapter, ADAPTER)
     yield recorded(result["estimate"] or {})
