@@ -58,14 +58,7 @@ def growth_parts(result: Found) -> Iterator[Part]:
         sentences.append(_lost(result))
     yield from _summary(result, f"{size(result['bytes'])} in {result['dtype']}", sentences)
     if state := result["optimizer"]:
-        yield {"optimizer state": state["path"]} | recorded(state, STATE)
-        if order := state["assumed"]:
-            yield Paragraph(f"it does not name its parameters; assumed order: {order}")
-        if state["format"] == TRAINER and state["groups"] > TRAINER_GROUPS:
-            yield Paragraph(
-                f"Trainer's own optimizer, with {TRAINER_GROUPS} groups, cannot load these "
-                f"{state['groups']}; give Trainer one made of param_groups (optimizers=)"
-            )
+        yield from _optimizer(state)
     if adapter := result["adapter"]:
         yield {"adapter": adapter["path"]} | recorded(adapter, ADAPTER)
     yield recorded(result["estimate"] or {})
@@ -73,6 +66,18 @@ def growth_parts(result: Found) -> Iterator[Part]:
         yield Paragraph(f"dry run: nothing was written to {result['output']}")
     if result["verification"]:
         yield from proof_view(result["verification"]).brief()
+
+
+def _optimizer(state: Found) -> Iterator[Part]:
+    """A grown optimizer's state, with what its user must know."""
+    yield {"optimizer state": state["path"]} | recorded(state, STATE)
+    if order := state["assumed"]:
+        yield Paragraph(f"it does not name its parameters; assumed order: {order}")
+    if state["format"] == TRAINER and state["groups"] > TRAINER_GROUPS:
+        yield Paragraph(
+            f"Trainer's own optimizer, with {TRAINER_GROUPS} groups, cannot load these "
+            f"{state['groups']}; give Trainer one made of param_groups (optimizers=)"
+        )
 
 
 CHANGE = ("before", "after")
