@@ -32,8 +32,9 @@ from growkit.probing import ranking as noise
 from growkit.probing.arms import Bench, Data, make_data
 from growkit.probing.lines import JOURNAL, Work
 from growkit.probing.ranking import conclude, new_arm
-from growkit.probing.settings import ProbeSettings, candidates_of
+from growkit.probing.settings import ProbeSettings, candidates_of, fitting
 from growkit.probing.training import Look, batch_of, flops_of
+from growkit.recipe.recipe import shipped_recipe
 from growkit.report import saving
 from growkit.report.probe import probe_view
 from growkit.report.saving import page as page_of
@@ -252,6 +253,32 @@ def test_the_same_twice_is_noise(place: Path) -> None:
     )
     assert (pair["difference"], pair["noise"]) == (0.0, True)
     assert (result["work"], result["dtype"]) == (None, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "name", "expected"),
+    [
+        ("gemma", 1, "hypercloning-x2", [{"hidden": "x4"}]),
+        ("llama", 3, "depth-llama-pro", [{"layers": "5"}]),
+        ("llama", 1, "wider-and-deeper", [{"hidden": "x2"}, {"layers": "2"}]),
+        ("gemma", 2, "depth-llama-pro", [{"layers": "x1.5"}]),
+        ("gemma", 1, "upcycle", [{"experts": 8, "top_k": 2}]),  # impossible: no such class
+    ],
+)
+def test_shipped_recipes_take_the_next_possible_size(
+    kind: str, layers: int, name: str, expected: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    source = save_model(tmp_path / "source", kind, num_hidden_layers=layers)
+    copied = tmp_path / f"{name}.yaml"
+    copied.write_bytes(shipped_recipe(name).read_bytes())
+    for given, sizes in ((name, expected), (copied, None)):
+        (candidate,) = candidates_of([given], str(source), find(str(source)))
+        found = fitting(candidate, find(str(source)))
+        if sizes is None:  # a recipe of one's own means its sizes
+            assert found == candidate
+        else:
+            assert [dict(step.options) for step in found.recipe.steps] == sizes
+            assert bool(found.note) == (found != candidate)
 
 
 def test_names_are_told_apart(place: Path) -> None:

@@ -23,7 +23,7 @@ from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import sha256
 from growkit.engine.prompts import check_tokenizer, read_text
 from growkit.probing.lines import hash_of, workplace
-from growkit.probing.settings import Candidate, ProbeSettings, candidates_of
+from growkit.probing.settings import Candidate, ProbeSettings, candidates_of, fitting
 from growkit.recipe.recipe import Recipe
 from growkit.results import versions
 from growkit.results.probe import ProbeResult
@@ -83,6 +83,7 @@ def probe(
         read_text(str(text))  # a missing one is reported before torch is imported
         model = found.open()
         check_tokenizer(model.opened)
+        chosen = [fitting(each, found) for each in chosen]
 
         from growkit.engine.device import choose_device, device_name
         from growkit.probing.arms import Bench, make_data
@@ -158,6 +159,8 @@ def _warnings(
     if isinstance(model, Inside):
         yield model.note
     for each in chosen:
+        if each.note:
+            yield each.note
         if each.recipe.optimizer is not None:
             yield (
                 f"{each.name} is trained without the optimizer's state that its recipe names, as "

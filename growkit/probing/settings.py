@@ -12,7 +12,10 @@ from growkit.base.names import name_of
 from growkit.base.settings import DEVICES, check_options, option
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.prompts import read_text
-from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
+from growkit.engine.user_family import temporary_family
+from growkit.families.family import stored_family
+from growkit.planning.operation import parse_size
+from growkit.recipe.recipe import Recipe, load_recipe, recipe_file, shipped_recipes
 from growkit.sources import Source
 
 COMPUTED = ("float32", "bfloat16")
@@ -23,6 +26,9 @@ MOST_TOKENS, MOST_RATES, MOST_CANDIDATES = 1 << 24, 20, 50
 
 LARGEST = 1e15
 """Largest learning rate or decay, so that updates stay within float32."""
+
+SIZES_TRIED = 8
+"""Limit of the sizes tried for a shipped recipe."""
 
 UNUSED = "grown"
 """Placeholder for the missing source or output of a recipe; a probe replaces both."""
@@ -97,12 +103,14 @@ class Candidate:
         folder: name of the folder for the grown model.
         recipe: the recipe; its output is not written, and no optimizer's state is grown.
         file: file of the recipe; None if it was given as an object.
+        note: a warning about the recipe; empty if there is none.
     """
 
     name: str
     folder: str
     recipe: Recipe
     file: Path | None
+    note: str = ""
 
 
 def candidates_of(
@@ -149,3 +157,53 @@ def _read(file: Path) -> Recipe:
             raise
         raise InputError(f"{file}: {error}") from error
     return recipe
+
+
+def fitting(candidate: Candidate, found: Source) -> Candidate:
+    """Give a shipped recipe the next larger size if the source cannot have the recipe's own.
+
+    Args:
+        candidate: any candidate; all but shipped recipes are returned as they are.
+        found: the source.
+    """
+    recipe = candidate.recipe
+    if candidate.file not in shipped_recipes().values() or _is_possible(recipe):
+        return candidate
+    for number, step in enumerate(recipe.steps):
+        for name, value in step.options.items():
+            factor = parse_size(str(value), 1) if str(value).startswith("x") else None
+            if factor is None or factor == 1:
+                continue
+            by_layers = name == "layers"
+            least = int(factor * (_layers(found) if by_layers else 1)) + 1
+            for size in range(least, least + SIZES_TRIED):
+                larger = str(size) if by_layers else f"x{size}"
+                changed = replace(step, options={**step.options, name: larger})
+                steps = (*recipe.steps[:number], changed, *recipe.steps[number + 1 :])
+                if _is_possible(tried := replace(recipe, steps=steps)):
+                    note = f"{candidate.name} grows {name} to {larger}, as {value} is not possible"
+                    return replace(candidate, recipe=tried, note=note)
+    return candidate
+
+
+def _layers(found: Source) -> int:
+    """The number of layers of a source; 1 if no family is known."""
+    from growkit.inference import family_for
+
+    try:
+        family, _ = family_for(found, None)
+        with temporary_family(family):
+            model = found.headers()
+            return stored_family(model).sizes(model.config)["layers"]
+    except InputError:
+        return 1
+
+
+def _is_possible(recipe: Recipe) -> bool:
+    from growkit.pipeline.inspection import plan  # takes a second
+
+    try:
+        plan(recipe)
+    except InputError:
+        return False
+    return True
