@@ -38,6 +38,8 @@ from growkit.recipe.recipe import shipped_recipe
 from growkit.report import saving
 from growkit.report.probe import probe_view
 from growkit.report.saving import page as page_of
+from growkit.report.terminal import parts_of
+from growkit.report.view import Grid
 from growkit.results.probe import probe_next, probe_sentence
 from growkit.results.schema import json_schema
 from growkit.sources import find
@@ -556,6 +558,9 @@ def test_what_was_found_and_what_to_do_next(
     page = page_of(probe_view(result | {"reason": sentence}))
     assert "so far</h1>" in page
     rows = page[page.index("<h2>What is noise") :]
+    assert "<details><summary>All 1 pairs" in rows
+    shown = [part for part in parts_of(growkit.ProbeResult(**result)) if isinstance(part, Grid)]
+    assert [grid.heads[0] for grid in shown] == ["candidate"]  # a terminal shows the order alone
     assert ">0.2500" in rows  # the sign is that of the second above the first
     assert "-0.2500" not in rows[: rows.index("</section>")]
 

@@ -163,8 +163,9 @@ def _pairs(result: Found) -> Topic:
         ]
         for pair in result["differences"]
     ]
-    table = Grid(["lower loss", "higher loss", "higher by", "interval"], rows, "htnn")
-    return Topic("What is noise", [table, Paragraph(result["rule"])] if rows else [], brief=True)
+    heads, fold = ["lower loss", "higher loss", "higher by", "interval"], f"All {len(rows):,} pairs"
+    table = Grid(heads, rows, "htnn", fold=fold)
+    return Topic("What is noise", [table, Paragraph(result["rule"])] if rows else [])
 
 
 def _rates(result: Found) -> Topic:
