@@ -18,14 +18,14 @@ from growkit.families.description import PREDICTING, value_at, with_value
 from growkit.families.family import family_of, own_family
 
 KINDS = {
-    "vocab": r"(padded_)?(vocab|vocabulary)_size",
+    "vocab": r"((padded|org|total)_)?vocab(ulary)?_size",
     "kv_heads": r"(num|n)_(kv|key_value|head_kv)(_heads)?|multi_query_group_num|num_query_groups",
     "heads": r"(num|n)?_?(attention|attn|query|q)?_?heads?",
     "layers": r"(num|n)_(hidden_|decoder_|transformer_)?(layers?|blocks?)|depth",
     "experts": r"(moe_)?(num|n)_(routed_|local_|total_)?experts",
     "top_k": r".*experts_per_tok(en)?|(moe_)?(router_)?top_?k|moe_k",
     "predicting": PREDICTING.pattern,
-    "ffn": r".*(intermediate|ffn?|feed_forward|inner|mlp)_(size|dim|hidden_size|hidden_dim)|d_ff"
+    "ffn": r".*(intermediate|ffn?|feed_forward|inner|mlp)_(size|dim|hidden_size|hidden_dim)|d_(ff|inner)"
     r"|n_inner|(ffn?|feed_forward|mlp)_hidden_(size|dim)",
     "hidden": r"(hidden|model|block|conv|embed|embd|embedding|emb|d|n)_?"
     r"(dim|size|width|embd|embed|model|units)?(_in|_out)?|dim|width",
@@ -144,17 +144,21 @@ def _with(config: Config, key: str, value: Any) -> dict[str, Any]:
 
 
 def _other_names(config: Config, changed: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """The numbers of a config that repeat a changed one of their kind, with their new values."""
-    found = {}
+    """The numbers of a config that repeat a changed one of their kind, with their new values.
+
+    They may stand in a list, once for each layer.
+    """
+    found: dict[str, Any] = {}
     for key, value in config.items():
+        numbers = value if isinstance(value, list) and value else [value]
         kind = _kind(key)
         new = {
             now
             for name, (was, now) in changed.items()
-            if kind and _is_number(now) and was == value and _kind(name) == kind
+            if kind and _is_number(now) and numbers == [was] * len(numbers) and _kind(name) == kind
         }
-        if len(new) == 1 and _is_number(value):
-            found[key] = new.pop()
+        if len(new) == 1 and all(map(_is_number, numbers)):
+            found[key] = [*new] * len(value) if isinstance(value, list) else new.pop()
     return found
 
 
