@@ -4,13 +4,19 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers import modeling_outputs
+from transformers.cache_utils import DynamicLayer
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.utils import ModelOutput
 
 from growkit.modeling import (
     AUTO_MAP,
@@ -69,7 +75,7 @@ def test_the_code_beside_the_weights_classifies(kind: str, tmp_path: Path) -> No
     assert saved["auto_map"][auto] == AUTO_MAP[auto]
 
 
-@pytest.mark.parametrize(("version", "fits"), [("5.9.0", False), ("5.24.0", True), ("6.1", True)])
+@pytest.mark.parametrize(("version", "fits"), [("4.56.2", False), ("4.57.0", True), ("6.1", True)])
 def test_an_older_transformers_is_refused_in_a_sentence(
     version: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +89,36 @@ def test_an_older_transformers_is_refused_in_a_sentence(
         spec.loader.exec_module(module)
         return
     with pytest.raises(
-        ImportError, match=r"transformers>=5.24 is required .* found transformers==5.9.0"
+        ImportError, match=r"transformers>=4.57 is required .* found transformers==4.56.2"
     ):
         spec.loader.exec_module(module)
+
+
+def test_names_of_older_transformers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in 4.57: it runs there by hand, and here the copied code meets its names."""
+
+    @dataclass
+    class Output(ModelOutput):
+        last_hidden_state: Any = None
+        past_key_values: Any = None
+
+    def update(self: Any, key: Any, value: Any, cache_kwargs: Any = None) -> Any:
+        return cache_kwargs["cache_position"].tolist()
+
+    monkeypatch.setattr(modeling_outputs, "BaseModelOutputWithPast", Output)
+    monkeypatch.setattr(DynamicLayer, "update", update)
+    for name in ("transformers.initialization", "transformers.utils.output_capturing"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delattr(transformers, "initialization", raising=False)
+    file = Path(differential_attention.__file__).with_name("transformers_versions.py")
+    spec = importlib.util.spec_from_file_location("older", file)
+    older = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(older)
+    assert older.init is torch.nn.init
+    assert older.CACHE == "past_key_values"
+    assert older.takes_cache(lambda cache: cache)(past_key_values=1, cache_position=2) == 1
+    cache = SimpleNamespace(
+        get_seq_length=lambda layer: 5,
+        update=lambda key, value, layer, kwargs: update(None, key, value, kwargs),
+    )
+    assert older.update(cache, torch.zeros(1, 1, 2, 4), None, 0) == [5, 6]

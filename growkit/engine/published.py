@@ -9,6 +9,7 @@ without it.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from growkit.base.errors import InputError
@@ -25,8 +26,8 @@ KINDS = {
     "experts": r"(moe_)?(num|n)_(routed_|local_|total_)?experts",
     "top_k": r".*experts_per_tok(en)?|(moe_)?(router_)?top_?k|moe_k",
     "predicting": PREDICTING.pattern,
-    "ffn": r".*(intermediate|ffn?|feed_forward|inner|mlp)_(size|dim|hidden_size|hidden_dim)|d_(ff|inner)"
-    r"|n_inner|(ffn?|feed_forward|mlp)_hidden_(size|dim)",
+    "ffn": r".*(intermediate|ffn?|feed_forward|inner|mlp)_(size|dim|hidden_size|hidden_dim)"
+    r"|d_ff|d_inner|n_inner|(ffn?|feed_forward|mlp)_hidden_(size|dim)",
     "hidden": r"(hidden|model|block|conv|embed|embd|embedding|emb|d|n)_?"
     r"(dim|size|width|embd|embed|model|units)?(_in|_out)?|dim|width",
     "eps": r".*(eps|epsilon)",
@@ -38,7 +39,7 @@ OF_LAYERS = re.compile(
 )
 """Names of keys that may have one entry per layer, or list the numbers of some layers."""
 
-OF_THE_FOLDER = "architectures", "auto_map"
+OF_THE_FOLDER = {"architectures", "auto_map"}
 """Keys that name classes."""
 
 OF_PERIODS = re.compile(r"interval|period|pattern|step|freq")
@@ -70,18 +71,18 @@ def config_to_write(source: Weights, planned: Config, where: str) -> Config:
 
     def complete(config: Config) -> Config:
         read = resolved(config) if by_class else None
-        found = {**family.complete(config), **(read or {})}
+        found = family.complete({**config, **(read or {})})
         return {key: value for key, value in found.items() if key not in PROVENANCE_KEYS}
 
     changed = {key: (was, now) for key, was, now in _changes(before, named)}
-    written = _with_changes(published, changed)
     rest = {key: value for key, value in published.items() if key not in changed}
     own = {*family.axes, *family.ratios, *family.defaults}
     names = _other_names({key: value for key, value in rest.items() if key not in own}, changed)
     layers = family.sizes(before)["layers"], family.sizes(named)["layers"]
     if layers[0] != layers[1]:
         names |= _other_lists(rest, complete(before), complete(named), *layers)
-    for key, value in names.items():
+    written: Config = dict(published)
+    for key, value in ({key: now for key, (_, now) in changed.items()} | names).items():
         written = _with(written, key, value)
     try:
         now = complete(written)
@@ -93,20 +94,28 @@ def config_to_write(source: Weights, planned: Config, where: str) -> Config:
     for key in sorted(wanted.keys() - names.keys()):
         if now.get(key) != wanted[key]:
             written = _with(written, key, named.get(key, wanted[key]))
-            if isinstance(wanted[key], list):  # a period may say something else now
-                written = _without_periods(written, key, complete)
+    for key in sorted(changed.keys() - OF_THE_FOLDER):
+        if not _has(published, key) and _has(written, key):
+            written = _without_need(written, key, complete)
     return written
 
 
-def _with_changes(published: Config, changed: Mapping[str, tuple[Any, Any]]) -> Config:
-    """The published config with the changes of the keys that it has."""
-    written = dict(published)
-    for key, (_, value) in changed.items():
-        part, _, last = key.rpartition(".")
-        inside = value_at(published, part) if part else published
-        if (isinstance(inside, Mapping) and last in inside) or key in OF_THE_FOLDER:
-            written = _with(written, key, value)
-    return written
+def _has(config: Config, key: str) -> bool:
+    part, _, last = key.rpartition(".")
+    inside = value_at(config, part) if part else config
+    return isinstance(inside, Mapping) and last in inside
+
+
+def _without_need(config: Config, key: str, complete: Callable[[Config], Config]) -> Config:
+    """The config without a new key, if the class takes its value from others.
+
+    Otherwise, if it is a list of layers, without the periods from which the class would take it.
+    """
+    without = _with(config, key, MISSING)
+    with suppress(InputError):
+        if value_at(complete(without), key) == value_at(complete(config), key):
+            return without
+    return _without_periods(config, key, complete) if isinstance(config.get(key), list) else config
 
 
 def _without_periods(config: Config, listed: str, complete: Callable[[Config], Config]) -> Config:
@@ -136,7 +145,7 @@ def _with(config: Config, key: str, value: Any) -> dict[str, Any]:
         return dict(with_value(config, key, value))
     first, _, rest = key.partition(".")
     if rest:
-        return {**config, first: _with(config[first], rest, value)}
+        return {**config, first: _with(config[first], rest, value)} if _has(config, key) else config
     return {name: each for name, each in config.items() if name != first}
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 MODEL_TYPE = "diff_transformer"
-OLDEST_TRANSFORMERS = "5.24"
+OLDEST_TRANSFORMERS = "4.57"
 """The oldest version of transformers that runs the copied code; the config repeats it."""
 
 ARCHITECTURE = "DiffTransformerForCausalLM"

@@ -11,12 +11,19 @@ import transformers
 from transformers.activations import ACT2FN
 from transformers.utils.versions import require_version
 
-OLDEST_TRANSFORMERS = "5.24"
+OLDEST_TRANSFORMERS = "4.57"
 
 require_version(
     f"transformers>={OLDEST_TRANSFORMERS}",
     f"A DIFF Transformer needs it: pip install 'transformers>={OLDEST_TRANSFORMERS}'",
 )
+
+BaseConfig: Any = getattr(transformers, "PreTrainedConfig", None)
+IS_OLD = BaseConfig is None
+"""Whether this is transformers 4, which also has other names for rotary embeddings."""
+
+if IS_OLD:
+    BaseConfig = transformers.PretrainedConfig
 
 SWITCHES: dict[str, tuple[str, ...]] = {
     "lambda_type": ("vectors", "projected"),
@@ -45,7 +52,7 @@ FORMER_KEYS = {"output_multiplier": "head_output_scale"}
 """Keys of older configs, with their new names. Trainers take the old one for a scale of logits."""
 
 
-class DiffTransformerConfig(transformers.PreTrainedConfig):
+class DiffTransformerConfig(BaseConfig):  # type: ignore[misc]
     """Every published variant of differential attention, and every combination of them.
 
     The defaults are DIFF (arXiv 2410.05258).
@@ -173,7 +180,15 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
         problems = self._switch_problems, self._head_problems, self._other_problems
         for problem in chain.from_iterable(find() for find in problems):
             raise ValueError(problem)
+        own = dict(vars(self))
         super().__init__(**kwargs)
+        if IS_OLD:
+            for name, value in own.items():  # transformers sets some of these again
+                setattr(self, name, value)
+            rope = dict(self.rope_parameters or {})
+            self.rope_theta = rope.pop("rope_theta", getattr(self, "rope_theta", 10000.0))
+            if rope.get("rope_type", "default") != "default":
+                self.rope_scaling = rope
 
     def _derive(self) -> None:
         """Derive the values that were left out."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 from .differential_attention import Sums, column_sums, outputs_of
+from .transformers_versions import SHAPES_OF_STATIC
 
 CROPPED_ROWS = 256
 """How many of the last tokens can be cropped: a layer keeps their queries."""
@@ -155,9 +156,16 @@ class IntegralLayer(_ColumnSums, DynamicLayer):
 class StaticHeadsLayer(StaticLayer):
     """Static layer whose values differ from the keys in the number or width of heads."""
 
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        """Add keys and values."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args)
+        return updated
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate the tensors, once their shapes are known."""
-        super().lazy_initialization(key_states, value_states)
+        super().lazy_initialization(*(key_states, value_states)[:SHAPES_OF_STATIC])
         shape = (*value_states.shape[:2], self.max_cache_len, value_states.shape[3])
         self.values = value_states.new_zeros(shape)
         _fix_address(self.values)

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GenerationMixin, PreTrainedModel
-from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import (
     GenericForSequenceClassification,
     GenericForTokenClassification,
@@ -25,9 +23,6 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
-from transformers.utils.deprecation import deprecate_kwarg
-from transformers.utils.import_utils import is_tracing
-from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_diff_transformer import DiffTransformerConfig
 from .differential_attention import (
@@ -45,6 +40,15 @@ from .differential_attention import (
 )
 from .integral_cache import IntegralLayer, StaticIntegralLayer, fit_cache
 from .seen_tokens import Visibility, find_packed_texts, find_visibility, repack
+from .transformers_versions import (
+    CACHE,
+    capture_outputs,
+    causal_mask,
+    init,
+    is_tracing,
+    takes_cache,
+    update,
+)
 
 POLY_NORM_EPS = 1e-6
 
@@ -282,9 +286,9 @@ class DiffTransformerAttention(nn.Module):
         past, rows = cache.get_seq_length(self.layer_idx), key.shape[2]
         built_in = self.config._attn_implementation in BUILT_IN
         if not built_in or not isinstance(past, Tensor) or visibility.visible is not None:
-            return past, *cache.update(key, value, self.layer_idx)
+            return past, *update(cache, key, value, self.layer_idx)
         past = int(past)  # the tensor of a static cache changes with the update
-        key, value = cache.update(key, value, self.layer_idx)
+        key, value = update(cache, key, value, self.layer_idx)
         return past, key[:, :, : past + rows], value[:, :, : past + rows]
 
     def _attend_externally(
@@ -490,11 +494,11 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             DiffTransformerDecoderLayer(config, index) for index in range(config.num_hidden_layers)
         )
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
+        self.rotary_emb = LlamaRotaryEmbedding(config)
         self.gradient_checkpointing = False
         self.post_init()
 
-    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @takes_cache
     @capture_outputs
     def forward(
         self,
@@ -552,11 +556,11 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if position_ids is None:
             position_ids = (torch.arange(rows, device=hidden_states.device) + past)[None]
         if not built_in:
-            visible = create_causal_mask(
-                config=config,
-                inputs_embeds=hidden_states,
+            visible = causal_mask(
+                config,
+                hidden_states,
+                cache,
                 attention_mask=attention_mask,
-                cache=cache,
                 position_ids=position_ids,
             )
             visibility = Visibility(visible=visible)
@@ -572,7 +576,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             )
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states),
-            cache=cache if use_cache is not False else None,
+            **{CACHE: cache if use_cache is not False else None},
         )
 
     def _prepare_cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.cache_utils import Cache
 from transformers.masking_utils import find_packed_sequence_indices
-from transformers.utils.import_utils import is_tracing
+
+from .transformers_versions import columns_of, is_tracing
 
 MASKED = -1e3
 """A mask's addends below this hide tokens."""
@@ -68,7 +69,7 @@ def find_packed_texts(position_ids: Tensor, batch: int, *, cached: bool) -> tupl
         ValueError: there are several texts, which would attend to each other in a cache.
     """
     numbers = find_packed_sequence_indices(position_ids)
-    if numbers is None:
+    if numbers is None or not bool(numbers.any()):
         return ()
     if cached:
         if bool(position_ids.diff(dim=-1).le(0).any()):
@@ -129,7 +130,7 @@ def find_visibility(
     """
     batch, rows = hidden_states.shape[:2]
     past = cache.get_seq_length() if cache is not None else 0
-    columns = cache.get_mask_sizes(rows, 0)[0] if cache is not None else rows
+    columns = columns_of(cache, rows, hidden_states.device) if cache is not None else rows
     own = torch.arange(rows, device=hidden_states.device)[:, None] + past
     real = None
     if masked := attention_mask is not None and attention_mask.dim() == 4:
