@@ -76,8 +76,8 @@ def config_to_write(source: Weights, planned: Config, where: str) -> Config:
 
     changed = {key: (was, now) for key, was, now in _changes(before, named)}
     rest = {key: value for key, value in published.items() if key not in changed}
-    own = {*family.axes, *family.ratios, *family.defaults}
-    names = _other_names({key: value for key, value in rest.items() if key not in own}, changed)
+    sized = {*family.axes, *family.ratios, *family.defaults}
+    names = _other_names({k: v for k, v in rest.items() if k not in sized}, changed)
     layers = family.sizes(before)["layers"], family.sizes(named)["layers"]
     if layers[0] != layers[1]:
         names |= _other_lists(rest, complete(before), complete(named), *layers)
@@ -94,9 +94,9 @@ def config_to_write(source: Weights, planned: Config, where: str) -> Config:
     for key in sorted(wanted.keys() - names.keys()):
         if now.get(key) != wanted[key]:
             written = _with(written, key, named.get(key, wanted[key]))
-    for key in sorted(changed.keys() - OF_THE_FOLDER):
-        if not _has(published, key) and _has(written, key):
-            written = _without_need(written, key, complete)
+    new = (key for key in changed if _has(written, key) and not _has(published, key))
+    for key in sorted({*new} - OF_THE_FOLDER):
+        written = _without_need(written, key, complete)
     return written
 
 
