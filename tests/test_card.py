@@ -13,6 +13,7 @@ import pytest
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from markdown_it import MarkdownIt
 
 import growkit
 from growkit.base.errors import InputError
@@ -123,7 +124,9 @@ def test_sentences_are_published_without_paths(place: Path) -> None:
     assert str(place) in model_card(manifest | {"verification": proof})  # the control
     assert "the code in secret (a.py) and config.json and 'x.py' differ" in card
     assert "a (a.py) b" in without_paths([])("a (/x/a.py) b")
-    assert list(by_name({"/a/x": 1, "/b/x": 2, "x": 3, "y": 4})) == ["x", "x (2)", "x (3)", "y"]
+    assert without_paths([])("a /x/b\\c") == "a b\\c"  # a backslash is part of a name
+    found = by_name({"/a/x": 1, "/b/x": 2, "x": 3, "y": 4, r"/a/z\x": 5})
+    assert list(found) == ["x", "x (2)", "x (3)", "y", r"z\x"]
 
 
 def test_a_manifest_is_a_recipe_where_its_folder_was_moved(
@@ -188,6 +191,32 @@ def test_untrusted_text_is_no_markup(place: Path) -> None:
     assert "<script>" not in card
     assert "&lt;script>" in card
     assert "\n## c" not in card
+
+
+ACTIVE = r"[a](http://b.example) ![c](d) *e* **f** _g_ `h` ~~i~~ \*j* <b>k</b> &lt; &#9786; [l]\(m)"
+
+
+def test_names_are_not_read_as_markdown(place: Path) -> None:
+    """A reader of CommonMark shows a hostile name as it is; raw, it would make five elements."""
+    reader = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+
+    def rendered(text: str) -> tuple[list[str], str]:
+        inside = [each for line in reader.parse(text) for each in line.children or ()]
+        return [each.type for each in inside if each.type != "text"], "".join(
+            each.content for each in inside
+        )
+
+    manifest = manifest_of(place, "lossy")
+    usual, _ = rendered(model_card(manifest))
+    manifest["recipe"]["output"] = manifest["lost"] = ACTIVE
+    manifest["verification"]["reason"] = manifest["dtype"] = ACTIVE
+    card = model_card(manifest)
+    made, text = rendered(card)
+    assert made == usual
+    assert text.count(ACTIVE) >= 4
+    assert len(set(rendered(ACTIVE)[0]) - {"softbreak"}) > 5  # the control
+    # GitHub and the Hub would link an address, except in code.
+    assert card.count("http://") == card.count("`[a](http://")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -390,11 +390,15 @@ def test_a_result_that_can_only_be_read_is_printed_or_missed(
     assert ended(how, arguments.format(source)) == expected
 
 
-def test_a_growth_that_cannot_be_shown_has_done_its_work(source: Path, place: Path) -> None:
+@pytest.mark.parametrize(("flag", "code", "kind"), [("", 0, "warning"), ("--json", 2, "error")])
+def test_a_growth_that_cannot_be_shown_has_done_its_work(
+    flag: str, code: int, kind: str, source: Path, place: Path
+) -> None:
+    """A program that reads JSON must learn that it got none."""
     grow_it = f"{sys.executable} -m growkit grow {source} {place / 'out'} --hidden x2 --no-verify"
-    done = subprocess.run(["bash", "-c", f"{grow_it} >/dev/full"], stderr=-1, text=True)
+    done = subprocess.run(["bash", "-c", f"{grow_it} {flag} >/dev/full"], stderr=-1, text=True)
     said = done.stderr.partition(" (")[0]
-    assert (done.returncode, said) == (0, "warning: the result cannot be printed")
+    assert (done.returncode, said) == (code, f"{kind}: the result cannot be printed")
     assert (place / "out" / "growkit.json").exists()
 
 

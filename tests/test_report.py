@@ -24,7 +24,7 @@ from growkit.report.saving import flowing, page
 from growkit.results.proof import Finding, VerifyResult, name_result, next_step
 from tests.conftest import cli, edit_weights, save_model
 
-HOSTILE = "<script>alert('x')</script>&\"\x00\ud800"
+HOSTILE = "<script>alert('x')</script>&\"\x00\ud800\u202e\u2066\x9b"
 VOID = {"wbr", "meta", "br", "hr", "img", "link", "input"}
 OUTSIDE = re.compile(
     r"""(?:src|href|action|data|poster|srcset)\s*=\s*["']?(?!\#)|url\(|@import|<(?:script|iframe|link|img|base|object|embed)\b""",
@@ -173,7 +173,7 @@ def test_text_from_files_is_escaped() -> None:
     assert len(tags.tags) >= 100
     assert {tag for tag, _ in tags.tags} <= {tag for tag, _ in Tags(paged(manifest())).tags}
     assert charts(shown)
-    shown.encode()
+    assert all(char.isprintable() or char in "\n\t" for char in shown)
 
 
 def test_the_control_sees_what_is_not_escaped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,6 +186,39 @@ def test_sizes_of_configs(changes: dict[str, Any], source: Path) -> None:
     edit_config(source, **changes)
     sentence("inspect", source)
     sentence("grow", source, source.parent / "out", "--hidden", "x2")
+
+
+def test_deeply_nested_folders(source: Path, sound: Path) -> None:
+    """Until 3.11, Python lists folders by recursion."""
+    try:
+        subprocess.run(["mkdir", "-p", source / "/".join("d" * 980)], check=True)
+        out = source.parent / "out"
+        for words in ("grow", source, out), ("verify", sound, source), ("grow", sound, source):
+            assert "source are nested more than 100 deep" in sentence(*words)
+        assert not out.exists()
+    finally:
+        subprocess.run(["rm", "-rf", source], check=True)  # pytest would delete it by recursion
+
+
+def test_a_sparse_text_is_not_read_to_its_end(source: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("once upon a time " * 99)
+    os.truncate(text, 1 << 40)
+    said = sentence("grow", source, tmp_path / "out", "--hidden", "x2", "--text", text)
+    assert "text.txt holds zero bytes" in said
+
+
+def test_a_record_of_many_files_is_checked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 30_000
+    names = [f"x{number}" for number in range(count)]
+    monkeypatch.setattr(Folder, "names", lambda folder: names)
+    files = {name: [0, "0"] for name in names} | {f"y{number}": [0, "0"] for number in range(count)}
+    (tmp_path / "growkit.json").write_text(json.dumps({"files": files}))
+    begin = time.process_time()
+    assert len(growkit.check(tmp_path)["differences"]) == 2 * count + 1
+    assert time.process_time() - begin < 10  # it took minutes
 
 
 def test_large_texts_are_read_in_part(tmp_path: Path) -> None:

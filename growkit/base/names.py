@@ -16,7 +16,7 @@ LISTED = 20
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 DIRECTORIES = re.compile(
-    r"""(?:^|(?<=[\s('"`=:,]))(?:~|[A-Za-z]:)?[/\\](?=\S)(?:[^\s/\\'"`)]+[/\\])*"""
+    r"""(?:^|(?<=[\s('"`=:,]))(?:~?/(?=\S)(?:[^\s/'"`)]+/)*|[A-Za-z]:\\(?:[^\s/\\'"`)]+\\)*)"""
 )
 """The directories of a path in a text."""
 
@@ -87,7 +87,7 @@ def name_of(path: str) -> str:
     """
     if ADDRESS.match(path):
         return path
-    return re.split(r"[/\\]", os.path.abspath(path))[-1] or "model"
+    return os.path.basename(os.path.abspath(path)) or "model"
 
 
 def by_name(found: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from io import BufferedReader
@@ -36,6 +36,9 @@ MOST_YAML = 1 << 17
 
 MOST_ENTRIES = 100_000
 """Limit for files and folders in a model folder."""
+
+MAX_NESTED = 100
+"""Largest depth of folders in a model folder."""
 
 BLOCK = 1 << 20
 """Bytes to copy at a time."""
@@ -293,8 +296,7 @@ class Folder:
             raise _unreadable(Path(error.filename), error)
 
         found: list[str] = []
-        for where, folders, files in os.walk(self.path, onerror=stop):
-            at = Path(where)
+        for at, folders, files in walk(self.path, onerror=stop):
             if at == self.path and patterns:
                 folders[:] = [name for name in folders if matches(name, patterns)]
                 files = [name for name in files if matches(name, patterns)]
@@ -421,6 +423,24 @@ class Folder:
             return [LIST], {}
         found = instead_of_weights(self.path) or f"{', '.join(SINGLE)} or an index was expected"
         raise InputError(f"{self} has no weights; {found}")
+
+
+def walk(
+    folder: Path, onerror: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Like ``os.walk``, which would fail in deeply nested folders.
+
+    Raises:
+        InputError: folders are nested more than ``MAX_NESTED`` deep.
+    """
+    top = len(folder.parts)
+    for where, folders, files in os.walk(folder, onerror=onerror):
+        at = Path(where)
+        if len(at.parts) - top > MAX_NESTED:
+            raise InputError(
+                f"folders in {folder} are nested more than {MAX_NESTED} deep; give a model folder"
+            )
+        yield at, folders, files
 
 
 def check_name(path: Path | str) -> None:

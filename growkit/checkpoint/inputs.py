@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.folder import MOST_ENTRIES, State, state_of
+from growkit.checkpoint.folder import MOST_ENTRIES, State, state_of, walk
 
 Identity = tuple[int, int]
 """Device and inode."""
@@ -84,10 +84,13 @@ def below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Ite
     Args:
         folder: the folder.
         onerror: called for a folder that cannot be listed; None to ignore it.
+
+    Raises:
+        InputError: see ``walk``.
     """
-    for where, folders, files in os.walk(folder, onerror=onerror):
+    for where, folders, files in walk(folder, onerror=onerror):
         for name in (*folders, *files):
-            yield Path(where, name)
+            yield where / name
 
 
 def _above(path: Path) -> Iterator[Identity]:

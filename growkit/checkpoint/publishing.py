@@ -172,6 +172,7 @@ def check_output(
     Raises:
         InputError: the output cannot be written; the message has the remedy.
     """
+    _check_mounts(output)
     for folder in (output, rejected_name(output)):
         if read := inputs.overlap(folder):
             raise InputError(
@@ -207,6 +208,31 @@ def check_output(
                 "rejected; move it away or choose another name"
             )
     return found
+
+
+def _check_mounts(output: Path) -> None:
+    """Refuse a folder that cannot be renamed, since something is mounted there.
+
+    Raises:
+        InputError: the message names a folder that can.
+    """
+    for folder in (output, rejected_name(output)):
+        if _is_mount(folder):
+            raise InputError(
+                f"{folder} is a mount point, which no finished output can replace; name a folder "
+                f"inside it, such as {output / 'model'}"
+            )
+
+
+def _is_mount(path: Path) -> bool:
+    """Whether something is mounted at a path, also a folder of the same file system."""
+    mounts: list[bytes] = []
+    with suppress(OSError):  # Linux alone lists them like this
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+        mounts = [line.split()[4] for line in lines]
+    # Spaces and backslashes of names are octal numbers there.
+    names = (re.sub(rb"\\(\d{3})", lambda code: bytes([int(code[1], 8)]), m) for m in mounts)
+    return os.path.ismount(path) or os.fsencode(os.path.realpath(path)) in names
 
 
 def _check_makeable(output: Path) -> None:

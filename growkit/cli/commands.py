@@ -417,7 +417,8 @@ def print_result(
     Args:
         result: the result, of JSON types only.
         as_json: whether to print JSON.
-        written: true if files hold the result too, so that a failure to print it is a warning.
+        written: true if files hold the result too, so that a failure to print it for people is a
+            warning.
         parts: the parts to show; None for the result's own view.
     """
     if as_json:
@@ -431,7 +432,7 @@ def print_result(
         # Lines in a file or a pipe are not wrapped at the terminal's width.
         console = PlainConsole(width=None if sys.stdout.isatty() else 200)
         show_parts(console, parts_of(result) if parts is None else parts)
-    if written and (why := unprinted()):
+    if written and not as_json and (why := unprinted()):  # nothing replaces JSON on stdout
         print_message(f"warning: {why}")
 
 

@@ -140,6 +140,10 @@ def read_text(path: str, most: int = MOST_TEXT) -> bytes:
         raise InputError(
             f"text {file} cannot be read ({reason(error)}); give a UTF-8 text file"
         ) from None
+    if b"\0" in content:  # the rest may be a hole as large as any disk
+        raise InputError(
+            f"text {file} holds zero bytes, as sparse and binary files do; give a UTF-8 text file"
+        )
     if not documents(content):
         raise InputError(
             f"text {file} {'holds only white space' if content else 'is empty'}, so it has fewer "

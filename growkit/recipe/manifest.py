@@ -120,8 +120,10 @@ def check(folder: str | Path, *, progress: Progress = Silent()) -> CheckResult:
     opened = Folder(folder)
     manifest = read_manifest(opened)
     recorded = _recorded(manifest, opened.path / MANIFEST)
-    there = [name for name in opened.names() if name != MANIFEST]
-    found = [Difference(file=name, what="missing") for name in sorted({*recorded} - {*there})]
+    there = dict.fromkeys(name for name in opened.names() if name != MANIFEST)
+    found = [
+        Difference(file=name, what="missing") for name in sorted(recorded.keys() - there.keys())
+    ]
     if not own_hash(manifest):
         found.append(Difference(file=MANIFEST, what="changed", why="its own SHA-256 differs"))
     total = sum(count for name, (count, _) in recorded.items() if name in there)

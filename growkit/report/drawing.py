@@ -7,7 +7,6 @@ their dashes, for print and for colour-blind readers.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape as escape_markup
@@ -15,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from growkit.base.errors import plain
 from growkit.report.view import BEYOND, figure, is_finite
 
 WIDTH = 440
@@ -39,8 +39,6 @@ MOST_LINES = 8
 ROW = 20
 """Height of a line of a key."""
 
-_NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
-
 Number = float | int | None
 Point = tuple[float, float]
 
@@ -54,8 +52,8 @@ class Titles(NamedTuple):
 
 
 def escape(text: Any) -> str:
-    """Escape any text for HTML and XML, attributes included."""
-    return escape_markup(_NOT_IN_XML.sub("\ufffd", str(text)))
+    """Escape any text for HTML and XML, attributes included; nothing in it can reorder the page."""
+    return escape_markup(plain(str(text), keep="\n\t"))
 
 
 @dataclass(frozen=True)

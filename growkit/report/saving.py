@@ -47,6 +47,7 @@ LONGEST_BEGINNING = 1 << 16
 _HEAD = re.compile(r"\ufeff?\s*---\s*\n(.*?)\n---\s*(\n|$)", re.DOTALL)
 _PUBLIC = re.compile(r"https?://\S+|\w[\w.+ -]*(/\w[\w.+ -]*)*")
 _WHOLE = re.compile(r"(?<![\w/.-])(?:-?[\d.]+e-\d+|--[a-z][\w-]*)(?![\w-])")
+_MARKDOWN = re.compile(r"[\\`*~$|]|(?<![^\W_])_|_(?![^\W_])|(?<=\])\(|(?<=:)/(?=/)|(?<=www)\.")
 _NAMES = re.compile(r"[\w./-]{24,}")
 _PARTS = re.compile(r"(?<=\w)[./_](?=\w)")
 
@@ -214,7 +215,8 @@ def model_card(
 def _escaped(value: Any) -> Markup:
     """Render a value as Markdown text, with all markup escaped."""
     text = plain("–" if value is None else figure(value))
-    return Markup(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|"))  # noqa: S704
+    text = _MARKDOWN.sub(r"\\\g<0>", text)
+    return Markup(text.replace("&", "&amp;").replace("<", "&lt;"))  # noqa: S704
 
 
 def _code(text: str) -> Markup:
