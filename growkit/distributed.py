@@ -327,8 +327,9 @@ class GrownStorageReader(HuggingFaceStorageReader):
     """Reads the target of a recipe as if it were written; every process computes its own parts.
 
     Tensors have their names in the files, as in torch's reader, and also the names of the
-    parameters of the transformers class. If the recipe has an optimizer, its flat state comes too:
-    ``optimizer.state.NAME.exp_avg``, ``optimizer.param_groups.NAME.lr``.
+    parameters of the transformers class. If the recipe has an optimizer, its state comes too:
+    ``optimizer.state.NAME.exp_avg``, and ``optimizer.param_groups.NAME.lr`` (flat) as well as
+    ``optimizer.param_groups.0.lr``.
 
     Args:
         recipe: see ``growkit.run``.
@@ -359,12 +360,12 @@ class GrownStorageReader(HuggingFaceStorageReader):
         self._entries |= {under + name: entry for name, entry in self.grown.entries.items()}
         self._entries |= {f"{state}state.{n}": entry for n, entry in self.grown.moments().items()}
         self._groups = self.grown.optimizer.groups if self.grown.optimizer else ()
-        self._values = {  # under the names that torch gives options when it flattens groups
-            f"{state}param_groups.{name}.{key}": value
-            for group in self._groups
-            for name in group.parameters
-            for key, value in group.options.items()
-        }
+        self._values: dict[str, Any] = {}
+        for number, group in enumerate(self._groups):
+            options = {**group.options, "params": list(group.parameters)}
+            for owner in (number, *group.parameters):  # as torch names them, and flattened
+                named = options if owner == number else group.options
+                self._values |= {f"{state}param_groups.{owner}.{k}": v for k, v in named.items()}
 
     def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Groups for the optimizer of a grown model: the source's, scaled by the law of updates.

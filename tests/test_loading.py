@@ -225,7 +225,9 @@ def look_at_optimizer(folder: Path, found: dict[str, Any], ways: Collection[str]
         wrong = differing(tensors, expected)
         wrong += [name for name in kept.keys() - expected.keys() if state[name] != kept[name]]
         found[f"optimizer: {way}"] = spread_tensors(tensors), wrong
-        set_optimizer_state_dict(model, spread_optimizer, state, options=FLAT)
+        numbered = {"optimizer": get_optimizer_state_dict(model, spread_optimizer)}
+        dcp.load(numbered, storage_reader=reader)
+        set_optimizer_state_dict(model, spread_optimizer, numbered["optimizer"])
         step(model, spread_optimizer, 7)
         found[f"step: {way}"] = {name: whole(each) for name, each in model.state_dict().items()}
     step(alone, optimizer, 7)

@@ -558,7 +558,7 @@ def test_what_was_found_and_what_to_do_next(
     page = page_of(probe_view(result | {"reason": sentence}))
     assert "so far</h1>" in page
     rows = page[page.index("<h2>What is noise") :]
-    assert "<details><summary>All 1 pairs" in rows
+    assert "<details><summary>All pairs" in rows
     shown = [part for part in parts_of(growkit.ProbeResult(**result)) if isinstance(part, Grid)]
     assert [grid.heads[0] for grid in shown] == ["candidate"]  # a terminal shows the order alone
     assert ">0.2500" in rows  # the sign is that of the second above the first

@@ -163,7 +163,7 @@ def _pairs(result: Found) -> Topic:
         ]
         for pair in result["differences"]
     ]
-    heads, fold = ["lower loss", "higher loss", "higher by", "interval"], f"All {len(rows):,} pairs"
+    heads, fold = ["lower loss", "higher loss", "higher by", "interval"], "All pairs"
     table = Grid(heads, rows, "htnn", fold=fold)
     return Topic("What is noise", [table, Paragraph(result["rule"])] if rows else [])
 
