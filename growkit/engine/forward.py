@@ -215,11 +215,7 @@ class Forward:
     def containers(self) -> list[MutableMapping[Any, Any]]:
         """What layers fill for later ones among their arguments in the only call, still empty."""
         (recorded,) = self._recorded
-        values = (
-            v for each in recorded.arguments for v in (*each.positional, *each.named.values())
-        )
-        empty = (v for v in values if isinstance(v, MutableMapping) and not v)
-        return [*{id(each): each for each in empty}.values()]
+        return containers_in(recorded.arguments)
 
     def alone(self, index: int, state: Tensor, extras: Extras) -> Tensor:
         """Run a layer in the only call for another input, [tokens, hidden], with gradients.
@@ -287,6 +283,8 @@ class Forward:
             except CallError:  # a class may take one prompt at a time
                 return
             form = self._recorded[first].form
+            if containers_in(arguments):  # a call of the batch could not run again on its own
+                return
             if form.axis == 1 and state.shape == (len(batch), *form.shape[1:]):
                 self.batches[first] = len(batch), arguments
 
@@ -375,6 +373,13 @@ class Forward:
             # A single layer: no earlier output has shown whether there are extras.
             self._model.returned = None if extras is None else tuple(map(nan_like, extras))
         return output, extras or ()
+
+
+def containers_in(arguments: Sequence[Arguments]) -> list[MutableMapping[Any, Any]]:
+    """Empty mappings among the arguments of layers, which these fill for later layers."""
+    values = (v for each in arguments for v in (*each.positional, *each.named.values()))
+    empty = (v for v in values if isinstance(v, MutableMapping) and not v)
+    return [*{id(each): each for each in empty}.values()]
 
 
 def _untouched(state: Tensor, output: Tensor, version: int) -> bool:
