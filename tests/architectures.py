@@ -160,14 +160,20 @@ def small(config_class: Any) -> dict[str, Any]:
     return found | KINDS.get(kind, {})
 
 
-def build(kind: str, seed: int = 0) -> PreTrainedModel:
-    """A random model of a type; no bias of it is zero and no norm is one, so faults show."""
+def build(kind: str, seed: int = 0, **more: Any) -> PreTrainedModel:
+    """A random model of a type; no bias of it is zero and no norm is one, so faults show.
+
+    Args:
+        kind: the type.
+        seed: of its weights.
+        **more: other values of some keys of its config.
+    """
     torch.manual_seed(seed)
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config_of(kind))
+        empty = AutoModelForCausalLM.from_config(config_of(kind, **more))
     if sum(parameter.numel() for parameter in empty.parameters()) > LARGEST:
         raise ValueError(f"{kind} stays large")
-    model = AutoModelForCausalLM.from_config(config_of(kind))
+    model = AutoModelForCausalLM.from_config(config_of(kind, **more))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -179,9 +185,9 @@ def build(kind: str, seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
-def save(kind: str, folder: Path, seed: int = 0) -> Path:
-    """A random model of a type in a folder."""
-    build(kind, seed).save_pretrained(folder)
+def save(kind: str, folder: Path, seed: int = 0, **more: Any) -> Path:
+    """A random model of a type in a folder; see ``build``."""
+    build(kind, seed, **more).save_pretrained(folder)
     return folder
 
 

@@ -40,6 +40,7 @@ class Call:
         continues: the cached call that this one continues, earlier in the same run.
         kernel: name of the attention kernel; such a call runs apart from others. Empty for the
             kernel that the class and torch choose.
+        settings: other values of keys of the config; such a call runs apart from others, too.
     """
 
     ids: Tensor
@@ -47,6 +48,7 @@ class Call:
     cached: bool = False
     continues: Call | None = None
     kernel: str = ""
+    settings: Mapping[str, int] = field(default_factory=dict)
 
 
 class NoStackError(InputError):
@@ -193,7 +195,7 @@ def batches(calls: Sequence[Call]) -> Iterator[tuple[int, Sequence[Call]]]:
 
     def shapes(call: Call) -> Any:
         inputs = sorted((key, tuple(each.shape)) for key, each in call.inputs.items())
-        return call.cached or call.kernel, len(call.ids), inputs
+        return call.cached or call.kernel or bool(call.settings), len(call.ids), inputs
 
     first = 0
     for (apart, tokens, _), run in groupby(calls, shapes):

@@ -56,28 +56,8 @@ def empty_model(weights: Weights, dtype: torch.dtype) -> tuple[Any, Weights, Cal
     Raises:
         InputError: transformers does not know the model, or a tensor is missing or does not fit.
     """
-    from transformers import AutoModelForCausalLM
-
     weights = class_weights(weights)
-    with (
-        oracle.quiet(),
-        oracle.uninitialised("meta"),
-        foreign(
-            f"transformers cannot build the model of {weights.where()}", "correct its config.json"
-        ),
-    ):
-        config = oracle.parsed(weights.config)
-        check_class(config, weights.where())
-        # A class collects the logits of its routers, say, from layers that do not run in this call.
-        for key in OUTPUTS:
-            if getattr(config, key, False):
-                setattr(config, key, False)
-        model: Any = AutoModelForCausalLM.from_config(
-            config,
-            dtype=dtype,
-            trust_remote_code=False,
-        )
-    oracle.fit_experts(model)
+    model = build(weights, weights.config, dtype)
     if isinstance(weights, Extended):
         weights.extend(model)
     model.eval()
@@ -122,6 +102,28 @@ def class_weights(weights: Weights) -> Weights:
     if isinstance(weights, Checkpoint):
         return ClassWeights(weights, loading(weights).conversions)
     return weights
+
+
+def build(weights: Weights, config: Config, dtype: torch.dtype) -> Any:
+    """Build the model of a config without weights; the class computes the buffers."""
+    from transformers import AutoModelForCausalLM
+
+    with (
+        oracle.quiet(),
+        oracle.uninitialised("meta"),
+        foreign(
+            f"transformers cannot build the model of {weights.where()}", "correct its config.json"
+        ),
+    ):
+        parsed = oracle.parsed(config)
+        check_class(parsed, weights.where())
+        # A class collects the logits of its routers, say, from layers that do not run in this call.
+        for key in OUTPUTS:
+            if getattr(parsed, key, False):
+                setattr(parsed, key, False)
+        model: Any = AutoModelForCausalLM.from_config(parsed, dtype=dtype, trust_remote_code=False)
+    oracle.fit_experts(model)
+    return model
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:

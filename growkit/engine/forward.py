@@ -131,7 +131,7 @@ class Forward:
         from transformers import DynamicCache
 
         self._length = len(calls[0].ids)
-        self._model.kernels = [call.kernel for call in calls]
+        self._model.calls = calls
         self._extras = [()] * len(calls)
         caches: dict[int, tuple[Any, Any]] = {}  # by the identity of the call
         states = []

@@ -19,6 +19,7 @@ from growkit.engine.class_weights import Extended, empty_model, persistent_buffe
 from growkit.engine.kernels import using
 from growkit.engine.lending import Lender
 from growkit.engine.strict import choose_kernels
+from growkit.engine.thresholds import Lowered
 
 
 class LayeredModel:
@@ -42,7 +43,7 @@ class LayeredModel:
         lender: lends the weights to the modules.
         returned: placeholders for the extras of a layer's output; None if no layer is known to
             return more than hidden states.
-        kernels: names of the attention kernels of all calls.
+        calls: all calls, which may choose attention kernels and settings.
         ran: names of the fused kernels that ran, by the name in the call.
 
     Raises:
@@ -67,7 +68,8 @@ class LayeredModel:
         self.embedding, *self.layers, self.output = (_inside(*each) for each in ends)
         self._wrapped = self.embedding[0] != ends[0][0]
         self.returned: Extras | None = None
-        self.kernels: Sequence[str] = ()
+        self.calls: Sequence[Call] = ()
+        self._lowered: dict[str, Lowered] = {}
         self.ran: dict[str, set[str]] = {}
         self._unreached = self._watch()
         # Stored buffers keep the values of the files; the class computes all other buffers.
@@ -169,7 +171,7 @@ class LayeredModel:
         try:
             with (
                 foreign(failure, "correct its config.json, or such models cannot be proved"),
-                using("" if call is None else self.kernels[call], self.model, self.ran),
+                self._as_in(call),
             ):
                 yield
         except InputError as error:
@@ -181,6 +183,23 @@ class LayeredModel:
                 raise InputError(sentence) from error
             why = f"{type(self.model).__name__} cannot run in this mode ({why})"
             raise CallError(sentence, call, why) from error
+
+    @contextmanager
+    def _as_in(self, call: int | None) -> Iterator[None]:
+        """Run modules with the kernel and the settings of a call; None outside of calls."""
+        if call is None:
+            yield
+            return
+        settings = self.calls[call].settings
+        with using(self.calls[call].kernel, self.model, self.ran):
+            if not settings:
+                yield
+                return
+            key = str(sorted(settings.items()))
+            if key not in self._lowered:
+                self._lowered[key] = Lowered(self.model, self._weights, settings)
+            with self._lowered[key].applied():
+                yield
 
     def check_reach(self) -> None:
         """Check that text reaches every weight; call it after the logits are computed.

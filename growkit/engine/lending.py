@@ -4,11 +4,12 @@ A layer of a large model in float64 is more than twice as large as its files. Th
 matrix multiplies are small, so the matrix is cast in parts, and experts one at a time.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import prod
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -309,6 +310,29 @@ def scaled(layer: nn.Module, key: str, factor: float) -> Iterator[None]:
         unscaled, parameter.data = parameter.data, parameter.data * factor
         yield
         parameter.data = unscaled
+
+
+@contextmanager
+def disturbed(layer: nn.Module, keys: Iterable[str]) -> Iterator[None]:
+    """Replace parameters and buffers of a layer by others of the same size, inside this context.
+
+    Columns are multiplied by 0.5 to 1.5, as norms undo a common factor; zeros become these factors.
+    """
+    with ExitStack() as changed:
+        for key in keys:
+            path, _, last = key.rpartition(".")
+            owner = layer.get_submodule(path)
+            tensor = {**owner._parameters, **owner._buffers}[last]
+            assert tensor is not None
+            if isinstance(lent := vars(owner).get(last), Stored):
+                changed.enter_context(patch.object(lent, "factor", -0.5))
+                continue
+            ramp = torch.linspace(0.5, 1.5, tensor.shape[-1] if tensor.dim() else 1).to(tensor)
+            changed.callback(setattr, tensor, "data", tensor.data)
+            tensor.data = (tensor.data if tensor.any() else torch.ones_like(tensor)) * ramp.view(
+                tensor.shape[-1:]
+            )
+        yield
 
 
 def _owner(module: nn.Module, key: str) -> tuple[nn.Module, str, nn.Parameter]:

@@ -247,7 +247,8 @@ def _check_arranged(family: Family, config: Config, layers: Sequence[int], chang
     for key, value in changed.items():
         others = {**deeper, **{each: of for each, of in changed.items() if each != key}}
         if value != config.get(key) and not any(
-            _tensors(each) != _tensors({**each, key: value}) for each in (deeper, others)
+            tensors_digest(each) != tensors_digest({**each, key: value})
+            for each in (deeper, others)
         ):
             raise InputError(
                 f"the description of {family.name} has arranged {key}, but no layer of its class "
@@ -276,8 +277,8 @@ def shown_by_tensors(key: str, first: Config, second: Config) -> bool:
     """
 
     def changes(config: Config, value: Any) -> bool:
-        changed = _tensors({**config, key: value})
-        return changed not in (None, _tensors(config))
+        changed = tensors_digest({**config, key: value})
+        return changed not in (None, tensors_digest(config))
 
     both = key in first and key in second
     return both and (changes(first, second[key]) or changes(second, first[key]))
@@ -290,7 +291,7 @@ def _empty(config: Config) -> Any:
     return None
 
 
-def _tensors(config: Config) -> str | None:
+def tensors_digest(config: Config) -> str | None:
     """A digest of names and shapes of all tensors of a config's model.
 
     None if transformers cannot build it.
@@ -319,11 +320,11 @@ def _changes_shapes(key: str, config: Config, partners: Iterable[str]) -> bool:
     if not isinstance(value, int):
         return False
     others = [with_value(config, key, other) for other in (2 * value, value + 1, value - 1, 1)]
-    if _tensors(others[0]) is None:  # the class compares it with other keys
+    if tensors_digest(others[0]) is None:  # the class compares it with other keys
         for partner in partners:
             size = value_at(config, partner) or 0
             others += [with_value(others[0], partner, each) for each in (2 * size, size // 2)]
-    return any(_tensors(each) not in (None, _tensors(config)) for each in others)
+    return any(tensors_digest(each) not in (None, tensors_digest(config)) for each in others)
 
 
 def _grown_axes() -> set[str]:

@@ -4,7 +4,7 @@ At the end, the vocabulary of family descriptions: every key and the kind of its
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, TypeGuard
@@ -523,6 +523,17 @@ def with_value(config: Config, key: str, value: Any) -> Config:
     if rest:
         value = with_value(config.get(first) or {}, rest, value)
     return {**config, first: value}
+
+
+def leaves(value: Config, path: str = "") -> Iterator[tuple[str, int]]:
+    """Every whole number in a config, with its key; a dot leads into a part."""
+    for key, each in value.items():
+        if str(key).isdigit():  # a layer of its own
+            continue
+        if isinstance(each, dict) and not key.startswith("rope"):
+            yield from leaves(each, f"{path}{key}.")
+        elif isinstance(each, int) and not isinstance(each, bool):
+            yield f"{path}{key}", each
 
 
 def _listed(value: Any) -> list[Any]:

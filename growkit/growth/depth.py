@@ -406,8 +406,8 @@ def _transforms(
         if numbered and layer.of != place and not layer.idle:
             raise InputError(
                 f"layer {layer.of} of {source.where()} would become layer {place}, but with "
-                f"{numbered} layers compute with their index; put identity blocks at the end "
-                "(--place end)"
+                f"{numbered} layers compute with their index or with what others hand them; put "
+                "identity blocks at the end (--place end)"
             )
         if before[layer.of].keys() != after[place].keys():
             raise InputError(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -17,10 +18,11 @@ from growkit.base.errors import InputError, foreign
 from growkit.base.names import NOTHING
 from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet, uninitialised
+from growkit.engine.thresholds import lowered
 from growkit.engine.user_family import ALSO, NAMED
-from growkit.families.description import MOST_LAYERS, one_model, with_value
+from growkit.families.description import MOST_LAYERS, leaves, one_model, with_value
 from growkit.families.family import PER_LAYER, of_single_layers
-from growkit.inference.keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part, leaves
+from growkit.inference.keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part
 from growkit.inference.shrinking import random_weights, run, smaller
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -254,7 +256,7 @@ class ModelClass:
     # What the class depends on.
 
     def _find_layers(self) -> None:
-        """Find the layers, and the smallest number of layers that has all kinds of them."""
+        """Find the layers, and the smallest number that has all kinds, twice if possible."""
         self._base = dict(self._plain)
         self.repeated: Mapping[str, str] = {}
         self._every_list = False
@@ -295,9 +297,13 @@ class ModelClass:
             if layer is not None:
                 first[self.template(name)] = min(layer, first.get(self.template(name), layer))
         last = max(first.values(), default=0) + 1
+        every = Counter(self._kinds(shapes, self.layers))
         for few in range(max(2, last), self.layers):
             fewer = self.shapes({}, few)
-            if fewer is not None and self._signature(fewer) == whole:
+            if fewer is None or self._signature(fewer) != whole:
+                continue
+            kinds = Counter(self._kinds(fewer, few))
+            if all(kinds[kind] >= min(2, count) for kind, count in every.items()):
                 self.small_layers = few
                 return
 
@@ -329,6 +335,18 @@ class ModelClass:
         before, found, _ = self.template(name).partition("{layer}")
         return int(name.removeprefix(before).partition(".")[0]) if found else None
 
+    def _kinds(self, shapes: Shapes, layers: int) -> list[Any]:
+        """The kind of every layer: its tensors, and its entries in lists of names."""
+        lists = [each for each in self.lists.values() if all(isinstance(e, str) for e in each)]
+        tensors: list[set[Any]] = [set() for _ in range(layers)]
+        for name, shape in shapes.items():
+            if (layer := self.layer_of(name)) is not None and layer < layers:
+                tensors[layer].add((self.template(name), shape))
+        return [
+            (frozenset(each), *(values[layer] for values in lists))
+            for layer, each in enumerate(tensors)
+        ]
+
     def _signature(self, shapes: Shapes) -> set[tuple[str, tuple[int, ...]]]:
         """The kinds of tensors; shapes outside layers are left out, as they may vary with depth."""
         return {
@@ -348,10 +366,19 @@ class ModelClass:
                 if self._fits(changes, most):
                     for key, value in changes.items():
                         self._set(key, value)
+                    self._lower_thresholds()
                     return
         raise not_inferred(
             f"no small {self.name} model like that of {self._where} could be made to run"
         )
+
+    def _lower_thresholds(self) -> None:
+        """Let few tokens exceed windows, and the numbers of tokens that layers choose."""
+        with quiet():
+            low = lowered(self.config({}).to_dict())
+        if self._runs(low):
+            for key, value in low.items():
+                self._set(key, value)
 
     def _set(self, key: str, value: Any) -> None:
         self._base, self._built = dict(with_value(self._base, key, value)), {}

@@ -1,8 +1,6 @@
 """Keys of configs, recognised by their names."""
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 WIDTH = re.compile(r"(?i)intermediate|ffn|feed_forward|d_ff|dff|dim_ff|inner|mlp_dim|mlp_size")
 """Names of keys that are widths of an MLP."""
@@ -41,14 +39,3 @@ EPS = ("eps", "epsilon", "norm_eps")
 def last_part(key: str) -> str:
     """A key without the part of the config that it is in."""
     return key.rpartition(".")[2]
-
-
-def leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, int]]:
-    """Every whole number in a config, with its key; a dot leads into a part."""
-    for key, each in value.items():
-        if str(key).isdigit():  # a layer of its own
-            continue
-        if isinstance(each, dict) and not key.startswith("rope"):
-            yield from leaves(each, f"{path}{key}.")
-        elif isinstance(each, int) and not isinstance(each, bool):
-            yield f"{path}{key}", each

@@ -10,7 +10,8 @@ from torch import nn
 
 from growkit.base.tensors import Config
 from growkit.engine.oracle import quiet
-from growkit.inference.keys import EXPERTS, HEADS, PLACES, last_part, leaves
+from growkit.families.description import leaves
+from growkit.inference.keys import EXPERTS, HEADS, PLACES, last_part
 
 SMALL = {
     "vocab": 61,

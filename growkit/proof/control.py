@@ -1,6 +1,7 @@
 """Controls of a comparison: a deliberate fault in the target, and rounding in the source."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from growkit.base.limits import within
 from growkit.engine.calls import Call, Extras, Spool
 from growkit.engine.layerwise import Stage
-from growkit.engine.lending import scaled
+from growkit.engine.lending import disturbed, scaled
 from growkit.engine.metrics import Distance, Head, distance_of, error_of
 
 PROBE = 128
@@ -122,3 +123,61 @@ class Probe:
         self.fault = f"output head × {1 + FAULT}"
         spoiled = (lambda hidden: head(hidden) * (1 + FAULT)), [ends[1]]
         self.control = distance_of(unspoiled, spoiled, ids)
+
+
+TRIES = 3
+"""Number of layers in which a kind of tensor is disturbed before it counts as without effect."""
+
+
+@dataclass
+class Coverage:
+    """Kinds of tensors in the target's layers; each is disturbed, which must change an output.
+
+    Tensors are of one kind if they have the same name, but for numbers, and the same shape, in
+    modules of the same class.
+
+    Attributes:
+        tries: by kind, the name of the first tensor, and the number of layers in which it had no
+            effect; None if it had one.
+    """
+
+    tries: dict[object, tuple[str, int | None]] = field(default_factory=dict)
+
+    @property
+    def without_effect(self) -> list[str]:
+        """The first tensor of every kind that no output depends on."""
+        return [name for name, count in self.tries.values() if count is not None]
+
+    def disturb(
+        self, stages: Iterator[Stage], call: int, layers: Sequence[int | None] | None
+    ) -> Iterator[Stage]:
+        """Disturb the tensors of layers while they are loaded.
+
+        Args:
+            stages: stages of the target.
+            call: index of a call without cache, which runs on its own.
+            layers: the source's layer of every layer; None for one that returns its input.
+        """
+        before: Tensor | None = None
+        for stage in stages:
+            number = stage.layer
+            idle = number is None or (layers is not None and layers[number] is None)
+            if before is not None and not idle:
+                self._disturb(stage, call, before)
+            before = stage.after[call]
+            yield stage
+
+    def _disturb(self, stage: Stage, call: int, before: Tensor) -> None:
+        kinds: dict[object, list[str]] = {}
+        for key, tensor in stage.module.state_dict(keep_vars=True).items():
+            if tensor.is_floating_point() and tensor.numel():
+                owner = type(stage.module.get_submodule(key.rpartition(".")[0]))
+                kind = re.sub(r"\b\d+\b", "0", key), tuple(tensor.shape), owner
+                kinds.setdefault(kind, []).append(key)
+        for of_kind, keys in kinds.items():
+            name, count = self.tries.get(of_kind, (f"{stage.name}.{keys[0]}", 0))
+            if count is None or count == TRIES:
+                continue
+            with disturbed(stage.module, keys):
+                error = error_of(stage.again(call, before), stage.after[call])
+            self.tries[of_kind] = name, count + 1 if within(error, FAULT * VISIBLE) else None

@@ -26,11 +26,12 @@ from growkit.engine.kernels import offered
 from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import Distance, Head, error_of, finite
 from growkit.engine.strict import strict_float64
-from growkit.proof.control import PROBE, Probe
+from growkit.proof.control import PROBE, Coverage, Probe
 from growkit.proof.fingerprint import computed_in, fingerprint, question, widest
 from growkit.proof.localisation import copied_states, copies_of, hidden_copies, tensor_fault
 from growkit.proof.modes import (
     ATTENTION,
+    LONG,
     PREFILL,
     SHORT,
     Mode,
@@ -308,7 +309,8 @@ class FunctionProof:
         target, notes = self._models[1], []
         idle: Sequence[str] = ()
         with strict_float64():
-            self.strict = strict = self._compare(self._models, ways, "float64", probe)
+            coverage = Coverage()
+            self.strict = strict = self._compare(self._models, ways, "float64", probe, coverage)
             for model in self._models:
                 model.check_reach()
             where = f"the model in {self.before.folder}"
@@ -337,6 +339,12 @@ class FunctionProof:
                 f"gradients of {len(stored.lost)} tensors were not checked, because transformers "
                 f"converts them in a way that cannot be inverted (first {min(stored.lost)})"
             )
+        if unseen := coverage.without_effect:
+            kinds = counted(len(unseen), "kind")
+            notes.append(
+                f"no logit of these prompts depends on {kinds} of tensors (first "
+                f"{target.stored(unseen[0])})"
+            )
         self.notes = notes
 
     def _run_native(self) -> None:
@@ -355,7 +363,8 @@ class FunctionProof:
 
     def _natively(self, dtype: str, device: torch.device) -> tuple[Comparison, Distance]:
         """Compare in the storage dtype, and measure the source's own rounding in it."""
-        models, ways = self._both(getattr(torch, dtype), device), self.modes
+        models = self._both(getattr(torch, dtype), device)
+        ways = usual = [mode for mode in self.modes if not mode.strict]
         if device.type != "cpu":
             kernels = offered(models[0].model, device, getattr(torch, dtype))
             ways = [*ways, *kernel_modes(ways[0].calls[0].ids, kernels)]
@@ -375,7 +384,7 @@ class FunctionProof:
                 here = self._here(head), rounded
                 return metrics.distance_of((strict_head, exact), here, nothing)
 
-            for way in ways[len(self.modes) :]:
+            for way in ways[len(usual) :]:
                 result = ModeResult(name=way.name, tried=bool(way.calls), note=way.note)
                 self.kernels.append(result)
                 if not way.calls:
@@ -398,7 +407,12 @@ class FunctionProof:
         return lambda hidden: head(hidden).to(self.place)
 
     def _compare(
-        self, models: Models, ways: Sequence[Mode], dtype: str, probe: Probe | None
+        self,
+        models: Models,
+        ways: Sequence[Mode],
+        dtype: str,
+        probe: Probe | None,
+        coverage: Coverage | None = None,
     ) -> Comparison:
         """Run both models in all modes, the prefill first.
 
@@ -418,6 +432,10 @@ class FunctionProof:
         if probe:
             before = probe.disturb(before)
             after = probe.spoil(after, 0 if probe.only else len(models[1].layers) // 2, probed)
+        if coverage:
+            names = [mode.name for mode in mode_of]
+            watched = names.index(LONG) if LONG in names else len(calls) - 1
+            after = coverage.disturb(after, watched, self._layers)
         before = stages_of(before, mode_of, by_target=False)
         after = stages_of(after, mode_of, by_target=True)
         found = Comparison(dtype)
@@ -596,17 +614,19 @@ class FunctionProof:
             if not mode.calls:
                 result.kept = False if mode.failed and self.exact else None
                 continue
-            strict, native = (each.distances[mode.name] for each in (self.strict, self.native))
-            result.relative, result.native = finite(strict.relative), finite(native.relative)
-            limit = self.native_limit if native.usable else None
-            if not native.usable:
+            strict, native = (each.distances.get(mode.name) for each in (self.strict, self.native))
+            assert strict is not None
+            result.relative = finite(strict.relative)
+            result.native = finite(native.relative) if native else None
+            limit = self.native_limit if native and native.usable else None
+            if native and not native.usable:
                 silent = f"in {self.native.dtype} {NO_NUMBERS}"
                 result.note = f"{mode.note}; {silent}" if mode.note else silent
             if self.exact:
                 result.tolerance = self.strict_limit.largest
                 result.native_tolerance = limit and limit.largest
                 result.kept = within(strict.relative, result.tolerance) and (
-                    limit is None or within(native.relative, limit.largest)
+                    native is None or limit is None or within(native.relative, limit.largest)
                 )
         return [*results, *self.kernels]
 

@@ -20,6 +20,7 @@ from growkit.engine.device import RUNS
 from growkit.engine.metrics import error_of, finite
 from growkit.engine.oracle import class_loss, load_model, longest_context, quiet
 from growkit.engine.strict import strict_float64
+from growkit.engine.thresholds import lowered
 from growkit.results.proof import Finding, ModeResult
 
 SHORT = 16
@@ -38,6 +39,7 @@ PREFILL = "prefill"
 DECODING = "cached decoding"
 EXPLICIT = "explicit positions"
 LONGEST = "longest context"
+LONG = "long texts"
 GENERATE = "generate"
 LOSS = "loss"
 ATTENTION = "attention: "
@@ -60,6 +62,11 @@ class Mode:
     padding: int = 0
     note: str = ""
     failed: bool = False
+
+    @property
+    def strict(self) -> bool:
+        """Whether it runs in strict float64 only: choices among tokens flip with rounding."""
+        return any(call.settings for call in self.calls)
 
     @property
     def kernel(self) -> str:
@@ -112,6 +119,10 @@ def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[M
         if longest is not None:
             why = f"the prompt is as long as the longest context, {longest} tokens"
         found += [Mode(EXPLICIT, note=why), Mode(LONGEST, note=why)]
+    if settings := lowered(source, target):
+        listed = ", ".join(f"{key} {value}" for key, value in settings.items())
+        note = f"{count} tokens, with {listed} in both models"
+        found.append(Mode(LONG, (Call(prompt, settings=settings),), note=note))
     return found
 
 

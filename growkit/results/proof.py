@@ -179,8 +179,8 @@ class ModeResult(Result):
 
     Attributes:
         name: ``prefill``, ``cached decoding``, ``left padding``, ``explicit positions``, ``longest
-            context``, ``save and reload``, ``generate``, ``loss`` or, in the storage dtype on a
-            device other than a CPU, ``attention: `` with the name of a kernel.
+            context``, ``long texts``, ``save and reload``, ``generate``, ``loss`` or, in the
+            storage dtype on a device other than a CPU, ``attention: `` with the name of a kernel.
         relative: largest logit difference, relative to the logit scale, in strict float64; of
             ``loss``, the difference of the losses that the classes return, relative to the larger
             one of the source's loss and its logit scale.

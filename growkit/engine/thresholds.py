@@ -1,0 +1,125 @@
+"""Settings that matter only from some number of tokens on, such as windows, with lower values.
+
+A prompt shorter than a window computes what it would compute without one, and does not depend on
+the weights that choose which tokens to read. A lower value of such a setting, in memory and in both
+models alike, shows in a short prompt what the setting does in a long one.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from growkit.base.tensors import Config, Weights
+from growkit.engine.class_weights import build
+from growkit.engine.oracle import resolved
+from growkit.engine.user_family import tensors_digest
+from growkit.families.description import leaves, with_value
+
+THRESHOLD = re.compile(r"(?i)window|chunk|top_?k|budget|block|local|compress|span|segment|distance")
+"""Names of keys whose value may be a number of tokens, or of groups of tokens."""
+
+OTHERS = re.compile(r"(?i)layer|expert|moe|group|vision|audio|image")
+"""Names of keys that are numbers of other things."""
+
+OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes that every module of torch has."""
+
+LOW = 4
+"""The lower value: with it, a prompt of 21 tokens has several windows, and blocks of windows."""
+
+
+def lowered(*configs: Config) -> dict[str, int]:
+    """Lower values for settings that are the same in all configs, by their keys.
+
+    Args:
+        configs: configs of models; a dot in a key leads into a part of them.
+    """
+    numbers = [dict(leaves(resolved(config) or config)) for config in configs]
+    low = {
+        key: LOW
+        for key, value in numbers[0].items()
+        if THRESHOLD.search(key)
+        and not OTHERS.search(key)
+        and value > LOW
+        and all(each.get(key) == value for each in numbers)
+    }
+
+    def fits(changes: Mapping[str, int]) -> bool:
+        return all(
+            tensors_digest(changed(config, changes)) == tensors_digest(config) for config in configs
+        )
+
+    if low and not fits(low):  # a size of tensors, or not possible with the other settings
+        return {key: value for key, value in low.items() if fits({key: value})}
+    return low
+
+
+def changed(config: Config, changes: Mapping[str, int]) -> Config:
+    """The config with other values of some keys."""
+    for key, value in changes.items():
+        config = with_value(config, key, value)
+    return config
+
+
+class Lowered:
+    """What differs in the modules of a model if some of its settings have lower values.
+
+    Args:
+        model: the model.
+        weights: its weights, with its config.
+        settings: the lower values, by key.
+
+    Raises:
+        InputError: the class cannot have them.
+    """
+
+    def __init__(self, model: Any, weights: Weights, settings: Mapping[str, int]) -> None:
+        other = build(weights, changed(weights.config, settings), model.dtype)
+        self._changes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._compared: set[int] = set()
+        of_other = dict(other.named_modules())
+        for name, module in model.named_modules():
+            if name in of_other:  # else it was added to the class
+                self._compare(vars(module), vars(of_other[name]))
+                self._compare(module._buffers, of_other[name]._buffers)
+
+    def _compare(self, mine: dict[str, Any], others: Mapping[str, Any]) -> None:
+        if id(mine) in self._compared:
+            return
+        self._compared.add(id(mine))
+        both = mine.keys() & others.keys() - OF_MODULES
+        differing = {key: others[key] for key in both if _differ(mine[key], others[key])}
+        if differing:
+            self._changes.append((mine, differing))
+        for key in both:
+            if isinstance(mine[key], PreTrainedConfig) and isinstance(
+                others[key], PreTrainedConfig
+            ):
+                self._compare(vars(mine[key]), vars(others[key]))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Run the model with the lower values inside this context."""
+        with ExitStack() as patched:
+            for mine, others in self._changes:
+                patched.enter_context(patch.dict(mine, others))
+            yield
+
+
+def _differ(value: Any, other: Any) -> bool:
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return value.shape != other.shape or not value.cpu().equal(other.to(value.dtype))
+    return _is_plain(value) and _is_plain(other) and value != other
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str | None)

@@ -1,0 +1,95 @@
+"""What shows only in texts that are longer than a prompt, or in what layers hand to later ones."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import growkit
+from growkit.engine.thresholds import LOW, lowered
+from tests.architectures import config_of, save
+from tests.conftest import distance, edit_weights, load_strict, logits_of
+
+FEW = growkit.Settings(prompts=1, length=24)
+TOP_K = {"index_topk": 64, "max_position_embeddings": 128}
+BLOCKS = {"layer_types": ["full_attention", "minimax_m3_sparse"]}
+SPARSE = {"num_hidden_layers": 4, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+LAYERS: dict[str, dict[str, Any]] = {
+    "gemma4_text": {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+    },
+    "glm_moe_dsa": {**TOP_K, **SPARSE, "indexer_types": ["full", "shared"] * 2},
+    "hy_v4": {**TOP_K, **SPARSE, "indexer_types": ["full", "full", "shared", "shared"]},
+    "kimi_linear": {**SPARSE, "layer_types": ["linear_attention", "full_attention"] * 2},
+}
+"""Layers of models; in all but the last, later layers use what earlier ones have computed."""
+
+
+def error(source: Path, target: Path) -> float:
+    """How far the logits of a text longer than all thresholds are apart."""
+    ids = torch.randint(64, (1, 96), generator=torch.Generator().manual_seed(0))
+    before, after = (logits_of(load_strict(each), ids) for each in (source, target))
+    return distance(before, after)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("kimi_linear", {"hidden": "x2"}),
+        *(
+            (kind, {"method": "depth", "layers": size})
+            for kind in LAYERS
+            for size in ("x1.5", "x2")
+        ),
+    ],
+)
+def test_layers_keep_what_others_hand_them(
+    kind: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    source = save(kind, tmp_path / "source", **LAYERS[kind])
+    assert growkit.grow(source, tmp_path / "out", verify=FEW, **options)["kept"]
+    assert error(source, tmp_path / "out") < 1e-12
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("kind", "part", "settings"),
+    [
+        ("deepseek_v32", "indexer", TOP_K),
+        ("glm_moe_dsa", "indexer", LAYERS["glm_moe_dsa"]),
+        ("minimax_m3_vl_text", "index", BLOCKS),
+        ("qwen4_exp_text", "indexer", {"indexer_budget": 64}),
+    ],
+)
+def test_weights_of_long_texts_are_compared(
+    kind: str, part: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without a manifest, only the logits show that they are others."""
+    source = save(kind, tmp_path / "source", **settings)
+    target = shutil.copytree(source, tmp_path / "target")
+    with edit_weights(target) as tensors:
+        for name in (name for name in tensors if part in name):
+            tensors[name] = torch.randn_like(tensors[name])
+    assert growkit.verify(source, source, FEW)["kept"]
+    found = growkit.verify(source, target, FEW)
+    assert [mode.name for mode in found["modes"] if mode.kept is False] == ["long texts"]
+    assert not found["kept"]
+
+
+def test_weights_without_effect_are_named(tmp_path: Path) -> None:
+    """A constant that is added to all keys changes no softmax."""
+    source = save("opt", tmp_path / "source")
+    reason = growkit.verify(source, source, FEW)["reason"]
+    assert "k_proj.bias" in reason
+    assert "no logit of these prompts depends on 1 kind of tensors" in reason
+
+
+def test_only_settings_that_no_tensor_has_the_size_of_are_lowered() -> None:
+    config = config_of("gemma4_text", sliding_window=4096, top_k_experts=2).to_dict()
+    assert lowered(config, config) == {"sliding_window": LOW}
+    assert lowered(config, {**config, "sliding_window": 2048}) == {}
