@@ -357,7 +357,7 @@ def _fit_kinds(
         derived: see ``_derived``.
         movable: whether layers of the source can be at other places than in the wanted order.
     """
-    before, after = _by_layer(family, config), _by_layer(family, deeper)
+    before, after = _by_layer(family, config), _by_layer(family, {**deeper, **derived})
     numbered = family.numbered(family.complete(config))
 
     def alike(layer: Layer, place: int) -> bool:

@@ -9,6 +9,7 @@ which no description does are declared fixed.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "layers": ({"method": "depth", "layers": "x2"},),
 }
 """Growths to try for each axis, until one is possible."""
+
+OTHER_DEPTHS = ("x1.5", "x3")
+"""Further numbers of layers to try."""
 
 DOES_NOT_RUN = "the grown model does not run"
 """The start of the reason if a growth can be planned, but the class cannot run the result."""
@@ -254,28 +258,35 @@ def _trial(
     ids: torch.Tensor,
     expected: torch.Tensor,
 ) -> Trial:
-    """Grow a small model along an axis, by the first growth that is possible."""
+    """Grow a small model along an axis, by the first growth that is possible.
+
+    Depth must be right for other sizes as well, with which new layers have other places.
+    """
     impossible = []
     axes = {*_axes(description), "untie"}
+
+    def grown_error(method: str, options: Mapping[str, Any]) -> float:
+        with temporary_family(description), foreign(DOES_NOT_RUN, "choose other sizes"):
+            grown: Weights = source
+            for plan in change(GrowStep(method, options), source, 0).plans:
+                grown = Planned(grown, plan)
+            try:
+                return error_of(_logits(grown, ids), expected)
+            except InputError as why:  # its tensors are not those of the class, for example
+                raise InputError(f"{DOES_NOT_RUN} ({reason(why)})") from None
+
     for growth in GROWTHS[axis]:
         method = growth.get("method", DEFAULT_METHOD)
         shown = {name: value for name, value in growth.items() if name in axes}
         try:
-            with (
-                temporary_family(description),
-                foreign(DOES_NOT_RUN, "choose other sizes"),
-            ):
-                grown: Weights = source
-                for plan in change(GrowStep(method, shown), source, 0).plans:
-                    grown = Planned(grown, plan)
-                try:
-                    error = error_of(_logits(grown, ids), expected)
-                except InputError as why:  # its tensors are not those of the class, for example
-                    raise InputError(f"{DOES_NOT_RUN} ({reason(why)})") from None
+            errors = [grown_error(method, shown)]
         except InputError as why:
             impossible.append(Trial(axis=axis, options=shown, error=None, why=reason(why)))
-        else:
-            return Trial(axis=axis, options=shown, error=error, why=None)
+            continue
+        for size in OTHER_DEPTHS if axis == "layers" else ():
+            with suppress(InputError):  # some numbers of layers are not possible
+                errors.append(grown_error(method, {"layers": size}))
+        return Trial(axis=axis, options=shown, error=max(errors), why=None)
     return next((trial for trial in impossible if _failed(trial)), impossible[0])
 
 
