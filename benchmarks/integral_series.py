@@ -34,6 +34,7 @@ from growkit.modeling.configuration_diff_transformer import DiffTransformerConfi
 from growkit.modeling.differential_attention import (
     Projected,
     causal_integral,
+    combine,
     differential_heads,
     fused_attention,
 )
@@ -188,7 +189,7 @@ def show_long_texts(lengths: list[int]) -> None:
 
 def heads_of(projected: Projected, scaling: float, integral: str) -> Tensor:
     attend = partial(fused_attention, scaling=scaling, past=0, real=None)
-    return differential_heads(projected, scaling, integral, 0, None, None, attend)[0]
+    return combine(*differential_heads(projected, scaling, integral, 0, None, None, attend)[0])
 
 
 def gradients_of(projected: Projected, scaling: float, integral: str) -> list[Tensor]:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+
+from .seen_tokens import hide_padding
 
 BLOCK_ROWS = 128
 """Number of rows of an attention map (queries) in memory at a time."""
@@ -65,11 +68,6 @@ FUSED_MULTIPLE = 8
 FUSED_WIDTH = 256
 """Greatest head width of fused kernels, except on a CPU. Without them, maps take memory."""
 
-HIDDEN_KEY = -1e9
-HIDDEN_KEY_FLOAT16 = -30000.0
-"""Addend to the scores of padding, before scaling: far below any score, but finite, so that a row
-that sees only padding does not divide by zero."""
-
 
 def wide(tensor: Tensor) -> Tensor:
     """Cast to float32; float64 stays float64."""
@@ -93,6 +91,17 @@ def lambda_of_vectors(
     """
     first = (wide(lambda_q1) * wide(lambda_k1)).sum().exp()
     return first - (wide(lambda_q2) * wide(lambda_k2)).sum().exp() + lambda_init
+
+
+def runs_kernels(tensor: Tensor) -> bool:
+    """Whether Triton's kernels, ``triton_kernels``, run for a tensor."""
+    fits = tensor.device.type == "cuda" and tensor.dtype != torch.float64
+    return fits and not torch.compiler.is_exporting() and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def fused_attention(
@@ -121,13 +130,12 @@ def fused_attention(
     """
     rows, width = query.shape[2], value.shape[3]
     several = bool(rows > 1)  # a plain bool in graphs of dynamic shapes, too
+    if several and past == 0 and visible is None and width % 8 == 0 and runs_kernels(query):
+        from .triton_kernels import attention
+
+        return attention(*hide_padding(query, key, real), value, scaling)
     if real is not None and visible is None:
-        # An additional coordinate hides padding. A mask would take rows × columns of memory and
-        # rule out the fastest kernels.
-        lowest = HIDDEN_KEY_FLOAT16 if key.dtype == torch.float16 else HIDDEN_KEY
-        hidden = (~real).to(key.dtype)[:, None, :, None] * lowest
-        key = torch.cat([key, hidden.expand(-1, key.shape[1], -1, -1)], dim=-1)
-        query = functional.pad(query, (0, 1), value=1.0)
+        query, key = hide_padding(query, key, real)
     if several:
         # Kernels that avoid a rows × columns matrix need heads of one width.
         query, key, value = _of_one_width(query, key, value)
@@ -487,6 +495,16 @@ def _sums(before: Tensor, mass: Tensor, values: Tensor, columns: Tensor, counts:
     return Sums(sums, torch.cat([rest, others], -1))
 
 
+class Heads(NamedTuple):
+    """Heads before ``combine``, whose arguments these are; the signal may hold the integral."""
+
+    signal: Tensor
+    noise: Tensor | None = None
+    lambda_: Tensor | None = None
+    integral: Tensor | None = None
+    gamma: Tensor | None = None
+
+
 class Projected(NamedTuple):
     """Queries, keys, values and weights of maps, after projection and rotation.
 
@@ -521,25 +539,31 @@ def differential_heads(
     real: Tensor | None,
     past_sums: Sums | None,
     attend: Callable[[Tensor, Tensor, Tensor], Tensor],
-) -> tuple[Tensor, Sums | None]:
-    """(A₁ - λ A₂ + γ H) V, without holding a map in full.
+) -> tuple[Heads, Sums | None]:
+    """What (A₁ - λ A₂ + γ H) V is made of, without holding a map in full.
 
     Args:
         projected: inputs.
         scaling: factor of the scores.
-        integral: ``none``, ``causal``, ``series`` (the causal one, of a whole text) or
-            ``column_mean``.
+        integral: ``none``, ``causal``, ``series`` or ``tiles`` (the causal one, of a whole text),
+            or ``column_mean``.
         past: see ``causal_integral``.
         real: see ``causal_integral``.
         past_sums: see ``causal_integral``.
         attend: computes softmax attention from queries, keys and values.
 
     Returns:
-        The heads, [batch, signal, rows, width], and the sums of a causal integral.
+        The parts of the heads, and the sums of a causal integral.
     """
     query, key, value, noise_query, noise_key, lambda_, gamma = projected
     noise = added = sums = None
-    if integral == "causal":
+    if integral == "tiles":
+        from .triton_kernels import attention_with_integral
+
+        assert past_sums is None
+        attended = attention_with_integral(query, key, value, scaling, real)
+        signal, added, sums = attended.output, attended.integral, Sums(attended.sums.detach())
+    elif integral == "causal":
         assert gamma is not None
         signal, sums = causal_integral(query, key, value, gamma, scaling, past, real, past_sums)
     elif integral == "series":
@@ -549,12 +573,11 @@ def differential_heads(
     else:
         signal = attend(query, key, value)
     if integral == "column_mean":
-        assert gamma is not None
-        added = gamma * values_of(column_mean(query, key, scaling, real)[:, :, None], value)
+        added = values_of(column_mean(query, key, scaling, real)[:, :, None], value)
     if noise_query is not None:
         assert noise_key is not None
         noise = attend(noise_query, noise_key, value)
-    return combine(signal, noise, lambda_, added), sums
+    return Heads(signal, noise, lambda_, added, gamma), sums
 
 
 def differential_maps(
@@ -586,16 +609,16 @@ def differential_maps(
             sums, running = sums + before, running + before[..., None, :]
         counts = visible.sum(-1, keepdim=True).clamp_min(1)
         weights, beyond = _integral(running / counts, visible, True, counts, rest)
-        added, beyond = gamma * weights, None if beyond is None else gamma * beyond
+        added, beyond = weights, None if beyond is None else gamma * beyond
     elif integral == "column_mean":
         assert gamma is not None
         text = visible | visible.transpose(-1, -2)  # all tokens of the row's own text
         means = maps.sum(-2, keepdim=True) / text.sum(-1, keepdim=True).clamp_min(1)
-        added = gamma * means * text
+        added = means * text
     if projected.noise_query is not None:
         assert projected.noise_key is not None
         noise = _map(projected.noise_query, projected.noise_key, scaling, visible, blind=True)
-    return combine(maps, noise, projected.lambda_, added), beyond, Sums(sums, rest)
+    return combine(maps, noise, projected.lambda_, added, gamma), beyond, Sums(sums, rest)
 
 
 def values_of(maps: Tensor, value: Tensor) -> Tensor:
@@ -723,15 +746,20 @@ def _grouped_matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def combine(
-    signal: Tensor, noise: Tensor | None, lambda_: Tensor | None, integral: Tensor | None
+    signal: Tensor,
+    noise: Tensor | None,
+    lambda_: Tensor | None,
+    integral: Tensor | None,
+    gamma: Tensor | None,
 ) -> Tensor:
-    """Signal heads minus λ times the noise head of their group, plus the integral.
+    """Signal heads minus λ times the noise head of their group, plus γ times the integral.
 
     Args:
         signal: [batch, signal, rows, width].
         noise: [batch, noise, rows, width]; head i belongs to noise head ⌊i · noise / signal⌋.
         lambda_: a scalar, or [batch, signal, rows, 1]; None without noise.
         integral: broadcastable to the signal; None for nothing.
+        gamma: like ``lambda_``; not read without an integral.
 
     Returns:
         [batch, signal, rows, width], in float32 or wider.
@@ -742,7 +770,10 @@ def combine(
         heads = heads - lambda_ * wide(noise).repeat_interleave(
             signal.shape[1] // noise.shape[1], dim=1
         )
-    return heads if integral is None else heads + integral
+    if integral is None:
+        return heads
+    assert gamma is not None
+    return heads + gamma * wide(integral)
 
 
 def head_norm(heads: Tensor, weight: Tensor | None, eps: float) -> Tensor:

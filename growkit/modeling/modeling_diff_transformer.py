@@ -28,13 +28,16 @@ from .configuration_diff_transformer import DiffTransformerConfig
 from .differential_attention import (
     EXACT_ROWS,
     SHORTEST_SERIES,
+    Heads,
     Projected,
     Sums,
+    combine,
     differential_heads,
     differential_maps,
     fused_attention,
     head_norm,
     lambda_of_vectors,
+    runs_kernels,
     values_of,
     wide,
 )
@@ -227,13 +230,30 @@ class DiffTransformerAttention(nn.Module):
         projected, past, layer = self.project(
             hidden_states, position_embeddings, cache, visibility, **kwargs
         )
-        output, maps = self._attend(projected, past, visibility, layer, kwargs)
-        if self.head_norm is not None:
-            output = self.head_norm(output)
+        norm, scale, dtype = self.head_norm, 1.0, hidden_states.dtype
         if config.head_output_scale != "none":
             assert config.lambda_init is not None
-            output = output * (1 - config.lambda_init[self.layer_idx])
-        output = output.to(hidden_states.dtype).transpose(1, 2).flatten(2)
+            scale = 1 - config.lambda_init[self.layer_idx]
+        in_kernels = _in_kernels(hidden_states) and (norm is None or type(norm) is HeadRMSNorm)
+        of_norm: Any = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        of_norm = (*of_norm, norm is not None, scale)
+        if in_kernels and self._is_next_row(projected, past, visibility, layer):
+            from .triton_kernels import row_of_heads
+
+            sums = None if layer is None else layer.sums.columns
+            real = visibility.real
+            output, sums = row_of_heads(*projected, self.scaling, real, sums, *of_norm)
+            self._add_rows(layer, projected, None if sums is None else Sums(sums), real)
+            return self.o_proj(output), None
+        heads, maps = self._attend(projected, past, visibility, layer, kwargs)
+        if in_kernels:
+            from .triton_kernels import combine as combine_in_kernel
+
+            output = combine_in_kernel(*heads, *of_norm, dtype)  # type: ignore[call-arg]
+        else:
+            output = combine(*heads)
+            output = output if norm is None else norm(output)
+            output = _scale(output, scale).to(dtype).transpose(1, 2).flatten(2)
         return self.o_proj(output), maps
 
     def project(
@@ -261,7 +281,12 @@ class DiffTransformerAttention(nn.Module):
         value = heads(self.v_proj(hidden_states), config.value_head_dim)
         if config.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        if _in_kernels(query):
+            from .triton_kernels import rotate
+
+            query, key = rotate(query, key, *position_embeddings)
+        else:
+            query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         past: int | Tensor = 0
         if isinstance(cache, Cache):
             past, key, value = self._update_cache(cache, key, value, visibility)
@@ -271,10 +296,13 @@ class DiffTransformerAttention(nn.Module):
         if not isinstance(layer, IntegralLayer | StaticIntegralLayer):
             layer = None
         signal, keys = config.num_signal_heads, config.num_value_heads
-        projected = Projected(query[:, :signal], key[:, :keys], value)
+        # Gradients of a split are joined at once; those of slices would be filled up with zeros.
+        signal_query, noise_query = query.split([signal, config.num_noise_heads], 1)
+        keys_of_both = key.split(keys, 1)
+        projected = Projected(signal_query, keys_of_both[0], value)
         if config.num_noise_heads:
             lambda_ = self._lambda(hidden_states)
-            noise = query[:, signal:], key[:, -keys:]
+            noise = noise_query, keys_of_both[-1]
             gamma = lambda_ * wide(self.gamma_gate) if hasattr(self, "gamma_gate") else lambda_
             projected = Projected(*projected[:3], *noise, lambda_, gamma)
         return projected, past, layer
@@ -318,8 +346,8 @@ class DiffTransformerAttention(nn.Module):
         visibility: Visibility,
         layer: Any,
         kwargs: dict[str, Any],
-    ) -> tuple[Tensor, Tensor | None]:
-        """Heads, [batch, signal, rows, width], and their maps where these are computed in full."""
+    ) -> tuple[Heads, Tensor | None]:
+        """Parts of the heads, and their maps where these are computed in full."""
         integral = self.config.integral
         past_sums = layer.sums if layer is not None else None
         maps: Tensor | None = None
@@ -328,8 +356,8 @@ class DiffTransformerAttention(nn.Module):
         if visible is not None and (visibility.eager or integral != "none"):
             how = self.scaling, integral, visible, past_sums
             maps, beyond, sums = differential_maps(projected, *how)
-            heads = values_of(maps, projected.value)
-            heads = heads if beyond is None else heads + beyond
+            signal = values_of(maps, projected.value)
+            heads = Heads(signal if beyond is None else signal + beyond)
         elif visibility.packed:
             parts = []
             for texts in visibility.packed:
@@ -337,8 +365,8 @@ class DiffTransformerAttention(nn.Module):
                 attend = partial(fused_attention, scaling=self.scaling, past=0, real=real)
                 unpacked = projected.map(texts.unpack)
                 packed = self.scaling, self._integral(unpacked, 0, real), 0, real, None, attend
-                parts.append(differential_heads(unpacked, *packed)[0])
-            heads = repack(visibility.packed, parts, len(projected.value))
+                parts.append(combine(*differential_heads(unpacked, *packed)[0]))
+            heads = Heads(repack(visibility.packed, parts, len(projected.value)))
         else:
             attend = partial(self._attend_externally, mask=visible, kwargs=kwargs)
             if self.config._attn_implementation in BUILT_IN:
@@ -348,11 +376,34 @@ class DiffTransformerAttention(nn.Module):
             integral = self._integral(projected, past, real, layer)
             of_text = past, real, past_sums, attend
             heads, sums = differential_heads(projected, self.scaling, integral, *of_text)
+        self._add_rows(layer, projected, sums, visibility.real)
+        return heads, maps
+
+    def _is_next_row(
+        self, projected: Projected, past: Any, visibility: Visibility, layer: Any
+    ) -> bool:
+        """Whether this is a row after others in a cache, which kernels compute at once."""
+        config, query = self.config, projected.signal_query
+        sums = None if layer is None else layer.sums
+        return (
+            query.shape[2] == 1
+            and isinstance(past, int)
+            and past > 0
+            and visibility.visible is None
+            and config._attn_implementation in BUILT_IN
+            and config.integral != "column_mean"
+            and (layer is None or (sums is not None and sums.rest is None))
+            and not torch.is_grad_enabled()
+        )
+
+    def _add_rows(
+        self, layer: Any, projected: Projected, sums: Sums | None, real: Tensor | None
+    ) -> None:
+        """Store sums of an integral in its layer of the cache, if there is one."""
         if layer is not None:
             assert sums is not None
             query, key = projected.signal_query, projected.signal_key
-            layer.add_rows(sums, query, key.shape[1], visibility.real, self.scaling)
-        return heads, maps
+            layer.add_rows(sums, query, key.shape[1], real, self.scaling)
 
     def _integral(
         self, projected: Projected, past: Any, real: Tensor | None, layer: Any = None
@@ -363,10 +414,14 @@ class DiffTransformerAttention(nn.Module):
         not know where padding ends.
         """
         config, query = self.config, projected.signal_query
+        whole = not isinstance(past, Tensor) and past == 0
+        tiles = query.shape[2] > 1 and projected.value.shape[3] % 8 == 0 and runs_kernels(query)
+        if config.integral == "causal" and whole and tiles:
+            return "tiles"
         if config.integral != "causal" or config.integral_method == "exact":
             return config.integral
         rows = SHORTEST_SERIES if config.integral_method == "auto" else EXACT_ROWS + 1
-        whole = not isinstance(past, Tensor) and past == 0 and query.shape[2] >= rows
+        whole = whole and query.shape[2] >= rows
         graph = isinstance(layer, StaticIntegralLayer)
         graph = graph or (torch.compiler.is_compiling() and real is not None)
         return "series" if whole and not graph and query.dtype != torch.float64 else "causal"
@@ -396,10 +451,18 @@ class DiffTransformerAttention(nn.Module):
         if self.config.lambda_type == "projected":
             return wide(self.lambda_proj(hidden_states)).sigmoid().transpose(1, 2)[..., None]
         assert self.config.lambda_init is not None
-        return lambda_of_vectors(
-            *(self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2),
-            self.config.lambda_init[self.layer_idx],
-        ).view(1, 1, 1, 1)
+        vectors = self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2
+        if _in_kernels(hidden_states):
+            from .triton_kernels import lambda_of_vectors as in_kernel
+
+            return in_kernel(*vectors, self.config.lambda_init[self.layer_idx])
+        lambda_ = lambda_of_vectors(*vectors, self.config.lambda_init[self.layer_idx])
+        return lambda_.view(1, 1, 1, 1)
+
+
+def _in_kernels(tensor: Tensor) -> bool:
+    """Whether kernels do what compilers of graphs fuse by themselves."""
+    return runs_kernels(tensor) and not torch.compiler.is_compiling()
 
 
 class DiffTransformerDecoderLayer(GradientCheckpointingLayer):

@@ -1,7 +1,7 @@
 """Which tokens see which: padding, texts packed into rows, masks and caches.
 
-No mathematics. Usually attention needs nothing beyond causality, or only which tokens are padding.
-A mask of queries × keys is made only for maps in full and for graphs.
+Usually attention needs nothing beyond causality, or only which tokens are padding. A mask of
+queries × keys is made only for maps in full and for graphs.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,29 @@ from .transformers_versions import columns_of, is_tracing
 
 MASKED = -1e3
 """A mask's addends below this hide tokens."""
+
+HIDDEN_KEY = -1e9
+HIDDEN_KEY_FLOAT16 = -30000.0
+"""Addend to the scores of padding, before scaling: far below any score, but finite, so that a row
+that sees only padding does not divide by zero."""
+
+
+def hide_padding(query: Tensor, key: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Queries and keys with an additional coordinate that hides padding.
+
+    A mask would take rows × columns of memory and rule out the fastest kernels.
+
+    Args:
+        query: [batch, heads, rows, head_dim].
+        key: [batch, key_heads, columns, head_dim].
+        real: [batch, columns], false for padding; None if there is none.
+    """
+    if real is None:
+        return query, key
+    lowest = HIDDEN_KEY_FLOAT16 if key.dtype == torch.float16 else HIDDEN_KEY
+    hidden = (~real).to(key.dtype)[:, None, :, None] * lowest
+    key = torch.cat([key, hidden.expand(-1, key.shape[1], -1, -1)], dim=-1)
+    return functional.pad(query, (0, 1), value=1.0), key
 
 
 class PackedTexts(NamedTuple):
