@@ -145,12 +145,13 @@ class _Lambda(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        given = [each.float() for each in ctx.saved_tensors]
+        vectors = ctx.saved_tensors  # once: checkpoints count
+        given = [each.float() for each in vectors]
         products = [(query * key).sum().exp() for query, key in (given[:2], given[2:])]
         first, second = (each * gradients[0].sum() for each in products)
         q1, k1, q2, k2 = given
         parts = first * k1, first * q1, -second * k2, -second * q2
-        return *(a.to(b.dtype) for a, b in zip(parts, ctx.saved_tensors, strict=True)), None
+        return *(a.to(b.dtype) for a, b in zip(parts, vectors, strict=True)), None
 
 
 def _lambda(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: float) -> Tensor:
@@ -875,7 +876,7 @@ def attend_backward(
         ]
         d_query, d_key, d_value = parts[0]
         for each in parts[1:]:
-            d_query, d_key = d_query + each[0], d_key + each[1]
+            d_query, d_key = d_query.add_(each[0]), d_key.add_(each[1])
         if len(parts) > 1:
             d_value = torch.cat([each[2] for each in parts], -1)
         return d_query, d_key, d_value
@@ -1157,6 +1158,28 @@ def _gradients(ctx: Any, d_output: Tensor, d_integral: Tensor, *_: Any) -> Any:
 _with_integral.register_autograd(_gradients, setup_context=_keep)
 
 
+class _WithIntegral(torch.autograd.Function):
+    """The same outside of graphs, where calling an operation takes longer."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        output = _forward(*inputs)
+        _keep(ctx, inputs, output)
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)
+        return tuple(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        query, key, value, real, *attended = ctx.saved_tensors
+        of_both = (
+            torch.zeros_like(a) if d is None else d
+            for d, a in zip(gradients[:2], attended[:2], strict=True)
+        )
+        inputs = query, key, value, ctx.scaling, real
+        return *_backward(*of_both, *inputs, Attended(*attended)), None, None
+
+
 def attention_with_integral(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, real: Tensor | None
 ) -> Attended:
@@ -1171,7 +1194,12 @@ def attention_with_integral(
         scaling: factor of the scores.
         real: [batch, rows], false for padding, whose rows are 0; None if there is none.
     """
-    return Attended(*_with_integral(query, key, value, scaling, real))
+    inputs = query, key, value, scaling, real
+    if torch.compiler.is_compiling():
+        return Attended(*_with_integral(*inputs))
+    if not torch.is_grad_enabled():
+        return _forward(*inputs)
+    return Attended(*_WithIntegral.apply(*inputs))
 
 
 # --- A row of a text in a cache -------------------------------------------------------------------
