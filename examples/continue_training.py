@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> list[float]:
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not trainer.is_fsdp_enabled:
         parser.error("accelerate shards only on accelerators; on a CPU start one process")
     last = get_last_checkpoint(given.output) if Path(given.output).is_dir() else None
-    if last is None and Path(given.folder, "trainer_state.json").is_file():
+    if last is None and not given.lora and Path(given.folder, "trainer_state.json").is_file():
         last = given.folder
     trainer.train(resume_from_checkpoint=last)
     if trainer.is_fsdp_enabled:  # its checkpoints hold shards

@@ -21,6 +21,9 @@ ORDERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "momentum_buffer":
 
 STEP = "step"
 
+STATE = "optimizer"
+"""Beginning of the names of the state's files and folders, in the folder of a model."""
+
 ADAMW = frozenset({"exp_avg", "exp_avg_sq"})
 MUON = frozenset({"momentum_buffer"})
 KNOWN = (ADAMW, ADAMW | {"max_exp_avg_sq"}, MUON)
@@ -143,8 +146,7 @@ class Format:
 
     Attributes:
         name: name for users.
-        outputs: patterns of the files that it writes into the folder of a model; the first is the
-            state itself.
+        outputs: patterns of the files that it writes into the folder of a model.
         holds: whether a file or folder looks like this format.
         open: reads everything but the data of tensors, for these parameters; raises an
             ``InputError`` if the state is damaged, or belongs to another model or optimizer.
@@ -185,9 +187,10 @@ def open_state(path: Path, parameters: Parameters) -> State:
 def written_in(folder: Path) -> Path | None:
     """Find the optimizer's state that growkit wrote into a model's folder; None for none."""
     for each in formats():
-        for place in (folder / each.outputs[0], folder):  # which may be one of weights
-            if place.exists() and each.holds(place):
-                return place
+        for pattern in each.outputs:
+            for place in sorted(folder.glob(pattern)) if pattern.startswith(STATE) else ():
+                if each.holds(place):
+                    return place
     return None
 
 
