@@ -17,7 +17,7 @@ from growkit.base.tensors import Weights
 from growkit.engine.calls import Call, CallError, Extras, NoStackError
 from growkit.engine.class_weights import Extended, empty_model, persistent_buffers
 from growkit.engine.kernels import using
-from growkit.engine.lending import Lender
+from growkit.engine.lending import Copies, Lender
 from growkit.engine.strict import choose_kernels
 from growkit.engine.thresholds import Lowered
 
@@ -31,6 +31,7 @@ class LayeredModel:
         device: device that the model runs on.
         tokens: compute logits only for this many tokens, from the start of the vocabulary; None
             for all.
+        copies: stored tensors that the device keeps; see ``growkit.engine.lending.copies_on``.
 
     Attributes:
         model: the transformers model, without weights.
@@ -56,10 +57,11 @@ class LayeredModel:
         dtype: torch.dtype,
         device: torch.device,
         tokens: int | None = None,
+        copies: Copies | None = None,
     ) -> None:
         choose_kernels()
         self.model, self._weights, self.stored = empty_model(weights, dtype)
-        self.lender = Lender(self._weights, self.stored, dtype, device)
+        self.lender = Lender(self._weights, self.stored, dtype, device, copies)
         # Modules added to a class may use its parameters in other ways than the class does.
         self.lender.stays = not isinstance(self._weights, Extended)
         self.device, self.tokens = device, tokens

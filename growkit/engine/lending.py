@@ -4,8 +4,8 @@ A layer of a large model in float64 is more than twice as large as its files. Th
 matrix multiplies are small, so the matrix is cast in parts, and experts one at a time.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from math import prod
 from typing import Any
@@ -32,6 +32,32 @@ Rows = Callable[[slice], Tensor]
 """Reads some rows of a tensor, in their stored dtype."""
 
 
+HEADROOM = 2
+"""A device keeps checkpoints if this many times their size is free."""
+
+Copies = dict[str, Tensor]
+"""Stored tensors of a checkpoint that a device keeps, by name."""
+
+
+def copies_on(device: torch.device, checkpoints: Sequence[Weights]) -> list[Copies | None]:
+    """Where a device keeps the tensors of checkpoints, so that each crosses to it once.
+
+    Args:
+        device: the device.
+        checkpoints: the checkpoints.
+
+    Returns:
+        An empty dictionary for each, which lenders fill; None for each if they have no room, or for
+        a device whose memory is the CPU's or is not known.
+    """
+    free = 0
+    if device.type not in IN_ORDER:
+        with suppress(AttributeError, RuntimeError):  # an older torch, or a backend without it
+            free = torch.accelerator.get_memory_info(device)[0]
+    stored = sum(total_bytes(each.tensors) for each in checkpoints)
+    return [{} if HEADROOM * stored <= free else None for _ in checkpoints]
+
+
 class Lender:
     """Lends the weights of a checkpoint to the modules of a model.
 
@@ -40,6 +66,7 @@ class Lender:
         stored: maps the name of a parameter to the name of its stored tensor.
         dtype: dtype of the weights after casting, except those that the class keeps in another.
         device: device of the model.
+        copies: stored tensors that the device keeps; see ``copies_on``.
 
     Attributes:
         dtype: see above.
@@ -53,8 +80,10 @@ class Lender:
         stored: Callable[[str], str],
         dtype: torch.dtype,
         device: torch.device,
+        copies: Copies | None = None,
     ) -> None:
         self._weights, self._stored = weights, stored
+        self._copies = copies
         self.dtype, self._device = dtype, device
         tensors = weights.tensors
         experts = any(_is_large_stack(info) for info in tensors.values())
@@ -89,6 +118,8 @@ class Lender:
         Memory never holds it whole in both dtypes.
         """
         info, places = self._info(name), parts(self._weights, self._stored(name))
+        if self._device.type != "cpu" and name not in self.steps:
+            return self._on_device(name, places).to(dtype)
         if len(places) == 1 or dtype in (None, info.torch_dtype):
             return self.read(name).to(self._device, dtype)
         with torch._C.DisableTorchFunction():
@@ -96,6 +127,20 @@ class Lender:
             for rows in places:
                 whole[rows] = self.read(name, rows)
         return whole
+
+    def _on_device(self, name: str, places: Sequence[slice]) -> Tensor:
+        """Copy a parameter to the device as it is stored, since a CPU would convert it first."""
+        stored = self._stored(name)
+        if self._copies and stored in self._copies:
+            if self._copying:  # whose stream may have made the copy
+                torch.accelerator.current_stream(self._device).wait_stream(self._copying)
+            return self._copies[stored]
+        with torch._C.DisableTorchFunction():
+            pieces = [self.read(name, rows).to(self._device) for rows in places]
+            copy = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if self._copies is not None:
+            self._copies[stored] = copy
+        return copy
 
     def fetch(self, module: nn.Module, names: Mapping[str, str]) -> None:
         """Prefetch the parameters for ``lent`` to the device while it computes, if the device can.

@@ -24,6 +24,7 @@ from growkit.engine.class_weights import StoredGradients
 from growkit.engine.device import CPU, RUNS, Product, device_name, doubt, driver_versions, has
 from growkit.engine.kernels import offered
 from growkit.engine.layerwise import Layerwise, Stage
+from growkit.engine.lending import copies_on
 from growkit.engine.metrics import Distance, Head, error_of, finite
 from growkit.engine.strict import strict_float64
 from growkit.proof.control import PROBE, Coverage, Probe
@@ -164,6 +165,7 @@ class FunctionProof:
         self.doubt = ""
         self.kernels: list[ModeResult] = []
         self._blamed = ""
+        self._copies = copies_on(device, (before, after))
         self._move(device if has(device, torch.float64) else CPU)
         source, target = (model.layers for model in self._models)
         # The bar advances with every pair of layers, and with the embeddings.
@@ -179,7 +181,11 @@ class FunctionProof:
         """Both models, or two with the same vocabularies in their place."""
         before, after = weights or (self.before, self.after)
         tokens = self.before.config["vocab_size"] if self.more_tokens else None
-        return Layerwise(before, dtype, device), Layerwise(after, dtype, device, tokens)
+        kept = self._copies if device == self.device and not weights else (None, None)
+        return (
+            Layerwise(before, dtype, device, copies=kept[0]),
+            Layerwise(after, dtype, device, tokens, kept[1]),
+        )
 
     def _move(self, place: torch.device) -> None:
         """Compute on this device in strict float64."""

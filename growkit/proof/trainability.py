@@ -17,6 +17,7 @@ from torch import Tensor
 from growkit.algebra.expansion import IndexMap
 from growkit.algebra.law import zeros_in
 from growkit.base.limits import within_each
+from growkit.base.tensors import AT_ONCE
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.transforms import Kept, Mapped, Section, Transform
 from growkit.results.proof import CopyDistance, Finding, Trainability, trainability_sentence
@@ -41,7 +42,7 @@ MOST_NAMES = 8
 """Limit for the parameters without gradient that are listed."""
 
 IN_CACHE = 1 << 17
-"""Number of elements of a gradient that are compared at a time."""
+"""Number of elements of a gradient that a CPU compares at a time; a device takes ``AT_ONCE``."""
 
 Named = tuple[str, Tensor]
 
@@ -225,7 +226,8 @@ class _Copied:
     @classmethod
     def of(cls, name: str, copies: list[Tensor]) -> _Copied:
         """Evaluate copies, each [rows, columns], which are views of the whole gradient."""
-        at_once = max(1, IN_CACHE // copies[0].shape[1])
+        together = IN_CACHE if copies[0].device.type == "cpu" else AT_ONCE
+        at_once = max(1, together // copies[0].shape[1])
         parts = zip(*(copy.split(at_once) for copy in copies), strict=True)
         scales, distances = zip(*(_distances(part) for part in parts), strict=True)
         return cls(name, len(copies), torch.cat(scales), torch.cat(distances), _rank_gain(copies))
