@@ -132,6 +132,8 @@ def settings() -> Iterator[tuple[Any, str, Any]]:
         yield backends.cuda.matmul, f"allow_{dtype}_reduced_precision_reduction", False
     yield backends.cuda.matmul, "allow_fp16_accumulation", False
     yield backends.cudnn, "deterministic", True
+    # Deterministic kernels fill new memory, which takes longer than to compute with it.
+    yield torch.utils.deterministic, "fill_uninitialized_memory", False
 
 
 def _as_set(owner: Any, name: str) -> Any:

@@ -32,6 +32,7 @@ class LayeredModel:
         tokens: compute logits only for this many tokens, from the start of the vocabulary; None
             for all.
         copies: stored tensors that the device keeps; see ``growkit.engine.lending.copies_on``.
+        depth: number of layers to run, from the first on; None for all.
 
     Attributes:
         model: the transformers model, without weights.
@@ -58,6 +59,7 @@ class LayeredModel:
         device: torch.device,
         tokens: int | None = None,
         copies: Copies | None = None,
+        depth: int | None = None,
     ) -> None:
         choose_kernels()
         self.model, self._weights, self.stored = empty_model(weights, dtype)
@@ -67,6 +69,10 @@ class LayeredModel:
         self.device, self.tokens = device, tokens
         self._title = f"{type(self.model).__name__} of {weights.where()}"
         ends = _blocks(self.model, self._title)
+        if depth is not None:
+            stack: Any = self.model.get_submodule(ends[1][0].rpartition(".")[0])
+            del stack[depth:]
+            ends = [*ends[: depth + 1], ends[-1]]
         self.embedding, *self.layers, self.output = (_inside(*each) for each in ends)
         self._wrapped = self.embedding[0] != ends[0][0]
         self.returned: Extras | None = None

@@ -37,8 +37,8 @@ from growkit.results.proof import Finding, Spectrum, recovered_sentence
 NO_FILE = os.path.join(os.devnull, "not read")
 """A path without a file, in place of a text in a manifest."""
 
-AT_A_TIME = 2
-"""Number of tensors in progress: one thread reads while another computes."""
+AT_A_TIME = max(2, (os.cpu_count() or 1) // 2)
+"""Number of tensors in progress: some threads read while others compute."""
 
 WORD = 8
 """Bytes to compare at a time in tensors whose size is a multiple of it."""
