@@ -407,8 +407,8 @@ def with_keys_of_class(config: Config) -> Config:
     """Write a config with old keys as its class saves it, if growkit does not describe its family.
 
     A class may read an old key in place of its own, as a pattern of letters for the kinds of
-    layers. Growth would then change a key that the class does not read. What cannot be parsed stays
-    as it is.
+    layers. Growth would then change a key that the class does not read. Former names of kinds of
+    layers become those of the class. What cannot be parsed stays as it is.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or own_family(kind):
@@ -424,4 +424,14 @@ def with_keys_of_class(config: Config) -> Config:
             kept = {*NAMED, *PROVENANCE_KEYS} - {*names}
             own = {key: value for key, value in saved.items() if key not in PROVENANCE_KEYS}
             return own | {key: value for key, value in config.items() if key in kept}
+        keys = {key: names.get(key, key) for key in config}
+        renamed = {key for key, own in keys.items() if _renamed(config[key], saved.get(own))}
+        kept = {key: value for key, value in config.items() if key not in renamed}
+        return kept | {keys[key]: saved[keys[key]] for key in sorted(renamed)}
     return config
+
+
+def _renamed(written: Any, read: Any) -> bool:
+    """Whether a class reads a list of words, such as kinds of layers, as other words."""
+    lists = isinstance(written, list) and isinstance(read, list) and len(written) == len(read)
+    return lists and written != read and all(isinstance(word, str) for word in (*written, *read))

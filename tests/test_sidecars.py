@@ -9,9 +9,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoTokenizer
 
 import growkit
-from growkit.engine.prompts import PROBES
+from growkit.base.errors import InputError
+from growkit.engine import prompts
+from growkit.engine.prompts import PROBES, load_tokenizer
 from growkit.results.proof import VerifyResult
-from tests.conftest import edit_config, save_model
+from tests.conftest import edit_config, edit_json, relative_error, save_model
 from tests.test_inside import save_whole
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
@@ -89,3 +91,61 @@ def test_the_tokenizer_stays_whatever_the_type(
     assert [before(text).input_ids for text in PROBES] == [after(text).input_ids for text in PROBES]
     assert before.padding_side == after.padding_side
     assert all(verdict.kept for verdict in both_ways(source, out))
+
+
+HYBRID = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "mamba_d_head": 8,
+    "num_key_value_heads": 2,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 24,
+}
+
+
+@pytest.mark.parametrize("key", ["layer_types", "layers_block_type"])
+@pytest.mark.parametrize("sizes", [{"hidden": "x2"}, {"method": "depth", "layers": "x2"}], ids=str)
+def test_former_names_of_layers(key: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    """Readers that know only the publisher's names of layers find them in the larger model."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    kinds = ["linear_attention", "full_attention"]
+    save_model(source, "granitemoehybrid", layer_types=kinds, **HYBRID)
+    with edit_json(source / "config.json") as config:
+        del config["layer_types"]
+        config[key] = ["mamba", "attention"]
+    assert growkit.grow(source, out, verify=growkit.Settings(**QUICK), **sizes).kept
+    written = json.loads((out / "config.json").read_text())
+    repeated = 2 if "layers" in sizes else 1
+    assert sorted(written[key]) == sorted(["mamba", "attention"] * repeated)
+    assert {*written} & {"layer_types", "layers_block_type"} == {key}
+    assert relative_error(source, out) < 1e-12
+    assert all(verdict.kept for verdict in both_ways(source, out))
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
+def test_other_names_of_keys_are_compared_as_the_class_reads_them(key: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    save_model(source, "mixtral", num_local_experts=4, num_experts_per_tok=2)
+    growkit.grow(source, out, hidden="x2", verify=False)
+    with edit_json(out / "config.json") as config:
+        config[key] = config.pop("num_local_experts")
+    for verdict in both_ways(source, out):
+        assert verdict.kept
+        assert "num_experts" not in verdict.reason
+
+
+def test_a_missing_package_is_named(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    (source / "tokenizer.model").write_bytes(bytes(range(100)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "find_spec", lambda name: None)
+        with pytest.raises(InputError, match="pip install sentencepiece tiktoken"):
+            load_tokenizer(source)
+    (source / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["a.B", null]}}')
+    with pytest.raises(InputError, match="does not run the code of tokenizers"):
+        load_tokenizer(source)

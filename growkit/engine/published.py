@@ -74,7 +74,10 @@ def config_to_write(source: Weights, planned: Config, where: str) -> Config:
         found = family.complete({**config, **(read or {})})
         return {key: value for key, value in found.items() if key not in PROVENANCE_KEYS}
 
-    changed = {key: (was, now) for key, was, now in _changes(before, named)}
+    changed = {
+        key: (was, _in_words(now, was, published.get(key)))
+        for key, was, now in _changes(before, named)
+    }
     rest = {key: value for key, value in published.items() if key not in changed}
     sized = {*family.axes, *family.ratios, *family.defaults}
     names = _other_names({k: v for k, v in rest.items() if k not in sized}, changed)
@@ -116,6 +119,14 @@ def _without_need(config: Config, key: str, complete: Callable[[Config], Config]
         if value_at(complete(without), key) == value_at(complete(config), key):
             return without
     return _without_periods(config, key, complete) if isinstance(config.get(key), list) else config
+
+
+def _in_words(value: Any, read: Any, written: Any) -> Any:
+    """A list of words that a class reads, such as kinds of layers, in the words of a publisher."""
+    if not all(isinstance(each, list) for each in (value, read, written)) or read == written:
+        return value
+    words = {now: was for now, was in zip(read, written, strict=False) if isinstance(now, str)}
+    return [words.get(each, each) if isinstance(each, str) else each for each in value]
 
 
 def _without_periods(config: Config, listed: str, complete: Callable[[Config], Config]) -> Config:

@@ -273,15 +273,18 @@ def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
 def shown_by_tensors(key: str, first: Config, second: Config) -> bool:
     """Whether a class has other tensors if one of two configs has the other's value of a key.
 
-    The tensors in a file then show that value.
+    The tensors in a file then show that value. So they do if the value is a number that the class
+    refuses in the other config, as it does not fit the sizes there, and the reverse.
     """
-
-    def changes(config: Config, value: Any) -> bool:
-        changed = tensors_digest({**config, key: value})
-        return changed not in (None, tensors_digest(config))
-
-    both = key in first and key in second
-    return both and (changes(first, second[key]) or changes(second, first[key]))
+    if key not in first or key not in second:
+        return False
+    pairs = [(first, second[key]), (second, first[key])]
+    changed = [tensors_digest({**config, key: value}) for config, value in pairs]
+    built = [tensors_digest(config) for config in (first, second)]
+    forced = all(type(value) is int for _, value in pairs) and None not in built
+    if changed == [None, None]:
+        return forced
+    return any(new not in (None, old) for new, old in zip(changed, built, strict=True))
 
 
 def _empty(config: Config) -> Any:
