@@ -426,8 +426,8 @@ def with_keys_of_class(config: Config) -> Config:
             return own | {key: value for key, value in config.items() if key in kept}
         keys = {key: names.get(key, key) for key in config}
         renamed = {key for key, own in keys.items() if _renamed(config[key], saved.get(own))}
-        kept = {key: value for key, value in config.items() if key not in renamed}
-        return kept | {keys[key]: saved[keys[key]] for key in sorted(renamed)}
+        rest = {key: value for key, value in config.items() if key not in renamed}
+        return rest | {keys[key]: saved[keys[key]] for key in sorted(renamed)}
     return config
 
 
