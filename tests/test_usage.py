@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import LlamaForCausalLM
 
 import growkit
-from growkit.base.errors import InputError, PlaceError
+from growkit.base.errors import InputError, PlaceError, foreign
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import Scratch
@@ -93,6 +93,21 @@ def test_no_fault_of_the_place_becomes_a_verdict(
     with pytest.raises(PlaceError, match=r"cannot hold temporary files .*Stale"):
         growkit.grow(make("llama"), tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
     assert not [*tmp_path.glob("*out*")]
+
+
+@pytest.mark.parametrize(
+    ("error", "place"),
+    [
+        (OSError(errno.EIO, "Input/output error"), True),
+        (RuntimeError("unable to mmap 4 bytes from file <x>: File too large (27)"), True),
+        (RuntimeError("layer (27) and [5]"), False),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x"), False),
+    ],
+)
+def test_a_library_that_cannot_read_a_disk_judges_no_model(error: Exception, place: bool) -> None:
+    with pytest.raises(InputError) as raised, foreign("it cannot be loaded", "correct it"):
+        raise error
+    assert isinstance(raised.value, PlaceError) == place
 
 
 @pytest.mark.usage

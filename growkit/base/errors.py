@@ -1,10 +1,23 @@
 """Errors for users, and escaping of untrusted text for display."""
 
+import errno
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 LONGEST_QUOTE = 240
 LONGEST_SENTENCE = 2000
+
+DISK = frozenset(
+    {errno.EIO, errno.ENXIO, errno.ENODEV, errno.EFBIG, errno.ENOSPC, errno.EROFS, errno.ESTALE}
+    | {errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+)
+"""Numbers of errors of the system that say nothing about a file's contents."""
+
+NUMBER = re.compile(r"(\d{1,3})[)\]]")
+"""The number of an error of the system in a library's message, such as ``(os error 28)``."""
 
 
 class InputError(ValueError):
@@ -17,13 +30,42 @@ class InputError(ValueError):
         super().__init__(plain(shortened(sentence)))
 
 
+faults: ContextVar[list["PlaceError"] | None] = ContextVar("faults", default=None)
+"""Every ``PlaceError`` in the block of ``growkit.checkpoint.scratch.report_faults``."""
+
+
 class PlaceError(InputError):
-    """There is no place for the output, or for temporary files."""
+    """The disk of a model, of the output or of temporary files has a fault: no model is at fault.
+
+    It ends a run or a proof, also if something catches it.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        if (known := faults.get()) is not None:
+            known.append(self)
 
 
 def reason(error: BaseException) -> str:
     """Shorten another library's error to one line, to quote it in a message."""
     return (" ".join(str(error).split()) or type(error).__name__)[:LONGEST_QUOTE].rstrip(".")
+
+
+def system_error(error: BaseException) -> tuple[BaseException, int] | None:
+    """The first error of the system that led to an error, and its number; None if there is none.
+
+    Missing files do not count, since classes may look for files that a model does not have.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number is None and not isinstance(cause, InputError):  # which quotes its cause
+            told = map(int, NUMBER.findall(str(cause)))
+            number = next((each for each in told if os.strerror(each) in str(cause)), None)
+        if number and number != errno.ENOENT:
+            return cause, number
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 @contextmanager
@@ -36,6 +78,7 @@ def foreign(failure: str, remedy: str) -> Iterator[None]:
 
     Raises:
         InputError: the library raised an exception.
+        PlaceError: it did because of an error of the system.
     """
     try:
         yield
@@ -45,6 +88,11 @@ def foreign(failure: str, remedy: str) -> Iterator[None]:
         kind = type(error).__name__
         if kind == "OutOfMemoryError":  # of torch, which commands import late
             raise
+        if (found := system_error(error)) and found[1] in DISK:
+            remedy = (
+                "the disk or the system failed, so no model is judged; run this again elsewhere"
+            )
+            raise PlaceError(f"{failure} ({kind}: {reason(error)}); {remedy}") from error
         raise InputError(f"{failure} ({kind}: {reason(error)}); {remedy}") from error
 
 

@@ -3,23 +3,19 @@
 A temporary folder contains a file that is locked while its run is alive: the system releases the
 lock when the run ends, even if it is killed. So a folder with a free lock was left by a killed run.
 
-A fault of the disk with these folders says nothing about a model. It ends the run, also if a
-library or a fallback catches it (``report_faults``).
+A fault of the disk with these folders says nothing about a model, and ends the run.
 """
 
-import errno
 import fcntl
 import os
-import re
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from pathlib import Path
 
-from growkit.base.errors import InputError, PlaceError, reason
+from growkit.base.errors import PlaceError, faults, reason, system_error
 
 LOCK = "growkit.lock"
 ENDING = 8
@@ -30,11 +26,6 @@ NAMES = rf"(\..+\.|growkit-[a-z]+-)[0-9a-f]{{{ENDING}}}"
 
 MODE = 0o700
 """Permissions of temporary folders."""
-
-NUMBER = re.compile(r"(\d{1,3})[)\]]")
-"""The number of an error of the system in a library's message, such as ``(os error 28)``."""
-
-_faults: ContextVar[list[PlaceError] | None] = ContextVar("faults", default=None)
 
 
 class Scratch:
@@ -109,52 +100,35 @@ def using(scratch: Scratch) -> Iterator[None]:
     """
     try:
         yield
-    except PlaceError:
-        raise
     except Exception as error:
-        cause = _system_error(error, scratch.path)
+        cause = _cause(error, scratch.path)
         if cause is None:
             raise
-        fault = PlaceError(
+        raise PlaceError(
             f"{scratch.path.parent} cannot hold temporary files ({reason(cause)}); set TMPDIR to "
             "another folder, which has room"
-        )
-        if (faults := _faults.get()) is not None:
-            faults.append(fault)
-        raise fault from error
+        ) from error
 
 
-def _system_error(error: BaseException, folder: Path) -> BaseException | None:
-    """The error of the system with files in a temporary folder that led to an error, if any.
-
-    Classes may look for files that they do not have, so a missing file counts only if the folder
-    is missing too.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        number, file = None, None
-        if isinstance(cause, OSError):
-            number, file = cause.errno, cause.filename
-        if number is None:
-            told = map(int, NUMBER.findall(str(cause)))
-            number = next((each for each in told if os.strerror(each) in str(cause)), None)
-        ours = not isinstance(file, str) or Path(file).is_relative_to(folder.parent)
-        ours &= not isinstance(cause, InputError)  # it quotes its cause
-        if number and ours and (number != errno.ENOENT or not folder.is_dir()):
-            return cause
-        cause = cause.__cause__ or cause.__context__
-    return None
+def _cause(error: Exception, folder: Path) -> BaseException | None:
+    """The error of the system with files in a temporary folder that led to an error, if any."""
+    if not folder.is_dir():  # something deleted it, or it could not be made
+        return error if isinstance(error, OSError) else error.__cause__ or error.__context__
+    cause, _ = system_error(error) or (None, 0)
+    file = cause.filename if isinstance(cause, OSError) else None
+    ours = not isinstance(file, str) or Path(file).is_relative_to(folder.parent)
+    return cause if ours else None
 
 
 @contextmanager
 def report_faults() -> Iterator[None]:
-    """Raise the first fault of temporary folders in this block, even if something caught it.
+    """Raise the first fault of a disk in this block, even if something caught it.
 
     Raises:
         PlaceError: there was such a fault, or the folder for temporary files has no usable name.
     """
     temporary_scratch("")
-    token = _faults.set([])
+    token = faults.set([])
     try:
         yield
         check_faults()
@@ -163,7 +137,7 @@ def report_faults() -> Iterator[None]:
             check_faults(error)
         raise
     finally:
-        _faults.reset(token)
+        faults.reset(token)
 
 
 def check_faults(error: Exception | None = None) -> None:
@@ -175,7 +149,7 @@ def check_faults(error: Exception | None = None) -> None:
     Raises:
         PlaceError: there was such a fault.
     """
-    for fault in _faults.get() or ():
+    for fault in faults.get() or ():
         raise fault from error
 
 

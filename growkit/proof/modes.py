@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from growkit.base.errors import InputError, PlaceError, foreign
+from growkit.base.errors import InputError, PlaceError, foreign, system_error
 from growkit.base.limits import within
 from growkit.base.tensors import Config, total_parameters
 from growkit.base.units import size
@@ -219,9 +219,9 @@ def run_whole_models(
         with strict_float64(), quiet():
             try:
                 result.update(run(load, before, after, prompt), tried=True)
-            except PlaceError:
-                raise  # the target is not at fault
             except InputError as error:
+                if isinstance(error, PlaceError) or system_error(error):
+                    raise  # the target is not at fault
                 result.note = str(error)
                 with suppress(InputError):  # if the source fails, too, the target is not at fault
                     run(load, before, before, prompt)
