@@ -20,6 +20,7 @@ from growkit.growth import experts
 from growkit.planning.updates import law_of
 from growkit.proof.trainability import Gradients
 from growkit.recipe.planner import plan_recipe
+from growkit.training import param_groups
 from tests.conftest import (
     edit_config,
     edit_weights,
@@ -188,6 +189,30 @@ def test_copies_of_two_experts_with_equal_numbers_are_mixed(tmp_path: Path) -> N
     with edit_weights(tmp_path / "o") as weights:
         weights["lm_head.weight"].mul_(1.01)
     assert not growkit.verify(source, tmp_path / "o", QUICK)["kept"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("again", [False, True], ids=["at once", "grown again"])
+def test_pieces_of_an_mlp_stay_together_in_training(kind: str, again: bool, tmp_path: Path) -> None:
+    """Rows of a router that part choose pieces of several MLPs."""
+    source, out = save_dense(kind, 1, tmp_path / "source"), tmp_path / "out"
+    growkit.grow(source, out, verify=False, **FINE)
+    if again:
+        source, out = out, tmp_path / "again"
+        growkit.grow(source, out, hidden="x2", symmetry="keep", verify=False)
+    parted = {}
+    for law in (True, False):
+        eager: Any = {"experts_implementation": "eager", "dtype": torch.float32}
+        model = AutoModelForCausalLM.from_pretrained(out, **eager)
+        groups = param_groups(model, out, lr=1e-3) if law else model.parameters()
+        optimizer = torch.optim.AdamW(groups, lr=1e-3)
+        for _ in range(3):
+            model(IDS, labels=IDS).loss.backward()
+            optimizer.step()
+        rows = model.model.layers[0].mlp.gate.weight.unflatten(0, (-1, 4))
+        assert not rows[0].equal(rows[1])
+        parted[law] = not rows.equal(rows[:, :1].expand_as(rows))
+    assert parted == {True: False, False: True}
 
 
 def test_drop_upcycling_is_another_function(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ class Update:
         new: whether no tensor of the source trains like it.
         why: the reason why its training is not the source's, as the end of a sentence; empty if
             it is.
+        together: number of consecutive rows that must stay equal, so that a router chooses the
+            pieces of an MLP together.
     """
 
     n_in: float = 1.0
@@ -46,6 +48,7 @@ class Update:
     factor: float = 1.0
     new: bool = False
     why: str = ""
+    together: int = 1
 
     @property
     def rate(self) -> float:

@@ -252,7 +252,7 @@ class _Upcycling:
             if place.pattern.dimensions[0].axes != {EXPERTS} or len(shape) == 1:
                 return Constant(info.dtype, 0.0, "new, zero")
             router = partial(_new_router, f"{self.seed}:{place.name}", info, self.pieces)
-            return Computed((), "new, small random numbers", router)
+            return Computed((), "new, small random numbers", router, together=self.pieces)
         names = [place.name] if of is None else [each.format(layer=place.layer) for each in of]
         for name in names:
             if name not in self.source.tensors:

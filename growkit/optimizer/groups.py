@@ -13,13 +13,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from growkit.algebra.update import MUON_ADJUSTMENTS, Update, muon_rate
 from growkit.base.errors import InputError
@@ -281,6 +282,9 @@ def param_groups(
     Groups with weight decay come first, as in transformers' Trainer. Parameters that are not in the
     folder (a new adapter, a head for another task) get the settings unscaled.
 
+    Rows of a router that choose the pieces of one MLP (``--granularity``) get hooks that share
+    their gradient, so that they stay equal. FSDP2 calls no such hooks.
+
     Args:
         model: the grown model, perhaps wrapped (FSDP2, DDP, torch.compile, peft).
         folder: folder of the grown model, or of its grown adapter if only that is trained; weights
@@ -315,7 +319,10 @@ def param_groups(
             continue
         if muon and parameter.dim() != 2:
             raise InputError(f"{name} is not a matrix, but Muon trains only these; leave it out")
-        factors[name] = Factors.of(updates.get(name, Update()), tuple(parameter.shape), muon)
+        update = updates.get(name, Update())
+        factors[name] = Factors.of(update, tuple(parameter.shape), muon)
+        if update.together > 1 and not isinstance(parameter, DTensor):
+            parameter.register_hook(partial(_shared_among_rows, update.together))
         has_decay = decays(name, parameter) if decays else name in usual
         (decaying if has_decay else others).append(name)
     options = {"lr": lr, **({"adjust_lr_fn": muon} if muon else {"eps": eps})}
@@ -328,6 +335,13 @@ def param_groups(
         for group in groups
         for each in group.split(factors)
     ]
+
+
+def _shared_among_rows(count: int, gradient: Tensor) -> Tensor:
+    """Give every row the mean gradient of its group of consecutive rows, which so stay equal."""
+    groups = gradient.unflatten(0, (-1, count))
+    mean: Tensor = groups.mean(1, keepdim=True)
+    return mean.expand_as(groups).reshape(gradient.shape)
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:

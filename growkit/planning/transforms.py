@@ -381,6 +381,7 @@ class Computed(Transform):
         why: one phrase for users.
         compute: computes the target from the sources, in the order of ``names``.
         repeatable: see ``Transform``.
+        together: see ``Update``.
     """
 
     names: tuple[str, ...]
@@ -388,6 +389,7 @@ class Computed(Transform):
     compute: Callable[..., Tensor]
     repeatable: bool = True
     dtype: str | None = None
+    together: int = 1
 
     local = False
 
@@ -403,8 +405,9 @@ class Computed(Transform):
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``; no factor follows for a computed tensor."""
         if not before:
-            return Update(new=True, why=self.why)
-        return before[0].because(f"it is computed ({self.why})").whole()
+            return Update(new=True, why=self.why, together=self.together)
+        alone = replace(before[0], together=1)
+        return alone.because(f"it is computed ({self.why})").whole()
 
 
 @dataclass(frozen=True)

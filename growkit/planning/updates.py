@@ -125,7 +125,8 @@ def recorded_law(folder: Folder, tensors: Iterable[str]) -> Law:
             if not all(0 < each < math.inf for each in (lr, n_in, *n_out)):
                 raise ValueError
             shares, new = np.asarray((min(n_out) + max(n_out)) / 2), bool(group.get("new"))
-            update = Update(n_in, shares, lr * n_in, new)
+            together = max(1, int(group.get("together", 1)))
+            update = Update(n_in, shares, lr * n_in, new, together=together)
             by_kind |= dict.fromkeys(map(str, group["tensors"]), update)
         why = tuple(map(str, manifest["updates"]["why"]))
     except (TypeError, KeyError, ValueError):
@@ -156,7 +157,7 @@ def summary(law: Law, tensors: Mapping[str, TensorInfo]) -> Updates:
     of_kind: dict[str, set[tuple[object, ...]]] = {}
     kinds = {name: INDEX.sub("*", name) for name in law.updates}
     for name, each in law.updates.items():
-        key = (each.n_in, each.factor, each.new, *sorted(set(each.n_out.flat)))
+        key = (each.n_in, each.factor, each.new, each.together, *sorted(set(each.n_out.flat)))
         groups.setdefault(key, []).append(name)
         of_kind.setdefault(kinds[name], set()).add(key)
     listed = []
@@ -172,6 +173,7 @@ def summary(law: Law, tensors: Mapping[str, TensorInfo]) -> Updates:
                 n_in=update.n_in,
                 n_out=sorted({float(number) for number in update.n_out.flat}),
                 new=update.new,
+                together=update.together,
             )
         )
     # AdamW moves every element by about its rate, so this is the root mean square of all factors.

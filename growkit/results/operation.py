@@ -20,6 +20,8 @@ class UpdateGroup(Result):
         n_out: numbers of copies that share a gradient, in ascending order; more than one number if
             rows differ.
         new: whether no tensor of the source trains like them.
+        together: number of consecutive rows that must stay equal, so that a router chooses the
+            pieces of an MLP together (``param_groups`` sees to it); 1 for no such rows.
     """
 
     tensors: list[str]
@@ -29,6 +31,7 @@ class UpdateGroup(Result):
     n_in: float
     n_out: list[float]
     new: bool
+    together: int = 1
 
 
 class Updates(Result):
