@@ -388,6 +388,9 @@ def test_adapter_trains_as_its_source(case: str, tmp_path: Path) -> None:
     found = losses(out, out / "adapter", out / "adapter")
     assert found == pytest.approx(expected, rel=1e-12)
     assert losses(out, out / "adapter", None) != pytest.approx(expected, rel=1e-4)
+    again = tmp_path / "again"
+    growkit.grow(out, again, adapter=out / "adapter", **way)
+    assert losses(again, again / "adapter", again / "adapter") == pytest.approx(expected, rel=1e-11)
 
 
 def test_layers_keep_their_targets_by_name(tmp_path: Path) -> None:

@@ -96,5 +96,14 @@ def test_another_loss_is_planned(kind: str, growth: dict[str, Any], tmp_path: Pa
     found = growkit.verify(source, out, QUICK)
     assert found["kept"]
     assert why in found["reason"]
-    plain = balanced(shutil.copytree(source, tmp_path / "plain"), output_router_logits=False)
-    assert not growkit.grow(plain, tmp_path / "more", dry_run=True, **growth)["warnings"]
+    for number, off in enumerate(({"output_router_logits": False}, {"router_aux_loss_coef": 0.0})):
+        plain = balanced(shutil.copytree(source, tmp_path / f"{number}"), **off)
+        assert not growkit.grow(plain, tmp_path / "more", dry_run=True, **growth)["warnings"]
+
+
+@pytest.mark.usage
+def test_a_class_without_such_a_loss_returns_the_same(tmp_path: Path) -> None:
+    source = balanced(save("deepseek_v3", tmp_path / "source"))
+    grown = growkit.grow(source, tmp_path / "out", verify=QUICK, method="depth", layers="x2")
+    modes = {mode["name"]: mode["kept"] for mode in grown["verification"]["modes"]}
+    assert (grown["warnings"], modes["loss"]) == ([], True)

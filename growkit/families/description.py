@@ -30,6 +30,9 @@ COUNTED = {"expert": "experts", "head": "heads", "kv_head": "kv_heads"}
 PREDICTING = re.compile(r"num_nextn_predict_layers|num_mtp_\w+|mtp_num_\w+")
 """Names of keys for the number of layers that predict further tokens."""
 
+BALANCING = re.compile(r"(router_)?aux_loss_coef|moe_loss_weight")
+"""Names of keys for the coefficient of a loss that balances experts."""
+
 NEW: tuple[str, ...] = ()
 """``Tensor.dense`` of routers: no tensor of a dense model becomes this one."""
 

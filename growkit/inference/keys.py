@@ -29,9 +29,6 @@ TOP_K = re.compile(r"experts_per_tok(en)?$|^moe_(top_?)?k$|^top_?k_experts$")
 SCALING = re.compile(r"rout\w*_scal(e|ing_factor)$")
 """Names of keys for a factor of the output of all experts."""
 
-BALANCING = re.compile(r"aux_loss_coef$")
-"""Names of keys for the coefficient of a loss that balances experts."""
-
 EPS = ("eps", "epsilon", "norm_eps")
 """Suffixes of config keys for the number that a norm adds to a mean."""
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from growkit.algebra.axes import Pattern
 from growkit.families.described import TIED, each_entry, module_of, writes_hidden
+from growkit.families.description import BALANCING
 from growkit.inference.classes import ModelClass, one_of_experts
-from growkit.inference.keys import BALANCING, SCALING, TOP_K, WIDTH, last_part
+from growkit.inference.keys import SCALING, TOP_K, WIDTH, last_part
 from growkit.inference.layers import Conditions
 from growkit.inference.running import Observation
 
@@ -377,7 +378,7 @@ class Proposal:
 
     @property
     def _balancing(self) -> list[str]:
-        return [key for key in self.asked.resolved if BALANCING.search(key)]
+        return [key for key in self.asked.resolved if BALANCING.fullmatch(key)]
 
     def _wide(self, axis: str) -> bool:
         return axis != "experts" and any(

@@ -12,6 +12,7 @@ from growkit.base.lazy import np
 from growkit.base.tensors import TensorInfo, Weights
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import MANIFEST, read_manifest
+from growkit.families.description import BALANCING
 from growkit.families.family import stored_family
 from growkit.planning.plan import Lineage, Plan
 from growkit.results.operation import UpdateGroup, Updates
@@ -48,7 +49,10 @@ def other_loss(before: Weights, after: Weights) -> str:
     Returns:
         The reason, as a sentence; empty if there is none.
     """
-    if not after.config.get("output_router_logits"):
+    complete = stored_family(after).complete(after.config)
+    parts = [complete, *(part for part in complete.values() if isinstance(part, Mapping))]
+    balanced = any(part[key] for part in parts for key in part if BALANCING.fullmatch(key))
+    if not (balanced and complete.get("output_router_logits")):
         return ""
     one, other = map(_layers_with_experts, (before, after))
     if one == other:
