@@ -8,7 +8,7 @@ from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property
 from itertools import combinations, product
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import torch
@@ -60,6 +60,7 @@ class ModelClass:
         layers: number of layers of the model.
         sizes: keys of the config by axis; several keys of one axis must be equal.
         ratio: a key that is the product of some keys divided by another; None without one.
+        times: how many times a key has its axis, if the class takes a part of its value.
         width: a key for the width of an MLP that the config leaves out, and the factor by which the
             class multiplies hidden instead; None without one.
         divided: whether the class needs hidden to be a multiple of heads.
@@ -107,6 +108,7 @@ class ModelClass:
         self.ratio: tuple[str, tuple[str, ...], str] | None = None
         self.width: tuple[str, int] | None = None
         self.sizes: dict[str, tuple[str, ...]] = {}
+        self.times: dict[str, int] = {}
         self.small: dict[str, int] = {}
         self._find_layers()
         self._make_small()
@@ -195,7 +197,10 @@ class ModelClass:
         if self.derived and "head_dim" in sizes:
             sizes = {**sizes, "hidden": sizes["heads"] * sizes["head_dim"]}
         found = {
-            key: sizes[axis] for axis, keys in self.sizes.items() if axis in sizes for key in keys
+            key: sizes[axis] * self.times.get(key, 1)
+            for axis, keys in self.sizes.items()
+            if axis in sizes
+            for key in keys
         }
         if self.ratio:
             key, over, under = self.ratio
@@ -419,6 +424,7 @@ class ModelClass:
         self._divide_by_heads()
         self._state_head_dim()
         self._state_width()
+        self._find_reduced()
         stated = {axis for axis, key in self._keys.items() if self._counts(key)}
         self._axis_of = {key: axis for axis, key in self._keys.items()} | {
             key: axis for key, axis in ALSO.items() if axis not in stated
@@ -492,6 +498,44 @@ class ModelClass:
                     self._set(key, factor * hidden)
                     return
 
+    def _find_reduced(self) -> None:
+        """Find widths of which the class takes a part, such as two thirds, in ``times``.
+
+        If the class rounds that part, only widths are found where this makes no difference.
+        """
+        for key, width in self._numbers():
+            small = self._scaled({key: width}, key)
+            normal = small and all(size % width == 0 for size in small)
+            if normal or not WIDTH.search(key) or key not in self.numbers:
+                continue
+            whole = self.numbers[key]
+            sizes = self._scaled({key: whole}, key)
+            if not sizes or len(sizes) > 1 or sizes != self._scaled({key: whole}, key, 3):
+                continue
+            times = whole // gcd(whole, *sizes)
+            for value in (times << power for power in range(3, whole.bit_length())):
+                part = {value * size // whole for size in sizes}
+                others = ({name: 2 * size} for name, size in self._numbers() if name != key)
+                alike = (self._scaled({**other, key: value}, key) for other in ({}, *others))
+                if all(each in (None, part) for each in alike) and self._runs({key: value}):
+                    self._set(key, value)
+                    self.times[key] = times
+                    break
+
+    def _scaled(self, changes: Mapping[str, int], key: str, factor: int = 2) -> set[int] | None:
+        """The dimensions of which another value of a key makes a multiple; None if that differs."""
+        here, found = self.shapes(changes), self.shapes({**changes, key: factor * changes[key]})
+        if here is None or found is None or here.keys() != found.keys():
+            return None
+        pairs = {
+            (size, other)
+            for name in here
+            for size, other in zip(here[name], found[name], strict=True)
+            if size != other
+        }
+        right = all(other == factor * size for size, other in pairs)
+        return {size for size, _ in pairs} if right else None
+
     def _divide_by_heads(self) -> None:
         """Check whether hidden must be a multiple of heads; if so, make heads twice as wide."""
         numbers, (wide, many) = dict(self._numbers()), map(self._keys.get, ("hidden", "heads"))
@@ -540,7 +584,7 @@ class ModelClass:
             axis = next(
                 (each for each in fitting if each not in self.small), re.sub(r"\W", "_", keys[0])
             )
-        self.sizes[axis], self.small[axis] = keys, size
+        self.sizes[axis], self.small[axis] = keys, size // self.times.get(keys[0], 1)
 
     def _join(self, keys: tuple[str, ...]) -> None:
         """Make several keys that only change together one axis, if they are equal."""

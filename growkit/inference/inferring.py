@@ -293,12 +293,17 @@ def _trial(
 def _grown_with(description: Mapping[str, Any], axis: str) -> set[str]:
     """The axes of a description that grow when one axis does."""
     kinds = description.get("kinds", {})
-    return {of for of in description["sizes"].values() if kinds.get(of, of) == axis}
+    return {of for of in _sized(description) if kinds.get(of, of) == axis}
 
 
 def _axes(description: Mapping[str, Any]) -> set[str]:
     """The axes of a description, and the axes that they grow with."""
-    return {*description["sizes"].values(), *description.get("kinds", {}).values()}
+    return _sized(description) | {*description.get("kinds", {}).values()}
+
+
+def _sized(description: Mapping[str, Any]) -> set[str]:
+    """The axes of which sizes are the sums."""
+    return {axis for text in description["sizes"].values() for axis in text.split(" + ")}
 
 
 def _logits(weights: Weights, ids: torch.Tensor) -> torch.Tensor:

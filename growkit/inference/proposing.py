@@ -286,7 +286,7 @@ class Proposal:
         if any("{expert}" in template for template in tensors):
             axes.add("experts")
         sizes = {
-            key: axis
+            key: " + ".join([axis] * asked.times.get(key, 1))
             for axis, keys in asked.sizes.items()
             if axis in axes or axis in ("hidden", "heads", "intermediate_size")
             for key in keys
