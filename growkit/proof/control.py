@@ -1,14 +1,16 @@
 """Controls of a comparison: a deliberate fault in the target, and rounding in the source."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from growkit.base.limits import within
-from growkit.engine.calls import Call, Extras, Spool
+from growkit.engine.calls import Call, CallError, Extras, Spool
 from growkit.engine.layerwise import Stage
 from growkit.engine.lending import disturbed, scaled
 from growkit.engine.metrics import Distance, Head, distance_of, error_of
@@ -178,6 +180,7 @@ class Coverage:
             name, count = self.tries.get(of_kind, (f"{stage.name}.{keys[0]}", 0))
             if count is None or count == TRIES:
                 continue
-            with disturbed(stage.module, keys):
+            error = math.inf  # a layer that no longer runs shows it, too
+            with disturbed(stage.module, keys), suppress(CallError):
                 error = error_of(stage.again(call, before), stage.after[call])
             self.tries[of_kind] = name, count + 1 if within(error, FAULT * VISIBLE) else None
