@@ -473,7 +473,10 @@ class FunctionProof:
             after = probe.spoil(after, 0 if probe.only else len(models[1].layers) // 2, probed)
         if coverage:
             names = [mode.name for mode in mode_of]
-            watched = names.index(LONG) if LONG in names else len(calls) - 1
+            alone = [at for at, call in enumerate(calls) if not call.cached]
+            unpadded = [at for at in alone if at >= len(mode_of) or not mode_of[at].padding]
+            shortest = min(unpadded, key=lambda at: len(calls[at].ids))
+            watched = names.index(LONG) if LONG in names else shortest
             after = coverage.disturb(after, watched, self._layers)
         before = stages_of(before, mode_of, by_target=False)
         after = stages_of(after, mode_of, by_target=True)
