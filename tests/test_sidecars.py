@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoTok
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.checkpoint.scratch import temporary
 from growkit.engine import prompts
 from growkit.engine.prompts import PROBES, load_tokenizer
 from growkit.results.proof import VerifyResult
@@ -149,3 +150,16 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
     (source / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["a.B", null]}}')
     with pytest.raises(InputError, match="does not run the code of tokenizers"):
         load_tokenizer(source)
+
+
+def test_messages_name_no_temporary_folders(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    auto_map = {"AutoTokenizer": ["tokenization_own.Own", None]}
+    (source / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto_map}))
+    (source / "tokenization_own.py").write_text("class Own: pass")
+    result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=growkit.Settings(**QUICK))
+    assert f"the code in {tmp_path / 'out'} (tokenizer_config.json" in result.verification.reason
+    assert "/.out." not in json.dumps(result)
+    with pytest.raises(InputError) as error, temporary("reload") as folder:
+        raise InputError(f"{folder / 'config.json'} differs, and {folder} goes")
+    assert str(error.value) == "config.json differs, and the saved copy goes"

@@ -96,6 +96,27 @@ def foreign(failure: str, remedy: str) -> Iterator[None]:
         raise InputError(f"{failure} ({kind}: {reason(error)}); {remedy}") from error
 
 
+@contextmanager
+def called(folder: object, name: str, prefix: str = "") -> Iterator[None]:
+    """Give a temporary folder another name in errors, since users never find it.
+
+    Args:
+        folder: path of the folder.
+        name: its name in messages.
+        prefix: what stands before the names of its files.
+    """
+    try:
+        yield
+    except InputError as error:
+        error.args = (renamed(str(error), folder, name, prefix),)
+        raise
+
+
+def renamed(text: str, folder: object, name: str, prefix: str) -> str:
+    """A text with another name of a folder; see ``called``."""
+    return text.replace(f"{folder}/", prefix).replace(str(folder), name)
+
+
 def shortened(text: str, longest: int = LONGEST_SENTENCE) -> str:
     """Shorten a long text to its beginning and its end."""
     if len(text) <= longest:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from growkit.base.errors import PlaceError, faults, reason, system_error
+from growkit.base.errors import PlaceError, called, faults, reason, system_error
 
 LOCK = "growkit.lock"
 ENDING = 8
@@ -26,6 +26,16 @@ NAMES = rf"(\..+\.|growkit-[a-z]+-)[0-9a-f]{{{ENDING}}}"
 
 MODE = 0o700
 """Permissions of temporary folders."""
+
+
+STANDS_FOR = {
+    "config": "the config",
+    "inference": "a small model of the class",
+    "outline": "the planned model",
+    "reload": "the saved copy",
+    "tokenizer": "a copy of the tokenizer",
+}
+"""Names in messages of what temporary folders hold."""
 
 
 class Scratch:
@@ -86,7 +96,8 @@ def temporary(kind: str) -> Iterator[Path]:
     try:
         with using(scratch):
             scratch.make()
-            yield scratch.path
+            with called(scratch.path, STANDS_FOR.get(kind, "a temporary folder")):
+                yield scratch.path
     finally:
         scratch.close()
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from growkit.base.errors import InputError
+from growkit.base.errors import InputError, called, renamed
 from growkit.base.lazy import usual_torch
 from growkit.base.progress import Advance, Progress, Silent, shown
 from growkit.base.settings import Settings, settings_of
@@ -254,7 +254,11 @@ class _Run:
             return self._estimated(overwrite)
         if recipe.verify is not None:
             preflight(recipe.verify, source, self.target)
-        with publishing.staged(self.output, replaceable) as staging, writing.hashing() as hashes:
+        with (
+            publishing.staged(self.output, replaceable) as staging,
+            called(staging.folder, str(self.output), f"{self.output}/"),
+            writing.hashing() as hashes,
+        ):
             publishing.check_space(staging.folder, disk_needed(self.target, self.extra))
             # They import torch, which takes a second that must not count as writing.
             from growkit.engine.device import check_subnormal_numbers
@@ -423,7 +427,17 @@ class _Run:
         verdict["kl_by_rank"] = [RankCost(rank=n, kl_nats_per_token=kl) for n, kl in costs]
         # A rejected output goes to OUT.rejected.
         target = recipe.output if verdict["kept"] else str(publishing.rejected_name(self.output))
+        _rename(verdict, folder, target)
         return name_result(verdict, self.found.name, target)
+
+
+def _rename(found: Any, folder: Path, name: str) -> None:
+    """Give a temporary folder its published name in all texts of a result."""
+    for key, value in found.items() if isinstance(found, dict) else enumerate(found):
+        if isinstance(value, dict | list):
+            _rename(value, folder, name)
+        elif isinstance(value, str):
+            found[key] = renamed(value, folder, name, f"{name}/")
 
 
 def _write_weights(
