@@ -10,7 +10,7 @@ their copies.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,10 @@ PLACES = ("even", "end")
 
 PERIODS = re.compile(r"pattern|interval|period|every_n")
 """Names of keys of periods, in which the types of layers alternate."""
+
+HANDING_ON = "num_kv_shared_layers"
+"""A key of classes whose last layer of each type hands on keys and values, for other layers or for
+an assistant, which drafts for the model."""
 
 
 def _is_place(text: str) -> bool:
@@ -217,7 +221,7 @@ def _deeper(
         lists, derived = _derived(family, source.config, config)
         fitting = order
         if options["blocks"] == "identity":
-            fitting = _fit_kinds(family, source.config, config, order, lists, derived, movable)
+            fitting = _fit_kinds(family, source, config, order, lists, derived, movable)
         others = _others(fitting, lists, derived)
         if not others:
             return relayered(fitting, derived=derived, arrange=arrange), fitting, []
@@ -336,7 +340,7 @@ def _contradicted(
 
 def _fit_kinds(
     family: Family,
-    config: Config,
+    source: Weights,
     deeper: Config,
     order: list[Layer],
     lists: Lists,
@@ -346,19 +350,27 @@ def _fit_kinds(
     """Find the nearest order in which every layer has the kind that the class has at its index.
 
     A class may choose kinds by layer index, e.g. with a period, or compute with the index. New
-    layers do nothing at first, so each can be a copy of any layer with the same tensors.
+    layers do nothing at first, so each can be a copy of any layer with the same tensors. In some
+    classes the last layer of a type hands its keys and values on, which only that of the source
+    can do.
 
     Args:
         family: the family.
-        config: config of the source.
+        source: the source.
         deeper: config of the target in the wanted order.
         order: the wanted order.
         lists: see ``_derived``.
         derived: see ``_derived``.
         movable: whether layers of the source can be at other places than in the wanted order.
+
+    Raises:
+        InputError: in every order a new layer would have to hand on.
     """
-    before, after = _by_layer(family, config), _by_layer(family, {**deeper, **derived})
-    numbered = family.numbered(family.complete(config))
+    before, after = _by_layer(family, source.config), _by_layer(family, deeper)
+    complete = family.complete(source.config)
+    numbered = family.numbered(complete)
+    hands_on = complete.get(HANDING_ON) is not None
+    types = [str([before[of].keys(), complete.get("layer_types", before)[of]]) for of in before]
 
     def alike(layer: Layer, place: int) -> bool:
         return all(lists[key][layer.of] == derived[key][place] for key in lists)
@@ -368,26 +380,64 @@ def _fit_kinds(
         stays = layer.idle or (alike(layer, place) and (not numbered or layer.of == place))
         return same and stays
 
-    if all(fits(layer, place) and alike(layer, place) for place, layer in enumerate(order)):
-        return order
+    def ends(order: Sequence[Layer]) -> bool:
+        """Whether the last layer of a type is a new one."""
+        last = {types[layer.of]: layer for layer in order}
+        return hands_on and any(layer.idle for layer in last.values())
+
     present = [Layer(of) for of in before]
     wanted = [place for place, layer in enumerate(order) if not layer.idle]
+    fit = all(fits(layer, place) and alike(layer, place) for place, layer in enumerate(order))
+    if fit and not ends(order):
+        return order
     latest, place = [0] * len(present), len(order)
     for layer in reversed(present):
         place = max((each for each in range(place) if fits(layer, each)), default=-1)
         latest[layer.of] = place
+
+    # Each after its new layers, rather than before them, or all of them last.
+    ways = [wanted, [*(at - 1 for at in wanted[1:]), len(order) - 1], latest]
+    for way in ways if movable else ways[:1]:
+        found = _filled(len(order), way, latest if movable else way, fits, alike)
+        kept = {place: layer.of for place, layer in enumerate(found) if not layer.idle}
+        whole = [*kept.values()] == [*before] and len(found) == len(order)
+        if whole and (movable or [*kept] == wanted) and not ends(found):
+            return found
+    if ends(order):
+        remedy = "choose another number of layers" if movable else "leave out --place"
+        raise InputError(
+            f"the last layer of each type of the {family.name} model in {source.where()} hands its "
+            f"keys and values on, which no new layer can do; {remedy}"
+        )
+    return order
+
+
+Fits = Callable[[Layer, int], bool]
+"""Whether a layer can be at a place of the target."""
+
+
+def _filled(
+    count: int, wanted: Sequence[int], latest: Sequence[int], fits: Fits, alike: Fits
+) -> list[Layer]:
+    """Put layers of the source where they fit, and copies of them that do between them.
+
+    Args:
+        count: number of layers of the target.
+        wanted: the first place of every layer of the source.
+        latest: its last possible place, which may be before the wanted one.
+        fits: see ``Fits``.
+        alike: whether a copy that fits has the type of its place, too.
+    """
     found: list[Layer] = []
-    for place in range(len(order)):
+    for place in range(count):
         of = sum(not layer.idle for layer in found)
-        here = of < len(present) and place >= min(wanted[of], latest[of])
-        if here and fits(Layer(of), place) and (movable or place == wanted[of]):
+        if of < len(wanted) and place >= min(wanted[of], latest[of]) and fits(Layer(of), place):
             found.append(Layer(of))
             continue
-        copies = [Layer(each.of, True) for each in present]
-        nearest = sorted(copies, key=lambda c: (not alike(c, place), abs(c.of - of + 1)))
-        found += [each for each in nearest if fits(each, place)][:1]
-    done = [layer.of for layer in found if not layer.idle]
-    return found if done == [*before] and len(found) == len(order) else order
+        copies = [copy for at in range(len(wanted)) if fits(copy := Layer(at, True), place)]
+        copies.sort(key=lambda copy: (not alike(copy, place), abs(copy.of - of + 1)))
+        found += copies[:1]
+    return found
 
 
 def _transforms(

@@ -1,0 +1,174 @@
+"""``benchmarks/results/readers.md``: what other programs compute from what growkit writes.
+
+``python -m tests.readers PROGRAM=PYTHON ...`` grows small random models of types whose layers and
+experts programs read in different ways, lets each program of ``tests/reading.py`` read source and
+result in its own environment, and compares log-probabilities with transformers' in strict float64,
+over a text of many windows. It fails where a program is further from transformers with the result
+than twice as far as with the source.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import CONFIG_MAPPING
+
+import growkit
+from tests.conftest import load_strict, logits_of
+from tests.families import save_random
+
+FILE = Path(growkit.__file__).parents[1] / "benchmarks" / "results" / "readers.md"
+TITLE = """# What other programs compute from grown models
+
+Small random models in float32, windows of 8 tokens, texts of {length}. A cell has the largest
+difference of log-probabilities to transformers in strict float64, of the source and of the result.
+`python -m tests.readers` makes this page. {machine}, {date}.
+"""
+TOKENS = 96
+SPACING = 2e-6
+"""What float32 loses in logits of this size, whatever the model is."""
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+DEEPER = {"method": "depth", "layers": "x2"}
+ODD = {"method": "depth", "layers": "x1.5"}
+MORE = {"method": "experts", "experts": "x2"}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"head_dim": 16},
+    "gemma3_text": {
+        "head_dim": 16,
+        "num_hidden_layers": 6,
+        "sliding_window": 8,
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 16,
+    },
+    "gpt_oss": {"head_dim": 16, "sliding_window": 8, **EXPERTS},
+    "smollm3": {"no_rope_layer_interval": 4},
+    "olmo3": {"sliding_window": 8},
+    "lfm2": {"full_attn_idxs": [1, 3], "block_auto_adjust_ff_dim": False},
+    "mixtral": {"sliding_window": None, **EXPERTS},
+}
+"""Keys of the config by type, beside those of ``SMALL``."""
+
+
+def make(kind: str, folder: Path) -> Path:
+    """A lively model, with the keys of its config as publishers write them."""
+    given = {**SMALL, **MODELS[kind]}
+    config = CONFIG_MAPPING[kind](**given)
+    save_random(folder, config, 0, torch.float32)
+    file = folder / "config.json"
+    saved = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps({**saved, **MODELS[kind]}), encoding="utf-8")
+    return folder
+
+
+def expected_of(folder: Path) -> Any:
+    """The log-probabilities in strict float64; the tokens go into the folder."""
+    model = load_strict(folder)
+    ids = torch.randint(3, 256, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    (folder / "ids.json").write_text(json.dumps(ids[0].tolist()))
+    return logits_of(model, ids).log_softmax(-1).numpy()
+
+
+def read(program: str, python: str, expected: Mapping[Path, Any]) -> tuple[str, list[float | str]]:
+    """Let a program read models.
+
+    Args:
+        program: its name in ``tests/reading.py``.
+        python: the interpreter of its environment.
+        expected: log-probabilities by folder.
+
+    Returns:
+        Its version, and for each folder the largest difference, or why it does not read the model.
+    """
+    script = Path(__file__).with_name("reading.py")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [python, str(script), program, *map(str, expected)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=1800,
+    )
+    words = done.stdout.split()
+    found: list[float | str] = []
+    for folder, logs in expected.items():
+        answer, why = folder / "read.npz", folder / "read.txt"
+        if answer.is_file():
+            found.append(float(abs(np.load(answer)["logs"] - logs).max()))
+            answer.unlink()
+        else:
+            told = done.stderr.strip().splitlines()[-1:]
+            found.append(why.read_text("utf-8")[:80] if why.is_file() else f"ended: {told}")
+        why.unlink(missing_ok=True)
+    return words[0] if words else "", found
+
+
+def rows(kind: str, pythons: Sequence[tuple[str, str]], scratch: Path) -> list[tuple[str, ...]]:
+    """The rows of a type: growth, then a cell for each program; the first has their versions."""
+    source = make(kind, scratch / kind)
+    expected, made = {source: expected_of(source)}, []
+    wider = {"hidden": "x4" if kind == "gemma3_text" else "x2"}  # it multiplies by √hidden
+    for growth in (wider, DEEPER, ODD, *([MORE] if EXPERTS.keys() <= MODELS[kind].keys() else [])):
+        out = scratch / f"{kind}-{len(made)}"
+        said = " ".join(value for value in growth.values() if not value.startswith("x"))
+        said += " ".join(f" {key} {x}" for key, x in growth.items() if x.startswith("x"))
+        assert growkit.grow(source, out, verify=False, **growth)["promise"] == "exact"
+        made.append((kind, said.strip()))
+        expected[out] = expected_of(out)
+    answers = [read(*each, expected) for each in pythons]
+    heads = (f"{name} {answer[0]}" for (name, _), answer in zip(pythons, answers, strict=True))
+    table: list[tuple[str, ...]] = [("type", "growth", *heads)]
+    for at, first in enumerate(made, 1):
+        table.append((*first, *(cell(found[0], found[at]) for _, found in answers)))
+        sys.stdout.write(f"{' | '.join(table[-1])}\n")
+    return table
+
+
+def cell(source: float | str, result: float | str) -> str:
+    """The differences of a source and of what was grown from it."""
+    if isinstance(source, str):
+        return f"not read, the source neither: {source}"
+    if isinstance(result, str):
+        return f"FAILS: {result}"
+    wrong = " WRONG" if result > 2 * max(source, SPACING) else ""
+    return f"{source:.1e} → {result:.1e}{wrong}"
+
+
+def main(*words: str) -> int:
+    pythons = [(name, python) for name, _, python in (w.partition("=") for w in words) if python]
+    kinds = [word for word in words if "=" not in word] or [*MODELS]
+    with TemporaryDirectory() as scratch:
+        tables = [rows(kind, pythons, Path(scratch)) for kind in kinds]
+    head, *_ = tables[0]
+    found = [row for table in tables for row in table[1:]]
+    lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *found)]
+    machine = f"{platform.system()} {platform.machine()}, torch {torch.__version__}"
+    title = TITLE.format(length=TOKENS, machine=machine, date=datetime.now(UTC).date())
+    FILE.write_text("\n".join([title, *lines, ""]), encoding="utf-8")
+    return int(any(word in each for row in found for each in row for word in ("WRONG", "FAILS")))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
