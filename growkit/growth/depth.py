@@ -214,20 +214,28 @@ def _deeper(
         copied = [layer.of for layer in order]
         return family.relayered(source.config, copied, source.where(), **more)
 
-    tried = []
+    # A published period may be unknown to the class that reads the config.
+    published = source.published or {}
+    published = source.config | (published if family.layers_key in published else {})
+    identity = options["blocks"] == "identity"
     movable = options.get("place", PLACES[0]) in PLACES
+    tried = []
     for arrange in (True, False):
         config = relayered(order, arrange=arrange)
-        lists, derived = _derived(family, source.config, config)
+        changed = {key: of for key, of in config.items() if of != source.config.get(key)}
+        lists, derived = _derived(family, published, published | changed)
         fitting = order
-        if options["blocks"] == "identity":
-            fitting = _fit_kinds(family, source, config, order, lists, derived, movable)
+        if identity:
+            wanted = relayered(order, derived=derived, arrange=arrange)
+            fitting = _fit_kinds(family, source, wanted, order, lists, derived, movable)
         others = _others(fitting, lists, derived)
         if not others:
             return relayered(fitting, derived=derived, arrange=arrange), fitting, []
-        tried.append((relayered(fitting), fitting, derived, others))
-    config, order, derived, others = tried[0]
-    config, warning = _contradicted(family, config, order, derived, others)
+        tried.append((config, derived, others))
+    config, derived, others = tried[0]
+    if identity:
+        order = _fit_kinds(family, source, config, order, {}, {}, movable)
+    config, warning = _contradicted(family, relayered(order), order, derived, others, published)
     return config, order, [warning]
 
 
@@ -240,8 +248,8 @@ def _derived(family: Family, config: Config, deeper: Config) -> tuple[Lists, Lis
 
     Args:
         family: the family.
-        config: config of the source.
-        deeper: config of the target.
+        config: config of the source, with the keys that its publisher wrote.
+        deeper: likewise, of the target.
 
     Returns:
         The lists of the source that follow from other keys, and the same of the target, as its
@@ -300,6 +308,7 @@ def _contradicted(
     order: Sequence[Layer],
     derived: Lists,
     others: Mapping[str, tuple[int, int]],
+    published: Config,
 ) -> tuple[Config, str]:
     """Leave out keys from which other software would derive other lists than the config has.
 
@@ -309,24 +318,26 @@ def _contradicted(
         order: its layers.
         derived: see ``_derived``.
         others: see ``_others``; not empty.
+        published: config of the source, with the keys that its publisher wrote.
 
     Returns:
         The config without the keys, and a warning.
     """
     complete = family.complete(config)
     config = {**config, **{key: complete[key] for key in others}}
-    own = family.derived_lists(config)
+    said = {**published, **config}
+    own = family.derived_lists(said)
     numbers = {
-        key: config[key] + 1
-        for key in config.keys() - family.size_keys - family.defaults.keys()
-        if type(config[key]) is int
+        key: said[key] + 1
+        for key in said.keys() - family.size_keys - family.defaults.keys()
+        if type(said[key]) is int
     }
     contradicting = {
         key
         for key, other in numbers.items()
-        if any(family.derived_lists({**config, key: other}).get(k) != own.get(k) for k in others)
+        if any(family.derived_lists({**said, key: other}).get(k) != own.get(k) for k in others)
     }
-    repeated = (_repeated(config, derived[key], 0) for key in others)
+    repeated = (_repeated(said, derived[key], 0) for key in others)
     contradicting |= {found[0] for found in repeated if found}
     key, (of, place) = next(iter(others.items()))
     left_out = "".join(f"; {each} is left out" for each in sorted(contradicting))
