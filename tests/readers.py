@@ -23,7 +23,7 @@ import torch
 from transformers import CONFIG_MAPPING
 
 import growkit
-from tests.conftest import load_strict, logits_of
+from tests.conftest import edit_json, load_strict, logits_of
 from tests.families import save_random
 
 FILE = Path(growkit.__file__).parents[1] / "benchmarks" / "results" / "readers.md"
@@ -38,13 +38,14 @@ SPACING = 2e-6
 """What float32 loses in logits of this size, whatever the model is."""
 
 SMALL: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
+    "hidden_size": 128,
+    "intermediate_size": 256,
     "vocab_size": 256,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "num_hidden_layers": 4,
     "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
@@ -55,18 +56,33 @@ ODD = {"method": "depth", "layers": "x1.5"}
 MORE = {"method": "experts", "experts": "x2"}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
-    "qwen3": {"head_dim": 16},
+    "qwen3": {"head_dim": 32},
     "gemma3_text": {
-        "head_dim": 16,
+        "head_dim": 32,
         "num_hidden_layers": 6,
         "sliding_window": 8,
         "sliding_window_pattern": 6,
-        "query_pre_attn_scalar": 16,
+        "query_pre_attn_scalar": 32,
     },
-    "gpt_oss": {"head_dim": 16, "sliding_window": 8, **EXPERTS},
+    "gpt_oss": {
+        "head_dim": 32,
+        "sliding_window": 8,
+        **EXPERTS,
+        "rope_scaling": {"rope_type": "default"},
+    },
     "smollm3": {"no_rope_layer_interval": 4},
-    "olmo3": {"sliding_window": 8},
-    "lfm2": {"full_attn_idxs": [1, 3], "block_auto_adjust_ff_dim": False},
+    "olmo3": {"sliding_window": 8, "rope_theta": 500000.0},
+    "lfm2": {
+        "full_attn_idxs": [1, 3],
+        **dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), 128),
+        "block_ff_dim": 256,
+        "block_auto_adjust_ff_dim": False,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_norm_eps": 1e-5,
+        "conv_L_cache": 3,
+        "num_heads": 4,
+    },
     "mixtral": {"sliding_window": None, **EXPERTS},
 }
 """Keys of the config by type, beside those of ``SMALL``."""
@@ -75,11 +91,10 @@ MODELS: dict[str, dict[str, Any]] = {
 def make(kind: str, folder: Path) -> Path:
     """A lively model, with the keys of its config as publishers write them."""
     given = {**SMALL, **MODELS[kind]}
-    config = CONFIG_MAPPING[kind](**given)
-    save_random(folder, config, 0, torch.float32)
-    file = folder / "config.json"
-    saved = json.loads(file.read_text("utf-8"))
-    file.write_text(json.dumps({**saved, **MODELS[kind]}), encoding="utf-8")
+    save_random(folder, CONFIG_MAPPING[kind](**given), 0, torch.float32)
+    with edit_json(folder / "config.json") as config:
+        del config["rope_parameters"]
+        config |= given
     return folder
 
 

@@ -52,7 +52,9 @@ def llama_cpp(folder: Path, ids: list[int]) -> Any:
 
     cls.set_vocab = set_vocab
     tokens = {str(token): token for token in range(config["vocab_size"])}
-    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [], "model": {"vocab": tokens}}))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"added_tokens": [], "model": {"vocab": tokens}})
+    )
     file = folder / "model.gguf"
     cls(folder, gguf.LlamaFileType.ALL_F32, file).write()
     precise = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}

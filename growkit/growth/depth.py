@@ -18,7 +18,7 @@ from growkit.algebra.expansion import IndexMap, index_map, placed
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
 from growkit.families.description import MOST_LAYERS, Member
-from growkit.families.family import Family, stored_family
+from growkit.families.family import Family, rearranged, stored_family
 from growkit.planning.operation import Change, Operation, Option, SizeOption
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Constant, Kept, Mapped, Transform
@@ -217,13 +217,19 @@ def _deeper(
     # A published period may be unknown to the class that reads the config.
     published = source.published or {}
     published = source.config | (published if family.layers_key in published else {})
+    count, copied = family.sizes(source.config)["layers"], [layer.of for layer in order]
+    moved = {
+        key: rearranged(key, said, copied, count)
+        for key, said in published.items()
+        if key not in source.config
+    }
     identity = options["blocks"] == "identity"
     movable = options.get("place", PLACES[0]) in PLACES
     tried = []
     for arrange in (True, False):
         config = relayered(order, arrange=arrange)
         changed = {key: of for key, of in config.items() if of != source.config.get(key)}
-        lists, derived = _derived(family, published, published | changed)
+        lists, derived = _derived(family, published, {**published, **moved, **changed})
         fitting = order
         if identity:
             wanted = relayered(order, derived=derived, arrange=arrange)
@@ -235,7 +241,9 @@ def _deeper(
     config, derived, others = tried[0]
     if identity:
         order = _fit_kinds(family, source, config, order, {}, {}, movable)
-    config, warning = _contradicted(family, relayered(order), order, derived, others, published)
+    config, warning = _contradicted(
+        family, relayered(order), order, derived, others, published | moved
+    )
     return config, order, [warning]
 
 
@@ -318,7 +326,7 @@ def _contradicted(
         order: its layers.
         derived: see ``_derived``.
         others: see ``_others``; not empty.
-        published: config of the source, with the keys that its publisher wrote.
+        published: config of the target, with the keys that the source's publisher wrote.
 
     Returns:
         The config without the keys, and a warning.
