@@ -389,7 +389,8 @@ def _fit_kinds(
     complete = family.complete(source.config)
     numbered = family.numbered(complete)
     hands_on = complete.get(HANDING_ON) is not None
-    types = [str([before[of].keys(), complete.get("layer_types", before)[of]]) for of in before]
+    named = complete.get("layer_types") or [""] * len(before)
+    types = [(*before[of], named[of]) for of in before]
 
     def alike(layer: Layer, place: int) -> bool:
         return all(lists[key][layer.of] == derived[key][place] for key in lists)
