@@ -289,7 +289,7 @@ def test_no_new_layer_hands_keys_and_values_on(make: Make, tmp_path: Path) -> No
     assert plan_recipe(recipe, Checkpoint(source)).lineage.layers == (None, 0, None, 1)
     growkit.grow(source, tmp_path / "out", **GROW, layers="x1.5")
     assert relative_error(source, tmp_path / "out") < 1e-12
-    with pytest.raises(growkit.InputError, match="hands its keys and values on.*leave out --place"):
+    with pytest.raises(growkit.InputError, match=r"keys and values on.*leave out --place"):
         growkit.grow(source, tmp_path / "other", **GROW, place=1)
 
 

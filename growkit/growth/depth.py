@@ -237,12 +237,12 @@ def _deeper(
         others = _others(fitting, lists, derived)
         if not others:
             return relayered(fitting, derived=derived, arrange=arrange), fitting, []
-        tried.append((config, derived, others))
-    config, derived, others = tried[0]
+        tried.append((config, lists, derived, others))
+    config, lists, derived, others = tried[0]
     if identity:
         order = _fit_kinds(family, source, config, order, {}, {}, movable)
     config, warning = _contradicted(
-        family, relayered(order), order, derived, others, published | moved
+        family, relayered(order), order, lists, derived, others, published | moved
     )
     return config, order, [warning]
 
@@ -314,6 +314,7 @@ def _contradicted(
     family: Family,
     config: Config,
     order: Sequence[Layer],
+    lists: Lists,
     derived: Lists,
     others: Mapping[str, tuple[int, int]],
     published: Config,
@@ -324,6 +325,7 @@ def _contradicted(
         family: the family.
         config: config of the target.
         order: its layers.
+        lists: see ``_derived``.
         derived: see ``_derived``.
         others: see ``_others``; not empty.
         published: config of the target, with the keys that the source's publisher wrote.
@@ -331,8 +333,8 @@ def _contradicted(
     Returns:
         The config without the keys, and a warning.
     """
-    complete = family.complete(config)
-    config = {**config, **{key: complete[key] for key in others}}
+    values = {key: [lists[key][layer.of] for layer in order] for key in others}
+    config = {**config, **values}
     said = {**published, **config}
     own = family.derived_lists(said)
     numbers = {
@@ -352,7 +354,7 @@ def _contradicted(
     remedy = "; leave out --place" if any(layer.idle for layer in order) else ""
     return {k: v for k, v in config.items() if k not in contradicting}, (
         f"software that derives {key} from the index of a layer instead of reading it would "
-        f"compute something else: layer {of} ({complete[key][place]}) becomes layer {place} "
+        f"compute something else: layer {of} ({values[key][place]}) becomes layer {place} "
         f"({derived[key][place]}){left_out}{remedy}"
     )
 
