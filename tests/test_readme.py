@@ -169,7 +169,8 @@ class Workplace:
             assert all((ROOT / file).is_file() for file in files), words
         else:
             assert (program, *arguments[-2:]) == ("uvx", "growkit", "demo") or (
-                words[:2] == ["pip", "install"] and words[2] in {".", "torch", "accelerate", "pre-commit"}
+                words[:2] == ["pip", "install"]
+                and words[2] in {".", "torch", "accelerate", "pre-commit"}
             ), f"nobody knows how to run {words}"
         return ""
 
