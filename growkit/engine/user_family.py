@@ -174,6 +174,22 @@ def check_against_class(family: Family, config: Config) -> None:
     if model is not None:  # else it is reported when the model is loaded
         _check_sizes(family, config, model)
         _check_tables(family, model)
+        _check_shapes(family, config, model)
+
+
+def _check_shapes(family: Family, config: Config, model: Any) -> None:
+    """Refuse sizes for which the class makes other tensors; it may round a size.
+
+    Files may store a tensor transposed.
+    """
+    patterns, sizes = family.patterns(config), family.sizes(config)
+    for name, tensor in model.state_dict().items():
+        expected = patterns[name].shape(sizes) if name in patterns else tensor.shape
+        if sorted(expected) != sorted(tensor.shape):
+            raise InputError(
+                f"with these sizes {type(model).__name__} has {name} with shape "
+                f"{[*tensor.shape]}, but {[*expected]} would be made; choose other sizes"
+            )
 
 
 def _check_sizes(family: Family, config: Config, model: Any) -> None:
