@@ -105,3 +105,9 @@ def test_a_language_model_inside_another_keeps_its_keys(tmp_path: Path) -> None:
         "num_attention_heads",
         "num_key_value_heads",
     }
+
+
+def test_repeated_blocks_of_layers_are_written_out(tmp_path: Path) -> None:
+    """Older transformers builds the layers of GPT-Neo from them."""
+    found = changed(tmp_path, "EleutherAI/gpt-neo-125m", method="depth", layers="x2")
+    assert found["attention_types"] == [[found["attention_layers"], 1]]

@@ -192,6 +192,14 @@ def _kind(key: str) -> str | None:
     return next((kind for kind, names in KINDS.items() if re.fullmatch(f"(?i){names}", last)), None)
 
 
+def _repeated(value: Any) -> list[Any]:
+    """The entries of blocks that are repeated, ``[[block, times], …]``; empty for other lists."""
+    try:
+        return [entry for block, times in value for entry in [*block] * times]
+    except (TypeError, ValueError):
+        return []
+
+
 def _other_lists(
     config: Config, before: Config, after: Config, count: int, more: int
 ) -> dict[str, Any]:
@@ -220,7 +228,8 @@ def _other_lists(
             continue
         listed = all(type(each) is int and each < count for each in value)
         listed = listed and sorted({*value}) == value
-        entries = [layer in value for layer in range(count)] if listed else value
+        repeated = _repeated(value)
+        entries = [layer in value for layer in range(count)] if listed else repeated or value
         if len(entries) != count:
             continue
         of_kind: dict[str, list[Any]] = {}
@@ -233,6 +242,8 @@ def _other_lists(
             found[key] = MISSING
         elif listed:
             found[key] = [layer for layer, entry in enumerate(anew) if entry]
+        elif repeated:
+            found[key] = [[anew, 1]]
         else:
             found[key] = "".join(anew) if isinstance(value, str) else anew
     return found
