@@ -187,7 +187,7 @@ def _check_shapes(family: Family, config: Config, model: Any) -> None:
         expected = patterns[name].shape(sizes) if name in patterns else tensor.shape
         if sorted(expected) != sorted(tensor.shape):
             raise InputError(
-                f"with these sizes {type(model).__name__} has {name} with shape "
+                f"with these sizes {name} of {type(model).__name__} has shape "
                 f"{[*tensor.shape]}, but {[*expected]} would be made; choose other sizes"
             )
 
