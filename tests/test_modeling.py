@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, DynamicCache
@@ -20,7 +21,7 @@ from transformers.activations import ACT2FN
 import growkit
 from growkit.engine.device import CPU, choose_device
 from growkit.engine.strict import strict_float64
-from growkit.modeling import differential_attention
+from growkit.modeling import differential_attention, modeling_diff_transformer
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM, SharedProjection
 from tests import papers, test_llama
@@ -623,6 +624,34 @@ def test_compiled(integral: str, padded: bool, monkeypatch: pytest.MonkeyPatch) 
         expected = model(ids, **inputs, use_cache=False).logits
         found = compiled(ids, **inputs, use_cache=False).logits
     assert distance(expected, found, mask) < LIMIT
+
+
+COMPILED = VARIANTS | {"series": {"integral": "causal", "integral_method": "series"}}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("variant", COMPILED)
+def test_compiled_once_for_training(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph of all lengths, checkpoints included, with the gradients of the uncompiled."""
+    monkeypatch.setattr(differential_attention, "BLOCK_ROWS", 4)
+    for module in (differential_attention, modeling_diff_transformer):
+        monkeypatch.setattr(module, "EXACT_ROWS", 8)
+    monkeypatch.setattr(differential_attention, "INTERVAL_POWER", 1.2)
+    model = build(**COMPILED[variant]).float().train()
+    model.activation_checkpointing_enable()
+    graphs = CompileCounterWithBackend("eager")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=graphs, fullgraph=True, dynamic=True)
+    for rows in (11, 14, 23):
+        gradients = []
+        for attempt in (model, compiled):
+            attempt(ids := tokens((2, rows)), labels=ids, use_cache=False).loss.backward()
+            gradients.append([p.grad.clone() for p in model.parameters()])
+            model.zero_grad()
+        for expected, found in zip(*gradients, strict=True):
+            assert distance(expected, found) < 1e-4
+    assert graphs.frame_count == 1
 
 
 class Largest(TorchDispatchMode):

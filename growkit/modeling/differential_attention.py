@@ -563,21 +563,140 @@ def differential_heads(
         assert past_sums is None
         attended = attention_with_integral(query, key, value, scaling, real)
         signal, added, sums = attended.output, attended.integral, Sums(attended.sums.detach())
-    elif integral == "causal":
-        assert gamma is not None
-        signal, sums = causal_integral(query, key, value, gamma, scaling, past, real, past_sums)
-    elif integral == "series":
-        assert gamma is not None
-        assert past_sums is None
-        signal, sums = integral_series(query, key, value, gamma, scaling, real, attend)
-    else:
+    elif integral == "none":
         signal = attend(query, key, value)
-    if integral == "column_mean":
-        added = values_of(column_mean(query, key, scaling, real)[:, :, None], value)
+    else:
+        assert gamma is not None
+        # Graphs would unroll its loops, and again for every length.
+        run = _looped if torch.compiler.is_compiling() else _loop
+        given = query, key, value, gamma, scaling, past, real
+        before: Any = past_sums or (None, None)
+        found, columns, rest = run(*given, *before, integral)  # type: ignore[call-arg]
+        if integral == "column_mean":
+            signal, added = attend(query, key, value), values_of(found[:, :, None], value)
+        else:
+            signal, sums = found, Sums(columns, rest if rest.numel() else None)
     if noise_query is not None:
         assert noise_key is not None
         noise = attend(noise_query, noise_key, value)
     return Heads(signal, noise, lambda_, added, gamma), sums
+
+
+def _loop(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gamma: Tensor,
+    scaling: float,
+    past: int,
+    real: Tensor | None,
+    columns: Tensor | None,
+    rest: Tensor | None,
+    integral: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads and sums of a causal integral or of its series, or a column mean and nothing else.
+
+    The last two arguments before the kind of integral are the sums over earlier rows.
+    """
+    nothing = query.new_empty(0)
+    if integral == "column_mean":
+        return column_mean(query, key, scaling, real), nothing, nothing.clone()
+    if integral == "series":
+        attend = partial(fused_attention, scaling=scaling, past=0, real=real)
+        heads, sums = integral_series(query, key, value, gamma, scaling, real, attend)
+    else:
+        before = None if columns is None else Sums(columns, rest)
+        heads, sums = causal_integral(query, key, value, gamma, scaling, past, real, before)
+    return heads, sums.columns, nothing if sums.rest is None else sums.rest.clone()
+
+
+_SPACE = __name__.replace(".", "_")  # copies of this file do not share their operations
+
+
+@torch.library.custom_op(f"{_SPACE}::looped", mutates_args=())
+def _looped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gamma: Tensor,
+    scaling: float,
+    past: int,
+    real: Tensor | None,
+    columns: Tensor | None,
+    rest: Tensor | None,
+    integral: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``_loop`` as an operation of graphs, which computes it again for gradients."""
+    with torch.no_grad():
+        return _loop(query, key, value, gamma, scaling, past, real, columns, rest, integral)
+
+
+@_looped.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gamma: Tensor,
+    scaling: float,
+    past: int,
+    real: Tensor | None,
+    columns: Tensor | None,
+    rest: Tensor | None,
+    integral: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, signal, rows, width = *query.shape[:3], value.shape[3]
+    nothing, numbers = query.new_empty(0), wide(query.new_empty(0))
+    if integral == "column_mean":
+        return numbers.new_empty(batch, signal, rows), nothing, nothing.clone()
+    has_rest = integral == "series" or rest is not None
+    return (
+        value.new_empty(batch, signal, rows, width),
+        numbers.new_empty(batch, signal, past + rows),
+        numbers.new_empty(batch, signal, width + 1) if has_rest else nothing,
+    )
+
+
+@torch.library.custom_op(f"{_SPACE}::looped_backward", mutates_args=())
+def _looped_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gamma: Tensor,
+    scaling: float,
+    past: int,
+    real: Tensor | None,
+    columns: Tensor | None,
+    rest: Tensor | None,
+    integral: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys, values and γ; operations run below autograd otherwise."""
+    key_of_autograd = torch._C.DispatchKey.AutogradFunctionality
+    with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(key_of_autograd, False):
+        inputs = [each.detach().requires_grad_() for each in (query, key, value, gamma)]
+        others: Any = scaling, past, real, columns, rest, integral
+        heads = _loop(inputs[0], inputs[1], inputs[2], inputs[3], *others)[0]
+        found = torch.autograd.grad(heads, inputs, gradient, materialize_grads=True)
+    return tuple(each.contiguous() for each in found)  # type: ignore[return-value]
+
+
+@_looped_backward.register_fake
+def _(gradient: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(each.new_empty(each.shape) for each in inputs[:4])
+
+
+def _keep_inputs(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.scaling, ctx.past, real, columns, rest, ctx.integral = inputs
+    ctx.save_for_backward(*tensors, real, columns, rest)
+
+
+def _gradients_of_loop(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    *tensors, real, columns, rest = ctx.saved_tensors
+    others = ctx.scaling, ctx.past, real, columns, rest, ctx.integral
+    return *_looped_backward(gradient, *tensors, *others), *(None,) * 6
+
+
+_looped.register_autograd(_gradients_of_loop, setup_context=_keep_inputs)
 
 
 def differential_maps(
