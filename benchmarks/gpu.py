@@ -178,6 +178,13 @@ def attention(device: str, quick: bool) -> Iterator[Part]:
         yield Part(f"Attention, {length} tokens", command, 70, told)
 
 
+def whole_models(device: str, quick: bool) -> Part:
+    """Random models of a billion parameters, uncompiled."""
+    command = [str(ROOT / "benchmarks" / "model_speed.py"), "--device", device]
+    command += ["--quick", "--layers", "1"] if quick else []
+    return Part("Whole models", command, 90, lambda out, err: out.strip().splitlines())
+
+
 def machine(device: str) -> str:
     """Processor, device, driver, versions."""
     import torch
@@ -349,7 +356,7 @@ def main(given: Sequence[str] | None = None) -> int:
     _, out, err = run([__file__, "--machine", "--device", device], 60)
     results = Results(arguments.results or Path(usual), [title, "", f"{(out or err).strip()}."])
     parts = (each(device, quick) for each in (tests, arithmetic, proofs))
-    for part in (*parts, *attention(device, quick)):
+    for part in (*parts, *attention(device, quick), whole_models(device, quick)):
         results.add(part, deadline)
     print(f"written to {results.file}", file=sys.stderr)
     for each in results.broken:
