@@ -260,7 +260,8 @@ def _answer(
 ) -> Answer:
     promise = becomes = why = None
     try:
-        made = planner.change(recipes.STEPS[verb](operation.name, options), model, seed=0)
+        step = recipes.STEPS[verb](operation.name, options)
+        made = planner.change(step, model, seed=0, complete_configs=False)
     except InputError as error:
         why = str(error)
     else:

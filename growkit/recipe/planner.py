@@ -123,11 +123,18 @@ def _ragged_experts(grown: Weights) -> str:
     return ""
 
 
-def change(step: Step, source: Weights, seed: int) -> Change:
+def change(step: Step, source: Weights, seed: int, *, complete_configs: bool = True) -> Change:
     """Plan one step.
 
     If the source's family cannot hold the outcome, the source is first turned into a DIFF
     Transformer.
+
+    Args:
+        step: the step.
+        source: the model.
+        seed: seed of random splits.
+        complete_configs: whether configs of another class get the defaults of the source's class,
+            which imports transformers; without them, only the promise and the class are right.
 
     Raises:
         InputError: the step is not possible.
@@ -136,11 +143,14 @@ def change(step: Step, source: Weights, seed: int) -> Change:
     options = complete(step.operation, step.options)
     before: list[Plan] = []
     if not step.operation.expresses(family, source.config, options):
-        before.append(_with_defaults(source, read_layout(source)))
+        layout = read_layout(source)
+        before.append(_with_defaults(source, layout) if complete_configs else layout)
         options = dict(step.operation.portable(family, source.config, options))
         source = Planned(source, before[0])
     taken = step.operation.plan(source, options, seed)
-    after = [_with_defaults(source, plan) for plan in taken.plans]
+    after = taken.plans
+    if complete_configs:
+        after = [_with_defaults(source, plan) for plan in after]
     return replace(taken, plans=[*before, *after])
 
 
