@@ -94,9 +94,17 @@ def lambda_of_vectors(
 
 
 def runs_kernels(tensor: Tensor) -> bool:
-    """Whether Triton's kernels, ``triton_kernels``, run for a tensor."""
-    fits = tensor.device.type == "cuda" and tensor.dtype != torch.float64
-    return fits and not torch.compiler.is_exporting() and _has_triton()
+    """Whether Triton's kernels, ``triton_kernels``, run for a tensor, next to attention of torch's.
+
+    That takes cuDNN's kernels or the efficient ones; where others are chosen, all of torch's run.
+    """
+    if tensor.device.type != "cuda" or tensor.dtype == torch.float64:
+        return False
+    if not torch.compiler.is_compiling():  # graphs cannot ask
+        cuda, halves = torch.backends.cuda, tensor.dtype != torch.float32
+        if not (cuda.mem_efficient_sdp_enabled() or (halves and cuda.cudnn_sdp_enabled())):
+            return False
+    return not torch.compiler.is_exporting() and _has_triton()
 
 
 @cache

@@ -416,6 +416,8 @@ class DiffTransformerAttention(nn.Module):
         config, query = self.config, projected.signal_query
         whole = not isinstance(past, Tensor) and past == 0
         tiles = query.shape[2] > 1 and projected.value.shape[3] % 8 == 0 and runs_kernels(query)
+        # Their gradients are added up in any order.
+        tiles &= not (torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled())
         if config.integral == "causal" and whole and tiles:
             return "tiles"
         if config.integral != "causal" or config.integral_method == "exact":

@@ -903,7 +903,7 @@ def _widest(query: Tensor, value: Tensor, limit: int) -> int:
     width = query.shape[3]
     if not halves or width > 128 or width % 8 or value.shape[3] % 8:
         return 0
-    if not torch.backends.cuda.cudnn_sdp_enabled():
+    if not torch.compiler.is_compiling() and not torch.backends.cuda.cudnn_sdp_enabled():
         return 0
     return limit if _is_hopper(query.device) else min(limit, 128)
 
