@@ -93,3 +93,9 @@ def test_only_settings_that_no_tensor_has_the_size_of_are_lowered() -> None:
     config = config_of("gemma4_text", sliding_window=4096, top_k_experts=2).to_dict()
     assert lowered(config, config) == {"sliding_window": LOW}
     assert lowered(config, {**config, "sliding_window": 2048}) == {}
+
+
+def test_a_period_of_kinds_of_layers_is_no_threshold() -> None:
+    config = {"model_type": "gemma3_text", "num_hidden_layers": 12, "sliding_window": 16}
+    config |= {"sliding_window_pattern": 6}
+    assert lowered(config, config) == {"sliding_window": LOW}

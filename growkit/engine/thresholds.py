@@ -50,13 +50,23 @@ def lowered(*configs: Config) -> dict[str, int]:
     }
 
     def fits(changes: Mapping[str, int]) -> bool:
+        pairs = [(config, changed(config, changes)) for config in configs]
         return all(
-            tensors_digest(changed(config, changes)) == tensors_digest(config) for config in configs
+            tensors_digest(lower) == tensors_digest(config)
+            and _lists(resolved(lower) or lower) == _lists(resolved(config) or config)
+            for config, lower in pairs
         )
 
-    if low and not fits(low):  # a size of tensors, or not possible with the other settings
+    # A size of tensors, a period of kinds of layers, or not possible with the other settings.
+    if low and not fits(low):
         return {key: value for key, value in low.items() if fits({key: value})}
     return low
+
+
+def _lists(config: Config) -> dict[str, Any]:
+    """All lists in a config, such as the kinds of layers, by key."""
+    inner = {key: _lists(value) for key, value in config.items() if isinstance(value, dict)}
+    return inner | {key: value for key, value in config.items() if isinstance(value, list)}
 
 
 def changed(config: Config, changes: Mapping[str, int]) -> Config:
