@@ -13,7 +13,7 @@ from growkit.base.tensors import TensorInfo, Weights
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import MANIFEST, read_manifest
 from growkit.families.description import BALANCING
-from growkit.families.family import stored_family
+from growkit.families.family import known_family, stored_family
 from growkit.planning.plan import Lineage, Plan
 from growkit.results.operation import UpdateGroup, Updates
 
@@ -47,8 +47,10 @@ def other_loss(before: Weights, after: Weights) -> str:
         after: the target.
 
     Returns:
-        The reason, as a sentence; empty if there is none.
+        The reason, as a sentence; empty if there is none, or no family describes the target.
     """
+    if known_family(after.config.get("model_type")) is None:
+        return ""
     complete = stored_family(after).complete(after.config)
     parts = [complete, *(part for part in complete.values() if isinstance(part, Mapping))]
     balanced = any(part[key] for part in parts for key in part if BALANCING.fullmatch(key))
