@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import growkit
-from growkit.engine.thresholds import LOW, lowered
+from growkit.engine.oracle import resolved
+from growkit.engine.thresholds import LOW, changed, lowered
 from tests.architectures import config_of, save
 from tests.conftest import distance, edit_weights, load_strict, logits_of
 
@@ -98,4 +99,6 @@ def test_only_settings_that_no_tensor_has_the_size_of_are_lowered() -> None:
 def test_a_period_of_kinds_of_layers_is_no_threshold() -> None:
     config = {"model_type": "gemma3_text", "num_hidden_layers": 12, "sliding_window": 16}
     config |= {"sliding_window_pattern": 6}
-    assert lowered(config, config) == {"sliding_window": LOW}
+    with_lower = resolved(changed(config, lowered(config, config)))
+    assert with_lower["layer_types"] == resolved(config)["layer_types"]
+    assert with_lower["sliding_window"] == LOW
