@@ -19,7 +19,8 @@ from growkit.growth import depth
 from growkit.growth.depth import arrangement
 from growkit.recipe.planner import plan_recipe
 from growkit.results.proof import trainability_sentence
-from tests.conftest import edit_json, edit_weights, relative_error, seeded
+from tests import architectures
+from tests.conftest import edit_config, edit_json, edit_weights, relative_error, seeded
 from tests.families import CONFIGS, IDENTITY, Config, coin, save_lively
 
 QUICK = growkit.Settings(prompts=1, length=16)
@@ -291,6 +292,25 @@ def test_no_new_layer_hands_keys_and_values_on(make: Make, tmp_path: Path) -> No
     assert relative_error(source, tmp_path / "out") < 1e-12
     with pytest.raises(growkit.InputError, match=r"keys and values on.*leave out --place"):
         growkit.grow(source, tmp_path / "other", **GROW, place=1)
+
+
+@pytest.mark.parametrize(("kind", "blocks"), [("mbart", "identity"), ("bart", "interpose")])
+def test_caches_have_room_for_new_layers(kind: str, blocks: str, tmp_path: Path) -> None:
+    """Their class counts the layers of a cache by the layers of an encoder that it lacks."""
+    source, out = architectures.save(kind, tmp_path / "source"), tmp_path / "out"
+    growkit.grow(source, out, **GROW, layers="x2", blocks=blocks)
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float64).eval()
+    ids = torch.arange(2, 10)[None]
+    said: Any = model.generate(
+        ids, max_new_tokens=4, output_logits=True, return_dict_in_generate=True, eos_token_id=None
+    )
+    assert said.past_key_values.get_seq_length() == 11
+    with torch.no_grad():
+        logits = model(input_ids=said.sequences, use_cache=False).logits[:, 7:-1]
+    assert torch.allclose(torch.stack(said.logits, 1), logits.float(), atol=1e-6)
+    edit_config(source, encoder_layers=3)
+    with pytest.raises(growkit.InputError, match=r"encoder_layers.*3.*decoder_layers, 2"):
+        growkit.grow(source, tmp_path / "other", **GROW, layers="x2", blocks=blocks)
 
 
 @pytest.mark.parametrize("name", ["_sliding_window_pattern", "full_attention_interval"])

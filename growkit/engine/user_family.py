@@ -221,7 +221,8 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
                 "an axis of its own, positions"
             )
         computed = "head" in key and axes == ("heads",) and "head_dim" in family.derived
-        if common in ALWAYS_SIZES or computed or (cls, key, said) in _sizes:
+        counted = axes == ("layers",) and _counts_layers(key, config)
+        if common in ALWAYS_SIZES or computed or counted or (cls, key, said) in _sizes:
             continue
         if not _changes_shapes(key, config, partners[key]):
             raise InputError(
@@ -230,6 +231,14 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
                 "sizes"
             )
         _sizes.add((cls, key, said))
+
+
+def _counts_layers(key: str, config: Config) -> bool:
+    """Whether the number of layers that other code reads, as for caches, is that of a key."""
+    with suppress(Exception), quiet():
+        more = config[key] + 1
+        return bool(parsed({**config, key: more}).num_hidden_layers == more)
+    return False
 
 
 def _check_tables(family: Family, model: Any) -> None:

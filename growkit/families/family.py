@@ -265,7 +265,7 @@ class Family(description.HasSizes):
             key: value if key in known else rearranged(key, value, layers, count)
             for key, value in config.items()
         }
-        deeper[self.layers_key] = len(layers)
+        deeper |= {key: len(layers) for key, axes in self.axes.items() if axes == ("layers",)}
         if single := of_single_layers(config):
             deeper[PER_LAYER] = {
                 str(at): single[of] for at, of in enumerate(layers) if of in single

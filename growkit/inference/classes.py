@@ -58,6 +58,8 @@ class ModelClass:
         name: of the class.
         class_prefixes: of the layers' names in the class, such as ``model.layers.``.
         layers: number of layers of the model.
+        cache_keys: other keys by which the class counts the layers of a cache, such as
+            ``encoder_layers`` of a decoder.
         sizes: keys of the config by axis; several keys of one axis must be equal.
         ratio: a key that is the product of some keys divided by another; None without one.
         times: how many times a key has its axis, if the class takes a part of its value.
@@ -112,6 +114,7 @@ class ModelClass:
         self.small: dict[str, int] = {}
         self._find_layers()
         self._make_small()
+        self.cache_keys = self._find_cache_keys()
         self._find_sizes()
 
     # Values of the config.
@@ -181,7 +184,7 @@ class ModelClass:
         """
         plain = deepcopy(self._base)
         count = layers or self.small_layers
-        plain[self.layers_key] = count
+        plain |= dict.fromkeys((self.layers_key, *self.cache_keys), count)
         for key in self.lists.keys() & {*plain, *changes}:
             plain[key] = ([*changes.get(key, plain.get(key))] * count)[:count]
         if single := of_single_layers(self._plain):
@@ -263,6 +266,7 @@ class ModelClass:
     def _find_layers(self) -> None:
         """Find the layers, and the smallest number that has all kinds, twice if possible."""
         self._base = dict(self._plain)
+        self.cache_keys = []
         self.repeated: Mapping[str, str] = {}
         self._every_list = False
         named = self._keys["layers"]
@@ -384,6 +388,23 @@ class ModelClass:
         if self._runs(low):
             for key, value in low.items():
                 self._set(key, value)
+
+    def _find_cache_keys(self) -> list[str]:
+        """Find keys that no layer needs, but without which a cache has too few of them."""
+        count = max(2, self.small_layers)
+
+        def runs(key: str, value: int, cache: bool = False) -> bool:
+            with suppress(Exception), quiet():
+                run(self.model(self.config({key: value}, count), "cpu"), cache)
+                return True
+            return False
+
+        keys = (key for key in self.numbers if LAYERS.search(key) and key != self.layers_key)
+        return [
+            key
+            for key in keys
+            if not runs(key, 1, cache=True) and runs(key, 1) and runs(key, count, cache=True)
+        ]
 
     def _set(self, key: str, value: Any) -> None:
         self._base, self._built = dict(with_value(self._base, key, value)), {}

@@ -128,6 +128,12 @@ class InferredFamily:
             if (failed := _failed(trial))
             for axis in _grown_with(self.description, trial["axis"])
         }
+        for key in self.asked.cache_keys:
+            if (count := self.asked.value(key)) != self.asked.layers:
+                fixed["layers"] = (
+                    f"cannot grow: its class makes caches for as many as {key} says, {count}, "
+                    f"rather than {self.asked.layers_key}, {self.asked.layers}; make both equal"
+                )
         if "experts" in _axes(self.description) and "experts" not in self.description:
             fixed.setdefault("experts", "cannot grow: how its class chooses them was not found")
         if fixed:

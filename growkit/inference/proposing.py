@@ -291,7 +291,8 @@ class Proposal:
             if axis in axes or axis in ("hidden", "heads", "intermediate_size")
             for key in keys
         }
-        sizes[asked.layers_key] = "layers"
+        equal = [key for key in asked.cache_keys if asked.value(key) == asked.layers]
+        sizes |= dict.fromkeys((asked.layers_key, *equal), "layers")
         constants = {axis: count for axis in sorted(axes) if (count := count_of(axis))}
         multiples = {}
         if {"heads", "kv_heads"} <= axes:

@@ -101,11 +101,16 @@ def random_weights(model: nn.Module) -> nn.Module:
     return model
 
 
-def run(model: Any) -> torch.Tensor:
-    """Run some tokens through a model."""
+def run(model: Any, cache: bool = False) -> torch.Tensor:
+    """Run some tokens through a model.
+
+    Args:
+        model: the model.
+        cache: whether to fill a cache for later tokens.
+    """
     vocab = model.get_input_embeddings().weight.shape[0]
     ids = torch.arange(12)[None] * 5 % vocab
     with torch.no_grad(), quiet():
-        logits = model(input_ids=ids, use_cache=False).logits
+        logits = model(input_ids=ids, use_cache=cache).logits
     assert isinstance(logits, torch.Tensor)
     return logits
