@@ -99,12 +99,12 @@ def test_workflows_are_sound(file: Path) -> None:
     text = file.read_text("utf-8")
     assert not [*faults(file.name, text)]
     for broken in (
-        text.replace("make ", "make no-"),
+        re.sub(r"^(\s*(?:- run: )?)make ", r"\1make no-", text, flags=re.MULTILINE),
         text.replace("@", "@v6 # "),
         text.replace("contents: read", "contents: write"),
         text.replace("timeout-minutes", "minutes"),
     ):
-        assert [*faults(file.name, broken)]
+        assert broken == text or [*faults(file.name, broken)]
 
 
 def test_every_python_that_is_supported_is_tested() -> None:
