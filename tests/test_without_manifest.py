@@ -110,6 +110,22 @@ def test_a_setting_without_effect_is_only_named(
         assert key in result["reason"]
 
 
+@pytest.mark.parametrize(
+    ("key", "size"), [("block_dim", "hidden_size"), ("mlp_dim", "intermediate_size")]
+)
+def test_sizes_that_the_publisher_repeats(
+    key: str, size: str, source: Path, tmp_path: Path
+) -> None:
+    source = shutil.copytree(source, tmp_path / "source")
+    edit_config(source, **{key: Checkpoint(source).config[size]})
+    growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
+    (tmp_path / "out" / "growkit.json").unlink()
+    assert found(source, tmp_path / "out") == ((), ())
+    edit_config(tmp_path / "out", **{key: 7})
+    changed, _ = found(source, tmp_path / "out")
+    assert any(key in each for each in changed)
+
+
 @pytest.mark.parametrize("to", ["diff-v2", "llama"])
 def test_conversions_are_no_false_alarms(to: str, make: Make, tmp_path: Path) -> None:
     source = make("mistral" if to == "llama" else "llama", vocab_size=256)

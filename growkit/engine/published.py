@@ -80,7 +80,7 @@ def config_to_write(source: Weights, planned: Config, where: str) -> Config:
     }
     rest = {key: value for key, value in published.items() if key not in changed}
     sized = {*family.axes, *family.ratios, *family.defaults}
-    names = _other_names({k: v for k, v in rest.items() if k not in sized}, changed)
+    names = other_names({k: v for k, v in rest.items() if k not in sized}, changed)
     layers = family.sizes(before)["layers"], family.sizes(named)["layers"]
     if layers[0] != layers[1]:
         names |= _other_lists(rest, complete(before), complete(named), *layers)
@@ -163,7 +163,7 @@ def _with(config: Config, key: str, value: Any) -> dict[str, Any]:
 # Other names of what changed
 
 
-def _other_names(config: Config, changed: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+def other_names(config: Config, changed: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
     """The numbers of a config that repeat a changed one of their kind, with their new values.
 
     They may stand in a list, once for each layer.

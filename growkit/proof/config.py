@@ -16,6 +16,7 @@ from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.reading import Checkpoint, rounds
 from growkit.engine.loader import LAYERS, loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
+from growkit.engine.published import other_names
 from growkit.engine.user_family import shown_by_tensors
 from growkit.families.description import LISTS, PREDICTING, Experts
 from growkit.families.diff_transformer import FAMILY as DIFF
@@ -134,7 +135,7 @@ def different_settings(
             continue
         elif all(each is missing or each is None or each is False for each in (was, now)):
             named.append(key)  # unknown to one class, and off in the other
-        elif one_class and _is_size(key, first, second):
+        elif one_class and (_is_size(key, first, second) or _repeats_size(key, first, second)):
             continue
         else:
             changed.append(own.get(key, key))
@@ -297,6 +298,16 @@ def _is_size(key: str, first: Config, second: Config) -> bool:
     """Whether the shapes of the class's tensors show the value of a key that no family lists."""
     judged_apart = key in SHARED | WINDOWS or OF_LONG_TEXTS.fullmatch(key)
     return not judged_apart and shown_by_tensors(key, first, second)
+
+
+def _repeats_size(key: str, first: Config, second: Config) -> bool:
+    """Whether a key repeats a size under another name in both configs, as plans write it."""
+    if key in SHARED | WINDOWS:
+        return False
+    sizes = {size: (first.get(size), second.get(size)) for size in _sizes(second)}
+    changed = {size: values for size, values in sizes.items() if values[0] != values[1]}
+    missing: Any = object()
+    return bool(other_names({key: first.get(key)}, changed).get(key, missing) == second.get(key))
 
 
 def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
