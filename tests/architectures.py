@@ -71,7 +71,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dots3_note_text": {"index_topk": 4},
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3n_text": {
-        "layer_types": ["full_attention"] * 2,
+        "layer_types": ["sliding_attention", "full_attention"],
         "hidden_size_per_layer_input": 8,
         "num_kv_shared_layers": 0,
     },
@@ -127,13 +127,62 @@ TEXT = {"fuyu": "persimmon", "got_ocr2": "qwen2", "moss_transcribe_diarize": "qw
 """What speaks in models that see or hear as well, where their configs take anything."""
 
 
-def config_of(kind: str, **more: Any) -> Any:
-    """A small config of a type, with other values of some keys."""
-    return CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind]) | more)
+ALTERNATING: dict[str, Any] = {
+    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), 2),
+    "attention_types": [[["global", "local"], 2]],
+    "attn_layer_indices": [1, 3],
+    "attn_layer_period": 2,
+    "block_types": ("recurrent", "attention"),
+    "indexer_types": ["full", "shared"] * 2,
+    "mlp_only_layers": [0, 2],
+    "moe_layers": [1, 3],
+    "no_rope_layers": [1, 0] * 2,
+}
+"""Values of config keys with which every kind of layer occurs twice in four layers."""
+
+FOUR = {"num_hidden_layers": 4}
+EIGHT = {"num_hidden_layers": 8, "num_dense_layers": 4}
+TWICE: dict[str, dict[str, Any]] = {
+    "afmoe": {**EIGHT, "layer_types": ["sliding_attention", "full_attention"] * 4},
+    "lfm2_moe": {**EIGHT, "layer_types": ["conv", "full_attention"] * 4},
+    "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "mlp"] * 2},
+    "zamba": {**FOUR, "layers_block_type": ["mamba", "hybrid"] * 2},
+    "zamba2": {**FOUR, "layers_block_type": ["mamba", "hybrid"] * 2},
+    "zaya": FOUR,
+}
+"""Likewise of single types."""
 
 
-def small(config_class: Any) -> dict[str, Any]:
-    """Small values of the keys of a class of configs."""
+def config_of(kind: str, alternating: bool = False, **more: Any) -> Any:
+    """A small config of a type, with other values of some keys; see ``small``."""
+    return CONFIG_MAPPING[kind](**small(CONFIG_MAPPING[kind], alternating) | more)
+
+
+def layers_of(config_class: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Values of keys with which a model of a class has each kind of layer twice; none if alike."""
+    default = vars(config_class())
+    known = {each.name for each in fields(config_class)}
+    twice = {key: value for key, value in ALTERNATING.items() if key in known}
+    for key in known - SIZES.keys():
+        value = values.get(key, default.get(key))
+        if isinstance(value, list) and all(isinstance(kind, str) for kind in value):
+            kinds = list(dict.fromkeys(value))
+            if len(kinds) > 1 and len(value) in (2, default.get("num_hidden_layers")):
+                twice[key] = 2 * kinds
+    single: dict[str, Any] = TWICE.get(config_class.model_type, {})
+    if not (twice or single):
+        return {}
+    count = max([4, *(len(value) for value in twice.values() if isinstance(value, list))])
+    return dict.fromkeys({"num_hidden_layers", "num_layers"} & {*default}, count) | twice | single
+
+
+def small(config_class: Any, alternating: bool = False) -> dict[str, Any]:
+    """Small values of the keys of a class of configs.
+
+    Args:
+        config_class: the class.
+        alternating: whether its models have each kind of layer twice, if they have several.
+    """
     found: dict[str, Any] = {}
     known = {each.name: each for each in fields(config_class)}
     subs = getattr(config_class, "sub_configs", {}) or {}
@@ -143,7 +192,7 @@ def small(config_class: Any) -> dict[str, Any]:
             and hasattr(sub, "sub_configs")
             and sub.model_type in CONFIG_MAPPING
         ):
-            found[name] = small(sub)
+            found[name] = small(sub, alternating)
     for name, each in known.items():
         if name in subs:
             continue
@@ -154,10 +203,14 @@ def small(config_class: Any) -> dict[str, Any]:
             found[name] = 16
     kind = config_class.model_type
     if kind in TEXT:
-        found["text_config"] = {"model_type": TEXT[kind], **small(CONFIG_MAPPING[TEXT[kind]])}
+        found["text_config"] = {
+            "model_type": TEXT[kind],
+            **small(CONFIG_MAPPING[TEXT[kind]], alternating),
+        }
     if "kv_lora_rank" in known:
         found["num_key_value_heads"] = 4
-    return found | KINDS.get(kind, {})
+    found |= KINDS.get(kind, {})
+    return found | layers_of(config_class, found) if alternating else found
 
 
 def build(kind: str, seed: int = 0, **more: Any) -> PreTrainedModel:

@@ -174,11 +174,11 @@ def load_strict(folder: Path) -> PreTrainedModel:
     return model.eval()
 
 
-def random_ids(model: PreTrainedModel, seed: int = 0) -> torch.Tensor:
-    """A prompt of a model's tokens, [1, TOKENS]."""
+def random_ids(model: PreTrainedModel, seed: int = 0, tokens: int = TOKENS) -> torch.Tensor:
+    """A prompt of a model's tokens, [1, tokens]."""
     config = model.config.get_text_config(decoder=True)
     count = getattr(config, "unpadded_vocab_size", None) or config.vocab_size
-    return torch.randint(count, (1, TOKENS), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(count, (1, tokens), generator=torch.Generator().manual_seed(seed))
 
 
 def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -187,10 +187,10 @@ def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return model(input_ids=ids, use_cache=False).logits[0]
 
 
-def strict_logits(folder: Path, seed: int = 0) -> torch.Tensor:
+def strict_logits(folder: Path, seed: int = 0, tokens: int = TOKENS) -> torch.Tensor:
     """Logits of seeded random tokens, in strict float64."""
     model = load_strict(folder)
-    return logits_of(model, random_ids(model, seed))
+    return logits_of(model, random_ids(model, seed, tokens))
 
 
 def distance(

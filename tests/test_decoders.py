@@ -12,7 +12,7 @@ TABLE = table(FILE.read_text("utf-8"))
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", sorted(TABLE))
 def test_the_table_says_what_becomes_of_a_type(kind: str) -> None:
-    line = line_of(kind, range(1))
+    line = line_of(kind)
     assert faults(line) == []
     assert row_of(line) == TABLE[kind]
 
