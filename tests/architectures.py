@@ -144,6 +144,7 @@ FOUR = {"num_hidden_layers": 4}
 EIGHT = {"num_hidden_layers": 8, "num_dense_layers": 4}
 TWICE: dict[str, dict[str, Any]] = {
     "afmoe": {**EIGHT, "layer_types": ["sliding_attention", "full_attention"] * 4},
+    "dots3_note_text": {"layer_types": ["indexed_attention"] * 4},  # others are large
     "lfm2_moe": {**EIGHT, "layer_types": ["conv", "full_attention"] * 4},
     "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "mlp"] * 2},
     "zamba": {**FOUR, "layers_block_type": ["mamba", "hybrid"] * 2},

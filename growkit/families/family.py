@@ -292,7 +292,7 @@ class Family(description.HasSizes):
         """
         bare = {key: value for key, value in config.items() if not isinstance(value, list)}
         found = self.class_lists(bare) if self.class_lists else self._filled_in(bare)
-        count = bare[self.layers_key]
+        count = bare.get(self.layers_key)  # None if only a list says it: nothing derives from it
         return {
             key: value
             for key, value in found.items()
