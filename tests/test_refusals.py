@@ -66,7 +66,6 @@ DEPTH: list[Row] = [
     ("qwen3_moe", FEW, {"decoder_sparse_step": 0}, TWICE, "a number from 1 upwards"),
     ("qwen3_moe", FEW, {"mlp_only_layers": "1"}, TWICE, "a list was expected"),
     ("llama", FOUR_LAYERS, {"layer_types": ["full_attention"]}, TWICE, "a list of 4 was exp"),
-    ("llama", FOUR_LAYERS, {"rate_by_layer": [1, 2, 3, 4]}, TWICE, "rate_by_layer with 4 entr"),
 ]
 EXPERTS: list[Row] = [
     (

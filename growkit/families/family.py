@@ -245,7 +245,7 @@ class Family(description.HasSizes):
             arrange: whether other keys that determine the kinds of layers (``arranged``) follow.
 
         Raises:
-            InputError: a list does not have one entry per layer, or its meaning is unknown.
+            InputError: a list does not have one entry per layer.
         """
         before = dict(self.complete(config))
         count = self.sizes(config)["layers"]

@@ -392,7 +392,7 @@ def _fit_kinds(
     numbered = family.numbered(complete)
     hands_on = complete.get(HANDING_ON) is not None
     named = complete.get("layer_types") or [""] * len(before)
-    types = [(*before[of], named[of]) for of in before]
+    types = [(*before[of], str(named[of])) for of in before]  # a file may hold anything
 
     def alike(layer: Layer, place: int) -> bool:
         return all(lists[key][layer.of] == derived[key][place] for key in lists)
