@@ -191,7 +191,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("case", CASES)
 def test_adapter_computes_the_same(case: str, tmp_path: Path) -> None:
     kind, config, way = CASES[case]
@@ -536,7 +536,7 @@ def spoil(adapter: Path, seed: int) -> None:
     save_file({**tensors, name: found}, file, {"format": "pt"})
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(400))
 def test_spoiled_adapters_end_in_a_sentence(seed: int, tmp_path: Path) -> None:
     kind = ["llama", "mixtral"][seed % 2]

@@ -91,7 +91,7 @@ def apart(model: Any, ids: Tensor, lengths: tuple[int, ...]) -> Tensor:
     return torch.cat([run(model, text[None], use_cache=False) for text in texts], dim=1)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("variant", EVERY)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_packed_texts(variant: str, implementation: str) -> None:
@@ -207,7 +207,7 @@ def cropped(variant: str, chunks: list[int], tokens_to_remove: int, padded: bool
     return distance(run(model, ids, **inputs)[:, left:], found, mask[:, left:] if padded else None)
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("variant", CACHED)
 @pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize("padded", [False, True])

@@ -59,7 +59,7 @@ def by_whitening(first: Tensor, second: Tensor, rank: int, root: Tensor) -> tupl
     return cut, values[..., 2 * rank :].square().sum(-1) / 2
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("way", ["cholesky", "eigh", "unweighed"])
 @pytest.mark.parametrize("steepness", [0.0, 2.0, 4.0])
 @pytest.mark.parametrize("rank", [1, 2, 3])

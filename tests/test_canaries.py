@@ -157,7 +157,7 @@ def run(line: str, source: Path, tmp_path: Path) -> int:
     return result.exit_code
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("place", "command"),
     [(place, "grow") for place in PLACES] + [("auto_map everywhere", name) for name in SOME],

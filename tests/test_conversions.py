@@ -46,7 +46,7 @@ def diff_source(folder: Path, seed: int, **options: Any) -> Path:
     return save_model(folder, kind, seed, choose.choice(DTYPES), **config)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("to", ["diff-v2", "diff"])
 def test_softmax_becomes_differential(to: str, seed: int, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_head_norm_leaves_heads_their_mean_size(
     assert read_json(target / "config.json")["head_output_scale"] == "one_minus_lambda_init"
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("seed", range(40))
 def test_gated_dint_begins_as_diff(seed: int, tmp_path: Path) -> None:
     source = diff_source(tmp_path / "source", seed)
@@ -149,7 +149,7 @@ def test_an_open_gate_is_the_unified_dint(tmp_path: Path) -> None:
     assert convert(tmp_path / "open", tmp_path / "back", "diff")["promise"] == "different"
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(30))
 def test_grouped_diff_becomes_diff(seed: int, tmp_path: Path) -> None:
     config = {"num_attention_heads": 10, "num_noise_heads": 2, "noise_keys": "own"}
@@ -159,7 +159,7 @@ def test_grouped_diff_becomes_diff(seed: int, tmp_path: Path) -> None:
     assert read_json(tmp_path / "target" / "config.json")["num_noise_heads"] == 8
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])
 @pytest.mark.parametrize("seed", range(12))
 def test_sharing_with_enough_rank_loses_nothing(scope: str, seed: int, tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def outcome(kind: str, number: int, folder: Path) -> str:
 QUICK = growkit.Settings(prompts=1, length=16)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_any_growth(kind: str, tmp_path: Path) -> None:
     seed = sorted(FAMILIES).index(kind)
@@ -232,7 +232,7 @@ def test_a_legal_but_rare_config(kind: str, number: int, tmp_path: Path) -> None
     assert not found.startswith("!"), found
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_its_proof_holds(kind: str, tmp_path: Path) -> None:
     """And a changed weight is another model: the control of the test above."""

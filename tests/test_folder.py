@@ -93,7 +93,7 @@ CHANGES: dict[str, Any] = {
 STRUCTURED = ("response_template", "response_schema", "tools", "parser")
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("key", CHANGES)
 def test_a_changed_setting_is_found(key: str, source: Path, tmp_path: Path) -> None:
     for name in ("changed", "removed") if key in STRUCTURED else ("changed",):

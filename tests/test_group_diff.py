@@ -82,7 +82,7 @@ for _seed in range(700):
     (LEGAL if legal(_source[2], draw_factors(_choose)) else ILLEGAL).append(_seed)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("seed", LEGAL)
 def test_any_model_by_any_legal_factors(seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)
@@ -99,7 +99,7 @@ def test_any_model_by_any_legal_factors(seed: int, tmp_path: Path) -> None:
         assert attention[f"{name}_heads"] == count * factors[f"{name}_heads"]
 
 
-@pytest.mark.sampled(13)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("seed", ILLEGAL[:60])
 def test_illegal_factors_are_refused_with_the_reason(seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)
@@ -111,7 +111,7 @@ def test_illegal_factors_are_refused_with_the_reason(seed: int, tmp_path: Path) 
     assert not (tmp_path / "target").exists()
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", LEGAL[:60])
 def test_hypercloning_of_any_variant(seed: int, tmp_path: Path) -> None:
     kind, config, _ = draw_source(seeded(seed))

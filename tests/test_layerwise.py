@@ -75,7 +75,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, matrices: None) -> Pa
     return save_model(tmp_path / "model", kind, seed, num_hidden_layers=3, **(sizes | options))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 def test_logits_and_cached_decoding(folder: Path) -> None:
     prompts = [ids(12), ids(7, 1)]
     begun = Call(prompts[0][:8], cached=True)
@@ -92,7 +92,7 @@ def test_logits_and_cached_decoding(folder: Path) -> None:
     assert not close(other, plain[: len(other)])  # the control
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("folder", VARIANTS, indirect=True)
 def test_left_padding(folder: Path) -> None:
     prompt = ids(12)
@@ -115,7 +115,7 @@ def gradients(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("folder", [*VARIANTS, *EXPERTS, *BETWEEN], indirect=True)
 def test_gradients(folder: Path) -> None:
     check_gradients(folder)

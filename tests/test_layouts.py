@@ -196,7 +196,7 @@ DRAW: dict[str, Callable[[Random], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.parametrize("layout", FOREIGN)
 def test_any_layout_is_read(layout: str, seed: int, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def expressible(choose: Random, layout: str) -> dict[str, Any]:
     return config | V2 | {"value_head_dim": width, "num_key_value_heads": kv}
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("layout", [*FOREIGN, "diffllama"])
 def test_any_diff_transformer_is_written(layout: str, seed: int, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_any_diff_transformer_is_written(layout: str, seed: int, tmp_path: Path)
     assert error(source, target) < LIMIT
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def follow(source: Path, steps: tuple[Step, ...]) -> tuple[Path, str]:
         return source, str(refusal)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("drawn", range(len(STEPS) + 60))
 @pytest.mark.parametrize("layout", [*FOREIGN, "diffllama"])
 def test_every_layout_is_a_source_of_every_step(layout: str, drawn: int, tmp_path: Path) -> None:
@@ -514,7 +514,7 @@ def draw_growth(choose: Random, layout: str) -> tuple[dict[str, Any], str, dict[
     return config, method, {name: f"x{factor}" for name, factor in sizes.items()}, kept
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("layout", FOREIGN)
 def test_any_layout_grows(layout: str, seed: int, tmp_path: Path) -> None:

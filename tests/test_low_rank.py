@@ -70,7 +70,7 @@ def is_best(matrix: Tensor, rank: int) -> bool:
     )
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("kind", MATRICES)
 def test_the_approximation_is_the_best(kind: str, rank: int) -> None:

@@ -120,7 +120,7 @@ def twins(
     return theirs.eval(), ours
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("seed", range(48))
 def test_diff_is_diffllama(seed: int) -> None:
     choose = seeded(seed)
@@ -197,7 +197,7 @@ def draw(choose: Random) -> dict[str, Any]:
     )
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("seed", range(180))
 def test_any_variant_is_what_the_papers_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = seeded(seed)
@@ -284,7 +284,7 @@ def decode(
     return torch.cat(logits, dim=1)
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("variant", CACHED)
 @pytest.mark.parametrize("padding", ["none", "left", "between"])
 @pytest.mark.parametrize("chunks", [[1] * 13, [6, *[1] * 7], [5, 8], [1, 9, 2, 1]], ids=str)
@@ -478,7 +478,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("variant", TRAINED)
 @pytest.mark.parametrize("integral", INTEGRALS)
 @pytest.mark.parametrize("block", [1, 3, 5, 128])
@@ -679,7 +679,7 @@ MEMORY: dict[str, dict[str, Any]] = {
 LENGTH = 1024
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("variant", MEMORY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("padded", [False, True])

@@ -224,7 +224,7 @@ class TestReports:
             assert len(result.stderr.strip().splitlines()) == 1
         return result
 
-    @pytest.mark.sampled(6)
+    @pytest.mark.sampled(8)
     @pytest.mark.parametrize(
         "name",
         [

@@ -100,7 +100,7 @@ def monotone(choose: Any, most: int) -> list[float]:
     return [sum(steps[rank:]) for rank in range(1, most + 1)]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("seed", range(30))
 def test_the_rank_below_was_tried_and_fails(seed: int, noise: float) -> None:

@@ -218,7 +218,7 @@ def check(case: Case) -> None:
         assert float(case.errors(narrow).max()) < 2 * float(case.errors(exact).max())
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_series_is_the_integral(seed: int, shape: str) -> None:
@@ -358,7 +358,7 @@ def logits(model: Any, ids: Tensor, mask: Tensor | None, crop: int = 0) -> Tenso
     return found
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("variant", ["dint", "gated dint", "shared dint"])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("crop", [0, 2, 40])

@@ -515,7 +515,7 @@ def any_expansion(size: int, chance: Random, *, hidden: bool = False) -> Expansi
     return placed(size, [source[i] for i in order], [share[i] for i in order])
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("seed", range(24))
 def test_any_expansions(seed: int, tmp_path: Path, grow: Callable[..., Any]) -> None:
     chance = seeded(seed)
