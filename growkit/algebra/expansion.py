@@ -140,6 +140,8 @@ class IndexMap:
             coordinate itself is zero; None if there are none.
         uneven: whether the parts of every weight have the same deliberately unequal shares
             (``growkit.algebra.splits.uneven_shares``).
+        canonical: the canonical coordinate of each stored one, which numbers its random shares, so
+            that they do not depend on the storage order; None if the orders are the same.
     """
 
     role: Role
@@ -148,6 +150,7 @@ class IndexMap:
     share: Factors
     fresh: Mask | None = None
     uneven: bool = False
+    canonical: Index | None = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -274,17 +277,17 @@ def index_map(
     """
     reads = weighs or dimension.role is Role.READ
     source, share = _compose(dimension.form, sizes, expansions, reads=reads)
-    fresh = None
+    fresh, canonical = None, None
     if any(each.like is not None for each in expansions.values()):
         fresh = source != _compose(dimension.form, sizes, expansions, reads=False)[0]
     if order is not None:
-        before, after = (np.asarray(each, np.int64) for each in order)
+        before, canonical = (np.asarray(each, np.int64) for each in order)
         stored = np.empty(len(before) + 1, np.int64)
         stored[before] = np.arange(len(before))
         stored[-1] = NOTHING  # NOTHING is -1 and indexes this element
-        source, share = stored[source[after]], share[after]
-        fresh = None if fresh is None else fresh[after]
-    return IndexMap(dimension.role, dimension.size(sizes), source, share, fresh, uneven)
+        source, share = stored[source[canonical]], share[canonical]
+        fresh = None if fresh is None else fresh[canonical]
+    return IndexMap(dimension.role, dimension.size(sizes), source, share, fresh, uneven, canonical)
 
 
 def _compose(

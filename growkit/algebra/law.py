@@ -78,7 +78,7 @@ class Slice:
     """A contiguous range of a grown dimension, with its construction from the source.
 
     Attributes:
-        targets: coordinates of the target.
+        targets: canonical coordinates of the target.
         needed: coordinates of the source, in ascending order.
         whole: whether all coordinates of the source are needed.
         kinds: groups of weights with the same kind of split; empty for a written dimension.
@@ -113,7 +113,8 @@ def _slice(mapped: IndexMap, begin: int, end: int) -> Slice:
             every = len(columns) == len(needed)
             kinds.append((None if every else columns, count, [] if count else factors.tolist()))
     whole = len(needed) == mapped.size
-    return Slice(np.arange(begin, end), needed, whole, kinds, Arrangement(piece, place))
+    targets = np.arange(begin, end) if mapped.canonical is None else mapped.canonical[here]
+    return Slice(targets, needed, whole, kinds, Arrangement(piece, place))
 
 
 def grow_slice(
@@ -124,7 +125,7 @@ def grow_slice(
     Args:
         read: reads the source tensor; called for copied coordinates only.
         maps: the index map of every dimension; at most one read dimension grows.
-        name: the tensor's name, which seeds its random splits.
+        name: the tensor's canonical name, which seeds its random splits.
         shares: shares by which read weights are split over the copies.
         where: the slice, with begin and end for each dimension of the target.
     """
@@ -206,7 +207,7 @@ def _noisy_shares(
     for place, length in zip(leading, lengths, strict=False):
         rows = (rows[:, None] * length + place).ravel()
     field = noise(key, rows, lengths[-1])
-    if len(last) < lengths[-1]:
+    if len(last) < lengths[-1] or (np.diff(last) != 1).any():
         field = field[:, last]
     numbers, step = torch.from_numpy(np.ascontiguousarray(field)), shares.step
     return torch.add(torch.tensor(0.5 + step / 2), numbers, alpha=step)

@@ -233,7 +233,7 @@ def noise(key: str, rows: NDArray[np.int64], columns: int) -> NDArray[np.int16]:
 
     Args:
         key: identifies a field of noise.
-        rows: rows of the field, in ascending order.
+        rows: rows of the field, in any order; neighbours are drawn together.
         columns: number of columns of the field.
 
     Returns:

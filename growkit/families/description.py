@@ -117,6 +117,14 @@ class Member(NamedTuple):
         """What the tensor reads and writes."""
         return Pattern.parse(self.tensor.pattern)
 
+    @property
+    def canonical(self) -> str:
+        """The tensor's name in the canonical layout (``Tensor.canonical``)."""
+        if self.tensor.canonical is None:
+            return self.name
+        numbers = dict.fromkeys(COUNTED, self.number)
+        return self.tensor.canonical.format(layer=self.layer, **numbers)
+
 
 def component_of(tensor: Tensor) -> str:
     """The part of a model that a tensor belongs to.

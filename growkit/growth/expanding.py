@@ -32,7 +32,7 @@ from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
 from growkit.base.lazy import np
 from growkit.base.tensors import Config, Weights
-from growkit.families.description import Norm, Tensor
+from growkit.families.description import Member, Norm, Tensor
 from growkit.families.family import Family
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Kept, Mapped, Rounded, Transform
@@ -80,8 +80,8 @@ def expand(
     apart = check_groups(family, old, made)
     config, lost = growth.adjust_eps(source.config, config)
     grown = {
-        name: growth.transform(name, of, tensor)
-        for name, of, tensor in growth.members(source.config, config)
+        member.name: growth.transform(member, of)
+        for member, of in growth.members(source.config, config)
     }
     copies = {axis: int(each.counts.max(initial=0)) for axis, each in made.items()}
     return Plan.checked(
@@ -113,17 +113,18 @@ class _Growth:
     resets: bool
     known: dict[tuple[Dimension, Order | None, bool], IndexMap] = field(default_factory=dict)
 
-    def members(self, source: Config, target: Config) -> Iterator[tuple[str, str, Tensor]]:
-        """List every tensor of the target: its name, its source's name, and its description.
+    def members(self, source: Config, target: Config) -> Iterator[tuple[Member, str]]:
+        """List every tensor of the target, with its source's name.
 
         If every head has its own tensor, every copy of a head has one too.
         """
         before = {(e.tensor.name, e.layer, e.number): e.name for e in self.family.members(source)}
-        for name, tensor, layer, number in self.family.members(target):
+        for member in self.family.members(target):
+            _, tensor, layer, number = member
             grown = self.made.get(tensor.counts or "")
             if grown:
                 number = int(grown.source[number])
-            yield name, before[tensor.name, layer, number], tensor
+            yield member, before[tensor.name, layer, number]
 
     def adjust_eps(self, source: Config, config: Config) -> tuple[Config, str]:
         """Scale eps of every norm in the target's config in proportion to the mean.
@@ -171,10 +172,10 @@ class _Growth:
         derived = {k: before[k] for k in self.family.defaults if before[k] != after[k]}
         return config | {k: v for k, v in derived.items() if k not in config}, "; ".join(lost)
 
-    def transform(self, name: str, of: str, tensor: Tensor) -> Transform:
+    def transform(self, member: Member, of: str) -> Transform:
         """Make the transform of a tensor."""
+        tensor, pattern = member.tensor, member.pattern
         factor, rounds = self._factor(tensor)
-        pattern = Pattern.parse(tensor.pattern)
         if not rounds and all(each.axes.isdisjoint(self.made) for each in pattern.dimensions):
             return Kept(of, factor)
         why = ", ".join(
@@ -193,7 +194,7 @@ class _Growth:
             of,
             partial(self._maps, tensor, wholes),
             why,
-            name,
+            member.canonical,
             self.shares,
             factor if wholes is None else 1.0,
             offset=tensor.offset,

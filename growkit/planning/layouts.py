@@ -152,7 +152,7 @@ def read_layout(source: Weights) -> Plan:
     family = stored_family(source)
     unused = unused_tensors(source, family)
     config = as_diff_transformer(source.config, source.where())
-    stored = {_canonical(each): each for each in family.members(source.config)}
+    stored = {each.canonical: each for each in family.members(source.config)}
     sizes = family.sizes(source.config)
     made = {}
     for target in DIFF.patterns(config):
@@ -174,7 +174,7 @@ def write_layout(source: Weights, family: Family) -> Plan:
     config = _written_config(diff, family, form)
     unused = unused_tensors(source, DIFF)
     members = family.members(config)
-    places = {*map(_canonical, members)}
+    places = {each.canonical for each in members}
     for name in DIFF.patterns(diff):
         if name not in places and not name.endswith(HEAD_NORM):
             raise InputError(
@@ -183,11 +183,6 @@ def write_layout(source: Weights, family: Family) -> Plan:
     sizes = family.sizes(config)
     made = {each.name: _written(source, diff, form, sizes, each) for each in members}
     return Plan.checked(source, family, config, made, unused=unused)
-
-
-def _canonical(member: Member) -> str:
-    """The tensor's name in a DIFF Transformer."""
-    return (member.tensor.canonical or member.tensor.name).format(layer=member.layer)
 
 
 def _written(
@@ -202,7 +197,7 @@ def _written(
         sizes: sizes of the other layout's axes.
         member: the tensor.
     """
-    of, layer = _canonical(member), member.layer
+    of, layer = member.canonical, member.layer
     if layer is not None:
         weighted = diff["head_norm"] == "affine"
         was = diff["lambda_init"][layer] if diff.get("lambda_init") else 0.0

@@ -216,7 +216,7 @@ class Mapped(_OneSource):
     Attributes:
         make: computes the maps of all dimensions when they are needed.
         why: one phrase for users.
-        name: seeds the random splits.
+        name: the canonical name of the target, which seeds the random splits.
         shares: how read weights are split.
         factor: factor of every element; a power of two, except in ``Rounded``.
         alike: whether written copies serve one purpose, and are read with the shares of the maps.
