@@ -13,7 +13,7 @@ from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.inference import family_for
 from growkit.sources import find
-from tests.conftest import relative_error
+from tests.conftest import edit_json, relative_error
 
 CONFIGS: dict[str, dict[str, Any]] = {
     (line := json.loads(each))["name"]: line["config"]
@@ -111,3 +111,34 @@ def test_repeated_blocks_of_layers_are_written_out(tmp_path: Path) -> None:
     """Older transformers builds the layers of GPT-Neo from them."""
     found = changed(tmp_path, "EleutherAI/gpt-neo-125m", method="depth", layers="x2")
     assert found["attention_types"] == [[found["attention_layers"], 1]]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("growth", GROWTHS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_verdict_is_the_same_without_a_manifest(tmp_path: Path, name: str, growth: str) -> None:
+    try:
+        changed(tmp_path, name, **GROWTHS[growth])
+    except InputError as refused:
+        pytest.skip(str(refused))
+    for _ in range(2):
+        assert growkit.verify(tmp_path / "source", tmp_path / "grown", SHORT)["kept"]
+        (tmp_path / "grown" / "growkit.json").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(("groups", "of_token"), [(1, 1), (2, 1)])
+def test_groups_of_experts_are_copied_where_a_token_uses_some(
+    tmp_path: Path, groups: int, of_token: int
+) -> None:
+    """Also for ``verify`` without a manifest, which knows no description of this type."""
+    config = CONFIGS["zai-org/GLM-4.5-Air"] | {"n_group": groups, "topk_group": of_token}
+    save(tmp_path / "source", config)
+    growkit.grow(tmp_path / "source", tmp_path / "out", verify=False, **GROWTHS["experts"])
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    copies = 1 if groups == of_token else 2
+    assert (written["n_group"], written["topk_group"]) == (copies * groups, copies * of_token)
+    (tmp_path / "out" / "growkit.json").unlink()
+    assert growkit.verify(tmp_path / "source", tmp_path / "out", SHORT)["kept"]
+    with edit_json(tmp_path / "out" / "config.json") as config:
+        config["num_experts_per_tok"] += 1
+    assert not growkit.verify(tmp_path / "source", tmp_path / "out", SHORT)["kept"]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import growkit
+from growkit.base.names import NOTHING
 from growkit.engine.user_code import trust
-from tests.conftest import cli, edit_weights, refusal
+from growkit.inference import inferring
+from tests.conftest import cli, distance, edit_weights, load_strict, logits_of, refusal
 
 CONFIG = """
 from transformers import PretrainedConfig
@@ -74,12 +77,43 @@ class Averages{name}ForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutput(logits=self.lm_head(self.final(x)) {scale})
 """
 
+RECALL = """
+        late = (torch.arange(x.shape[1]) > 40)[:, None]
+        noted = memory.get(0) if isinstance(memory, dict) else memory
+        note = self.norm(x).argmax(-1)
+        if isinstance(memory, dict):
+            memory[0] = note
+        seen = self.norm(x)
+        if noted is not None:
+            seen = seen + late * nn.functional.one_hot(noted, x.shape[-1]).to(x)
+"""
+HANDING = {
+    "def forward(self, x):": f"def forward(self, x, memory):{RECALL}",
+    "self.mix(self.norm(x))": "self.mix(seen)",
+}
+"""Layers that tell the next one which unit is largest, which matters after 40 tokens."""
+EXTRAS = HANDING | {
+    "/ number))": "/ number)), note",
+    "for layer": "memory = None\n        for layer",
+    "x = layer(x)": "x, memory = layer(x, memory)",
+}
+SHARED = HANDING | {
+    "for layer": "memory = {}\n        for layer",
+    "layer(x)": "layer(x, memory)",
+}
 
-def averages(folder: Path, name: str, scale: str = "") -> Path:
+
+def averages(
+    folder: Path, name: str, scale: str = "", changes: Mapping[str, str] = NOTHING
+) -> Path:
     """A model whose layers average their inputs, with its code."""
     folder.mkdir()
     (folder / "configuration_averages.py").write_text(CONFIG.format(name=name))
-    (folder / "modeling_averages.py").write_text(MODEL.format(name=name, scale=scale))
+    code = MODEL.format(name=name, scale=scale)
+    for old, new in changes.items():
+        assert old in code
+        code = code.replace(old, new)
+    (folder / "modeling_averages.py").write_text(code)
     auto_map = {
         "AutoConfig": "configuration_averages.AveragesConfig",
         "AutoModelForCausalLM": f"modeling_averages.Averages{name}ForCausalLM",
@@ -96,6 +130,13 @@ def averages(folder: Path, name: str, scale: str = "") -> Path:
     config = json.loads((folder / "config.json").read_text()) | {"auto_map": auto_map}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def later_error(source: Path, target: Path) -> float:
+    """How far the logits of a text of 64 tokens are apart."""
+    ids = torch.arange(64)[None] * 7 % 31
+    before, after = (logits_of(load_strict(each), ids) for each in (source, target))
+    return distance(before, after)
 
 
 def test_code_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
@@ -134,3 +175,27 @@ def test_what_a_class_does_with_its_sizes_is_seen(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     deeper = growkit.grow(source, tmp_path / "out", method="depth", layers="x2", verify=False)
     assert deeper["promise"] == "exact"
+
+
+@pytest.mark.parametrize(("name", "changes"), [("D", EXTRAS), ("E", SHARED)])
+def test_new_layers_hand_on_what_they_receive(
+    name: str, changes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No prompt here is long enough to show what layers hand on beside hidden states."""
+    few = growkit.Settings(prompts=1, length=24)
+    source, out = averages(tmp_path / "source", name, "", changes), tmp_path / "out"
+    trust(source)
+    done = growkit.grow(source, out, method="depth", layers="x2", verify=few)
+    assert done["kept"]
+    assert later_error(source, out) < 1e-12
+    monkeypatch.setattr(inferring, "_alters", lambda *_: False)
+    done = growkit.grow(source, tmp_path / "wrong", method="depth", layers="x2", verify=False)
+    assert later_error(source, tmp_path / "wrong") > 1e-3
+    for manifest in (True, False):
+        found = growkit.verify(source, tmp_path / "wrong", few)
+        assert [each["place"] for each in found["findings"] if each["kept"] is False] == [
+            "layers.1"
+        ]
+        assert "hands on other values than it receives" in found["reason"]
+        if manifest:
+            (tmp_path / "wrong" / "growkit.json").unlink()

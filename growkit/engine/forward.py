@@ -109,6 +109,8 @@ class Forward:
         batches: calls that run together, since large products are faster: by the index of the
             first call, the number of calls and the arguments of every layer.
         caches: keys, values and recurrent states of the cached calls.
+        altering: indices of layers that return their input, but hand on other values than they
+            receive, to a layer that does not return its input.
     """
 
     def __init__(self, model: LayeredModel) -> None:
@@ -118,6 +120,8 @@ class Forward:
         self._length = 1  # tokens of the first call
         self.caches: list[Any] = []
         self._extras: list[Extras] = []  # from the last layer, by call
+        self.altering: list[int] = []
+        self._waiting: list[int] = []  # layers that may be altering
 
     def begin(self, calls: Sequence[Call]) -> list[Tensor]:
         """Run every call up to the first layer, and record the arguments of the layers.
@@ -169,14 +173,20 @@ class Forward:
         """
         states: list[Tensor] = []
         extras: list[Extras] = []
+        idle, alters = True, False
         with torch.no_grad():
             while before:
                 call = len(states)
                 if call not in self.batches:
-                    state, more = self.run_layer(index, call, before.pop(0))
+                    given, handed = before.pop(0), self._handed(index, call, self._extras[call])
+                    state, more = self.run_layer(index, call, given)
+                    idle = idle and state.equal(given)
+                    hands = self._handed(index, call, more)
+                    alters = alters or not all(_same(of, hands.get(k)) for k, of in handed.items())
                     states.append(state)
                     extras.append(more)
                     continue
+                idle = False  # no matter: batches hand on nothing but hidden states
                 count, arguments = self.batches[call]
                 form = self._recorded[call].form
                 together = torch.cat([form.formed(state) for state in before[:count]])
@@ -185,7 +195,23 @@ class Forward:
                     output, _ = self._output(index, arguments[index], together)
                 states += [form.flat(state) for state in output.split(1)]
                 extras += [()] * count
+        if not idle:
+            self.altering += self._waiting
+            self._waiting.clear()
+        elif alters:
+            self._waiting.append(index)
         return states, extras
+
+    def _handed(self, index: int, call: int, extras: Extras) -> dict[object, Any]:
+        """What later layers receive beside hidden states: extras, and entries of containers."""
+        _, arguments, placeholders = self._recorded[call]
+        later = {id(each) for each in values_in(arguments[index + 1 :]) if each is not None}
+        pairs = enumerate(zip(placeholders, extras, strict=False))
+        found: dict[object, Any] = {at: of for at, (known, of) in pairs if id(known) in later}
+        for container in values_in(arguments[index : index + 1]):
+            if isinstance(container, MutableMapping):
+                found |= {(id(container), key): value for key, value in container.items()}
+        return found
 
     def leave(self, index: int, extras: list[Extras]) -> None:
         """Finish a layer, which does not run again: keep its extras, and shrink its caches."""
@@ -377,9 +403,22 @@ class Forward:
 
 def containers_in(arguments: Sequence[Arguments]) -> list[MutableMapping[Any, Any]]:
     """Empty mappings among the arguments of layers, which these fill for later layers."""
-    values = (v for each in arguments for v in (*each.positional, *each.named.values()))
+    values = values_in(arguments)
     empty = (v for v in values if isinstance(v, MutableMapping) and not v)
     return [*{id(each): each for each in empty}.values()]
+
+
+def values_in(arguments: Sequence[Arguments]) -> Iterator[Any]:
+    """All arguments of layers but the hidden states."""
+    return (v for each in arguments for v in (*each.positional, *each.named.values()))
+
+
+def _same(value: Any, other: Any) -> bool:
+    pairs = [tree_leaves(each) for each in (value, other)]
+    return len(pairs[0]) == len(pairs[1]) and all(
+        one is two or (isinstance(one, Tensor) and isinstance(two, Tensor) and one.equal(two))
+        for one, two in zip(*pairs, strict=True)
+    )
 
 
 def _untouched(state: Tensor, output: Tensor, version: int) -> bool:

@@ -93,6 +93,11 @@ class Layerwise(LayeredModel):
                 yield Stage(name, index, layer, states, extras, forward, loaded)
             forward.leave(index, extras)
 
+    @property
+    def altering(self) -> list[str]:
+        """See ``Forward``: the names of these layers in the last run of all stages."""
+        return [self.layers[index][0] for index in self._forward.altering]
+
     @contextmanager
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
         """Load the head: a function from [tokens, hidden] to logits, [tokens, vocabulary]."""

@@ -201,7 +201,8 @@ class _Copying:
                 f"experts of {source.where()} are in groups of equal size, so all need equally "
                 f"many copies; choose {(copies + 1) * self.present} experts"
             )
-        for key in groups if self.together else groups[: self._evenly]:
+        every = len({complete[key] for key in groups}) < 2  # a token may use all groups
+        for key in groups[: 0 if every else None] if self.together else groups[: self._evenly]:
             self.config[key] = copies * complete[key]
         one_group = [complete[key] for key in groups[1:]] == [1]
         self._one_group = self._evenly and one_group and self.top_k == chosen

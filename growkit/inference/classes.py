@@ -22,7 +22,7 @@ from growkit.engine.thresholds import lowered
 from growkit.engine.user_family import ALSO, NAMED
 from growkit.families.description import MOST_LAYERS, leaves, one_model, with_value
 from growkit.families.family import PER_LAYER, of_single_layers
-from growkit.inference.keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part
+from growkit.families.keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part
 from growkit.inference.shrinking import random_weights, run, smaller
 
 Shapes = Mapping[str, tuple[int, ...]]

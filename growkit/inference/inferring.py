@@ -23,7 +23,9 @@ from growkit.base.lazy import usual_torch
 from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import report_faults, temporary
+from growkit.engine.calls import Call
 from growkit.engine.device import CPU
+from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.metrics import error_of
 from growkit.engine.oracle import load_model, quiet
 from growkit.engine.strict import strict_float64
@@ -61,6 +63,9 @@ OTHER_DEPTHS = ("x1.5", "x3")
 
 DOES_NOT_RUN = "the grown model does not run"
 """The start of the reason if a growth can be planned, but the class cannot run the result."""
+
+HANDS_ON = "a new layer hands on other values than it receives"
+"""The reason if a growth in depth would change what later layers receive beside hidden states."""
 
 MOST_TRIED = 10
 """Maximum number of descriptions to try for an axis."""
@@ -209,7 +214,9 @@ def _failed(trial: Trial) -> str | None:
     """The failure of a growth that could be planned; None if it did not fail."""
     if trial.wrong:
         return f"logits differed by {trial['error']:.1g}"
-    return DOES_NOT_RUN if (trial["why"] or "").startswith(DOES_NOT_RUN) else None
+    return next(
+        (of for of in (DOES_NOT_RUN, HANDS_ON) if (trial["why"] or "").startswith(of)), None
+    )
 
 
 def _badness(trial: Trial) -> float:
@@ -276,6 +283,8 @@ def _trial(
             grown: Weights = source
             for plan in change(GrowStep(method, options), source, 0).plans:
                 grown = Planned(grown, plan)
+            if axis == "layers" and _alters(grown, ids[0]):
+                raise InputError(HANDS_ON)
             try:
                 return error_of(_logits(grown, ids), expected)
             except InputError as why:  # its tensors are not those of the class, for example
@@ -290,8 +299,13 @@ def _trial(
             impossible.append(Trial(axis=axis, options=shown, error=None, why=reason(why)))
             continue
         for size in OTHER_DEPTHS if axis == "layers" else ():
-            with suppress(InputError):  # some numbers of layers are not possible
+            try:
                 errors.append(grown_error(method, {"layers": size}))
+            except InputError as why:  # some numbers of layers are not possible
+                if _failed(
+                    other := Trial(axis=axis, options={axis: size}, error=None, why=str(why))
+                ):
+                    return other
         return Trial(axis=axis, options=shown, error=max(errors), why=None)
     return next((trial for trial in impossible if _failed(trial)), impossible[0])
 
@@ -317,6 +331,15 @@ def _logits(weights: Weights, ids: torch.Tensor) -> torch.Tensor:
         model: Any = load_model(weights, torch.float64, CPU, "eager")
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
     return logits
+
+
+def _alters(weights: Weights, ids: torch.Tensor) -> bool:
+    """Whether an idle layer hands on other values than it receives; see ``Forward.altering``."""
+    with strict_float64(), suppress(InputError):  # the proof says which classes are no stacks
+        model = Layerwise(weights, torch.float64, CPU)
+        last_state(model.stages([Call(ids)]))
+        return bool(model.altering)
+    return False
 
 
 # The description as YAML, with the evidence in comments.

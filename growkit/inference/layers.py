@@ -14,8 +14,8 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.families.expressions import LAYER, parse_expression
+from growkit.families.keys import PERIODS
 from growkit.inference.classes import ModelClass
-from growkit.inference.keys import PERIODS
 
 MOST = 3
 """Maximum number of parts of a condition."""

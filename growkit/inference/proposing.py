@@ -14,8 +14,8 @@ from typing import Any
 from growkit.algebra.axes import Pattern
 from growkit.families.described import TIED, each_entry, module_of, writes_hidden
 from growkit.families.description import BALANCING
+from growkit.families.keys import GROUPS, SCALING, TOP_K, WIDTH, last_part
 from growkit.inference.classes import ModelClass, one_of_experts
-from growkit.inference.keys import SCALING, TOP_K, WIDTH, last_part
 from growkit.inference.layers import Conditions
 from growkit.inference.running import Observation
 
@@ -366,7 +366,7 @@ class Proposal:
             return
         found: dict[str, Any] = {"width": widths[0], "top_k": top_k[0]}
         counts = self.asked.numbers
-        groups = [key for key in ("n_group", "num_expert_group", "topk_group") if counts.get(key)]
+        groups = [key for key in GROUPS if counts.get(key)]
         if len(groups) == 2:
             found["groups"] = groups
         if self._balancing:

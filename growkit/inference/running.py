@@ -14,6 +14,7 @@ from torch import nn
 
 from growkit.base.errors import foreign
 from growkit.base.limits import within
+from growkit.families.keys import EPS
 from growkit.inference.classes import (
     DESCRIBE,
     ModelClass,
@@ -21,7 +22,6 @@ from growkit.inference.classes import (
     one_of_experts,
 )
 from growkit.inference.flow import Flow, Place
-from growkit.inference.keys import EPS
 from growkit.inference.shrinking import run
 
 

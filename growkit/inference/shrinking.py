@@ -11,7 +11,7 @@ from torch import nn
 from growkit.base.tensors import Config
 from growkit.engine.oracle import quiet
 from growkit.families.description import leaves
-from growkit.inference.keys import EXPERTS, HEADS, PLACES, last_part
+from growkit.families.keys import EXPERTS, HEADS, PLACES, last_part
 
 SMALL = {
     "vocab": 61,

@@ -27,6 +27,7 @@ from growkit.families.family import (
     known_family,
     own_families,
 )
+from growkit.families.keys import EXPERTS, GROUPS, SCALING, TOP_K
 from growkit.planning.plan import Lineage
 
 SHARED = frozenset(
@@ -278,7 +279,15 @@ def routed(lineage: Lineage) -> set[str]:
 def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
     """The experts of a model's family, if any, and the names of the key for their number."""
     family = known_family(config.get("model_type"))
-    if family is None or family.experts is None:
+    if family is None:  # names of keys say enough
+        numbers = [key for key, value in config.items() if type(value) is int]
+        groups = tuple(key for key in GROUPS if key in numbers)
+        scaling = next(filter(SCALING.search, config), None)
+        chosen = [
+            Experts("", key, scaling=scaling, groups=groups) for key in numbers if TOP_K.search(key)
+        ]
+        return next(iter(chosen), None), [*filter(EXPERTS.search, numbers)]
+    if family.experts is None:
         return None, []
     keys = [key for key, axes in family.axes.items() if axes == ("experts",)]
     return family.experts, keys + [family.aliases[key] for key in keys if key in family.aliases]

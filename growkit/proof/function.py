@@ -350,6 +350,8 @@ class FunctionProof:
         with strict_float64():
             coverage = Coverage()
             self.strict = strict = self._compare(self._models, ways, "float64", probe, coverage)
+            own, new = (model.altering for model in self._models)
+            self._altering = new if len(new) > len(own) else []
             for model in self._models:
                 model.check_reach()
             where = f"the model in {self.before.folder}"
@@ -614,6 +616,9 @@ class FunctionProof:
                 Finding(name="max_kl", kept=low, sentence=text, measured=finite(kl), limit=max_kl)
             ]
         found += [finding_of(each) for each in modes]
+        for layer in self._altering[:1] if self.exact else ():
+            text = f"{layer} returns its input, but hands on other values than it receives"
+            found += [Finding(name="handed_on", kept=False, sentence=text, place=layer)]
         if (count := self.strict.prefill.predictions) < FEW:
             text = f"on only {counted(count, 'prediction')}"
             found += [Finding(name="amount", kept=None, sentence=text, measured=count, limit=FEW)]

@@ -300,9 +300,10 @@ class Finding(Result):
 
     Attributes:
         name: ``weights``, ``files``, ``strict_float64``, ``negative_control``, ``native``,
-            ``max_kl``, the name of an inference mode, ``adapter``, ``training``, ``dequantised``
-            (of a quantised source), ``trainability``, ``series`` (of an integral that is not
-            computed exactly), ``device`` (if it is not a CPU) or ``amount``.
+            ``max_kl``, the name of an inference mode, ``handed_on`` (what new layers pass on beside
+            hidden states), ``adapter``, ``training``, ``dequantised`` (of a quantised source),
+            ``trainability``, ``series`` (of an integral that is not computed exactly), ``device``
+            (if it is not a CPU) or ``amount``.
         kept: whether the measured value is within its limit; null if nothing is promised, or
             nothing was measured.
         sentence: the finding in words, without a full stop.

@@ -29,6 +29,9 @@ TOP_K = re.compile(r"experts_per_tok(en)?$|^moe_(top_?)?k$|^top_?k_experts$")
 SCALING = re.compile(r"rout\w*_scal(e|ing_factor)$")
 """Names of keys for a factor of the output of all experts."""
 
+GROUPS = "n_group", "num_expert_group", "topk_group"
+"""Names of keys for the number of groups of experts, and of the groups that a token may use."""
+
 EPS = ("eps", "epsilon", "norm_eps")
 """Suffixes of config keys for the number that a norm adds to a mean."""
 
