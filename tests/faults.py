@@ -6,7 +6,6 @@ end badly at any call of the system that it makes.
 
 import builtins
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -23,8 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint import publishing
@@ -37,7 +34,7 @@ OS_CALLS = (
     *("replace", "stat", "lstat", "fstat", "listdir", "scandir", "statvfs"),
 )
 CALLS = [*((os, name) for name in OS_CALLS), (builtins, "open"), (io, "open")]
-CALLS += [(publishing, "_renameat2"), (fcntl, "flock")]
+CALLS += [(publishing, "_renameat2")]
 ANYWHERE, PUBLISHING = "", "publishing"
 CTRL_C = 0
 ERRORS = (
@@ -130,33 +127,19 @@ class World:
             assert hashlib.sha256(found[name]).hexdigest() == digest
         return "new"
 
-    def leftovers(self) -> list[str]:
-        """Everything that should not be there."""
-        beside = {path.name for path in self.place.iterdir()} - {"source", "out"}
-        return sorted(beside | {path.name for path in self.temporary.iterdir()})
+    def leftovers(self) -> dict[str, dict[str, bytes]]:
+        """Everything next to the output that a run should not leave, by name."""
+        beside = [path for path in self.place.iterdir() if path not in (self.source, self.out)]
+        return {path.name: folder_bytes(path) for path in beside}
 
     def check_next_run(self) -> None:
-        """A run after a bad one works, says what it found, and leaves nothing of it."""
+        """A run after a bad one works, names what that one left, and does not touch it."""
         left = self.leftovers()
-        full = [n for n in left for p in (self.place, self.temporary) if _holds_lock(p / n)]
         code, said = in_child(lambda: self.grow(1))
         assert code == DONE, said
         assert self.state() == "new"
-        assert not self.leftovers(), f"{left} became {self.leftovers()}"
-        for name in full:
-            assert name in said, f"nothing was said of {name}: {said}"
-
-    def check_finished(self) -> None:
-        """The next run finishes what was begun, also one that refuses to overwrite."""
-
-        def refused() -> None:
-            tempfile.tempdir = str(self.temporary)
-            with pytest.raises(InputError, match="--overwrite"):
-                growkit.grow(self.source, self.out, hidden="x2", verify=False)
-
-        code, said = in_child(refused)
-        assert code == DONE, said
-        assert self.state() == "new"
+        assert self.leftovers() == left
+        assert all(name in said for name in left), said
 
     def kill(self, where: str, overwrite: bool, exchanging: bool, moment: float) -> None:
         """Kill one run.
@@ -168,26 +151,30 @@ class World:
             moment: when among these, from 0 to 1.
 
         Raises:
-            AssertionError: something is lost, half-written, or not cleaned up by the next run.
+            AssertionError: something is lost, half-written, or not named by the next run.
         """
         number = int(moment * self.calls(where, overwrite=overwrite, exchanging=exchanging))
         self.reset(overwrite=overwrite)
         code, said = in_child(self.growing(exchanging), kill_at(number), where)
         assert code == -signal.SIGKILL, said
         state = self.state()
-        # Without an exchange it is gone between two names, and the next run finishes it.
-        between = overwrite and not exchanging and state == "none"
-        assert between or state in ("old" if overwrite else "none", "new"), state
-        self.seen[f"killed {where}: {state}{'' if exchanging else ', with a journal'}"] += 1
-        if between:
-            self.check_finished()
+        if overwrite and not exchanging and state == "none":
+            self.check_earlier()
+        else:
+            assert state in ("old" if overwrite else "none", "new"), state
+        self.seen[f"killed {where}: {state}{'' if exchanging else ', with two renames'}"] += 1
         self.check_next_run()
+
+    def check_earlier(self) -> None:
+        """Between two renames the earlier output has another name, and is whole."""
+        (earlier,) = (each for name, each in self.leftovers().items() if ".earlier-" in name)
+        assert earlier == self.old
 
     def fail(self, chance: random.Random) -> None:
         """Let calls of the system of one run fail, or interrupt it.
 
         Raises:
-            AssertionError: something is lost, half-written, not said, or not cleaned up.
+            AssertionError: something is lost, half-written or not said.
         """
         overwrite, exchanging = chance.random() < 0.7, chance.random() < 0.7
         inside, code = chance.choice([ANYWHERE, PUBLISHING]), chance.choice(ERRORS)
@@ -199,8 +186,8 @@ class World:
         what = f"{errno.errorcode.get(code, 'Ctrl-C')} at {number} {inside} {lasting}: {said}"
         state = self.state()
         if overwrite and not exchanging and state == "none":
-            # Every further call failed as well: the next run finishes it.
-            assert lasting or code == CTRL_C, what
+            assert lasting or code == CTRL_C, what  # every further call failed as well
+            self.check_earlier()
         else:
             assert state in ("old" if overwrite else "none", "new"), what
         assert end in (DONE, REFUSED, INTERRUPTED), what
@@ -209,13 +196,10 @@ class World:
         if end == REFUSED:
             assert ("is written" in said) == (state == "new"), what
             assert len(said.strip().splitlines()) <= 2, what
+        assert lasting or all(name in said for name in self.leftovers()), what
         assert "is written" not in said or state == "new", what
         self.seen[f"failed, exit code {end}: {state}"] += 1
         self.check_next_run()
-
-
-def _holds_lock(folder: Path) -> bool:
-    return (folder / "growkit.lock").exists()
 
 
 def kill_at(number: int) -> Hook:

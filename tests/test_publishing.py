@@ -1,6 +1,5 @@
 """Nothing that is read, and nothing that growkit did not make, is replaced; outputs are whole."""
 
-import logging
 import os
 import shutil
 import signal
@@ -16,7 +15,6 @@ import growkit
 from growkit import InputError
 from growkit.checkpoint import publishing
 from growkit.checkpoint.publishing import write_whole
-from growkit.checkpoint.scratch import Scratch
 from growkit.engine import device
 from growkit.pipeline import running
 from tests.conftest import cli, edit_weights, folder_bytes, save_model, seeded
@@ -263,76 +261,19 @@ class TestReports:
             assert self.run(place, *pair, "--report", str(place / file)).exit_code == 2
 
 
-class TestLeftovers:
-    @pytest.fixture
-    def said(self, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-        caplog.set_level(logging.WARNING, "growkit")
-        return caplog
-
-    def left(self, stem: Path) -> Path:
-        """What a killed run leaves: a folder with a lock that nobody holds."""
-        scratch = Scratch(stem)
-        scratch.make()
-        (scratch.path / "weights").write_text("half")
-        (scratch.path / "deep").mkdir()
-        (scratch.path / "deep" / "file").write_text("half")
-        scratch.release()
-        return scratch.path
-
-    def test_of_dead_runs_are_named_and_deleted(
-        self, source: Path, place: Path, temporary: Path, said: pytest.LogCaptureFixture
-    ) -> None:
-        dead = [self.left(place / ".out."), self.left(place / ".other.")]
-        dead.append(self.left(temporary / "growkit-reload-"))
-        (place / ".out.00000000").mkdir(mode=0o700)  # killed at once
-        (temporary / "growkit-reload-00000000").mkdir(mode=0o700)
-        grow(source, place / "out", dry_run=True)
-        assert all(folder.exists() for folder in dead)
-        grow(source, place / "out")
-        assert names(place) == ["out", "source"]
-        assert not names(temporary)
-        assert all(str(folder) in said.text for folder in dead)
-
-    def test_of_live_runs_and_of_others_stay(
-        self, source: Path, place: Path, temporary: Path, said: pytest.LogCaptureFixture
-    ) -> None:
-        alive = Scratch(place / ".out.")
-        alive.make()
-        (alive.path / "weights").write_text("half")
-        mine = [place / ".out.deadbeef", temporary / "growkit-reload-deadbeef", place / ".out.mine"]
-        for folder in mine:
-            folder.mkdir()
-            (folder / "notes.txt").write_text("mine")
-        (temporary / "growkit-mine").mkdir()
-        empty = [place / ".backup.20261122", place / ".out.20261122"]
-        empty.append(temporary / "growkit-notes-20261122")
-        for folder in empty:
-            folder.mkdir(mode=0o755)
-        (place / ".private.20261122").mkdir(mode=0o700)
-        grow(source, place / "out")
-        assert not said.text
-        assert all(folder.exists() for folder in [*empty, place / ".private.20261122"])
-        for folder in mine:
-            assert (folder / "notes.txt").read_text() == "mine"
-        assert (alive.path / "weights").exists()
-        alive.close()
-        assert not alive.path.exists()
-
-    def test_an_earlier_output_that_was_changed_stays(
-        self, source: Path, out: Path, said: pytest.LogCaptureFixture
-    ) -> None:
-        """It was killed right after names were exchanged, and somebody has been quicker."""
-        scratch = Scratch(out.with_name(".out."))
-        scratch.make()
-        scratch.release()
-        (out / "mine.txt").write_text("the only copy")
-        earlier = out.rename(scratch.path / "new")
-        grow(source, out)
-        assert (earlier / "mine.txt").read_text() == "the only copy"
-        assert str(earlier) in said.text
-        (earlier / "mine.txt").unlink()
-        grow(source, out, overwrite=True)
-        assert names(out.parent) == ["out", "source"]
+@pytest.mark.parametrize("name", ["out.partial-00000000", "out.earlier-00000000"])
+def test_what_another_run_left_is_named_and_stays(
+    name: str, source: Path, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = ["out.partial-mine", "out2.partial-00000000", "out.backup-00000000"]
+    for folder in (name, *others):
+        (place / folder).mkdir()
+        (place / folder / "notes.txt").write_text("mine")
+    grow(source, place / "out")
+    assert names(place) == sorted(["out", "source", name, *others])
+    assert (place / name / "notes.txt").read_text() == "mine"
+    (warning,) = (each.getMessage() for each in caplog.records)
+    assert warning.startswith(f"{place / name} was left by a run that was killed")
 
 
 class TestOrder:
@@ -453,8 +394,8 @@ def test_the_harness_sees_what_is_half_written(tmp_path: Path) -> None:
         world.state()
 
 
-def test_a_kill_between_two_names(tmp_path: Path) -> None:
-    """Without an exchange of names an output is gone for a moment; the next run finishes it."""
+def test_a_kill_between_two_renames(tmp_path: Path) -> None:
+    """Without an exchange of names, an output has another name for a moment."""
     world = World(tmp_path)
     world.reset(overwrite=True)
 
@@ -464,7 +405,7 @@ def test_a_kill_between_two_names(tmp_path: Path) -> None:
 
     in_child(without_exchange(lambda: world.grow(1)), hook, PUBLISHING)
     assert world.state() == "none"
-    world.check_finished()
+    world.check_earlier()
     world.check_next_run()
 
 

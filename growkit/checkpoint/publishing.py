@@ -1,12 +1,13 @@
 """Publication of outputs: a name is given only to a complete output.
 
-An output gets its name only when it is complete, proved and on the disk. Until then it is ``new``
-in the folder ``.OUT.xxxxxxxx`` next to the name. To replace an earlier output, the two exchange
-their names in one step. Where the system cannot do that, the earlier output first becomes
-``old.OUT`` in that folder, and the next run completes an unfinished replacement (``tidy``).
+Until an output is complete, proved and on the disk, it is ``OUT.partial-xxxxxxxx`` next to the name
+``OUT``, which it gets by one rename. To replace an earlier output, the two exchange their names.
+Where the system cannot do that, the earlier output is ``OUT.earlier-xxxxxxxx`` between two renames.
 
-The manifest records every file of an output with its SHA-256. Outputs are replaced or deleted only
-while they match this record, one recorded name after the other.
+A killed run leaves such folders. The next run names them, and nothing but a person deletes them.
+
+The manifest records every file of an output with its SHA-256. Outputs are replaced only while they
+match this record.
 """
 
 import ctypes
@@ -15,11 +16,12 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
-import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from glob import escape
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,14 @@ from growkit.base.errors import InputError, PlaceError, plain
 from growkit.base.units import size
 from growkit.checkpoint.folder import Folder, State, read_json, state_of
 from growkit.checkpoint.inputs import Identity, Inputs, below, identity
-from growkit.checkpoint.scratch import ENDING, LOCK, MODE, NAMES, Scratch, clear, free
 from growkit.checkpoint.writing import flush, sha256
 
 MANIFEST = "growkit.json"
-NEW, OLD = "new", "old."
-LEFT = "%s is left over from a run; keep what you need of it, and delete the rest"
+PARTIAL, EARLIER = "partial", "earlier"
+LEFT = (
+    "%s was left by a run that was killed, unless one still writes it; delete it if you need "
+    "nothing in it"
+)
 
 Contents = dict[str, State]
 """The state of everything in a folder, by relative path."""
@@ -71,9 +75,7 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any], known: Mapping[str
         if not stat.S_ISDIR(mode)
     }
     complete = {**manifest, "files": files}
-    unnamed = folder / f".{MANIFEST}"  # a folder with a manifest is complete
-    write_json(unnamed, {**complete, "sha256": _hash(complete)})
-    unnamed.rename(folder / MANIFEST)
+    write_json(folder / MANIFEST, {**complete, "sha256": _hash(complete)})
 
 
 def read_manifest(folder: Folder) -> dict[str, Any]:
@@ -122,12 +124,11 @@ def made_around(path: Path) -> Path | None:
     return next(found, None)
 
 
-def is_untouched(folder: Path, *, partly: bool = False) -> bool:
+def is_untouched(folder: Path) -> bool:
     """Whether a folder is empty, or holds exactly the files that growkit wrote, unchanged.
 
     Args:
         folder: the folder, which must not be a link.
-        partly: whether files may be missing.
 
     Raises:
         InputError: the manifest cannot be read.
@@ -146,9 +147,8 @@ def is_untouched(folder: Path, *, partly: bool = False) -> bool:
     for name, (where, _, mode, *_) in found.items():
         if where != device or name not in known.get(stat.S_IFMT(mode), ()):
             return False
-    files = [name for name in recorded if name in found]
-    return (partly or len(files) == len(recorded)) and all(
-        recorded[name] == [found[name][3], sha256(folder / name)] for name in files
+    return recorded.keys() <= found.keys() and all(
+        recorded[name] == [found[name][3], sha256(folder / name)] for name in recorded
     )
 
 
@@ -243,7 +243,7 @@ def _check_makeable(output: Path) -> None:
             code = errno.EACCES if parent.is_dir() else errno.ENOTDIR
             raise OSError(code, os.strerror(code), str(parent))
         with suppress(FileNotFoundError):  # any other error means that the name is too long
-            os.lstat(Scratch(output.with_name(f".{output.name}.")).path)
+            os.lstat(_beside(output))
 
 
 def rejected_name(output: Path) -> Path:
@@ -266,7 +266,7 @@ def check_space(folder: Path, needed: int) -> None:
     available = shutil.disk_usage(folder).free
     if available < needed:
         raise PlaceError(
-            f"{size(needed)} are needed and {folder.parents[1]} has {size(available)} left; "
+            f"{size(needed)} are needed and {folder.parent} has {size(available)} left; "
             "free some space or choose another disk"
         )
 
@@ -293,6 +293,18 @@ def writing(output: Path) -> Iterator[None]:
 # A run
 
 
+def _beside(path: Path, kind: str = PARTIAL) -> Path:
+    """A new name next to a path: ``kind`` is ``partial`` or ``earlier``."""
+    return path.with_name(f"{path.name}.{kind}-{secrets.token_hex(4)}")
+
+
+def report_left(path: Path) -> None:
+    """Name what runs left next to a path."""
+    for left in sorted(path.parent.glob(f"{escape(path.name)}.*-{'[0-9a-f]' * 8}")):
+        if left.suffix[1:].partition("-")[0] in (PARTIAL, EARLIER):
+            _log.warning(LEFT, plain(str(left)))
+
+
 def write_whole(path: Path, text: str, *, new: bool = False) -> None:
     """Write a file as a whole, or not at all.
 
@@ -304,17 +316,17 @@ def write_whole(path: Path, text: str, *, new: bool = False) -> None:
     Raises:
         InputError: the file cannot be written, or exists; the message names it.
     """
-    scratch = Scratch(path.with_name(f".{path.name}."))
+    partial = _beside(path)
     try:
         with writing(path):
-            scratch.make()
-            written = scratch.path / path.name
-            written.write_bytes(text.encode("utf-8", "backslashreplace"))
-            flush(written)
-            (move if new else os.replace)(written, path)
+            partial.write_bytes(text.encode("utf-8", "backslashreplace"))
+            flush(partial)
+            (move if new else os.replace)(partial, path)
             flush(path.parent)
     finally:
-        scratch.close()
+        with suppress(OSError):
+            partial.unlink()
+        report_left(path)
 
 
 class Staging:
@@ -326,14 +338,12 @@ class Staging:
     """
 
     def __init__(self, output: Path, replaceable: Mapping[Path, Contents]) -> None:
-        self.scratch = Scratch(output.with_name(f".{output.name}."))
+        self.folder, self._earlier = _beside(output), _beside(output, EARLIER)
         self._output, self._replaceable = output, replaceable
         self._identity: Identity | None = None
 
     def make(self) -> None:
         """Create the folder."""
-        self.scratch.make()
-        self.folder = self.scratch.path / NEW
         self.folder.mkdir()
         self._identity = identity(self.folder)
 
@@ -342,10 +352,6 @@ class Staging:
         """The path under which the folder was published; None if it was not."""
         names = (self._output, rejected_name(self._output))
         return next((name for name in names if identity(name, False) == self._identity), None)
-
-    def tidy(self) -> list[Path]:
-        """Delete the temporary folder; see ``tidy``."""
-        return tidy(self.scratch.path, self._replaceable.values(), self._identity)
 
     def publish(self, *, rejected: bool = False) -> Path:
         """Give the folder its final name.
@@ -358,9 +364,9 @@ class Staging:
         """
         final = rejected_name(self._output) if rejected else self._output
         with writing(final):
-            for name in sorted(contents(self.scratch.path), reverse=True):  # data before names
-                flush(self.scratch.path / name)
-            flush(self.scratch.path)
+            for name in sorted(contents(self.folder), reverse=True):  # data before names
+                flush(self.folder / name)
+            flush(self.folder)
             try:
                 if os.path.lexists(final):
                     self._replace(final)
@@ -369,7 +375,6 @@ class Staging:
             except FileExistsError:
                 raise _appeared(final) from None
             except OSError:
-                self.tidy()
                 if self.final is None:
                     raise
         try:
@@ -382,27 +387,35 @@ class Staging:
         return final
 
     def _replace(self, final: Path) -> None:
-        """Replace an earlier output, which moves into the temporary folder."""
+        """Exchange the names of the folder and an earlier output."""
         expected = self._replaceable.get(final)
         if expected is None or contents(final) != expected:
             raise _appeared(final)
-        if not expected:  # an empty folder
-            final.rmdir()
-            move(self.folder, final)
-            return
+        self._exchange(final)
+        if contents(self.folder) != expected:
+            self._exchange(final)
+            raise _appeared(final)
+
+    def _exchange(self, final: Path) -> None:
         if _renameat2(self.folder, final, _EXCHANGE):  # in one step
-            if contents(self.folder) == expected:
-                return
-            _renameat2(self.folder, final, _EXCHANGE)
-        else:
-            old = self.folder.with_name(f"{OLD}{final.name}")
-            os.rename(final, old)
-            if contents(old) == expected:
-                flush(old.parent)
-                move(self.folder, final)
-                return
-            move(old, final)
-        raise _appeared(final)
+            return
+        os.rename(final, self._earlier)
+        try:
+            move(self.folder, final)
+        finally:
+            if not os.path.lexists(final):
+                move(self._earlier, final)
+        flush(final.parent)
+        os.rename(self._earlier, self.folder)
+
+    def close(self) -> None:
+        """Delete an output that was not published, or the one that it replaced."""
+        final = self.final
+        for folder in filter(os.path.lexists, (self.folder, self._earlier)):
+            with suppress(OSError):
+                ours = identity(folder, False) == self._identity
+                ours = ours or (final and contents(folder) == self._replaceable.get(final))
+                (shutil.rmtree if ours else os.rmdir)(folder)
 
 
 @contextmanager
@@ -429,14 +442,12 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
         raise
     finally:
         try:
-            left = staging.tidy()
+            staging.close()
         except BaseException:  # an interrupt; the next one is ignored
-            left = staging.tidy()
+            staging.close()
             raise
         finally:
-            staging.scratch.release()
-        for path in left:
-            _log.warning(LEFT, plain(str(path)))
+            report_left(output)
         for parent in missing:
             with suppress(OSError):
                 parent.rmdir()
@@ -444,108 +455,6 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
 
 def _appeared(final: Path) -> InputError:
     return InputError(f"{final} appeared or changed in the meantime; move it away and try again")
-
-
-# After a run
-
-
-def tidy(
-    scratch: Path, known: Collection[Contents] = (), own: Identity | None = None
-) -> list[Path]:
-    """Complete an unfinished replacement, and delete the temporary folder of a run.
-
-    Args:
-        scratch: the folder ``.OUT.xxxxxxxx`` of this run, or of a dead one.
-        known: contents of earlier outputs that may be deleted; all other contents are hashed first.
-        own: identity of this run's output, which is deleted if it was not published.
-
-    Returns:
-        Folders that are left, since they cannot be deleted or were changed.
-    """
-    new, left = scratch / NEW, []
-    try:
-        for old in scratch.glob(f"{OLD}*"):
-            _finish(new, old, scratch.with_name(old.name.removeprefix(OLD)))
-            if not new.is_dir():
-                _remove(old, known)
-            if os.path.lexists(old):
-                left.append(old)
-        if not left and identity(new, False) != own:
-            _remove(new, known)
-            if os.path.lexists(new / MANIFEST):  # else it is incomplete
-                left.append(new)
-    except OSError:
-        return [scratch] if os.path.lexists(scratch) else []
-    if not left:
-        clear(scratch)
-    return left
-
-
-def _finish(new: Path, old: Path, final: Path) -> None:
-    """Complete the replacement of an output that lost its name; if that fails, restore the name."""
-    if os.path.lexists(final) or not os.path.lexists(new / MANIFEST):
-        return
-    try:
-        move(new, final)
-    except OSError:
-        move(old, final)
-    flush(final.parent)
-
-
-def _remove(folder: Path, known: Collection[Contents]) -> None:
-    """Delete an earlier output, unless it was changed.
-
-    The recorded names are deleted one by one, and the manifest last, so that an interrupted
-    deletion can be resumed.
-    """
-    with suppress(OSError, InputError):
-        if contents(folder) in known or is_untouched(folder, partly=True):
-            recorded = read_json(folder / MANIFEST)["files"]
-            for name, (_, _, mode, *_) in sorted(contents(folder).items(), reverse=True):
-                if stat.S_ISDIR(mode):  # its contents were deleted before
-                    (folder / name).rmdir()
-                elif name in recorded:
-                    (folder / name).unlink()
-            if [path.name for path in folder.iterdir()] == [MANIFEST]:
-                (folder / MANIFEST).unlink()
-    with suppress(OSError):  # it is not empty; if it is, its manifest may have gone in another run
-        folder.rmdir()
-
-
-def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
-    """Delete temporary folders that earlier runs left behind, and report them.
-
-    A folder is deleted only if growkit made it and no live run uses it.
-
-    Args:
-        outputs: paths of outputs, next to which folders may be left.
-        inputs: files that must not be deleted.
-    """
-    outputs = [*outputs]
-    places = [*(path.parent for path in outputs), Path(tempfile.gettempdir())]
-    own = {f".{path.name}." for path in outputs}
-    for folder in (folder for place in dict.fromkeys(places) for folder in _candidates(place)):
-        if inputs.overlap(folder):
-            continue
-        with suppress(OSError), free(folder / LOCK) as dead:
-            if dead:
-                if left := tidy(folder) or [*filter(os.path.lexists, [folder])]:
-                    _log.warning(LEFT, plain(str(left[0])))
-                else:
-                    _log.warning("deleted %s, which an earlier run left behind", plain(str(folder)))
-                continue
-            named = folder.name.startswith("growkit-") or folder.name[:-ENDING] in own
-            # A run may have been killed before it could lock its folder.
-            if named and stat.S_IMODE(folder.stat().st_mode) == MODE:
-                folder.rmdir()  # fails unless the folder is empty
-
-
-def _candidates(place: Path) -> Iterator[Path]:
-    with suppress(OSError), os.scandir(place) as entries:
-        for entry in entries:
-            found = re.fullmatch(NAMES, entry.name) and entry.is_dir(follow_symlinks=False)
-            if found and entry.stat().st_uid == os.geteuid():
-                yield Path(entry.path)
 
 
 # The file system

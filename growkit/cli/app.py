@@ -19,7 +19,7 @@ from growkit.base import __version__
 from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Settings
 from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.publishing import rejected_name, sweep, write_whole
+from growkit.checkpoint.publishing import rejected_name, write_whole
 from growkit.cli import commands as cli
 from growkit.cli.commands import JSON, OUTPUT, SOURCE, RecipeOptions, command, print_result
 from growkit.cli.signals import handle_signals
@@ -194,7 +194,6 @@ def verify_command(
     reads = [each for each in (settings.text, optimizer, adapter) if each]
     one, other = find(source), find(target)
     inputs = Inputs([one.folder, other.folder, *reads])
-    sweep([one.folder, other.folder], inputs)
     check_report(destination.report, inputs)
     before, after_it = pair(one, other)
     check_settings(settings, before, adapter=adapter is not None)

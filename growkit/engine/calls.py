@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from growkit.base.errors import InputError, plain
-from growkit.checkpoint.scratch import temporary_scratch, using
+from growkit.checkpoint.scratch import Scratch, using
 
 TOGETHER = 512
 """Limit for the tokens of a batch: memory holds everything that a layer computes for them."""
@@ -212,7 +212,7 @@ class Spool:
     """List of tensors on disk, in a temporary folder that is deleted together with the object."""
 
     def __init__(self) -> None:
-        self._scratch = temporary_scratch("spool")
+        self._scratch = Scratch("spool")
         self._files: list[Path] = []
         finalize(self, self._scratch.close)
 

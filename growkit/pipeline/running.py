@@ -229,8 +229,6 @@ class _Run:
         self.progress, self.dry_run, self.inferred = progress, dry_run, inferred
         self.output, self.found = recipe.output_path, find(recipe.source)
         self.inputs = replace(recipe, source=str(self.found.folder)).inputs(reads)
-        if not dry_run:
-            publishing.sweep([self.output], self.inputs)
         self.source = self.found.open()
         if self.found.by_address:
             base_model = recipe.base_model or self.found.base_model

@@ -4,6 +4,7 @@ Each finished step of work is a line with its own hash, so a killed run loses on
 Work without a line is repeated.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -16,9 +17,9 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.folder import open_regular, read
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import made_around
-from growkit.checkpoint.scratch import LOCK, held, holding, temporary
+from growkit.checkpoint.scratch import temporary
 
-JOURNAL = "growkit.probe.jsonl"
+JOURNAL, LOCK = "growkit.probe.jsonl", "growkit.lock"
 
 SEAL = "sha256"
 """The key of a line's hash."""
@@ -148,7 +149,7 @@ def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Wor
         raise InputError(f"{problem} choose another --work")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with holding(folder / LOCK):
+        with _locked(folder):
             damaged = " is damaged; choose another --work, and begin again"
             try:
                 yield Work(folder, read_lines(folder / JOURNAL, damaged))
@@ -167,6 +168,28 @@ def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Wor
         raise KeyboardInterrupt(f"--resume continues in {folder}") from None
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a working folder.
+
+    Raises:
+        InputError: another process holds it.
+        OSError: the lock cannot be created.
+    """
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        with suppress(OSError):  # the file system may lack locks
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"another probe is at work in {folder}; wait, or choose another --work"
+                ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _problem(folder: Path, inputs: Inputs, resume: bool) -> str | None:
     if read := inputs.overlap(folder):
         return f"this probe would work in {folder} and read {read}, which overlap;"
@@ -179,6 +202,4 @@ def _problem(folder: Path, inputs: Inputs, resume: bool) -> str | None:
         return f"{folder} holds an earlier probe; continue it with --resume, or"
     if not folder.is_dir() or (not own and any(each.name != LOCK for each in folder.iterdir())):
         return f"{folder} is not an empty folder;"
-    if held(folder / LOCK):
-        return f"another probe is at work in {folder}; wait, or"
     return None
