@@ -414,8 +414,8 @@ class Staging:
         for folder in filter(os.path.lexists, (self.folder, self._earlier)):
             with suppress(OSError):
                 ours = identity(folder, False) == self._identity
-                ours = ours or (final and contents(folder) == self._replaceable.get(final))
-                (shutil.rmtree if ours else os.rmdir)(folder)
+                replaced = final and contents(folder) == self._replaceable.get(final)
+                (shutil.rmtree if ours or replaced else os.rmdir)(folder)
 
 
 @contextmanager
