@@ -1,6 +1,8 @@
 """A tiny random model of every causal language model that transformers has."""
 
+import inspect
 import shutil
+import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -8,20 +10,26 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES, ALLOWED_MLP_LAYER_TYPES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.engine.thresholds import OTHERS, THRESHOLD
 
 TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 LARGEST = 3_000_000
 """Parameters of a model that is still tiny, at most."""
 
+WINDOW = 64
+"""Tokens of windows, chunks, blocks and budgets, and tokens that an indexer chooses."""
+
 SIZES: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "max_position_embeddings"), 64),
-    **dict.fromkeys(("n_positions", "n_ctx", "max_seq_len", "max_seq_length", "seq_length"), 64),
-    **dict.fromkeys(("max_sequence_length", "context_length", "n_inner", "d_ff", "ffn_dim"), 64),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "n_inner", "d_ff", "ffn_dim"), 64),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 512),
+    **dict.fromkeys(("max_seq_length", "seq_length", "max_sequence_length"), 512),
+    **dict.fromkeys(("context_length", "max_target_positions"), 512),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "word_embed_proj_dim"), 32),
     **dict.fromkeys(("embedding_size", "emb_dim", "input_embedding_size"), 32),
     **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "encoder_ffn_dim"), 48),
@@ -41,15 +49,20 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "index_head_dim"), 16),
     **dict.fromkeys(("mamba_n_heads", "linear_num_key_heads", "linear_num_value_heads"), 4),
     **dict.fromkeys(("first_k_dense_replace", "num_dense_layers"), 1),
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": WINDOW},
     "forced_eos_token_id": None,
+    "index_block_size": WINDOW // 4,
+    "index_topk_blocks": 4,
     "is_decoder": True,
+    "max_window_layers": 1,
+    "sliding_window": WINDOW,  # some classes have none by default
+    "use_sliding_window": True,
 }
 """Values of config keys, wherever a config has them."""
 
 LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 KINDS: dict[str, dict[str, Any]] = {
     "axk1": {"n_group": 2, "topk_group": 1},
-    "axk2": {"index_topk": 4},
     "bailing_hybrid": {**LINEAR, "n_group": 2, "topk_group": 1},
     "bamba": {"attn_layer_indices": [1]},
     "beam": {"mlp_layer_types": ["dense", "sparse"], "n_group": 2, "topk_group": 1},
@@ -66,9 +79,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "deepseek_v3": {"n_group": 2, "topk_group": 1},
-    "deepseek_v32": {"n_group": 2, "topk_group": 1, "index_topk": 4},
+    "deepseek_v32": {"n_group": 2, "topk_group": 1},
     "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
-    "dots3_note_text": {"index_topk": 4},
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3n_text": {
         "layer_types": ["sliding_attention", "full_attention"],
@@ -81,11 +93,9 @@ KINDS: dict[str, dict[str, Any]] = {
         "top_k_experts": 2,
         "moe_intermediate_size": 16,
     },
-    "glm_moe_dsa": {"index_topk": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gptj": {"rotary_dim": 4},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8},
-    "hy_v4": {"index_topk": 4},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {**LINEAR, "linear_num_heads": 4, "q_lora_rank": None},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -104,7 +114,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 8,
-        "indexer_budget": 8,
+        "indexer_budget": WINDOW,
         "indexer_compress_ratio": 2,
     },
     "recurrent_gemma": {"block_types": ("recurrent", "attention")},
@@ -112,7 +122,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "is_decoder": True,
         "axial_pos_embds": False,
         "attn_layers": ("local", "local"),
-        "local_attn_chunk_length": 16,
+        "local_attn_chunk_length": WINDOW,
         "attention_head_size": 8,
     },
     "xlstm": {"hidden_size": 64, "num_heads": 2},
@@ -134,6 +144,7 @@ ALTERNATING: dict[str, Any] = {
     "attn_layer_period": 2,
     "block_types": ("recurrent", "attention"),
     "indexer_types": ["full", "shared"] * 2,
+    "max_window_layers": 2,
     "mlp_only_layers": [0, 2],
     "moe_layers": [1, 3],
     "no_rope_layers": [1, 0] * 2,
@@ -144,12 +155,21 @@ FOUR = {"num_hidden_layers": 4}
 EIGHT = {"num_hidden_layers": 8, "num_dense_layers": 4}
 TWICE: dict[str, dict[str, Any]] = {
     "afmoe": {**EIGHT, "layer_types": ["sliding_attention", "full_attention"] * 4},
-    "dots3_note_text": {"layer_types": ["indexed_attention"] * 4},  # others are large
+    "dots3_note_text": {
+        "layer_types": ["indexed_attention", "sliding_attention"] * 2,
+        **dict.fromkeys(("swa_num_attention_heads", "swa_num_key_value_heads"), 4),
+        **dict.fromkeys(("swa_q_lora_rank", "swa_kv_lora_rank", "swa_head_dim"), 16),
+        **dict.fromkeys(("swa_qk_nope_head_dim", "swa_v_head_dim"), 8),
+    },
+    "lfm3": {
+        "num_hidden_layers": 6,
+        "layer_types": ["conv", "full_attention", "sliding_attention"] * 2,
+    },
     "lfm2_moe": {**EIGHT, "layer_types": ["conv", "full_attention"] * 4},
     "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "mlp"] * 2},
     "zamba": {**FOUR, "layers_block_type": ["mamba", "hybrid"] * 2},
     "zamba2": {**FOUR, "layers_block_type": ["mamba", "hybrid"] * 2},
-    "zaya": FOUR,
+    "zaya": {**FOUR, "layer_types": ["hybrid", "hybrid_sliding"] * 2},
 }
 """Likewise of single types."""
 
@@ -168,6 +188,7 @@ def layers_of(config_class: Any, values: dict[str, Any]) -> dict[str, Any]:
         value = values.get(key, default.get(key))
         if isinstance(value, list) and all(isinstance(kind, str) for kind in value):
             kinds = list(dict.fromkeys(value))
+            kinds = kinds if len(kinds) > 1 else named_kinds(config_class, kinds)
             if len(kinds) > 1 and len(value) in (2, default.get("num_hidden_layers")):
                 twice[key] = 2 * kinds
     single: dict[str, Any] = TWICE.get(config_class.model_type, {})
@@ -175,6 +196,16 @@ def layers_of(config_class: Any, values: dict[str, Any]) -> dict[str, Any]:
         return {}
     count = max([4, *(len(value) for value in twice.values() if isinstance(value, list))])
     return dict.fromkeys({"num_hidden_layers", "num_layers"} & {*default}, count) | twice | single
+
+
+def named_kinds(config_class: Any, kinds: list[str]) -> list[str]:
+    """The kinds of layers, of attention or of MLPs as these are, that the code of a class names."""
+    names = config_class.__module__, config_class.__module__.replace("configuration_", "modeling_")
+    code = "".join(inspect.getsource(sys.modules[name]) for name in names if name in sys.modules)
+    for allowed in (ALLOWED_ATTN_LAYER_TYPES, ALLOWED_MLP_LAYER_TYPES):
+        if {*kinds} <= {*allowed}:
+            return sorted({*kinds, *(kind for kind in allowed if f'"{kind}"' in code)})
+    return kinds
 
 
 def small(config_class: Any, alternating: bool = False) -> dict[str, Any]:
@@ -201,7 +232,8 @@ def small(config_class: Any, alternating: bool = False) -> dict[str, Any]:
         if name in SIZES:
             found[name] = SIZES[name]
         elif isinstance(default, int) and not isinstance(default, bool) and default > 64:
-            found[name] = 16
+            threshold = THRESHOLD.search(name) and not OTHERS.search(name)
+            found[name] = WINDOW if threshold else 16
     kind = config_class.model_type
     if kind in TEXT:
         found["text_config"] = {

@@ -12,9 +12,11 @@ import json
 import math
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,16 +30,16 @@ from growkit.engine.metrics import error_of
 from growkit.families.family import described, family_of
 from growkit.inference import family_for
 from growkit.sources import find
-from tests.architectures import TYPES, outcome, save, with_fault
+from tests.architectures import TYPES, WINDOW, outcome, save, with_fault
 from tests.conftest import strict_logits
 
 FILE = Path(growkit.__file__).parents[1] / "benchmarks" / "results" / "decoders.md"
 TITLE = """# Decoders of transformers
 
 A tiny random model of every type is grown along every axis in the first way that is possible. It
-has each kind of layer of its class twice, and prompts are longer than its windows, chunks and
-top-k. A cell is the promise that transformers' own classes kept in strict float64 (exact: below
-1e-12) and `growkit verify` confirmed; it also noticed a matrix that is 1 % larger.
+has each kind of layer of its class twice. Its windows, chunks, budgets and top-k are of 64 tokens,
+and prompts have 256. A cell is the promise that transformers' own classes kept in strict float64
+(exact: below 1e-12) and `growkit verify` confirmed; it also noticed a matrix that is 1 % larger.
 *untied*: with `--untie`; *alone*: no other size grows with hidden; *stack*: with `--blocks stack`.
 `python -m tests.decoders LINES` makes this page.
 """
@@ -50,6 +52,7 @@ GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"hidden": "x2", **ALONE},
         {"hidden": "x2", "untie": True},
         {"hidden": "x4"},
+        {"hidden": "x4", **ALONE},
     ),
     "ffn": ({"ffn": "x2"},),
     "heads": ({"heads": "x2", "kv_heads": "x1"}, {"heads": "x2"}),
@@ -59,8 +62,8 @@ GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 }
 """Growths to try for each axis, until one is possible."""
 
-TOKENS = 40
-"""Of a prompt: more than the windows, chunks, top-k and budgets of the models, at most 16."""
+TOKENS = 4 * WINDOW
+"""Of a prompt: more than the windows, chunks, top-k and budgets of the models."""
 
 FEW = growkit.Settings(prompts=1, length=TOKENS)
 LIMITS = {"exact": 1e-12, "bounded": 0.1, "different": math.inf}
@@ -78,7 +81,7 @@ def line_of(kind: str, seeds: Sequence[int] = range(1)) -> dict[str, Any]:
         ``unmade``, the reason why transformers makes no such model; or ``refused``, the reason why
         its family cannot be described; or ``growths``, the outcome along every axis that it has.
     """
-    line: dict[str, Any] = {"type": kind, "transformers": transformers.__version__}
+    line: dict[str, Any] = {"type": kind, "made": _made()}
     with TemporaryDirectory() as scratch:
         place = Path(scratch)
         try:
@@ -102,6 +105,15 @@ def line_of(kind: str, seeds: Sequence[int] = range(1)) -> dict[str, Any]:
         models = Models(kind, place, sources, expected, family)
         growths = {axis: models.grown(axis, axes) for axis in GROWTHS if axis in axes}
     return line | {"inferred": how is not None, "growths": growths}
+
+
+def _made() -> str:
+    """When, from which commit, and with which versions a line is made."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=FILE.parent, capture_output=True, text=True
+    ).stdout.strip()
+    versions = f"transformers {transformers.__version__} and torch {torch.__version__}"
+    return f"Made on {datetime.now(UTC):%Y-%m-%d} from commit {commit} with {versions}"
 
 
 @dataclass(frozen=True)
@@ -246,9 +258,14 @@ def as_markdown(lines: Sequence[Mapping[str, Any]]) -> str:
         for axis in ("hidden", "layers")
     }
     named = {"unmade": "not made", "refused": "any size"}
-    shown = [
-        f"With transformers {lines[0]['transformers']}, of {len(grown)} types hidden grows exactly "
-        f"in {exact['hidden']}, layers in {exact['layers']}.",
+    made: dict[str, list[str]] = {}
+    for line in lines:
+        made.setdefault(line["made"], []).append(line["type"])
+    (first, _), *others = sorted(made.items(), key=lambda item: -len(item[1]))
+    shown = [f"{first}.", *(f"{how}: {', '.join(types)}." for how, types in others)]
+    shown += [
+        f"Of {len(grown)} types hidden grows exactly in {exact['hidden']}, layers in "
+        f"{exact['layers']}.",
         "",
     ]
     shown += [f"| types | {' | '.join(GROWTHS)} |", "|" + " --- |" * (1 + len(GROWTHS))]

@@ -682,6 +682,31 @@ def test_sizes_that_the_class_computes_are_refused_before_writing(
     assert relative_error(source, out) < 1e-12
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("kind", "growth"),
+    [
+        ("inkling2_text", {"hidden": "x4"}),
+        ("inkling2_text", {"hidden": "x4", "heads": "x1", "kv_heads": "x1"}),
+        ("recurrent_gemma", {"method": "depth", "layers": "x2"}),
+        ("recurrent_gemma", {"method": "depth", "layers": "x1.5"}),
+    ],
+)
+def test_vectors_that_are_read_and_biases_that_are_added_alone(
+    kind: str, growth: dict[str, Any], tmp_path: Path
+) -> None:
+    """A query that is a vector; a bias that torch adds after the product, in place."""
+    source, out = save(kind, tmp_path / "source", alternating=True), tmp_path / "out"
+    assert growkit.grow(source, out, verify=FEW, **growth)["kept"]
+    assert relative_error(source, out) < 1e-12
+
+
+def test_the_reason_why_a_grown_model_does_not_run_is_named(tmp_path: Path) -> None:
+    source = save("cpmant", tmp_path / "source")
+    with pytest.raises(growkit.InputError, match=r"does not run \(lm_head.weight differs from"):
+        growkit.grow(source, tmp_path / "out", verify=False, ffn="x2")
+
+
 def test_a_head_of_its_own_has_a_bias_of_its_own(tmp_path: Path) -> None:
     """BERT's class ties the bias of its head as well, as long as the head is the embedding."""
     config = config_of("bert-generation", tie_word_embeddings=True)

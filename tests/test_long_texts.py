@@ -102,3 +102,15 @@ def test_a_period_of_kinds_of_layers_is_no_threshold() -> None:
     with_lower = resolved(changed(config, lowered(config, config)))
     assert with_lower["layer_types"] == resolved(config)["layer_types"]
     assert with_lower["sliding_window"] == LOW
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("tokens", [20, 24])
+def test_noise_breaks_no_tie_between_equal_tokens(tokens: int, tmp_path: Path) -> None:
+    """Doge's first layer chooses tokens by their values, which are those of equal tokens alike."""
+    source = save("doge", tmp_path / "source", keep_window_size=16)
+    few = growkit.Settings(prompts=1, length=tokens)
+    assert growkit.grow(source, tmp_path / "out", hidden="x2", verify=few)["kept"]
+    with edit_weights(tmp_path / "out") as weights:
+        weights["model.layers.0.self_attn.dt_proj.weight"].mul_(1.01)
+    assert not growkit.verify(source, tmp_path / "out", few)["kept"]

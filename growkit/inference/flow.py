@@ -140,7 +140,7 @@ class Flow(TorchDispatchMode):
         learned = {each for tensor in given for each in self._named(tensor)}
         self.used |= learned
         if learned:
-            self._follow_parameters(learned, given, made)
+            self._follow_parameters(learned, given, made, operation.removesuffix("_") in SUMS)
         elif operation.removesuffix("_") in KEEPING:
             self._follow_factor(given, args, made, operation.startswith("div"))
         elif operation.endswith("_") and isinstance(made, torch.Tensor):
@@ -207,13 +207,18 @@ class Flow(TorchDispatchMode):
 
     # Factors.
 
-    def _follow_parameters(self, learned: set[str], given: list[Any], made: Any) -> None:
+    def _follow_parameters(
+        self, learned: set[str], given: list[Any], made: Any, adds: bool
+    ) -> None:
         """Record the parameters that make a tensor, and the scale of the tensor that they read."""
         self.uses.update(learned)
+        makers = set(learned)
         for tensor in given:
             self._scale(learned, self._times.get(_memory(tensor), 1.0))
+            if adds:  # a bias, to the product with its weight
+                makers |= self._makers.get(_memory(tensor), set())
         for tensor in _floating([made]):
-            self._makers[_memory(tensor)] = learned
+            self._makers[_memory(tensor)] = makers
 
     def _follow_factor(self, given: list[Any], args: Any, made: Any, divides: bool) -> None:
         """Record that a tensor is multiplied by a scalar."""

@@ -214,9 +214,8 @@ def _failed(trial: Trial) -> str | None:
     """The failure of a growth that could be planned; None if it did not fail."""
     if trial.wrong:
         return f"logits differed by {trial['error']:.1g}"
-    return next(
-        (of for of in (DOES_NOT_RUN, HANDS_ON) if (trial["why"] or "").startswith(of)), None
-    )
+    why = trial["why"] or ""
+    return why if why.startswith((DOES_NOT_RUN, HANDS_ON)) else None
 
 
 def _badness(trial: Trial) -> float:
@@ -288,7 +287,9 @@ def _trial(
             try:
                 return error_of(_logits(grown, ids), expected)
             except InputError as why:  # its tensors are not those of the class, for example
-                raise InputError(f"{DOES_NOT_RUN} ({reason(why)})") from None
+                named = re.escape(str(source.folder))  # it is temporary
+                cause = re.sub(rf"( in)? {named}\S*", "", reason(why)).partition("; ")[0]
+                raise InputError(f"{DOES_NOT_RUN} ({cause})") from None
 
     for growth in GROWTHS[axis]:
         method = growth.get("method", DEFAULT_METHOD)

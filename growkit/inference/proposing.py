@@ -460,6 +460,8 @@ def _shortest(entries: list[dict[str, Any]]) -> Any:
 
 def _with_roles(dimensions: tuple[str, ...], reads: set[int]) -> str:
     """The pattern of some dimensions; ``reads`` has the positions of those that are read."""
+    if len(dimensions) == 1 and reads:
+        return f"<- {dimensions[0]}"
     if len(dimensions) == 2 and len(reads) == 1:
         return " <- ".join(dimensions) if reads == {1} else " -> ".join(dimensions)
     return ", ".join(dimensions)

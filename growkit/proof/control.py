@@ -64,6 +64,8 @@ class Probe:
             state = stage.after[0] if disturbed is None else stage.again(0, disturbed)
             generator = torch.Generator().manual_seed(len(stage.name))
             noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
+            # Equal states are rounded alike, so that noise breaks no tie between equal tokens.
+            noise = noise[state.cpu().unique(dim=0, return_inverse=True)[1]]
             # Zeros have no rounding, and a norm would enlarge any noise in them to their size.
             noise = noise.to(state) * state.any(-1, keepdim=True)
             self._disturbed = state + self.noise * state.square().mean().sqrt() * noise
