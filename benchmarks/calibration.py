@@ -47,7 +47,7 @@ def main() -> None:
                         overwrite=True,
                     )
                     assert result["verification"] is not None
-                    found = result["verification"]["strict_float64"]["kl_nats_per_token"]
+                    found = result["verification"].sections.logits.strict_float64.kl_nats_per_token
                     assert found is not None
                     kl.append(found)
                 manifest = json.loads((folder / "out" / "growkit.json").read_text("utf-8"))

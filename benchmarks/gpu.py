@@ -276,8 +276,12 @@ def prove(device: str, quick: bool) -> int:
             spoiled = growkit.verify(source, target, device=device, prompts=2, length=32)
         held &= sound["kept"] and not spoiled["kept"]
         print(line_of(model.name, sound, spoiled, seconds, peak), flush=True)
-        told = [each["sentence"] for each in sound["findings"] if each["name"] == "device"]
-        told += [f"{m['name']}: {m['note']}" for m in sound["modes"] if "attention: " in m["name"]]
+        told = [each["sentence"] for each in sound.findings if each["name"] == "device"]
+        told += [
+            f"{m['name']}: {m['note']}"
+            for m in sound.sections.modes.modes
+            if "attention: " in m["name"]
+        ]
         for each in told:
             print(f"- {model.name}: {each}", flush=True)
     return 0 if held else 1
@@ -293,7 +297,7 @@ def spoil(folder: Path) -> None:
 
 
 def line_of(name: str, sound: Any, spoiled: Any, seconds: float, peak: float | None) -> str:
-    strict, native = sound["strict_float64"], sound["native"]
+    strict, native = sound.sections.logits.strict_float64, sound.sections.logits.native
     words = ["preserved" if sound["kept"] else "NOT PRESERVED"]
     words.append("a fault is missed" if spoiled["kept"] else "a fault is caught")
     cells = [name, ", ".join(words)]

@@ -104,8 +104,8 @@ def measure(scratch: Path, chosen: argparse.Namespace) -> None:
             torch.accelerator.reset_peak_memory_stats()
         result = growkit.verify(source, out, device=chosen.device)
         device = torch.accelerator.max_memory_allocated() / 1e9 if chosen.device != "cpu" else 0.0
-        strict = result["strict_float64"]["relative"]
-        caught = "caught" if result["negative_control_caught"] else "missed"
+        strict = result.sections.logits.strict_float64.relative
+        caught = "caught" if result.sections.logits.negative_control_caught else "missed"
         (scratch / "result.json").write_text(json.dumps(result))
         return f"{result['verdict']}, {strict:.1e}, fault {caught}, {device:.1f} GB on the device"
 

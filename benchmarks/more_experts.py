@@ -83,7 +83,7 @@ def main() -> None:
                 more = {"method": "experts", "top_k": 2, "seed": seed, "verify": settings}
                 proof = growkit.grow(source, out, **more, **chosen)["verification"]
                 kl = (proof[each]["kl_nats_per_token"] for each in ("strict_float64", "native"))
-                losses = (proof["loss_source"], proof["loss_target"])
+                losses = (proof.sections.logits.loss_source, proof.sections.logits.loss_target)
                 figures = (*(f"{k:.4f}" for k in kl), *(f"{loss:.3f}" for loss in losses))
                 print(row(name, seed, *figures), flush=True)
 

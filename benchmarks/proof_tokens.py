@@ -101,7 +101,7 @@ def margins(
                 place = "embedding" if "embed_tokens" in name else "elsewhere"
                 for prompts, length in AMOUNTS:
                     result = growkit.verify(source, bad, prompts=prompts, length=length)
-                    strict = result["strict_float64"]
+                    strict = result.sections.logits.strict_float64
                     assert strict["relative"] is not None
                     assert strict["tolerance"] is not None
                     yield fault, place, (prompts, length), strict["relative"] / strict["tolerance"]

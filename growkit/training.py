@@ -111,7 +111,9 @@ def expected_of(folder: Path) -> Fingerprint:
         InputError: growkit did not write the folder, or its files have changed.
     """
     checkpoint, file = Checkpoint(folder), folder / MANIFEST
-    held: Any = read_manifest(checkpoint.opened).get("verification")
+    held: Any = read_manifest(checkpoint.opened)
+    for key in ("verification", "sections", "logits"):
+        held = held.get(key) if isinstance(held, dict) else None
     check_vocabulary(checkpoint)
     if isinstance(held, dict) and "fingerprint" in held:
         held = held["fingerprint"]

@@ -186,13 +186,15 @@ def judged(source: Path, target: Path) -> dict[str, Any]:
         return {"kept": False, "unable": True, "reason": _sentence(error, target.parent)}
     said: dict[str, Any] = {"kept": found["kept"]}
     if not found["kept"]:
-        unable = [mode.note for mode in found["modes"] if "the source can, but" in mode.note]
+        unable = [
+            mode.note for mode in found.sections.modes.modes if "the source can, but" in mode.note
+        ]
         return said | {"reason": found["reason"], "unable": unable}
-    said["modes"] = {mode.name: mode.note for mode in found["modes"] if not mode.tried}
+    said["modes"] = {mode.name: mode.note for mode in found.sections.modes.modes if not mode.tried}
     spoiled = target.with_name("spoiled")
     if with_fault(target, spoiled):
         again = growkit.verify(source, spoiled, FEW)
-        logits = next(each for each in again["findings"] if each.name == "strict_float64")
+        logits = next(each for each in again.findings if each.name == "strict_float64")
         said["fault"] = not again["kept"]
         said["fault_in_logits"] = logits.kept is False
     shutil.rmtree(spoiled)

@@ -37,7 +37,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.engine.device import doubt
 from growkit.engine.lending import Lender
-from growkit.proof import function, verdict
+from growkit.proof import function, usage
 from tests.conftest import edit_weights, save_model
 from tests.wrong_arithmetic import (
     KINDS,
@@ -186,7 +186,7 @@ def pretend() -> None:
         (Tensor, "tolist"): lambda self: as_list(self.cpu()),
         (Tensor, "new_tensor"): like,
         (torch, "tensor"): moved,
-        (verdict, "run_whole_models"): lambda *args: [],  # transformers saves only real tensors
+        (usage, "run_whole_models"): lambda *args: [],  # transformers saves only real tensors
     }
     for (owner, name), changed in changes.items():
         setattr(owner, name, changed)
@@ -257,14 +257,9 @@ def left_on_the_cpu() -> Iterator[None]:
 @contextmanager
 def trusted() -> Iterator[None]:
     """Believe the device, without a look at the CPU."""
-
-    def run(self: Any, ways: Any) -> str:
-        self._run_modes(ways)
-        return ""
-
     with (
         patch.object(function, "doubt", lambda *args: ""),
-        patch.object(function.FunctionProof, "_run_on_device", run),
+        patch.object(function, "unlike_cpu", lambda strict: ""),
     ):
         yield
 
@@ -275,10 +270,11 @@ def proved(source: Path, target: Path, **options: Any) -> dict[str, Any]:
             found = growkit.verify(source, target, **({"prompts": 2, "length": 24} | options))
         except InputError as error:
             return {"kept": False, "reason": str(error), "fault": None, "modes": [], "device": ""}
-    device = next(each["sentence"] for each in found["findings"] if each["name"] == "device")
-    losses = [found["loss_target"], *(found["training"] or {}).get("losses_target", [])]
-    kept = {key: found[key] for key in ("kept", "reason", "fault", "modes")}
-    return kept | {"device": device, "losses": losses}
+    device = next(each["sentence"] for each in found.findings if each["name"] == "device")
+    sections = found.sections
+    losses = [sections.logits.loss_target, *(sections.training or {}).get("losses_target", [])]
+    kept = {key: found[key] for key in ("kept", "reason", "fault")}
+    return kept | {"modes": sections.modes.modes, "device": device, "losses": losses}
 
 
 def spoil(folder: Path, factor: float) -> None:

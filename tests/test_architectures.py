@@ -132,7 +132,10 @@ def test_a_copy_is_preserved_and_a_fault_is_caught(kind: str, tmp_path: Path) ->
 @pytest.mark.usage
 def test_experts_are_saved_and_generate(tmp_path: Path) -> None:
     source = save("mixtral", tmp_path / "source")
-    modes = {mode["name"]: mode for mode in growkit.verify(source, source, prompts=2)["modes"]}
+    modes = {
+        mode["name"]: mode
+        for mode in growkit.verify(source, source, prompts=2).sections.modes.modes
+    }
     assert modes["generate"]["kept"] is True
     assert modes["save and reload"]["kept"] is True
 

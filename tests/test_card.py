@@ -104,7 +104,7 @@ def test_names_are_published_and_no_paths(kind: str, place: Path) -> None:
     assert recipe["steps"][0].get("calibration") == calibration
     source = place / "my models" / "secret"
     again = growkit.verify(source, place / "out" / kind, prompts=1, length=8)
-    assert (again.kept, again.weights_recovered, again.source) == (True, True, str(source))
+    assert (again.kept, again.sections.weights.recovered, again.source) == (True, True, str(source))
 
 
 def test_sentences_are_published_without_paths(place: Path) -> None:
@@ -116,7 +116,9 @@ def test_sentences_are_published_without_paths(place: Path) -> None:
         f"preserved: all; the code in {source} (a.py) and {target} and "
         "'/var/tmp/growkit-abc/reload/x.py' differ"
     )
-    proof["modes"][0]["note"] = f"{source}/x.json cannot be read, C:\\Users\\me\\x too"
+    proof["sections"]["modes"]["modes"][0]["note"] = (
+        f"{source}/x.json cannot be read, C:\\Users\\me\\x too"
+    )
     public = without_paths([str(source), str(place / "out" / "large")])
     card = model_card(manifest | {"verification": public(proof)})
     for private in (str(place), place.name, "my models", "/var", "reload/", "Users"):
@@ -169,8 +171,9 @@ def test_its_first_table_is_what_became_of_what(kind: str, place: Path) -> None:
     proof = manifest_of(place, kind)["verification"]
     assert ("| loss" in first) is ("| in float32 |" in card) is (kind != "unproved")
     if proof:
-        losses = " | ".join(f"{proof[f'loss_{of}']:.4f}" for of in ("source", "target"))
-        text = f"loss, nats per token ({proof['predictions']} predictions, held out.txt)"
+        logits = proof["sections"]["logits"]
+        losses = " | ".join(f"{logits[f'loss_{of}']:.4f}" for of in ("source", "target"))
+        text = f"loss, nats per token ({logits['predictions']} predictions, held out.txt)"
         assert f"| {text} | {losses} |" in first
     assert not LONG.search(card)
     assert LONG.search("0.049999999999999996")  # the control
@@ -185,7 +188,7 @@ def test_its_first_table_is_what_became_of_what(kind: str, place: Path) -> None:
 def test_untrusted_text_is_no_markup(place: Path) -> None:
     manifest = manifest_of(place, "lossy")
     manifest["recipe"]["source"] = "a|b` <img src=x> [c](d)"
-    manifest["verification"]["negative_control"] = "a <script> | `b`\n## c"
+    manifest["verification"]["sections"]["logits"]["negative_control"] = "a <script> | `b`\n## c"
     card = model_card(manifest)
     assert "| model | `a\\|b' <img src=x> [c](d)` |" in card
     assert "<script>" not in card

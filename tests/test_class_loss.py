@@ -66,7 +66,7 @@ def test_a_proof_compares_the_loss_of_the_class(tmp_path: Path) -> None:
     grown = growkit.grow(source, out, verify=settings, symmetry="keep", **MORE)
     assert grown["kept"]
     proof = grown["verification"]
-    assert proof["training"]["losses_source"][0] > proof["loss_source"] + 0.1
+    assert proof.sections.training.losses_source[0] > proof.sections.logits.loss_source + 0.1
     (out / "growkit.json").unlink()
     assert growkit.verify(source, out, QUICK)["kept"]
     balanced(out, router_aux_loss_coef=0.1)
@@ -105,5 +105,5 @@ def test_another_loss_is_planned(kind: str, growth: dict[str, Any], tmp_path: Pa
 def test_a_class_without_such_a_loss_returns_the_same(tmp_path: Path) -> None:
     source = balanced(save("deepseek_v3", tmp_path / "source"))
     grown = growkit.grow(source, tmp_path / "out", verify=QUICK, method="depth", layers="x2")
-    modes = {mode["name"]: mode["kept"] for mode in grown["verification"]["modes"]}
+    modes = {mode["name"]: mode["kept"] for mode in grown["verification"].sections.modes.modes}
     assert (grown["warnings"], modes["loss"]) == ([], True)

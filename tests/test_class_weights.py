@@ -217,4 +217,4 @@ def test_the_bias_of_experts_in_a_buffer(kind: str, renamed: bool, tmp_path: Pat
     found = growkit.verify(source, target, **QUICK)
     assert not found["kept"]
     assert name in found["reason"]
-    assert found["strict_float64"]["relative"] > 0.01
+    assert found.sections.logits.strict_float64.relative > 0.01

@@ -95,7 +95,7 @@ def test_grow_and_verify(make: Make, tmp_path: Path) -> None:
     assert "model.layers.1" in result.stdout
     result = cli("verify", source, target, "--json", *QUICK)
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["first_differing_layer"] == 1
+    assert json.loads(result.stdout)["sections"]["logits"]["first_differing_layer"] == 1
 
 
 def test_dry_run_shows_everything_and_touches_nothing(make: Make, tmp_path: Path) -> None:

@@ -188,8 +188,8 @@ def test_sharing_with_less_rank_is_bounded(scope: str, tmp_path: Path) -> None:
         ]
         assert verification["kept"]
         assert verification["promise"] == "bounded"
-        assert verification["negative_control_caught"]
-        distances.append(verification["strict_float64"]["kl_nats_per_token"])
+        assert verification.sections.logits.negative_control_caught
+        distances.append(verification.sections.logits.strict_float64.kl_nats_per_token)
     assert distances[0] > distances[2] > 1e-6
 
 
@@ -210,7 +210,7 @@ def test_updates_of_heads_that_differ_in_less_than_the_rank_can_train(
     out, asked = tmp_path / "out", {"scope": scope, "rank": 4}
     settings = growkit.Settings(prompts=1, length=16, trainability=True)
     grown = growkit.convert(tmp_path / "diff", out, "shared-diff", verify=settings, **asked)
-    trainability = grown["verification"]["trainability"]
+    trainability = grown["verification"].sections.trainability
     assert not trainability["silent_parameters"]
     assert relative_error(tmp_path / "diff", out) < 1e-5
     model = AutoModelForCausalLM.from_pretrained(out)

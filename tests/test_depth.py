@@ -412,7 +412,7 @@ def test_depth_and_width_and_differences_in_one_recipe(make: Make, tmp_path: Pat
     steps = [DEEPER, WIDER, GrowStep("depth", place="0"), ConvertStep("diff-v2"), DEEPER]
     result = run(source, tmp_path / "out", *steps)
     assert result["kept"]
-    trained = result["verification"]["trainability"]
+    trained = result["verification"].sections.trainability
     assert (trained["trainable"], trained["idle_layers"]) == (True, 4)
     assert "the 4 new layers start as identity" in trainability_sentence(trained)
     assert relative_error(source, tmp_path / "out") < 1e-12
@@ -442,7 +442,9 @@ def test_lambda_init_travels_with_its_layer(make: Make, tmp_path: Path) -> None:
 def test_a_fault_in_a_new_layer(make: Make, tmp_path: Path) -> None:
     source, out = make("llama"), tmp_path / "out"
     result = run(source, out, GrowStep("depth", place="0"))
-    assert [each["relative"] for each in result["verification"]["by_layer"]] == [0.0] * 4
+    assert [each["relative"] for each in result["verification"].sections.logits.by_layer] == [
+        0.0
+    ] * 4
     name = "model.layers.1.self_attn.o_proj.weight"
     with edit_weights(out) as tensors:
         tensors[name] += 0.1
@@ -459,11 +461,11 @@ def test_what_a_stack_is_held_to(make: Make, tmp_path: Path) -> None:
     result = run(source, out, GrowStep("depth", layers="x2", blocks="stack"))
     assert result["kept"]
     assert "layers are computed more than once" in result["verification"]["reason"]
-    modules = [each["module"] for each in result["verification"]["by_layer"]]
+    modules = [each["module"] for each in result["verification"].sections.logits.by_layer]
     assert modules == ["model.embed_tokens", "model.layers.0", "model.layers.1"]
     name = spoiled(out, 3, seeded(0))
     found = growkit.verify(source, out, **FEW)
-    assert (found["kept"], found["first_lost_tensor"]) == (False, name)
+    assert (found["kept"], found.sections.weights.first_lost_tensor) == (False, name)
 
 
 def test_layers_that_compute_nothing_need_no_manifest(make: Make, tmp_path: Path) -> None:
@@ -475,6 +477,8 @@ def test_layers_that_compute_nothing_need_no_manifest(make: Make, tmp_path: Path
         (folder / "growkit.json").unlink()
     found = growkit.verify(source, out, **FEW, trainability=True)
     assert found["kept"], found["reason"]
-    assert [each["relative"] for each in found["by_layer"]] == [0.0]  # which layers correspond?
+    assert [each["relative"] for each in found.sections.logits.by_layer] == [
+        0.0
+    ]  # which layers correspond?
     spoiled(out, 3, seeded(0))
     assert not growkit.verify(source, out, **FEW)["kept"]

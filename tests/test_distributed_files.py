@@ -175,7 +175,7 @@ def test_what_grows_from_it_is_proved(tmp_path: Path) -> None:
     file.write_bytes(content.replace(number, bytes([number[0] ^ 1]) + number[1:]))
     found = growkit.verify(folder, tmp_path / "out", quick)
     assert not found["kept"]
-    assert found["first_lost_tensor"] == "model.norm.weight"
+    assert found.sections.weights.first_lost_tensor == "model.norm.weight"
 
 
 def listed(folder: Path) -> Metadata:

@@ -169,7 +169,7 @@ def test_the_report_says_whether_copies_can_part(kind: str, symmetry: Any, tmp_p
     proof = growkit.Settings(prompts=2, length=24)
     result = growkit.grow(source, tmp_path / "target", method="group-diff", verify=proof, **sizes)
     assert result["kept"]
-    found = result["verification"]["trainability"]
+    found = result["verification"].sections.trainability
     assert found["copied"] > 200
     card = (tmp_path / "target" / "README.md").read_text()
     if symmetry == "break":

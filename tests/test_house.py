@@ -1,12 +1,13 @@
 """The rules of the house: a new family or method is one new file; small things have one place."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 import growkit
-from growkit import conversions, families, growth
+from growkit import conversions, families, growth, proof
 from growkit.checkpoint import quantised
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
@@ -56,6 +57,25 @@ class Mirrored(Scheme):
 
 
 FORMAT = Mirrored()
+"""
+CHECK = """
+from growkit.proof.check import Check
+from growkit.results.proof import Finding, Section
+
+
+class Vocabulary(Section):
+    tokens: int
+
+
+def check_vocabulary(pair, function):
+    tokens = pair.after.config["vocab_size"]
+    finding = Finding(name="vocabulary", kept=tokens < 64, sentence=f"it has {tokens} tokens")
+    finding.limit, finding.measured, finding.advice = 63, tokens, "leave tokens out"
+    finding.verdict = "preserved, but with many tokens"
+    return Vocabulary(findings=[finding], notes=["tokens were only counted"], tokens=tokens)
+
+
+CHECK = Check(check_vocabulary)
 """
 FAMILY = """
 family: Other
@@ -107,6 +127,30 @@ def test_a_format_of_weights_is_one_new_file(
     edit_config(stored, quantization_config={"quant_method": "mirrored"})
     assert growkit.grow(stored, tmp_path / "out", hidden="x2")["kept"]
     assert relative_error(source, tmp_path / "out") < 1e-12
+
+
+def test_a_check_of_the_proof_is_one_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON, page, terminal and card show its section, and its finding decides."""
+    (tmp_path / "vocabulary_for_this_test.py").write_text(CHECK)
+    monkeypatch.setattr(proof, "__path__", [*proof.__path__, str(tmp_path)])
+    source, quick = save_model(tmp_path / "source", "llama"), ["--prompts", "1", "--length", "12"]
+    result = growkit.grow(
+        source, tmp_path / "few", hidden="x2", verify=growkit.Settings(prompts=1, length=12)
+    )
+    assert result["kept"]
+    assert "tokens were only counted" in result["verification"]["reason"]
+    assert "it has 29 tokens" in (tmp_path / "few" / "README.md").read_text()
+    many = save_model(tmp_path / "many", "llama", vocab_size=64)
+    shown = cli("grow", many, tmp_path / "out", "--hidden", "x2", *quick)
+    assert shown.exit_code == 1
+    for told in ("preserved, but with many tokens: it has 64 tokens", "next: leave tokens out"):
+        assert told in " ".join(shown.stdout.split())
+    again = growkit.verify(many, tmp_path / "out.rejected", prompts=1, length=12)
+    assert json.loads(json.dumps(again))["sections"]["vocabulary_for_this_test"]["tokens"] == 64
+    growkit.save_report(again, tmp_path / "page.html")
+    assert "<h2>Vocabulary for this test</h2>" in (tmp_path / "page.html").read_text()
 
 
 def test_options_of_methods_are_options_of_the_command() -> None:

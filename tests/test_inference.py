@@ -71,7 +71,7 @@ def test_a_family_that_nobody_knows(arcee: Path, tmp_path: Path) -> None:
     file.unlink()  # the manifest has all of it
     verdict = growkit.verify(arcee, tmp_path / "out", settings=FEW)
     assert verdict["kept"]
-    assert verdict["weights_recovered"]
+    assert verdict.sections.weights.recovered
 
 
 def test_an_unknown_family_is_inferred_in_the_run(arcee: Path, tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_a_setting_is_no_size(arcee: Path, found: growkit.Inference, tmp_path: P
     )
     assert not verdict["kept"]
     assert "max_position_embeddings in config.json is not what it is" in verdict["reason"]
-    assert verdict["weights_recovered"] is None
+    assert verdict.sections.weights.recovered is None
     wrong = deepcopy(found["family"])
     wrong["sizes"]["eos_token_id"] = "one"
     with pytest.raises(growkit.InputError, match="has eos_token_id among its sizes, but no tensor"):

@@ -367,7 +367,7 @@ def test_a_plan_that_overwrites_what_a_step_sets_is_not_kept(
     proof = growkit.Settings(prompts=1, length=8)
     made = growkit.convert(source, tmp_path / "out", "dint", gamma="unified", verify=proof)
     assert not made["kept"]
-    assert made["verification"]["changed"] == ["integral in config.json"]
+    assert made["verification"].sections.files.changed == ["integral in config.json"]
 
 
 def reordered(weight: Tensor, *axes: int) -> Tensor:
@@ -590,7 +590,7 @@ def test_a_changed_number_is_caught(layout: str, to: str, tensor: str, tmp_path:
     source, target = save(tmp_path / "source", layout, 1, rms_norm_eps=1e-5), tmp_path / "target"
     result = growkit.convert(source, target, to, verify=growkit.Settings(**QUICK))
     assert result["kept"] is True, result["verification"]
-    assert result["verification"]["weights_recovered"] is True
+    assert result["verification"].sections.weights.recovered is True
     with edit_weights(target) as tensors:
         numbers = tensors[f"model.layers.1.self_attn.{tensor}"].view(-1)
         numbers[numbers.abs().argmax()] *= 1.001

@@ -11,7 +11,7 @@ import growkit
 from growkit.base import limits
 from growkit.base.limits import Limit, within, within_each
 from growkit.engine.metrics import Distance
-from growkit.proof.function import FunctionProof
+from growkit.proof.function import Strict
 from growkit.report.proof import headroom, proof_view
 from growkit.report.saving import page
 from growkit.report.view import figure
@@ -62,18 +62,16 @@ def test_what_is_reported_follows_the_rule(distance: float, limit: float, kept: 
 def test_a_proof_at_its_limit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equality is kept, and nothing above it is, in strict float64."""
     pair = place / "source", place / "exact"
-    measured_ways = growkit.verify(*pair, **QUICK)["modes"]
+    measured_ways = growkit.verify(*pair, **QUICK).sections.modes.modes
     most = max(mode["relative"] or 0.0 for mode in measured_ways if mode["tolerance"])
     assert most > 0
     for limit, kept in ((most, True), (math.nextafter(most, 1), True), (DOWN * 4 * most, False)):
         fixed = Limit(limit, "")
-        monkeypatch.setattr(
-            FunctionProof, "strict_limit", property(lambda self, fixed=fixed: fixed)
-        )
+        monkeypatch.setattr(Strict, "limit", property(lambda self, fixed=fixed: fixed))
         result = growkit.verify(*pair, **QUICK)
         assert result["kept"] is kept
         assert result["reason"].startswith("preserved: ") is kept
-        assert all(mode["kept"] is not False for mode in result["modes"]) is kept
+        assert all(mode["kept"] is not False for mode in result.sections.modes.modes) is kept
         view = proof_view(result)
         assert (view.heading == "Preserved") is kept
         assert ("✗" in page(view)) is not kept
@@ -81,7 +79,7 @@ def test_a_proof_at_its_limit(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_exit_code_at_its_limit(place: Path) -> None:
     pair = place / "source", place / "lossy"
-    most = growkit.verify(*pair, **QUICK)["strict_float64"]["kl_nats_per_token"]
+    most = growkit.verify(*pair, **QUICK).sections.logits.strict_float64.kl_nats_per_token
     assert most
     asked = [*map(str, pair), "--prompts", "1", "--length", "8", "--max-kl"]
     for limit, code in ((most, 0), (math.nextafter(most, 1), 0), (math.nextafter(most, 0), 1)):

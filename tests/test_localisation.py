@@ -16,9 +16,9 @@ from growkit.engine.class_weights import converted
 from growkit.families.description import component_of
 from growkit.families.family import families
 from growkit.planning import operation as operations_of
-from growkit.proof.function import stages_of
 from growkit.proof.localisation import cause_of, factor_sentence
 from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
+from growkit.proof.side_by_side import stages_of
 from growkit.results.proof import VerifyResult
 from tests.conftest import edit_weights, save_model, seeded
 from tests.test_sizes import ByHand
@@ -109,7 +109,7 @@ def test_what_logits_say_of_uneven_copies_and_zeros(
     for name, component in (("self_attn.k_proj", "k_proj"), ("mlp.up_proj", "mlp")):
         result = verified(source, out, f"model.layers.1.{name}.weight")
         fault = result["fault"]
-        assert result["first_differing_layer"] == 1
+        assert result.sections.logits.first_differing_layer == 1
         assert (fault["layer"], fault["component"]) == (1, component)
         assert fault["factor"] == pytest.approx(1.5)
 
@@ -122,8 +122,8 @@ def test_gradients_of_experts_one_by_one(tmp_path: Path) -> None:
         out = tmp_path / symmetry
         growkit.grow(source, out, ffn="x2", symmetry=symmetry, verify=False)
         result = growkit.verify(source, out, **QUICK, trainability=True)
-        assert not any("gradients" in note for note in result["notes"])
-        found[symmetry] = result["trainability"]
+        assert not any("gradients" in note for note in result.notes)
+        found[symmetry] = result.sections.trainability
     assert found["keep"]["copied"] == found["break"]["copied"] == 2 * 2 * 2 * 8
     assert not found["keep"]["trainable"]
     assert "block_sparse_moe.experts" in found["keep"]["first_identical"]
@@ -144,7 +144,7 @@ def test_gradients_that_cannot_be_had_are_told(
     monkeypatch.setattr(class_weights, "converted", doubled)
     result = growkit.verify(source, out, **QUICK, trainability=True)
     told = "gradients of 12 tensors were not checked"
-    assert any(told in note for note in result["notes"])
+    assert any(told in note for note in result.notes)
     assert told in result["reason"]
 
 

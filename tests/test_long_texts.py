@@ -78,7 +78,9 @@ def test_weights_of_long_texts_are_compared(
             tensors[name] = torch.randn_like(tensors[name])
     assert growkit.verify(source, source, FEW)["kept"]
     found = growkit.verify(source, target, FEW)
-    assert [mode.name for mode in found["modes"] if mode.kept is False] == ["long texts"]
+    assert [mode.name for mode in found.sections.modes.modes if mode.kept is False] == [
+        "long texts"
+    ]
     assert not found["kept"]
 
 

@@ -83,7 +83,7 @@ def check_sound(seed: int, folder: Path) -> None:
     result = growkit.verify(source, target, seed=seed, **asked)
     assert result["promise"] == "exact"
     assert result["kept"], result["reason"]
-    assert result["weights_recovered"]
+    assert result.sections.weights.recovered
 
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 12}
@@ -546,7 +546,7 @@ def test_without_a_fault(pair: str, pairs: Callable[[str], Path], tmp_path: Path
     target = shutil.copytree(pairs(pair) / "target", tmp_path / "target")
     result = proved(pairs(pair) / "source", target)
     assert result["kept"], result["reason"]
-    assert result["weights_recovered"]
+    assert result.sections.weights.recovered
 
 
 @pytest.mark.sampled(14)
@@ -568,21 +568,23 @@ def test_a_fault_is_found(
     if manifest:
         assert fault.at in result["reason"]
         tensor = fault.at if fault.at.startswith(("model.", "lm_head.")) else None
-        assert result["first_lost_tensor"] == tensor
+        assert result.sections.weights.first_lost_tensor == tensor
     else:
-        assert result["weights_recovered"] is None
+        assert result.sections.weights.recovered is None
 
 
 def check_place(fault: Fault, result: VerifyResult) -> None:
     """The verdict names the first layer and the first module whose output differs."""
-    if fault.name == "a layer twice" and result["weights_recovered"] is None:
-        assert result["first_differing_layer"] is None  # which layers correspond is not known
+    if fault.name == "a layer twice" and result.sections.weights.recovered is None:
+        assert (
+            result.sections.logits.first_differing_layer is None
+        )  # which layers correspond is not known
         return
-    assert result["first_differing_layer"] == (fault.layer if fault.shows else None)
-    assert result["first_difference"] == fault.module
+    assert result.sections.logits.first_differing_layer == (fault.layer if fault.shows else None)
+    assert result.sections.logits.first_difference == fault.module
     if fault.shows and fault.component not in ("shard", "config"):
         assert result["fault"] is not None
-        if result["weights_recovered"] is not None:
+        if result.sections.weights.recovered is not None:
             assert result["fault"]["component"] == fault.component
     if fault.module:
         assert f"first difference is in {fault.module}" in result["reason"]
@@ -610,7 +612,7 @@ def test_saved_again(pair: str, pairs: Callable[[str], Path], tmp_path: Path) ->
     model.save_pretrained(target, max_shard_size="20KB")
     result = proved(pairs(pair) / "source", target)
     assert result["kept"], result["reason"]
-    assert result["weights_recovered"]
+    assert result.sections.weights.recovered
 
 
 @pytest.mark.sampled(8)

@@ -403,8 +403,11 @@ def test_files_that_hold_both_of_two_tied_parameters(
     settings = growkit.Settings(prompts=1, length=8, steps=2)
     found = grown(both, state, out, {"format": form, "verify": settings})
     assert found.verification
-    assert found.verification.training
-    assert "optimizer's state is the source's, grown" in found.verification.training.reason
+    assert found.verification.sections.training
+    assert (
+        "optimizer's state is the source's, grown"
+        in found.verification.sections.training.findings[0].sentence
+    )
     grown(source, state, tmp_path / "expected")
     name = next(out.glob("optimizer*/*.distcp"), out / "optimizer.pt").relative_to(out)
     assert (out / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()

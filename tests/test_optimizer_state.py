@@ -540,10 +540,10 @@ def test_what_is_written_beside_the_weights(made: tuple[Path, Path], tmp_path: P
     assert manifest["optimizer"] == result["optimizer"] | {"path": state.name}
     assert manifest["recipe"]["optimizer"] == state.name
     verdict = growkit.verify(source, out, prompts=1, length=8)
-    assert (verdict["kept"], verdict["unknown_files"]) == (True, [])
+    assert (verdict["kept"], verdict.sections.files.unknown_files) == (True, [])
     flip_bit(out / "optimizer.pt")
     verdict = growkit.verify(source, out, prompts=1, length=8)
-    assert (verdict["kept"], verdict["changed"]) == (False, ["optimizer.pt"])
+    assert (verdict["kept"], verdict.sections.files.changed) == (False, ["optimizer.pt"])
 
 
 def test_an_order_that_was_assumed_is_reported(made: tuple[Path, Path], tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_an_output_gate_changes_nothing_and_learns_at_once(seed: int, tmp_path: 
     found = growkit.convert(source, out, "output-gate", dtype="float32", verify=QUICK)
     assert found["kept"]
     assert found["promise"] == "exact"
-    assert found["verification"]["weights_recovered"] is True
+    assert found["verification"].sections.weights.recovered is True
     assert relative_error(source, out) < 1e-12
     model = load_strict(out)
     ids = torch.randint(29, (2, 24), generator=torch.Generator().manual_seed(seed))

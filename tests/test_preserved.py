@@ -32,7 +32,8 @@ def folder(pair: tuple[Path, Path], tmp_path: Path) -> Path:
 
 
 def held_by(folder: Path) -> Any:
-    return json.loads((folder / "growkit.json").read_text())["verification"]["fingerprint"]
+    manifest = json.loads((folder / "growkit.json").read_text())
+    return manifest["verification"]["sections"]["logits"]["fingerprint"]
 
 
 def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
@@ -178,7 +179,8 @@ def test_a_run_that_was_taken_up_is_not_asked(pair: tuple[Path, Path], tmp_path:
 def test_odd_fingerprints_are_refused(odd: Any, folder: Path) -> None:
     with edit_json(folder / "growkit.json") as manifest:
         proof = manifest["verification"]
-        proof["fingerprint"] = {**proof["fingerprint"], **odd} if isinstance(odd, dict) else odd
+        logits = proof["sections"]["logits"]
+        logits["fingerprint"] = {**logits["fingerprint"], **odd} if isinstance(odd, dict) else odd
     with pytest.raises(growkit.InputError, match="is damaged"):
         assert_preserved(loaded(folder), folder)
 

@@ -82,8 +82,11 @@ def test_no_field_hides_behind_a_method() -> None:
 
 def test_fields_are_keys(proof: growkit.VerifyResult) -> None:
     assert {*fields(growkit.VerifyResult)} == proof.keys() <= {*dir(proof)}
-    assert proof.strict_float64.relative == proof["strict_float64"]["relative"]
-    assert all(mode.name == mode["name"] for mode in proof.modes)
+    assert (
+        proof.sections.logits.strict_float64.relative
+        == proof["sections"]["logits"]["strict_float64"]["relative"]
+    )
+    assert all(mode.name == mode["name"] for mode in proof.sections.modes.modes)
     for again in (copy.deepcopy(proof), pickle.loads(pickle.dumps(proof))):
         assert type(again) is growkit.VerifyResult
         assert again == proof
@@ -400,10 +403,11 @@ def test_the_control_sees_what_breaks_it(verdict: dict[str, Any]) -> None:
     schema = json_schema()["anyOf"][1]
     for path, value in {
         ("kept",): 1,
-        ("strict_float64", "relative"): "small",
-        ("modes", 0, "kept"): "yes",
+        ("sections", "logits", "strict_float64", "relative"): "small",
+        ("sections", "modes", "modes", 0, "kept"): "yes",
         ("news",): None,
-        ("tokens",): 1.5,
+        ("sections", "logits", "tokens"): 1.5,
+        ("sections", "a_check_of_a_contributor"): {"findings": []},
     }.items():
         spoiled = deepcopy(verdict)
         place: Any = spoiled

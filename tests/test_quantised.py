@@ -207,7 +207,7 @@ def test_a_fault_of_ours_is_caught(
     monkeypatch.setattr(Fp8, "rows", wrong)
     result = growkit.grow(qwen3, tmp_path / "out", hidden="x2")
     assert not result["kept"]
-    finding = next(f for f in result["verification"]["findings"] if f["kept"] is False)
+    finding = next(f for f in result["verification"].findings if f["kept"] is False)
     assert finding["name"] == "dequantised"
     assert finding["place"] == "model.layers.1.mlp.up_proj.weight"
 

@@ -16,12 +16,25 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.base.units import duration, size
+from growkit.proof.folder import FolderDifferences
+from growkit.proof.trainability import BREAK
+from growkit.proof.training import _advice
+from growkit.proof.weights import Recovered
 from growkit.recipe.recipe import load_recipe
 from growkit.report import drawing
 from growkit.report.drawing import Titles
 from growkit.report.proof import binned, glance, headroom, proof_view
 from growkit.report.saving import flowing, page
-from growkit.results.proof import Finding, VerifyResult, name_result, next_step
+from growkit.results.proof import (
+    MORE,
+    Finding,
+    Section,
+    Sections,
+    VerifyResult,
+    WeightsSection,
+    name_result,
+    next_step,
+)
 from tests.conftest import cli, edit_weights, save_model
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\ud800\u202e\u2066\x9b"
@@ -47,8 +60,23 @@ def finding(name: str, kept: bool | None = False, **changes: Any) -> dict[str, A
 
 
 def full(**changes: Any) -> dict[str, Any]:
-    """A result with everything in it, rejected because of a factor in one matrix."""
-    return {**json.loads(EXAMPLE.read_text("utf-8"))["result"], **changes}
+    """A result with everything in it, rejected because of a factor in one matrix.
+
+    Changes go where their key is, and findings to the weights.
+    """
+    result: dict[str, Any] = json.loads(EXAMPLE.read_text("utf-8"))["result"]
+    sections = result["sections"]
+    for key, value in changes.items():
+        where = [section for section in sections.values() if section and key in section]
+        (where[0] if where else sections if key in sections else result)[key] = value
+    return result
+
+
+def value_of(result: dict[str, Any], key: str) -> Any:
+    """A value of a result or one of its sections."""
+    sections = result["sections"]
+    every = [*filter(None, sections.values()), sections, result]
+    return next(held[key] for held in every if key in held)
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
@@ -132,7 +160,7 @@ SECTIONS = {
     "Error by layer": "by_layer",
     "Logits, source against target": "logit_sample",
     "KL by position": "kl_by_position",
-    "Can the new capacity train?": "trainability symmetry",
+    "Can the new capacity train?": "trainability",
     "What the low rank holds": "spectra kl_by_rank",
     "How it was measured": "",
     "How it was made": "",
@@ -144,7 +172,9 @@ def test_a_section_is_there_exactly_with_its_data() -> None:
     assert headings(paged(manifest())) == everything
     assert headings(paged()) == everything[:-1]
     for title, keys in SECTIONS.items():
-        empty = {key: [] if isinstance(full()[key], list) else None for key in keys.split()}
+        empty = {
+            key: [] if isinstance(value_of(full(), key), list) else None for key in keys.split()
+        }
         left = [each for each in everything if each != title or not keys]
         without = paged(manifest(), **empty)
         Tags(without)
@@ -323,7 +353,7 @@ def test_what_is_only_zero_is_a_sentence() -> None:
         "kl_by_position": [0.0, 0.0],
         "tokens_by_position": [1, 1],
         "logit_sample": [[1.0, 1.0]],
-        "symmetry": [full()["symmetry"][0] | {"relative_distance": 0.0}],
+        "symmetry": [value_of(full(), "symmetry")[0] | {"relative_distance": 0.0}],
     }
     shown = paged(manifest(), **zeros)
     assert len(charts(shown)) == len(charts(paged(manifest()))) - 3  # logits are always drawn
@@ -387,7 +417,7 @@ def test_a_real_proof(tmp_path: Path, make: Callable[..., Path]) -> None:
     shown = page(proof_view(result, recorded))
     tags = Tags(shown)
     assert "<title>Preserved: source → target" in shown
-    assert f"{result['strict_float64']['relative']:.3g}" in tags.text
+    assert f"{result.sections.logits.strict_float64.relative:.3g}" in tags.text
     assert recorded["source_files"]["config.json"] in tags.text
     other = growkit.verify(make("diffllama", seed=1), tmp_path / "target", prompts=2, length=12)
     shown = page(proof_view(other, recorded))
@@ -415,30 +445,34 @@ def words(result: Any) -> dict[str, str]:
 
 def test_the_device_is_named_with_what_it_computed(exact: growkit.VerifyResult) -> None:
     sentence = "strict float64 ran on the CPU, since on GPU products are wrong"
-    found = Finding(name="device", kept=None, sentence=sentence)
-    shown = [glance(exact | {"findings": exact.findings + more}) for more in ([], [found])]
+    device = Section(findings=[Finding(name="device", kept=None, sentence=sentence)], notes=[])
+    sections = [exact.sections | {"device": section} for section in (None, device)]
+    shown = [glance(exact | {"sections": each}) for each in sections]
     assert [sentence in str(each["proved"]) for each in shown] == [False, True]
 
 
 def test_findings_at_a_glance(place: Path, exact: growkit.VerifyResult) -> None:
     found = words(exact)
-    before, after = exact.source_parameters, exact.parameters
-    sizes = f"{size(exact.source_bytes)} → {size(exact.bytes)} in float32"
+    weights, logits = exact.sections.weights, exact.sections.logits
+    before, after = weights.source_parameters, weights.parameters
+    sizes = f"{size(weights.source_bytes)} → {size(weights.bytes)} in float32"
     assert found["parameters"] == f"{before:,} → {after:,} (× {after / before:.3g}; {sizes})"
     tensors = load_file(place / "source" / "model.safetensors")
     assert before == sum(each.numel() for each in tensors.values())
-    assert exact.source_bytes == sum(each.nbytes for each in tensors.values())
+    assert weights.source_bytes == sum(each.nbytes for each in tensors.values())
     assert found["tensors"] == f"{len(tensors)} of {len(tensors)} recovered (bit for bit)"
-    assert found["inference modes"].startswith(f"all {len(exact.modes)} kept (prefill, ")
+    assert found["inference modes"].startswith(
+        f"all {len(exact.sections.modes.modes)} kept (prefill, "
+    )
     assert found["largest difference"].count("× below the limit") == 2
     assert datetime.fromisoformat(exact.created).tzinfo == timezone.utc
     assert 0 < (exact.seconds or 0) < 60
     assert "KL" not in found
-    assert len(exact.tokens_by_position) == len(exact.kl_by_position) == 12
-    assert exact.rounding.dtype == exact.native.dtype
-    assert 0 < (exact.rounding.relative or 0) < (exact.native.tolerance or 0)
-    assert exact.loss_source_native == pytest.approx(exact.loss_source, rel=1e-4)
-    assert exact.loss_source_native != exact.loss_source
+    assert len(logits.tokens_by_position) == len(logits.kl_by_position) == 12
+    assert logits.rounding.dtype == logits.native.dtype
+    assert 0 < (logits.rounding.relative or 0) < (logits.native.tolerance or 0)
+    assert logits.loss_source_native == pytest.approx(logits.loss_source, rel=1e-4)
+    assert logits.loss_source_native != logits.loss_source
     assert "the logits differ by at most " in exact.reason
     same = growkit.verify(place / "source", place / "source", **QUICK)
     assert "the logits are identical in strict float64" in same.reason
@@ -450,9 +484,13 @@ def test_what_was_lost_comes_first(
 ) -> None:
     found = words(lossy)
     assert next(iter(found)) == "KL"
-    assert 0 < (lossy.tensors_recovered or 0) < (lossy.source_tensors or 0)
+    assert (
+        0
+        < (lossy.sections.weights.tensors_recovered or 0)
+        < (lossy.sections.weights.source_tensors or 0)
+    )
     assert "largest difference" not in found
-    assert lossy.modes[0].kept is None
+    assert lossy.sections.modes.modes[0].kept is None
     assert " without a limit" in found["inference modes"]
     assert lossy.reason.startswith(f"changed as requested ({lossy.lost}): the loss goes")
     assert "of the likeliest next tokens are the same" in lossy.reason
@@ -499,36 +537,36 @@ def test_units_fit() -> None:
     assert [duration(each) for each in times] == [*times.values()]
 
 
-PARTED = {"relative": 0.0, "tolerance": 0.1, "control_caught": True}
-NEXT: list[tuple[str, dict[str, Any], str]] = [
-    ("negative_control", {}, "--text FILE"),
-    ("weights", {}, "copy the target's weights again"),
-    ("files", {"changed": ["config.json: rope_theta"]}, "put config.json: rope_theta back"),
-    ("strict_float64", {"weights_recovered": None}, "keep growkit.json with it"),
-    ("native", {}, "--dtype float32"),
-    ("max_kl", {}, "--max-kl"),
-    ("trainability", {}, "--symmetry break"),
-    ("generate", {}, "avoid generate"),
-    ("training", {"training": {"control_caught": False}}, "--steps"),
-    ("training", {"training": PARTED}, "the state of the source's optimizer"),
-]
+NEXT = {
+    "negative_control": (MORE, "--text FILE"),
+    "weights": (Recovered(lost="norm.weight").finding("exact").advice, "copy the target's weights"),
+    "files": (
+        FolderDifferences(["config.json: rope_theta"]).section.findings[0].advice,
+        "put config.json: rope_theta back",
+    ),
+    "trainability": (BREAK, "--symmetry break"),
+    "training": (_advice(0.0, 0.1, caught=False), "--steps"),
+    "the optimizer's state": (
+        _advice(0.0, 0.1, caught=True),
+        "the state of the source's optimizer",
+    ),
+    "generate": (None, "avoid generate"),
+}
 
 
-def advice(name: str, changes: dict[str, Any]) -> str:
-    result = VerifyResult(**full(weights_recovered=True) | changes)
-    result.findings = [Finding(**finding(name))]
+def advice(name: str) -> str:
+    result = VerifyResult(**full(findings=[Finding(**finding(name, advice=NEXT[name][0]))]))
+    sections = result["sections"]
+    result.sections = Sections(**sections | {"weights": WeightsSection(**sections["weights"])})
     return next_step(name_result(result, "/m/my model", "/m/out.rejected")) or ""
 
 
-@pytest.mark.parametrize(("name", "changes", "text"), NEXT)
-def test_every_failure_has_its_advice(name: str, changes: dict[str, Any], text: str) -> None:
-    assert text in advice(name, changes)
-    others = [advice(other, more) for other, more, _ in NEXT if (other, more) != (name, changes)]
-    assert not any(text in other for other in others)
-    kept = VerifyResult(**full(findings=[finding(name, kept=True)]))
-    assert next_step(kept) is None
+@pytest.mark.parametrize("name", NEXT)
+def test_every_failure_has_its_advice(name: str) -> None:
+    assert NEXT[name][1] in advice(name)
+    assert not any(NEXT[name][1] in advice(other) for other in NEXT if other != name)
     again = "growkit run /m/out.rejected/growkit.json --source '/m/my model' --output /m/out-again"
-    assert f"({again})" in advice("weights", {})
+    assert f"({again})" in advice("weights")
 
 
 def test_the_terminal_begins_with_the_verdict(place: Path, tmp_path: Path) -> None:
@@ -557,8 +595,10 @@ def test_a_key_that_was_changed_is_named_with_its_values(place: Path, tmp_path: 
     (spoiled / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.25}))
     name = "rms_norm_eps in config.json"
     found = growkit.verify(place / "source", spoiled, **QUICK)
-    assert found.changed == [name]
-    assert found.changed_values == [{"name": name, "expected": json.dumps(value), "found": "0.25"}]
+    assert found.sections.files.changed == [name]
+    assert found.sections.files.changed_values == [
+        {"name": name, "expected": json.dumps(value), "found": "0.25"}
+    ]
     assert f"0.25 in place of {value}" in found.reason
     assert (next_step(found) or "").startswith(f"set {name} back to {value} (it is 0.25)")
     assert proof_view(found).advice["At fault"].startswith(f"{name}; ")
@@ -573,13 +613,17 @@ def test_a_limit_turns_a_loss_into_an_exit_code(
     place: Path, tmp_path: Path, lossy: growkit.VerifyResult
 ) -> None:
     """In Python, in a command, and of a recipe."""
-    kl, source, recipe = lossy.strict_float64.kl_nats_per_token, place / "source", tmp_path / "r"
+    kl, source, recipe = (
+        lossy.sections.logits.strict_float64.kl_nats_per_token,
+        place / "source",
+        tmp_path / "r",
+    )
     assert lossy.kept
     assert kl
     for limit, kept in ((kl * 0.99, False), (kl * 1.01, True)):
         option, code = ["--max-kl", limit], 0 if kept else 1
         result = growkit.verify(source, place / "lossy", max_kl=limit, **QUICK)
-        assert (result.kept, result.max_kl) == (kept, limit)
+        assert (result.kept, result.sections.logits.max_kl) == (kept, limit)
         assert ("not as asked" in result.reason) is not kept
         assert cli("verify", source, place / "lossy", *OPTIONS, *option).exit_code == code
         steps = {"source": str(source), "steps": [{"convert": "shared-diff", "rank": 1}]}

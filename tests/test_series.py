@@ -432,10 +432,10 @@ def test_the_proof_measures_the_series(tmp_path: Path, monkeypatch: pytest.Monke
 
     def measured() -> tuple[Finding, list[SeriesError]]:
         result = growkit.verify(tmp_path / "dint", tmp_path / "dint", settings)
-        found = next(each for each in result["findings"] if each.name == "series")
+        found = next(each for each in result.findings if each.name == "series")
         assert result["reason"].count(found.sentence) == 1
         assert result["kept"] is (found.kept is None)
-        return found, result["series"]
+        return found, result.sections.series.layers
 
     found, layers = measured()
     assert found.kept is None
@@ -472,7 +472,7 @@ def test_an_integral_without_weight_is_within_its_bound(tmp_path: Path) -> None:
     out = tmp_path / "dint"
     growkit.convert(MODEL, out, "dint", gamma="gated", integral_method="series", verify=False)
     result = growkit.verify(out, out, growkit.Settings(prompts=2, length=250))
-    assert [each.of_bound for each in result["series"]] == [0, 0, 0, 0]
+    assert [each.of_bound for each in result.sections.series.layers] == [0, 0, 0, 0]
 
 
 def test_no_rounding_is_shown_where_nothing_rounds(tmp_path: Path) -> None:
@@ -480,9 +480,9 @@ def test_no_rounding_is_shown_where_nothing_rounds(tmp_path: Path) -> None:
     options: dict[str, Any] = {"integral_method": "series", "verify": False, "dtype": "float32"}
     growkit.convert(MODEL, tmp_path / "dint", "dint", **options)
     result = growkit.verify(tmp_path / "dint", tmp_path / "dint", prompts=2, length=250)
-    (found,) = (each for each in result["findings"] if each.name == "series")
+    (found,) = (each for each in result.findings if each.name == "series")
     assert re.search(
         r"off by at most \d\.\de-0\d of a row .*, computed in float32;", found.sentence
     )
     assert found.limit is None
-    assert all(each.error and each.rounding is None for each in result["series"])
+    assert all(each.error and each.rounding is None for each in result.sections.series.layers)

@@ -178,7 +178,7 @@ def test_heads_and_widths_that_are_no_multiples(
     out = tmp_path / "out"
     result = growkit.grow(source, out, ffn=400, heads=12, kv_heads=kv_heads, verify=QUICK)
     assert (result["promise"], result["kept"], result["lost"]) == ("exact", True, None)
-    assert result["verification"]["trainability"]["trainable"]
+    assert result["verification"].sections.trainability.trainable
     assert relative_error(source, out) < 1e-12
     config = json.loads((out / "config.json").read_text())
     assert config["num_key_value_heads"] == (4 if kv_heads else 6)
@@ -255,9 +255,9 @@ def test_zeros_that_round_are_bounded(
     result = growkit.grow(source, out, hidden=72, promise="bounded", verify=QUICK)
     found = result["verification"]
     assert (result["promise"], result["kept"]) == ("bounded", True)
-    assert found["weights_recovered"]
-    assert found["trainability"]["trainable"]
-    limit = found["strict_float64"]["tolerance"]
+    assert found.sections.weights.recovered
+    assert found.sections.trainability.trainable
+    limit = found.sections.logits.strict_float64.tolerance
     assert 0 < relative_error(source, out) < limit
     manifest = json.loads((out / "growkit.json").read_text())
     assert manifest["recipe"]["steps"][0]["promise"] == manifest["promise"] == "bounded"
@@ -309,7 +309,7 @@ def test_what_the_root_of_hidden_rounds_is_bounded(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = growkit.grow(source, out, hidden="x2", promise="bounded", verify=QUICK)
     assert (result["promise"], result["kept"]) == ("bounded", True), result["verification"]
-    assert result["verification"]["trainability"]["trainable"]
+    assert result["verification"].sections.trainability.trainable
     assert 0 < relative_error(source, out) < 1e-5
 
 
@@ -349,7 +349,7 @@ def test_more_tokens(rows: str, tied: bool, make: Make, tmp_path: Path) -> None:
     tensors["model.embed_tokens.weight"][-1] += 0.25
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     lost = growkit.verify(source, out, prompts=1, length=12)
-    assert lost["first_lost_tensor"] == "model.embed_tokens.weight"
+    assert lost.sections.weights.first_lost_tensor == "model.embed_tokens.weight"
     (out / "growkit.json").unlink()
     assert growkit.verify(source, out, prompts=1, length=12)["kept"]
     tensors["model.embed_tokens.weight"][:29] *= 1.5
@@ -364,7 +364,7 @@ def test_more_tokens_in_use(make: Make, tmp_path: Path) -> None:
     """Logits that are all below zero: the old tokens still say the same among themselves."""
     source = make("llama")
     result = growkit.grow(source, tmp_path / "out", vocab=64, new_tokens="zero", verify=QUICK)
-    ways = {mode["name"]: mode["kept"] for mode in result["verification"]["modes"]}
+    ways = {mode["name"]: mode["kept"] for mode in result["verification"].sections.modes.modes}
     assert ways["generate"] is ways["save and reload"] is True
 
 
@@ -394,7 +394,7 @@ def test_what_grows_is_the_rounded_source(
     assert result["kept"]
     assert result["rounded"] == result["dtype"] == name
     proof = result["verification"]
-    assert proof["weights_recovered"]
+    assert proof.sections.weights.recovered
     assert f"the source after rounding to {name}" in proof["reason"]
     assert any(f"rounded to {name}" in each for each in result["warnings"])
     manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
@@ -424,7 +424,7 @@ def test_another_rounding_is_found(make: Make, tmp_path: Path) -> None:
         tensors[name][0, 0] = torch.nextafter(tensors[name][0, 0], torch.tensor(9.0).bfloat16())
     result = growkit.verify(source, tmp_path / "out", QUICK)
     assert not result["kept"]
-    assert result["first_lost_tensor"] == name
+    assert result.sections.weights.first_lost_tensor == name
 
 
 def test_training_is_that_of_the_rounded_source(make: Make, tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_training_is_that_of_the_rounded_source(make: Make, tmp_path: Path) -> N
     result = growkit.grow(
         make("llama"), tmp_path / "out", ffn="x2", symmetry="keep", dtype="bfloat16", verify=steps
     )
-    assert result["verification"]["training"]["kept"]
+    assert result["verification"].sections.training.findings[0].kept
 
 
 def test_what_is_stored_wider_or_is_no_float_stays(make: Make, tmp_path: Path) -> None:

@@ -280,8 +280,8 @@ def test_a_proof_reads_large_matrices_in_parts(
     reads.clear()
     result = growkit.verify(source, tmp_path / "out", prompts=2, length=12, device="cpu")
     assert result["kept"]
-    assert result["negative_control_caught"]
-    assert result["trainability"]["trainable"]
+    assert result.sections.logits.negative_control_caught
+    assert result.sections.trainability.trainable
     of_vocabulary = {EMBEDDING} if tied else {EMBEDDING, HEAD}
     assert of_vocabulary <= {name for name, _ in reads}
     assert all(count <= small_parts for name, count in reads if name in of_vocabulary)
@@ -300,7 +300,7 @@ def test_a_bit_in_any_part_is_missed(
         weights[name][row, 5] = torch.nextafter(value, value + 1)
     result = growkit.verify(source, tmp_path / "out", prompts=2, length=12, device="cpu")
     assert not result["kept"]
-    assert result["first_lost_tensor"] == name
+    assert result.sections.weights.first_lost_tensor == name
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from growkit.proof.weights import origin_of
 from growkit.recipe.manifest import read_record
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import parse_recipe
-from growkit.results.proof import TrainingProof
+from growkit.results.proof import TrainingSection
 from growkit.training import param_groups
 from tests.conftest import cli, edit_json, load_strict, save_model, seeded, train_step
 from tests.test_optimizer_state import FORMATS, Both, grown, save_torch, step
@@ -272,8 +272,8 @@ def test_training_continues_as_that_of_the_source(case: Case, tmp_path: Path) ->
     if not case.why:
         assert why == ()
         assert max(pair.apart(6)) < 1e-11
-    found = growkit.verify(pair.source, pair.target, **QUICK, steps=2)["training"]
-    assert found["kept"] is (None if case.why else True)
+    found = growkit.verify(pair.source, pair.target, **QUICK, steps=2).sections.training
+    assert found.findings[0].kept is (None if case.why else True)
 
 
 def test_plain_settings_would_not_do(grouped: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_grouped_queries_are_copied_in_whole_groups(make: Make, tmp_path: Path) 
     updates = kept["updates"]
     assert updates["exact"]
     assert updates["why"] == []
-    assert growkit.verify(source, tmp_path / "keep", **QUICK)["weights_recovered"]
+    assert growkit.verify(source, tmp_path / "keep", **QUICK).sections.weights.recovered
     parting = growkit.grow(source, tmp_path / "break", hidden="x2", verify=False)["updates"]
     assert "copies of kv_heads serve different heads" in parting["why"]
 
@@ -319,8 +319,8 @@ def test_a_proof_with_training(grouped: Pair, monkeypatch: pytest.MonkeyPatch) -
     arguments += ["--prompts", "1", "--length", "12"]
     found = cli("verify", *arguments)
     assert found.exit_code == 0
-    trained = json.loads(found.stdout)["training"]
-    assert trained["kept"]
+    trained = json.loads(found.stdout)["sections"]["training"]
+    assert trained["findings"][0]["kept"]
     assert trained["control_caught"]
     assert trained["relative"] < trained["tolerance"] < 1e-11
     assert len(trained["losses_target"]) == 3
@@ -348,22 +348,23 @@ def test_random_splits_part_and_are_kept(make: Make, tmp_path: Path) -> None:
     settings = Settings(**QUICK, steps=1)
     result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=settings)
     assert result["kept"]
-    trained = result["verification"]["training"]
-    assert trained["kept"] is None
+    trained = result["verification"].sections.training
+    (finding,) = trained.findings
+    assert finding.kept is None
     assert trained["tolerance"] is None
     said = "both were also trained for 1 step: the target is trained differently ("
-    assert trained["reason"].startswith(said)
-    assert " tensors (first model." in trained["reason"]
-    assert "it is split at random)" in trained["reason"]
-    assert "while --symmetry keep preserves the source's training" in trained["reason"]
+    assert finding.sentence.startswith(said)
+    assert " tensors (first model." in finding.sentence
+    assert "it is split at random)" in finding.sentence
+    assert "while --symmetry keep preserves the source's training" in finding.sentence
     assert trained["relative"] > 1e-6
 
 
 def test_new_layers_stand_still(make: Make, tmp_path: Path) -> None:
     source = make("llama")
     growkit.grow(source, tmp_path / "out", method="depth", layers="x2", verify=False)
-    trained = growkit.verify(source, tmp_path / "out", **QUICK, steps=1)["training"]
-    assert trained["kept"]
+    trained = growkit.verify(source, tmp_path / "out", **QUICK, steps=1).sections.training
+    assert trained.findings[0].kept
     assert trained["standing_still"] == 18
 
 
@@ -480,7 +481,7 @@ def unlike(source: Path, out: Path, state: Path) -> str:
     return compare_states(places, before, after, lineage, law_of(lineage))[2]
 
 
-def proved(source: Path, out: Path, state: Path, steps: int = 1) -> TrainingProof:
+def proved(source: Path, out: Path, state: Path, steps: int = 1) -> TrainingSection:
     """The proof of the training alone."""
     before, after = Checkpoint(source), Checkpoint(out)
     lineage = lineage_of(source, out)
@@ -542,13 +543,14 @@ def test_it_begins_with_the_states(trained: tuple[Path, Path, Path]) -> None:
     arguments = ["verify", str(source), str(out), "--steps", "2", "--json"]
     found = cli(*arguments, "--prompts", "1", "--length", "12")
     assert found.exit_code == 0, found.stderr
-    training = json.loads(found.stdout)["training"]
+    training = json.loads(found.stdout)["sections"]["training"]
+    (finding,) = training["findings"]
     assert (
         training["begun"] == f"the optimizers' states in {source}/state.pt and {out}/optimizer.pt"
     )
-    assert training["kept"]
+    assert finding["kept"]
     assert training["relative"] < training["tolerance"] < 1e-11
-    assert "its optimizer's state is the source's, grown" in training["reason"]
+    assert "its optimizer's state is the source's, grown" in finding["sentence"]
 
 
 def test_every_wrong_factor_and_moment_is_read(trained: tuple[Path, Path, Path]) -> None:
@@ -570,15 +572,16 @@ def test_a_wrong_moment_is_trained_with(trained: tuple[Path, Path, Path]) -> Non
     said, spoil = seeded(6).choice([each for each in every if each[0] in moments])
     with spoiled_file(out, spoil):
         proof = proved(source, out, state)
-    assert proof.kept is False
-    assert f"not the source's, grown: {said}" in proof.reason
+    (finding,) = proof.findings
+    assert finding.kept is False
+    assert f"not the source's, grown: {said}" in finding.sentence
     assert proof.relative > proof.tolerance, said
 
 
 def test_another_format_begins_with_them_too(tmp_path: Path) -> None:
     source, state, out = pair(tmp_path, "distributed")
     proof = proved(source, out, state)
-    assert proof.kept
+    assert proof.findings[0].kept
     assert "optimizers' states" in proof.begun
 
 
@@ -612,7 +615,7 @@ def test_the_state_of_one_of_two_optimizers_is_compared_alone(half: int, tmp_pat
     state, out = save_torch(model, both.all[half], tmp_path / "state"), tmp_path / "out"
     grown(source, state, out)
     proof = proved(source, out, state)
-    assert proof.kept
+    assert proof.findings[0].kept
     assert proof.begun == "the moments of a first batch"
     every = list(faults(torch.load(out / "optimizer.pt", weights_only=True)))
     moments = ("exp_avg of", "momentum_buffer of")[half]

@@ -335,7 +335,7 @@ def test_a_recipe_that_does_not_fit_is_no_missing_manifest(pair: Path, target: P
     manifest["recipe"]["steps"] = [{"convert": "dint"}, {"convert": "llama"}]
     record(target, manifest)
     result = growkit.verify(pair / "source", target, **QUICK)
-    assert result["weights_recovered"] is None
+    assert result.sections.weights.recovered is None
     assert "the recipe in the target's manifest does not fit this source" in result["reason"]
     with edit_json(target / "config.json") as config:
         config |= {"max_position_embeddings": 32}
@@ -351,7 +351,7 @@ def test_a_calibrated_manifest_is_checked_without_its_text(pair: Path, tmp_path:
     step["calibration"] = "/nowhere/at/all.txt"
     record(shared, manifest)
     result = growkit.verify(pair / "source", shared, **QUICK)
-    assert result["weights_recovered"] is True
+    assert result.sections.weights.recovered is True
     assert result["kept"], result["reason"]
 
 
@@ -371,7 +371,7 @@ def test_a_manifest_has_no_file_read(
     record(shared, manifest)
     result = growkit.verify(pair / "source", shared, **QUICK)
     settled = rank == "2" and bool(found)
-    assert (result["weights_recovered"] is None) is not settled
+    assert (result.sections.weights.recovered is None) is not settled
     assert ("lacks the result of a search" in result["reason"]) is not settled
 
 

@@ -73,11 +73,11 @@ def test_its_proof_holds_and_misses_nothing(options: dict[str, Any], tmp_path: P
     grown = growkit.grow(source, out, verify=QUICK, **options)
     assert grown["kept"]
     assert grown["promise"] == "exact"
-    assert grown["verification"]["weights_recovered"] is True
+    assert grown["verification"].sections.weights.recovered is True
     name = alter(out, "experts.7.up_proj.weight")
     found = growkit.verify(source, out, prompts=1, length=16)
     assert not found["kept"]
-    assert found["first_lost_tensor"] == name
+    assert found.sections.weights.first_lost_tensor == name
 
 
 def test_weights_that_do_not_sum_to_one_are_another_function(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_router_may_wait_for_others(tmp_path: Path) -> None:
     gradients = Gradients(lineage.plans, lambda name, gradient: [(name, gradient)])
     for name in (router, other):
         gradients.look(name, torch.zeros(lineage.target.tensors[name].shape))
-    assert gradients.found([router, other], 0)["silent_parameters"] == [other]
+    assert gradients.section([router, other], 0)["silent_parameters"] == [other]
 
 
 @pytest.mark.parametrize("options", [EIGHT, FINE], ids=["whole", "fine"])
@@ -146,7 +146,7 @@ def test_experts_that_get_one_gradient_are_told_apart_from_others(tmp_path: Path
         grown = growkit.grow(
             source, out, method="experts", experts="x2", symmetry=symmetry, verify=settings
         )
-        found = grown["verification"]["trainability"]
+        found = grown["verification"].sections.trainability
         assert found["copied"]
         assert found["trainable"] is learns
         assert grown["kept"] is learns
@@ -178,7 +178,7 @@ def test_copies_of_two_experts_with_equal_numbers_are_mixed(tmp_path: Path) -> N
     """In bfloat16, and nowhere else: strict float64 keeps the limit of an exact promise."""
     source = save_model(tmp_path / "s", "mixtral", dtype=torch.bfloat16, **FOUR)
     grown = growkit.grow(source, tmp_path / "o", verify=QUICK, **MORE)
-    strict = next(f for f in grown["verification"]["findings"] if f.name == "strict_float64")
+    strict = next(f for f in grown["verification"].findings if f.name == "strict_float64")
     assert grown["kept"]
     assert strict.limit is not None
     assert strict.limit < 1e-9
@@ -345,11 +345,11 @@ def test_copies_by_use_are_counted_as_the_class_chooses(
         assert weights[name.format(number)].equal(before[name.format(expert)])
 
     again = growkit.verify(source, out, QUICK)
-    assert again["weights_recovered"] is True
+    assert again.sections.weights.recovered is True
     name = alter(out, "mlp.gate.weight")
     found = growkit.verify(source, out, QUICK)
     assert not found["kept"]
-    assert found["first_lost_tensor"] == name
+    assert found.sections.weights.first_lost_tensor == name
 
     stages = Layerwise.stages
     monkeypatch.setattr(Layerwise, "stages", lambda *given: islice(stages(*given), 2))

@@ -19,7 +19,7 @@ from growkit.base.errors import InputError, PlaceError, foreign
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import Scratch
-from growkit.proof import modes as ways
+from growkit.proof import usage
 from growkit.proof.trainability import Gradients
 from growkit.recipe.planner import plan_recipe
 from growkit.report.proof import glance
@@ -38,7 +38,7 @@ def test_models_are_saved_and_generate(kind: str, tied: bool, make: Make, tmp_pa
     options = {"num_key_value_heads": 4} if kind == "diff_transformer" else {}
     source = make(kind, tie_word_embeddings=tied, **options)
     result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
-    modes = {mode["name"]: mode for mode in result["verification"]["modes"]}
+    modes = {mode["name"]: mode for mode in result["verification"].sections.modes.modes}
     assert result["kept"], result["verification"]["reason"]
     assert modes["save and reload"]["kept"] is True
     assert modes["generate"]["kept"] is True
@@ -126,9 +126,9 @@ def test_other_text_is_noticed(make: Make, tmp_path: Path) -> None:
     with edit_weights(tmp_path / "out") as tensors:
         tensors["lm_head.weight"] = tensors["lm_head.weight"].flip(0)
     result = growkit.verify(source, tmp_path / "out", **QUICK)
-    modes = {mode["name"]: mode for mode in result["modes"]}
+    modes = {mode["name"]: mode for mode in result.sections.modes.modes}
     assert modes["generate"]["kept"] is False
-    sentences = {each["name"]: each["sentence"] for each in result["findings"]}
+    sentences = {each["name"]: each["sentence"] for each in result.findings}
     assert sentences["prefill"] == "prefill"  # it has nothing to explain
     assert modes["generate"]["note"].endswith(" of 16 tokens are the same, greedily")
     assert modes["save and reload"]["kept"] is True
@@ -144,7 +144,7 @@ def test_a_class_that_loads_other_weights_is_noticed(padding: int | None, tmp_pa
         tensors["model.embed_tokens.weight"][1] *= 0.01
     growkit.grow(source, tmp_path / "out", ffn="x2", untie=True, verify=None)
     result = growkit.verify(source, tmp_path / "out", **QUICK)
-    modes = {mode["name"]: mode for mode in result["modes"]}
+    modes = {mode["name"]: mode for mode in result.sections.modes.modes}
     assert modes["prefill"]["kept"], result["reason"]
     assert result["kept"] == modes["generate"]["kept"] == (padding is None)
     assert ("as transformers loads them, the" in modes["generate"]["note"]) == bool(padding)
@@ -155,9 +155,9 @@ def test_a_class_that_loads_other_weights_is_noticed(padding: int | None, tmp_pa
 def test_large_models_are_not_loaded_whole(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "MOST_BYTES", 1000)
+    monkeypatch.setattr(usage, "MAX_BYTES", 1000)
     result = growkit.grow(make("llama"), tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
-    modes = {mode["name"]: mode for mode in result["verification"]["modes"]}
+    modes = {mode["name"]: mode for mode in result["verification"].sections.modes.modes}
     assert modes["generate"]["kept"] is None
     assert not modes["generate"]["tried"]
     assert result["kept"]
@@ -170,10 +170,10 @@ def test_whether_it_can_learn_has_its_own_verdict(
     source, target = make("llama"), tmp_path / "out"
     growkit.grow(source, target, hidden="x2", symmetry=symmetry, verify=None)
     result = growkit.verify(source, target, trainability=True, **QUICK)
-    assert result["trainability"]["trainable"] == (symmetry == "break")
+    assert result.sections.trainability.trainable == (symmetry == "break")
     assert result["kept"] == (symmetry == "break")
     assert ("cannot train as asked" in result["reason"]) == (symmetry == "keep")
-    mlp = [each for each in result["symmetry"] if "gate_proj" in each["tensor"]]
+    mlp = [each for each in result.sections.trainability.symmetry if "gate_proj" in each["tensor"]]
     assert mlp
     for each in mlp:
         gain, distance = each["effective_rank_gain"], each["relative_distance"]
@@ -189,8 +189,9 @@ def test_gradients_may_overflow(make: Make) -> None:
         gradient = torch.randn(info.shape, dtype=torch.float64)
         gradient.view(-1)[:1] = math.inf
         gradients.look(name, gradient)
-    assert {each["effective_rank_gain"] for each in gradients.symmetry} == {None}
-    assert all(math.isfinite(each["relative_distance"]) for each in gradients.symmetry)
+    symmetry = gradients.section([], 0).symmetry
+    assert {each["effective_rank_gain"] for each in symmetry} == {None}
+    assert all(math.isfinite(each["relative_distance"]) for each in symmetry)
 
 
 def test_a_parameter_without_gradient_is_named(make: Make) -> None:
@@ -198,7 +199,9 @@ def test_a_parameter_without_gradient_is_named(make: Make) -> None:
     with edit_weights(source) as tensors:
         tensors["model.layers.1.self_attn.o_proj.weight"] *= 0
     result = growkit.verify(source, source, trainability=True, **QUICK)
-    assert "model.layers.1.self_attn.v_proj.weight" in result["trainability"]["silent_parameters"]
+    assert (
+        "model.layers.1.self_attn.v_proj.weight" in result.sections.trainability.silent_parameters
+    )
     assert not result["kept"]
     assert growkit.verify(source, source, **QUICK)["kept"]
 
@@ -226,7 +229,7 @@ def test_settings_of_generation_lose_no_growth(
     source = make("llama", num_hidden_layers=1)
     (source / "generation_config.json").write_text(json.dumps(settings))
     result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
-    modes = {mode["name"]: mode for mode in result["verification"]["modes"]}
+    modes = {mode["name"]: mode for mode in result["verification"].sections.modes.modes}
     assert result["kept"], result["verification"]["reason"]
     assert modes["generate"]["note"] == "the same 16 tokens, greedily"
     assert modes["save and reload"]["kept"] is True
@@ -279,12 +282,12 @@ def test_rounding_is_no_gradient(seed: int, tmp_path: Path) -> None:
         target = tmp_path / symmetry
         growkit.grow(source, target, hidden="x2", symmetry=symmetry, verify=None)
         found = growkit.verify(source, target, trainability=True, prompts=1, length=2)
-        stuck = found["trainability"]["first_identical"]
+        stuck = found.sections.trainability.first_identical
         assert (stuck is None) == (symmetry == "break")
-        assert found["trainability"]["without_gradient"] >= 8
+        assert found.sections.trainability.without_gradient >= 8
 
 
 def test_a_bias_that_is_tied_has_a_gradient(tmp_path: Path) -> None:
     save_model(tmp_path / "model", "bert", is_decoder=True)
     found = growkit.verify(tmp_path / "model", tmp_path / "model", trainability=True, **QUICK)
-    assert found["trainability"]["silent_parameters"] == []
+    assert found.sections.trainability.silent_parameters == []

@@ -61,17 +61,17 @@ def broken(pair: Path, tmp_path: Path) -> Path:
 def test_a_sound_pair_is_preserved(pair: Path) -> None:
     result = growkit.verify(pair / "source", pair / "target", **QUICK)
     assert result["kept"]
-    assert result["negative_control_caught"]
-    assert result["first_differing_layer"] is None
-    assert result["first_difference"] is None
+    assert result.sections.logits.negative_control_caught
+    assert result.sections.logits.first_differing_layer is None
+    assert result.sections.logits.first_difference is None
     assert result["promise"] == "exact"
-    assert result["weights_recovered"] is True
-    assert result["tokens"] == 24
-    assert result["strict_float64"]["relative"] < 1e-12
-    assert result["strict_float64"]["kl_nats_per_token"] < 1e-15
-    assert result["strict_float64"]["top1_agreement"] == 1.0
-    assert abs(result["loss_source"] - result["loss_target"]) < 1e-9
-    assert result["native"]["dtype"] == "float32"
+    assert result.sections.weights.recovered is True
+    assert result.sections.logits.tokens == 24
+    assert result.sections.logits.strict_float64.relative < 1e-12
+    assert result.sections.logits.strict_float64.kl_nats_per_token < 1e-15
+    assert result.sections.logits.strict_float64.top1_agreement == 1.0
+    assert abs(result.sections.logits.loss_source - result.sections.logits.loss_target) < 1e-9
+    assert result.sections.logits.native.dtype == "float32"
     assert result.keys() == get_type_hints(VerifyResult).keys()
     json.dumps(result, allow_nan=False)
 
@@ -91,12 +91,12 @@ def test_copies_in_another_order_are_compared_as_well(make: Make, tmp_path: Path
     (tmp_path / "target" / "growkit.json").unlink()
     result = growkit.verify(source, tmp_path / "target", **QUICK)
     assert result["kept"]
-    assert result["weights_recovered"] is None
+    assert result.sections.weights.recovered is None
     assert "weights were not compared" in result["reason"]
     with edit_weights(tmp_path / "target") as tensors:
         tensors["model.layers.3.self_attn.k_proj.weight"] *= 1.01
     result = growkit.verify(source, tmp_path / "target", **QUICK)
-    assert result["first_differing_layer"] == 3
+    assert result.sections.logits.first_differing_layer == 3
     assert result["fault"]["component"] is None  # which only a manifest tells
 
 
@@ -106,9 +106,9 @@ def test_a_row_that_no_prompt_touches(pair: Path, broken: Path) -> None:
         tensors["model.embed_tokens.weight"][28, 5] *= 1 + 2**-23
     one = {"prompts": 1, "length": 2, "seed": 3}
     result = growkit.verify(pair / "source", broken, **one)
-    assert result["strict_float64"]["max_abs_logit_diff"] < 1e-12
+    assert result.sections.logits.strict_float64.max_abs_logit_diff < 1e-12
     assert not result["kept"]
-    assert result["first_lost_tensor"] == "model.embed_tokens.weight"
+    assert result.sections.weights.first_lost_tensor == "model.embed_tokens.weight"
     (broken / "growkit.json").unlink()
     assert growkit.verify(pair / "source", broken, **one)["kept"]
 
@@ -126,7 +126,7 @@ def test_the_control_finds_a_place_where_a_fault_shows(
                 tensor.zero_()
     result = growkit.grow(source, tmp_path / "target", hidden="x2", verify=Settings(**QUICK))
     assert result["kept"]
-    assert "layers.1." not in result["verification"]["negative_control"]
+    assert "layers.1." not in result["verification"].sections.logits.negative_control
 
 
 def test_a_source_that_overflows_has_nothing_to_keep_there(make: Make, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_source_that_overflows_has_nothing_to_keep_there(make: Make, tmp_path:
     result = growkit.grow(source, tmp_path / "target", hidden="x2", verify=Settings(**QUICK))
     verification = result["verification"]
     assert result["kept"]
-    assert verification["native"]["tolerance"] is None
+    assert verification.sections.logits.native.tolerance is None
     assert "float16 the source itself" in verification["reason"]
     json.dumps(result, allow_nan=False)
 
@@ -149,7 +149,7 @@ def test_tokens_of_zeros_leave_the_limit_tight(make: Make, tmp_path: Path) -> No
         tensors["model.embed_tokens.weight"][::2] = 0
     result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
     assert result["kept"]
-    assert result["verification"]["strict_float64"]["tolerance"] < 1e-11
+    assert result["verification"].sections.logits.strict_float64.tolerance < 1e-11
 
 
 @pytest.mark.parametrize("order", [(0.0, math.nan), (math.nan, 0.0)])
@@ -199,7 +199,7 @@ def test_the_fault_goes_and_reaches_no_file(file: str, make: Make, tmp_path: Pat
     before = folder_bytes(tmp_path)
     result = growkit.verify(source, tmp_path / "out", **QUICK)
     assert folder_bytes(tmp_path) == before
-    assert result["negative_control_caught"]
+    assert result.sections.logits.negative_control_caught
     assert result["kept"]  # the gradients and everything after the control are of sound weights
     stages = Layerwise(Checkpoint(tmp_path / "out"), torch.float64, torch.device("cpu"))
     for stage in stages.stages([Call(torch.arange(4))]):
@@ -220,8 +220,8 @@ def test_no_room_for_a_fault_or_for_rounding(
     """A control that is not noticed, and more than rounding in the storage dtype alone."""
     monkeypatch.setattr(module, limit, 0.0)
     result = growkit.verify(pair / "source", pair / "target", **QUICK)
-    assert result["strict_float64"]["relative"] < 1e-12
-    assert result["negative_control_caught"] is (module is limits)
+    assert result.sections.logits.strict_float64.relative < 1e-12
+    assert result.sections.logits.negative_control_caught is (module is limits)
     assert not result["kept"]
     assert result["reason"].startswith(sentence)
 
@@ -256,9 +256,9 @@ def test_on_a_device_if_there_is_one(pair: Path) -> None:
     if device != CPU:
         result = growkit.verify(*both, device=device.type, **QUICK)
         assert result["kept"]
-        assert result["native"]["device"] == device_name(device)
-        assert "device" in [finding["name"] for finding in result["findings"]]
-        assert any(mode["name"].startswith(ATTENTION) for mode in result["modes"])
+        assert result.sections.logits.native.device == device_name(device)
+        assert "device" in [finding["name"] for finding in result.findings]
+        assert any(mode["name"].startswith(ATTENTION) for mode in result.sections.modes.modes)
 
 
 BRIEF = growkit.Settings(prompts=2, length=24)
@@ -280,11 +280,11 @@ class TestPadding:
     def test_on_the_left_is_not_held_against_the_target(self, bloom: Path) -> None:
         found = verified(bloom / "source", bloom / "out")
         assert found["kept"]
-        way = next(each for each in found["modes"] if each["name"] == "left padding")
+        way = next(each for each in found.sections.modes.modes if each["name"] == "left padding")
         assert way["native"] is None
         assert way["native_tolerance"] is None
         assert way["note"].endswith("in float64 the source computes NaN or infinite logits")
-        others = [each for each in found["modes"] if each["name"] == "prefill"]
+        others = [each for each in found.sections.modes.modes if each["name"] == "prefill"]
         assert others[0]["native_tolerance"] is not None
 
     def test_hides_no_fault(self, bloom: Path) -> None:
@@ -311,7 +311,7 @@ def test_float64_leaves_as_much_room_as_the_strict_comparison(tmp_path: Path, se
     growkit.grow(source, out, hidden="x3", symmetry="keep", verify=BRIEF)
     found = verified(source, out)
     assert found["kept"]
-    assert found["native"]["tolerance"] >= found["strict_float64"]["tolerance"]
+    assert found.sections.logits.native.tolerance >= found.sections.logits.strict_float64.tolerance
     with edit_weights(out) as tensors:
         tensors["model.decoder.layers.1.fc2.weight"][0] *= 1.5
     assert not verified(source, out)["kept"]
@@ -322,7 +322,7 @@ def test_a_class_that_cannot_run_in_float64_when_it_is_loaded_whole(tmp_path: Pa
     source = save_model(tmp_path / "source", "gpt2", reorder_and_upcast_attn=True)
     made = growkit.grow(source, tmp_path / "out", hidden="x2", verify=BRIEF)
     assert made["kept"]
-    ways = {each["name"]: each for each in made["verification"]["modes"]}
+    ways = {each["name"]: each for each in made["verification"].sections.modes.modes}
     for name in ("save and reload", "generate"):
         assert ways[name]["kept"] is None
         assert ways[name]["note"].startswith("transformers cannot ")
@@ -333,8 +333,8 @@ def test_training_with_new_tokens_is_looked_at_on_the_old_ones(tmp_path: Path) -
     settings = growkit.Settings(prompts=1, length=24, steps=2)
     made = growkit.grow(source, tmp_path / "out", vocab="x2", new_tokens="mean", verify=settings)
     assert made["kept"]
-    training = made["verification"]["training"]
-    assert training["kept"] is None
+    training = made["verification"].sections.training
+    assert training.findings[0].kept is None
     assert training["why"]
     assert math.isfinite(training["relative"])
 
@@ -354,7 +354,7 @@ def grown(folder: Path, **verify: Any) -> tuple[Path, Path, Any]:
 
 def tokens(result: Any) -> int:
     assert result["kept"]
-    return int(result["tokens"])
+    return int(result.sections.logits.tokens)
 
 
 def test_few_tokens_do_where_no_weight_can_be_lost(tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_many_tokens_are_taken_where_a_weight_is_lost_or_no_manifest_says(tmp_pa
     with edit_json(file) as manifest:
         manifest["recipe"]["steps"][0]["hidden"] = "x4"
     result = growkit.verify(source, target)
-    assert (result["kept"], result["tokens"]) == (False, MANY * LONGEST)
+    assert (result["kept"], result.sections.logits.tokens) == (False, MANY * LONGEST)
     file.unlink()
     assert tokens(growkit.verify(source, target)) == MANY * LONGEST
 
@@ -470,11 +470,11 @@ def test_what_hypercloning_makes_is_preserved(llama: Path, tmp_path: Path) -> No
     grown = hyperclone(llama, tmp_path / "grown")
     result = growkit.verify(llama, grown, **QUICK)
     assert result["kept"]
-    assert result["weights_recovered"] is None
+    assert result.sections.weights.recovered is None
     assert "weights were not compared" in result["reason"]
-    assert result["negative_control_caught"]
+    assert result.sections.logits.negative_control_caught
     assert result["fault"] is None
-    assert all(mode["kept"] is not False for mode in result["modes"])
+    assert all(mode["kept"] is not False for mode in result.sections.modes.modes)
 
 
 def test_a_head_that_is_split_once_too_often(llama: Path, tmp_path: Path) -> None:
@@ -482,7 +482,7 @@ def test_a_head_that_is_split_once_too_often(llama: Path, tmp_path: Path) -> Non
     grown = hyperclone(llama, tmp_path / "grown", lm_head=0.5)
     result = growkit.verify(llama, grown, **QUICK)
     assert not result["kept"]
-    assert result["first_difference"] == "lm_head"
+    assert result.sections.logits.first_difference == "lm_head"
     assert result["fault"]["factor"] == pytest.approx(0.5)
 
 

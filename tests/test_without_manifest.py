@@ -51,10 +51,14 @@ def found(source: Path, target: Path) -> tuple[tuple[str, ...], tuple[str, ...]]
 def test_the_verdict_says_what_it_uncovered_notes(source: Path, target: Path) -> None:
     result = growkit.verify(source, target, **QUICK)
     assert result["kept"]
-    assert result["weights_recovered"] is None
+    assert result.sections.weights.recovered is None
     told = "weights were not compared, because no manifest records how the target was made"
     assert told in result["reason"].split(". ")[0]
-    assert (result["changed"], result["notes"], result["unknown_files"]) == ([], [], [])
+    assert (result.sections.files.changed, result.notes, result.sections.files.unknown_files) == (
+        [],
+        [],
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,8 @@ def test_a_setting_that_no_prompt_shows(key: str, value: Any, source: Path, targ
         assert not result["kept"]
         assert f"{key} in config.json is not what it is in the source" in result["reason"]
         assert (
-            f"({value} in place of {result['changed_values'][0]['expected']})" in result["reason"]
+            f"({value} in place of {result.sections.files.changed_values[0].expected})"
+            in result["reason"]
         )
 
 
@@ -146,7 +151,7 @@ def test_what_only_others_do_with_a_tokenizer_is_named(source: Path, target: Pat
     result = growkit.verify(source, target, **QUICK)
     assert result["kept"]
     assert "not byte by byte: tokenizer.json" in result["reason"]
-    assert result["unknown_files"] == ["tekken.json"]
+    assert result.sections.files.unknown_files == ["tekken.json"]
 
 
 def test_a_setting_that_saving_drops_is_no_contradiction(source: Path, tmp_path: Path) -> None:
@@ -268,8 +273,8 @@ def test_a_plan_that_changes_what_a_class_assumes_is_not_kept(
     assert not made["kept"]
     reason = made["verification"]["reason"]
     assert "is not what it is in the source" in reason, reason
-    assert "max_position_embeddings in config.json" in made["verification"]["changed"]
-    longest = next(m for m in made["verification"]["modes"] if m["name"] == LONGEST)
+    assert "max_position_embeddings in config.json" in made["verification"].sections.files.changed
+    longest = next(m for m in made["verification"].sections.modes.modes if m["name"] == LONGEST)
     assert "32,767" in longest["note"]  # the source's limit: the target's is lower
 
 
@@ -472,7 +477,7 @@ def test_exchanged_arguments(how: str, llama: Path, tmp_path: Path) -> None:
     (target / "growkit.json").unlink()  # nothing says which was first
     other_way = growkit.verify(target, llama, **QUICK)
     assert other_way["kept"], other_way["reason"]
-    assert other_way["weights_recovered"] is None
+    assert other_way.sections.weights.recovered is None
 
 
 def test_sources_that_were_made_themselves(llama: Path, tmp_path: Path) -> None:
@@ -480,11 +485,11 @@ def test_sources_that_were_made_themselves(llama: Path, tmp_path: Path) -> None:
     first = made(llama, tmp_path / "first", "hidden")
     second = made(first, tmp_path / "second", "ffn")
     assert growkit.verify(first, second, **QUICK)["kept"]
-    assert growkit.verify(first, first, **QUICK)["strict_float64"]["relative"] == 0
+    assert growkit.verify(first, first, **QUICK).sections.logits.strict_float64.relative == 0
     with pytest.raises(InputError, match=SAID):
         growkit.verify(second, first, **QUICK)
     (second / "growkit.json").unlink()
-    assert growkit.verify(first, second, **QUICK)["weights_recovered"] is None
+    assert growkit.verify(first, second, **QUICK).sections.weights.recovered is None
     (first / "growkit.json").write_text("{")  # it says nothing that could be read
     assert growkit.verify(first, second, **QUICK)["kept"]
 

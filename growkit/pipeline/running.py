@@ -422,7 +422,9 @@ class _Run:
         )
         verdict = prove(source, written, recipe.verify, recipe, self.progress, state, adapter)
         costs = self.prepared.kl_by_rank.items()
-        verdict["kl_by_rank"] = [RankCost(rank=n, kl_nats_per_token=kl) for n, kl in costs]
+        verdict.sections.weights.kl_by_rank = [
+            RankCost(rank=n, kl_nats_per_token=kl) for n, kl in costs
+        ]
         # A rejected output goes to OUT.rejected.
         target = recipe.output if verdict["kept"] else str(publishing.rejected_name(self.output))
         _rename(verdict, folder, target)

@@ -6,7 +6,6 @@ strict float64. Nothing else needs PEFT.
 """
 
 import re
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -26,9 +25,12 @@ from growkit.engine.calls import CallError
 from growkit.engine.class_weights import Extended, class_weights, tied_names
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import quiet
-from growkit.proof.function import FunctionProof
+from growkit.proof.check import Check
+from growkit.proof.control import MAX_TOKENS
+from growkit.proof.function import Function
+from growkit.proof.pair import Pair
 from growkit.proof.weights import Origin, compare_weights
-from growkit.results.proof import Finding
+from growkit.results.proof import Finding, Section
 
 NAME = "adapter"
 
@@ -36,56 +38,86 @@ OF_FOLDERS = ("base_model_name_or_path", "revision")
 """Config keys that name the model's folder."""
 
 
-def prove_adapter(logits: FunctionProof, origin: Origin, path: Path, prompt: Tensor) -> Finding:
-    """Compare source and target, each with its adapter.
-
-    Args:
-        logits: the proof of both models without their adapters; the grown one is in the target's
-            folder.
-        origin: how the target was made.
-        path: the adapter of the source.
-        prompt: token ids, [tokens].
+def refuse_adapter(pair: Pair) -> None:
+    """Refuse an adapter that could not be compared.
 
     Raises:
-        InputError: there is no adapter, or PEFT does not accept it.
+        InputError: the target has none, or it is not known how it was made.
     """
-    before, after = logits.before, logits.after
-    inside = after.folder / ADAPTER_FOLDER
+    inside = pair.after.folder / ADAPTER_FOLDER
+    if pair.adapter is None:
+        return
     if not inside.exists():
         raise InputError(
-            f"{after.folder} has no folder {ADAPTER_FOLDER} to compare with {path}; leave out "
-            "--adapter, or grow the model with it"
+            f"{pair.after.folder} has no folder {ADAPTER_FOLDER} to compare with {pair.adapter}; "
+            "leave out --adapter, or grow the model with it"
         )
-    if origin.unknown:
+    if pair.origin.unknown:
         raise InputError(
-            f"{inside} can be compared with {path} only if it is known how it was made, but "
-            f"{origin.unknown}; leave out --adapter"
+            f"{inside} can be compared with {pair.adapter} only if it is known how it was made, "
+            f"but {pair.origin.unknown}; leave out --adapter"
         )
-    planned, written = Adapter(path, before, origin.lineage, ""), AdapterFolder(inside)
-    lost = compare_weights(Origin(planned.lineage), AdapterTensors(written, Modules(after))).lost
-    if lost or _settings(planned.config) != _settings(written.config):
-        does = "does not recover the source's adapter" if lost else "is not what growkit writes"
-        place = lost or f"{ADAPTER_FOLDER}/{ADAPTER}"
-        return Finding(name=NAME, kept=False, sentence=f"{place} {does}", place=place)
-    adapted = AdaptedWeights(before, planned.of_class), AdaptedWeights(after, written)
+
+
+def check_adapter(pair: Pair, function: Function) -> Section | None:
+    """Compare source and target, each with its adapter.
+
+    Raises:
+        InputError: PEFT does not accept the adapter.
+    """
+    if pair.adapter is None:
+        recipe = pair.origin.recipe
+        untried = "its adapter was not tried, as that of the source was not named (--adapter)"
+        return Section(findings=[], notes=[untried]) if recipe and recipe.adapter else None
+    planned = Adapter(pair.adapter, pair.before, pair.lineage, "")
+    written = AdapterFolder(pair.after.folder / ADAPTER_FOLDER)
+    finding = _tensors_finding(pair, planned, written)
+    finding = finding or _logits_finding(pair, function, planned, written)
+    finding.verdict, finding.in_reason = "preserved, but not with its adapter", True
+    return Section(findings=[finding], notes=[])
+
+
+def _tensors_finding(pair: Pair, planned: Adapter, written: AdapterFolder) -> Finding | None:
+    """The finding on tensors and config of a grown adapter, if they are not as planned."""
+    tensors = AdapterTensors(written, Modules(pair.after))
+    lost = compare_weights(Origin(planned.lineage), tensors).lost
+    if not lost and _settings(planned.config) == _settings(written.config):
+        return None
+    does = "does not recover the source's adapter" if lost else "is not what growkit writes"
+    place = lost or f"{ADAPTER_FOLDER}/{ADAPTER}"
+    return Finding(name=NAME, kept=False, sentence=f"{place} {does}", place=place)
+
+
+def _logits_finding(
+    pair: Pair, function: Function, planned: Adapter, written: AdapterFolder
+) -> Finding:
+    """The finding on the logits of both models with their adapters."""
+    adapted = (
+        AdaptedWeights(pair.before, planned.of_class),
+        AdaptedWeights(pair.after, written),
+    )
+    side, prompt = function.strict.side, pair.prompts.windows[0][:MAX_TOKENS]
     try:
-        found, probe = logits.compare_again(prompt, logits.place, adapted, only="default")
+        compared, controls = side.compare_prompt(prompt, side.place, adapted, only="default")
     except CallError as error:
         failure = str(error).partition(";")[0]
         raise InputError(
-            f"with the adapter in {path}, {failure}; train one for other modules, or leave out "
-            "--adapter"
+            f"with the adapter in {pair.adapter}, {failure}; train one for other modules, or leave "
+            "out --adapter"
         ) from error
-    relative, own = found.prefill.relative, strict_limit(probe.rounding.relative).largest
-    largest = own if logits.exact else logits.limit and logits.limit.largest
+    relative, own = compared.prefill.relative, strict_limit(controls.rounding.relative).largest
+    largest = own if pair.exact else function.limit and function.limit.largest
     kept = within(relative, largest)
     sentence = f"with the adapter, they differ by {relative:.1e}"
-    if within(probe.control.relative, own):
+    if within(controls.control.relative, own):
         kept = False
-        sentence = f"with the adapter, a deliberate fault ({probe.fault}) went unnoticed"
+        sentence = f"with the adapter, a deliberate fault ({controls.fault}) went unnoticed"
     return Finding(
         name=NAME, kept=kept, sentence=sentence, measured=finite(relative), limit=largest
     )
+
+
+CHECK = Check(check_adapter, refuse_adapter, if_kept=True)
 
 
 def _settings(config: dict[str, object]) -> dict[str, object]:

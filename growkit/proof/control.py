@@ -15,7 +15,7 @@ from growkit.engine.layerwise import Stage
 from growkit.engine.lending import disturbed, scaled
 from growkit.engine.metrics import Distance, Head, distance_of, error_of
 
-PROBE = 128
+MAX_TOKENS = 128
 """Limit for the tokens of the prompt with a fault, which the backward pass uses, too."""
 
 FAULT = 1e-3
@@ -26,11 +26,11 @@ VISIBLE = 1e-6
 
 
 @dataclass
-class Probe:
+class Controls:
     """Additional runs: a deliberate fault in the target, and the source disturbed by rounding.
 
     Attributes:
-        call: the beginning of the first prompt, at most ``PROBE`` tokens, for the fault.
+        call: the beginning of the first prompt, at most ``MAX_TOKENS`` tokens, for the fault.
         noise: relative size of one rounded sum, added to the source's states after every layer on
             the whole first prompt.
         against_itself: whether the target with the fault is compared with the target itself, not
@@ -54,24 +54,24 @@ class Probe:
     fault: str = ""
     control: Distance = field(default_factory=Distance)
     rounding: Distance = field(default_factory=Distance)
-    _spoiled: Tensor | None = None
-    _disturbed: Tensor | None = None
+    _faulty_state: Tensor | None = None
+    _noisy_state: Tensor | None = None
 
-    def disturb(self, stages: Iterator[Stage]) -> Iterator[Stage]:
+    def add_rounding_noise(self, stages: Iterator[Stage]) -> Iterator[Stage]:
         """Run the first prompt through the source with noise."""
         for stage in stages:
-            disturbed = self._disturbed
-            state = stage.after[0] if disturbed is None else stage.again(0, disturbed)
+            noisy = self._noisy_state
+            state = stage.after[0] if noisy is None else stage.again(0, noisy)
             generator = torch.Generator().manual_seed(len(stage.name))
             noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
             # Equal states are rounded alike, so that noise breaks no tie between equal tokens.
             noise = noise[state.cpu().unique(dim=0, return_inverse=True)[1]]
             # Zeros have no rounding, and a norm would enlarge any noise in them to their size.
             noise = noise.to(state) * state.any(-1, keepdim=True)
-            self._disturbed = state + self.noise * state.square().mean().sqrt() * noise
+            self._noisy_state = state + self.noise * state.square().mean().sqrt() * noise
             yield stage
 
-    def spoil(self, stages: Iterator[Stage], first: int, call: int) -> Iterator[Stage]:
+    def inject_fault(self, stages: Iterator[Stage], first: int, call: int) -> Iterator[Stage]:
         """Insert the fault into the largest matrix of the first layer where it has an effect.
 
         Args:
@@ -84,23 +84,23 @@ class Probe:
             if self.wanted:
                 self.given.append(stage.after[call])
                 self.extras.append(stage.extras[call])
-            if self._spoiled is not None:
-                self._spoiled = stage.again(call, self._spoiled)
+            if self._faulty_state is not None:
+                self._faulty_state = stage.again(call, self._faulty_state)
             elif before is not None and stage.layer is not None and stage.layer >= first:
-                self._spoil(stage, call, before)
+                self._inject(stage, call, before)
             before = stage.after[call]
             yield stage
 
-    def _spoil(self, stage: Stage, call: int, before: Tensor) -> None:
+    def _inject(self, stage: Stage, call: int, before: Tensor) -> None:
         matrices = {key: p for key, p in stage.module.named_parameters() if p.dim() > 1}
         elements = {key: p.numel() for key, p in matrices.items() if self.only in key}
         clean, most = stage.after[call], 0.0
         for key in sorted(elements, key=lambda name: -elements[name]):
             with scaled(stage.module, key, 1 + FAULT):
-                spoiled = stage.again(call, before)
+                faulty = stage.again(call, before)
             # For example, an identity block multiplies the fault by zero.
-            if (error := error_of(spoiled, clean)) > most:
-                most, self._spoiled = error, spoiled
+            if (error := error_of(faulty, clean)) > most:
+                most, self._faulty_state = error, faulty
                 self.fault = f"{stage.name}.{key} × {1 + FAULT}"
             if not within(most, FAULT * VISIBLE):
                 return
@@ -115,18 +115,18 @@ class Probe:
             ends: output of the last layer of source and target for ``self.call``.
             first: the first prompt, and the output of the source's last layer for it.
         """
-        assert self._disturbed is not None
+        assert self._noisy_state is not None
         clean = heads[0], [first[1]]
-        self.rounding = distance_of(clean, (heads[0], [self._disturbed]), [first[0].ids])
+        self.rounding = distance_of(clean, (heads[0], [self._noisy_state]), [first[0].ids])
         side, head, ids = 1 if self.against_itself else 0, heads[1], [self.call.ids]
-        unspoiled = heads[side], [ends[side]]
-        if self._spoiled is not None:
-            self.control = distance_of(unspoiled, (head, [self._spoiled]), ids)
+        clean = heads[side], [ends[side]]
+        if self._faulty_state is not None:
+            self.control = distance_of(clean, (head, [self._faulty_state]), ids)
             if not within(self.control.relative, FAULT * VISIBLE):
                 return
         self.fault = f"output head × {1 + FAULT}"
-        spoiled = (lambda hidden: head(hidden) * (1 + FAULT)), [ends[1]]
-        self.control = distance_of(unspoiled, spoiled, ids)
+        faulty = (lambda hidden: head(hidden) * (1 + FAULT)), [ends[1]]
+        self.control = distance_of(clean, faulty, ids)
 
 
 TRIES = 3

@@ -13,14 +13,19 @@ from torch import Tensor
 from growkit.base.errors import plain, reason
 from growkit.base.tensors import Weights
 from growkit.checkpoint.dequantising import Dequantised
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import class_weights, converted, one_row, stacks
 from growkit.engine.loader import Conversion, dequantisations, loading
-from growkit.results.proof import Finding
+from growkit.proof.check import Check
+from growkit.proof.function import Function
+from growkit.proof.pair import Pair
+from growkit.results.proof import Finding, Section
 
 
-def dequantised_finding(source: Checkpoint) -> Finding:
+def check_dequantised(pair: Pair, function: Function) -> Section | None:
     """Compare the quantised tensors of a source, bit for bit."""
+    source = pair.stored
+    if not source.quantised:
+        return None
     equal, why, unchecked = dict[str, bool](), "it is part of a larger model", set[str]()
     if isinstance(source, Dequantised):
         equal, why = _compare(source)
@@ -37,7 +42,14 @@ def dequantised_finding(source: Checkpoint) -> Finding:
     elif unchecked:
         rest = f"{len(unchecked)} tensors (first {min(unchecked)})"
         sentence += f", but for {rest} there was no comparison, since {why}"
-    return Finding(name="dequantised", kept=kept, sentence=sentence, place=first)
+    finding = Finding(name="dequantised", kept=kept, sentence=sentence, place=first)
+    finding.in_reason = kept is not False
+    if kept is False:
+        finding.advice = "dequantise the source with the library that quantised it, and grow that"
+    return Section(findings=[finding], notes=[])
+
+
+CHECK = Check(check_dequantised)
 
 
 def _compare(source: Dequantised) -> tuple[dict[str, bool], str]:

@@ -7,7 +7,7 @@ with the source.
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,7 +42,14 @@ from growkit.proof import sidecars
 from growkit.proof.weights import Origin
 from growkit.recipe.manifest import changed_since
 from growkit.recipe.recipe import Recipe
-from growkit.results.proof import ChangedValue, Finding, value_sentence
+from growkit.results.proof import (
+    AGAIN,
+    ChangedValue,
+    FilesSection,
+    Finding,
+    value_in_words,
+    value_sentence,
+)
 
 SPEED = "use_cache"
 """A config key that does not change the model's function."""
@@ -61,6 +68,8 @@ INERT = (*LICENCES, ".gitattributes")
 """Files that no engine reads."""
 
 UNUSED = "the family in the manifest was not used, since growkit has one of its own for this type"
+
+UNCHANGED = "the files next to the weights are as they should be"
 
 MOST_LETTERS = 60
 """Limit for the length of a value in a sentence."""
@@ -85,27 +94,46 @@ class FolderDifferences:
     of_source: list[str] = field(default_factory=list)
 
     @property
-    def finding(self) -> Finding:
-        """The finding on the first change."""
-        if not self.changed:
-            fine = "the files next to the weights are as they should be"
-            return Finding(name="files", kept=True, sentence=fine)
-        name = self.changed[0]
-        source = name in self.of_source
-        expected = "it is in the source" if source else f"growkit {__version__} writes"
-        sentence = f"{name} is not what {expected}"
-        if values := next((each for each in self.values if each["name"] == name), None):
-            sentence += f" ({value_sentence(values)})"
-        return Finding(name="files", kept=False, sentence=sentence, place=name)
+    def section(self) -> FilesSection:
+        """The section on files, with a finding on the first change."""
+        finding = Finding(name="files", kept=not self.changed, sentence=UNCHANGED)
+        if self.changed:
+            name = finding.place = self.changed[0]
+            values = next((value for value in self.values if value["name"] == name), None)
+            source = name in self.of_source
+            expected = "it is in the source" if source else f"growkit {__version__} writes"
+            finding.sentence = f"{name} is not what {expected}"
+            finding.sentence += f" ({value_sentence(values)})" if values else ""
+            finding.advice = f"{_restore(name, values)}; or {AGAIN}"
+        return FilesSection(
+            findings=[finding],
+            notes=self.named,
+            changed=self.changed,
+            changed_values=self.values,
+            unknown_files=self.unknown,
+        )
 
 
-def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> FolderDifferences:
+def _restore(name: str, values: ChangedValue | None) -> str:
+    """Advice to undo a change outside the weights."""
+    if values is None:
+        return f"put {name} back as it was"
+    found = value_in_words(values.found)
+    if values.expected is None:
+        return f"put {name} back as it was (it is {found})"
+    return f"set {name} back to {values.expected} (it is {found})"
+
+
+def compare_folders(
+    source: Checkpoint, target: Checkpoint, origin: Origin, layer_settings: Sequence[str] = ()
+) -> FolderDifferences:
     """Compare everything but weights; ``named`` reports what the verdict does not cover.
 
     Args:
         source: the source.
         target: the target.
         origin: how the target was made.
+        layer_settings: settings of the target's layers that changed.
     """
     loads = loading(source), loading(target)
     if origin.unknown:
@@ -134,6 +162,8 @@ def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> F
     if found.unknown:
         notes.append(f"other files were not compared: {listed(found.unknown)}")
     found.named[:0] = notes
+    found.changed += layer_settings
+    found.of_source += layer_settings if origin.unknown else []
     if origin.recipe and origin.recipe.family and not unlisted_family(origin.recipe.family):
         found.named.append(UNUSED)
     return found

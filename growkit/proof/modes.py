@@ -1,27 +1,17 @@
 """Inference modes: the ways to run a model that break in practice."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from growkit.base.errors import InputError, PlaceError, foreign, system_error
-from growkit.base.limits import within
-from growkit.base.tensors import Config, total_parameters
-from growkit.base.units import size
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.scratch import temporary
+from growkit.base.errors import InputError
+from growkit.base.tensors import Config
 from growkit.engine.calls import Call
 from growkit.engine.device import RUNS
-from growkit.engine.metrics import error_of, finite
-from growkit.engine.oracle import class_loss, load_model, longest_context, quiet
-from growkit.engine.strict import strict_float64
+from growkit.engine.oracle import longest_context
 from growkit.engine.thresholds import lowered
-from growkit.results.proof import Finding, ModeResult
 
 SHORT = 16
 """Length of the prompt for all modes but the prefill."""
@@ -40,8 +30,6 @@ DECODING = "cached decoding"
 EXPLICIT = "explicit positions"
 LONGEST = "longest context"
 LONG = "long texts"
-GENERATE = "generate"
-LOSS = "loss"
 ATTENTION = "attention: "
 
 
@@ -139,24 +127,11 @@ class NotAskedError(InputError):
         self.mode = mode
         self.by_target = by_target
 
-    def without(self, asked: list[Mode]) -> list[Mode]:
+    def without(self, asked: Sequence[Mode]) -> list[Mode]:
         """Replace the mode by a note with the reason why it is not tried."""
         why = f"the source can, but {self}" if self.by_target else str(self)
         instead = Mode(self.mode, note=why, failed=self.by_target)
         return [instead if mode.name == self.mode else mode for mode in asked]
-
-
-def finding_of(result: ModeResult) -> Finding:
-    """The finding on one inference mode."""
-    note = result.note if result.tried else f"not tried: {result.note}"
-    return Finding(
-        name=result.name,
-        kept=result.kept,
-        sentence=f"{result.name}: {note}" if note else result.name,
-        place=result.name if result.kept is False else None,
-        measured=result.relative,
-        limit=result.tolerance,
-    )
 
 
 def _at(prompt: Tensor, positions: Tensor) -> Call:
@@ -172,155 +147,3 @@ def _decoding(prompt: Tensor) -> Mode:
         calls.append(Call(part, cached=True, continues=calls[-1]))
     note = f"{len(first)} tokens, then {' + '.join(map(str, STEPS))} from the cache"
     return Mode(DECODING, tuple(calls), note=note)
-
-
-MOST_BYTES = 1 << 29
-"""Limit for the memory of whole models; the rest of the proof needs only a layer at a time."""
-
-NEW_TOKENS = 16
-"""Number of tokens to generate."""
-
-
-Load = Callable[[Checkpoint], Any]
-"""Loads a whole model, once."""
-
-
-def run_whole_models(
-    before: Checkpoint,
-    after: Checkpoint,
-    prompt: Tensor,
-    device: torch.device,
-    tolerance: float | None,
-    other_loss: str,
-) -> list[ModeResult]:
-    """Run whole models in strict float64.
-
-    The target is saved and loaded again, both models generate, and their classes return losses.
-
-    Args:
-        before: the source.
-        after: the target.
-        prompt: token ids, [tokens].
-        device: device of the models.
-        tolerance: upper limit for the distance of the logits that both begin with, and of the
-            losses; None if they may differ.
-        other_loss: why the losses may differ, although the logits may not; empty if they may not.
-    """
-    whole = 8 * sum(total_parameters(each.tensors) for each in (before, after))
-    too_large = f"whole models of more than {size(MOST_BYTES)} in float64"
-    prompt, results = prompt[:SHORT].to(device), []
-    load = cache(partial(load_model, dtype=torch.float64, device=device, attention="eager"))
-    runs = {"save and reload": _save_and_reload, GENERATE: _generate, LOSS: _losses}
-    for name, run in runs.items():
-        result = ModeResult(name=name, tried=False, note=too_large)
-        results.append(result)
-        if whole > MOST_BYTES:
-            continue
-        with strict_float64(), quiet():
-            try:
-                result.update(run(load, before, after, prompt), tried=True)
-            except InputError as error:
-                if isinstance(error, PlaceError) or system_error(error):
-                    raise  # the target is not at fault
-                result.note = str(error)
-                with suppress(InputError):  # if the source fails, too, the target is not at fault
-                    run(load, before, before, prompt)
-                    result.tried, result.kept = True, None if tolerance is None else False
-        if name != "save and reload" and tolerance is None:
-            result.kept = None
-        elif name == LOSS and result.tried and result.kept is not False:
-            more = after.config["vocab_size"] > before.config["vocab_size"]
-            why = other_loss or "new tokens have a part of the softmax" * more
-            result.note += f", since {why}" if why else ""
-            result.tolerance = None if why else tolerance
-            result.kept = None if why else within(result.relative, tolerance)
-        elif result.kept and name == GENERATE and not within(result.relative, tolerance):
-            # The class may load other weights than the files hold.
-            result.kept, result.tolerance = False, tolerance
-            result.note = f"as transformers loads them, the logits differ by {result.relative:.1e}"
-    return results
-
-
-def _save_and_reload(
-    load: Load, before: Checkpoint, after: Checkpoint, prompt: Tensor
-) -> dict[str, Any]:
-    """Compare the weights after saving and loading, and measure the distance of the logits."""
-    loaded = load(after)
-    with temporary("reload") as scratch, _using(after, "save and reload"):
-        expected = _logits(loaded, prompt)
-        loaded.save_pretrained(scratch)
-        again = load_model(scratch, torch.float64, prompt.device, "eager")
-        found = _logits(again, prompt)
-    # Weights are compared exactly; for logits, new addresses may change the order of sums.
-    read, written = again.state_dict(), loaded.state_dict()
-    same = read.keys() == written.keys() and all(read[name].equal(written[name]) for name in read)
-    note = "every weight comes back" if same else "weights change when transformers saves them"
-    return {"note": note, "relative": finite(error_of(found, expected)), "kept": same}
-
-
-def _generate(load: Load, before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
-    """Compare the greedy continuations of the prompt."""
-    tokens = before.config["vocab_size"]
-    both = ((load(each), each) for each in (after, before))
-    (found, one), (expected, other) = (_continue(*each, prompt, tokens) for each in both)
-    relative = finite(error_of(found, expected))
-    if one == other:
-        return {"note": f"the same {len(one)} tokens, greedily", "kept": True, "relative": relative}
-    same = [*(a == b for a, b in zip(one, other, strict=False)), False].index(False)
-    first = f"the first {same}" if same else "none"
-    note = f"{first} of {len(other)} tokens are the same, greedily"
-    return {"note": note, "kept": False, "relative": relative}
-
-
-@torch.no_grad()
-def _losses(load: Load, before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
-    """Compare the losses that both classes return."""
-    (expected, logits), (found, _) = (class_loss(load(each), prompt) for each in (before, after))
-    # Rounding of logits changes a small loss by more than its own rounding.
-    scale = max(abs(float(expected)), float(logits.square().mean().sqrt()))
-    return {
-        "note": f"{float(expected):.6f} → {float(found):.6f} nats per token, as classes return it",
-        "relative": finite(abs(float(found - expected)) / scale),
-    }
-
-
-def _continue(
-    loaded: Any, model: Checkpoint, prompt: Tensor, tokens: int
-) -> tuple[Tensor, list[int]]:
-    """Continue a prompt greedily, regardless of generation settings in the folder.
-
-    Args:
-        loaded: the model.
-        model: its checkpoint.
-        prompt: token ids, [tokens], on the device of the model.
-        tokens: number of tokens to choose from, at the start of the vocabulary.
-
-    Returns:
-        The logits of the prompt, and the tokens that follow it.
-    """
-    from transformers import GenerationConfig
-
-    longest, count = longest_context(model.config), NEW_TOKENS
-    if isinstance(longest, int):  # positions beyond it may have no embedding
-        prompt = prompt[: max(1, longest - NEW_TOKENS)]
-        count = max(1, min(NEW_TOKENS, longest - len(prompt)))
-    others = list(range(tokens, model.config["vocab_size"])) or None
-    greedily = GenerationConfig(
-        max_new_tokens=count, do_sample=False, pad_token_id=0, suppress_tokens=others
-    )
-    with _using(model, "generate"):
-        logits = _logits(loaded, prompt)[:, :tokens]
-        ids, everything = prompt[None], torch.ones_like(prompt[None])
-        answer = loaded.generate(ids, attention_mask=everything, generation_config=greedily)
-        continuation: list[int] = answer[0, len(prompt) :].tolist()
-        return logits, continuation
-
-
-def _using(model: Checkpoint, what: str) -> AbstractContextManager[None]:
-    return foreign(f"transformers cannot {what}", f"the cause is the class of {model.folder}")
-
-
-@torch.no_grad()
-def _logits(model: nn.Module, prompt: Tensor) -> Tensor:
-    logits: Tensor = model(prompt[None], use_cache=False).logits[0]
-    return logits

@@ -5,7 +5,6 @@ does depends on the text and the weights, so it is measured, and must be within 
 """
 
 import math
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -16,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from growkit.base.tensors import TORCH_NAMES, main_dtype
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.metrics import finite
@@ -31,29 +29,27 @@ from growkit.modeling.differential_attention import (
     integral_series,
 )
 from growkit.modeling.modeling_diff_transformer import DiffTransformerAttention
-from growkit.results.proof import Finding, SeriesError
+from growkit.proof.check import Check
+from growkit.proof.function import Function
+from growkit.proof.pair import Pair
+from growkit.results.proof import Finding, SeriesError, SeriesSection
 
 Errors = dict[str, tuple[float, float, float]]
 """By module: see ``SeriesError``."""
 
 
-def series_errors(
-    after: Checkpoint, windows: Sequence[Tensor], device: torch.device
-) -> tuple[Finding | None, list[SeriesError]]:
+def check_series(pair: Pair, function: Function) -> SeriesSection | None:
     """Compare both in float32, where the target's config asks for the series.
 
-    Args:
-        after: the target.
-        windows: token ids, each [tokens]; joined up to the longest context.
-        device: device that the model runs on.
+    The prompts are joined up to the longest context.
     """
-    config = after.config
+    after, config = pair.after, pair.after.config
     if config.get("integral") != "causal" or config.get("integral_method", "exact") == "exact":
-        return None, []
+        return None
     dtype = TORCH_NAMES[main_dtype(after.tensors)]
-    ids, found = torch.cat([*windows])[: longest_context(config)], Errors()
+    ids, found = torch.cat([*pair.prompts.windows])[: longest_context(config)], Errors()
     with ExitStack() as hooks:
-        model = Layerwise(after, torch.float32, device)
+        model = Layerwise(after, torch.float32, function.strict.side.place)
         for name, layer in model.layers:
             for module in layer.modules():
                 if isinstance(module, DiffTransformerAttention):
@@ -69,7 +65,10 @@ def series_errors(
         )
         for name, (error, once, share) in found.items()
     ]
-    return _finding(found, len(ids), dtype), layers
+    return SeriesSection(findings=[_finding(found, len(ids), dtype)], notes=[], layers=layers)
+
+
+CHECK = Check(check_series)
 
 
 def _finding(found: Errors, tokens: int, dtype: str) -> Finding:
@@ -98,6 +97,8 @@ def _finding(found: Errors, tokens: int, dtype: str) -> Finding:
         place=worst,
         measured=finite(error),
         limit=finite(rounding) if rounding else None,
+        verdict="preserved, but the series of its integral is wrong",
+        in_reason=True,
     )
 
 

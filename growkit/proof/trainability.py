@@ -20,7 +20,12 @@ from growkit.base.limits import within_each
 from growkit.base.tensors import AT_ONCE
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.transforms import Kept, Mapped, Section, Transform
-from growkit.results.proof import CopyDistance, Finding, Trainability, trainability_sentence
+from growkit.results.proof import (
+    CopyDistance,
+    Finding,
+    TrainabilitySection,
+    trainability_sentence,
+)
 
 EQUAL = 1e-9
 """Relative difference of two float64 gradients up to which they are equal except for rounding."""
@@ -43,6 +48,12 @@ MOST_NAMES = 8
 
 IN_CACHE = 1 << 17
 """Number of elements of a gradient that a CPU compares at a time; a device takes ``AT_ONCE``."""
+
+OTHER_TEXT = (
+    "prove it on other text (--text FILE), which may reach these parameters; or do without "
+    "--trainability, if they need not train"
+)
+BREAK = "let copies diverge in training: make the target with --symmetry break"
 
 Named = tuple[str, Tensor]
 
@@ -89,23 +100,23 @@ class Gradients:
             if self._waits(stored[0]):
                 self._waiting.add(name)
 
-    @property
-    def symmetry(self) -> list[CopyDistance]:
-        """Distances between the gradients of copies, by tensor."""
-        return [each.apart(self._rounding) for each in self._copied]
-
-    def found(self, names: Iterable[str], idle: int) -> Trainability:
+    def section(
+        self, names: Iterable[str], idle: int, *, asked: bool = False
+    ) -> TrainabilitySection:
         """Summarise the gradients.
 
         Args:
             names: names of all parameters.
             idle: number of layers that return their input.
+            asked: whether the user asked for it; else the finding does not decide.
         """
         counts = [each.count(self._rounding) for each in self._copied]
         stuck = [each.name for each, count in zip(self._copied, counts, strict=True) if count[0]]
         silent = sorted(name for name in names if self._silent(name))
         silent += [f"zeros in {name}" for name, most in self._zeros.values() if not most.all()]
-        return Trainability(
+        section = TrainabilitySection(
+            findings=[],
+            notes=[],
             trainable=not stuck and not silent,
             copied=sum(len(each.scale) for each in self._copied),
             identical_gradients=sum(count[0] for count in counts),
@@ -113,7 +124,16 @@ class Gradients:
             first_identical=stuck[0] if stuck else None,
             silent_parameters=silent[:MOST_NAMES],
             idle_layers=idle,
+            symmetry=[copied.distances(self._rounding) for copied in self._copied],
         )
+        kept = section.trainable if asked else None
+        sentence = f"new capacity: {trainability_sentence(section)}"
+        finding = Finding(name="trainability", kept=kept, sentence=sentence)
+        finding.verdict = "preserved, but it cannot train as asked"
+        if kept is False:
+            finding.advice = OTHER_TEXT if silent and not stuck else BREAK
+        section.findings.append(finding)
+        return section
 
     def _look_at_zeros(self, rule: Rule, gradient: Tensor) -> None:
         """Evaluate gradients of zeros, which would stay zero without one in any tensor."""
@@ -161,12 +181,6 @@ class Gradients:
                 return None
             gradient = back
         return name, gradient
-
-
-def trainability_finding(found: Trainability, *, asked: bool) -> Finding:
-    """The finding on trainability, which decides only if the user asked for it."""
-    kept, sentence = found.trainable if asked else None, trainability_sentence(found)
-    return Finding(name="trainability", kept=kept, sentence=f"new capacity: {sentence}")
 
 
 class _Siblings:
@@ -237,7 +251,7 @@ class _Copied:
         some = self.scale > rounding
         return int((within_each(self.distance, EQUAL) & some).sum()), int((~some).sum())
 
-    def apart(self, rounding: float) -> CopyDistance:
+    def distances(self, rounding: float) -> CopyDistance:
         """The median distance of the rows that have a finite gradient; 0 if there are none."""
         some = (self.scale > rounding) & self.scale.isfinite()
         distance = self.distance[some] if bool(some.any()) else torch.zeros(1)

@@ -39,9 +39,12 @@ from growkit.optimizer.state import ADAMW, MUON, STEP, State, open_state, writte
 from growkit.planning.plan import Lineage
 from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.updates import Law, law_of
+from growkit.proof.check import Check
 from growkit.proof.fingerprint import widest
+from growkit.proof.function import Function
+from growkit.proof.pair import Pair
 from growkit.recipe.recipe import Recipe
-from growkit.results.proof import TrainingProof, counted
+from growkit.results.proof import AGAIN, Finding, TrainingSection, counted
 
 RATE, DECAY, BETAS = 1e-3, 0.1, (0.9, 0.95)
 """Settings of AdamW. All parameters decay, so that every factor has an effect."""
@@ -170,7 +173,7 @@ class _Run:
     logits: Tensor
 
     def apart(self, other: _Run) -> float:
-        """Distance from another run of the same length; see ``TrainingProof.relative``."""
+        """Distance from another run of the same length; see ``TrainingSection.relative``."""
         losses = [abs(a - b) for a, b in zip(self.losses, other.losses, strict=True)]
         scale = self.logits.square().mean().sqrt()
         known = other.logits[..., : self.logits.shape[-1]]  # new tokens come last
@@ -208,6 +211,36 @@ def check_room(settings: Settings, tensors: Mapping[str, TensorInfo], device: to
         )
 
 
+def refuse_training(pair: Pair) -> None:
+    """Refuse a training that is not possible.
+
+    Raises:
+        InputError: it is not known how the target was made, there is no room, or a state is
+            missing.
+    """
+    if pair.settings.steps is None:
+        return
+    if pair.origin.unknown:
+        raise InputError(
+            f"to train {pair.after.folder} alongside its source, its origin must be known, but "
+            f"{pair.origin.unknown}; leave out --steps"
+        )
+    check_room(pair.settings, pair.after.tensors, pair.device)
+    state_paths(pair.before, pair.after, pair.origin.recipe, pair.optimizer)
+
+
+def check_training(pair: Pair, function: Function) -> TrainingSection | None:
+    """Train source and target side by side, if the settings ask for it."""
+    if pair.settings.steps is None:
+        return None
+    places = state_paths(pair.before, pair.after, pair.origin.recipe, pair.optimizer)
+    device = function.strict.side.place
+    return prove_training(pair.before, pair.after, pair.lineage, pair.settings, device, places)
+
+
+CHECK = Check(check_training, refuse_training, if_kept=True)
+
+
 def prove_training(
     before: Checkpoint,
     after: Checkpoint,
@@ -215,7 +248,7 @@ def prove_training(
     settings: Settings,
     device: torch.device,
     places: StatePaths,
-) -> TrainingProof:
+) -> TrainingSection:
     """Train source and target side by side.
 
     Args:
@@ -245,22 +278,32 @@ def prove_training(
     target = _trained(after, both[1], batches, device, updates)
     relative, own = source.apart(target), max(source.apart(disturbed), rounding)
     tolerance = None if law.why else training_limit(own)
-    fault, spoiled = _spoiled(updates)
+    fault, faulty = _with_fault(updates)
     caught = None
     if tolerance is not None:
-        first = _trained(after, both[1], batches[:3], device, spoiled)
+        first = _trained(after, both[1], batches[:3], device, faulty)
         off = abs(first.losses[1] - source.losses[1]) / max(abs(source.losses[0]), 1e-300)
         caught = not within(off, tolerance)
     still = sum(each.new for each in updates.values())
-    kept, reason = _judge(law, source, target, tolerance, still, caught)
+    kept, sentence = _judge(law, source, target, tolerance, still, caught)
     if unlike:
-        kept, reason = False, f"the optimizer's state is not the source's, grown: {unlike}"
+        kept, sentence = False, f"the optimizer's state is not the source's, grown: {unlike}"
     elif unlike is not None:
-        reason += f", and its optimizer's state is the source's, grown ({where})"
-    return TrainingProof(
-        steps=len(batches) - 2,
+        sentence += f", and its optimizer's state is the source's, grown ({where})"
+    finding = Finding(
+        name="training",
         kept=kept,
-        reason=f"{reason}{places.untried}",
+        sentence=f"{sentence}{places.untried}",
+        measured=finite(relative),
+        limit=tolerance and finite(tolerance),
+        advice=_advice(relative, tolerance, caught=caught) if kept is False else None,
+        verdict="preserved, but it does not learn as its source does",
+        in_reason=True,
+    )
+    return TrainingSection(
+        findings=[finding],
+        notes=[],
+        steps=len(batches) - 2,
         why=list(law.why),
         begun=begun,
         losses_source=[finite(each) for each in source.losses],
@@ -275,6 +318,15 @@ def prove_training(
         weight_decay=DECAY,
         eps=EPS,
     )
+
+
+def _advice(relative: float, tolerance: float | None, *, caught: bool | None) -> str:
+    """What to do if the target did not learn the same."""
+    if caught is False:
+        return "train both for longer (--steps), so that a deliberate fault shows"
+    if tolerance is not None and within(relative, tolerance):
+        return "grow the target again together with the state of the source's optimizer"
+    return AGAIN
 
 
 def _loaded(stored: Checkpoint, device: torch.device, *treated: Any) -> StrictTraining:
@@ -315,7 +367,7 @@ def _trained(
     return _Run([*losses, loss], logits)
 
 
-def _spoiled(updates: Updates) -> tuple[str, Updates]:
+def _with_fault(updates: Updates) -> tuple[str, Updates]:
     """Insert a fault into the factors of one parameter; return its description and all factors."""
     trained = [name for name, each in updates.items() if not each.new]
     matrices = [name for name in trained if "norm" not in name] or trained

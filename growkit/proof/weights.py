@@ -22,9 +22,10 @@ from torch import Tensor
 
 from growkit.algebra.splits import widened
 from growkit.base.errors import InputError, plain, reason
-from growkit.base.tensors import TensorInfo, Weights, parts
+from growkit.base.tensors import TensorInfo, Weights, parts, total_bytes, total_parameters
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
+from growkit.engine.loader import loading
 from growkit.engine.user_family import temporary_family, unlisted_family
 from growkit.growth.copying import GROUPS
 from growkit.planning.operation import SizeOption
@@ -32,7 +33,7 @@ from growkit.planning.plan import Lineage, LostError, Plan, Rule
 from growkit.recipe.manifest import read_record
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe, Step
-from growkit.results.proof import Finding, Spectrum, recovered_sentence
+from growkit.results.proof import AGAIN, Finding, Spectrum, WeightsSection, recovered_sentence
 
 NO_FILE = os.path.join(os.devnull, "not read")
 """A path without a file, in place of a text in a manifest."""
@@ -184,10 +185,32 @@ class Recovered:
     recovered: tuple[int, int] | None = None
 
     @property
-    def settled(self) -> bool:
+    def all_recovered(self) -> bool:
         """Whether every weight was recovered, so that no weight can be at fault."""
         known = not (self.unknown or self.unchecked or self.recomputed_sources or self.spectra)
         return known and self.lost is None
+
+    def section(self, promise: str, before: Checkpoint, after: Checkpoint) -> WeightsSection:
+        """The section on the weights of a source and its target, for a promise."""
+        used = [
+            {k: v for k, v in model.tensors.items() if k not in loading(model).unread}
+            for model in (before, after)
+        ]
+        recovered, tensors = self.recovered or (None, None)
+        return WeightsSection(
+            findings=[self.finding(promise)],
+            notes=[],
+            recovered=None if self.unknown else self.lost is None,
+            first_lost_tensor=self.lost,
+            tensors_recovered=recovered,
+            source_tensors=tensors,
+            spectra=list(self.spectra),
+            kl_by_rank=[],
+            source_parameters=total_parameters(used[0]),
+            parameters=total_parameters(used[1]),
+            source_bytes=total_bytes(used[0]),
+            bytes=total_bytes(used[1]),
+        )
 
     def finding(self, promise: str) -> Finding:
         """The finding on the weights, for a promise."""
@@ -203,7 +226,13 @@ class Recovered:
             kept, sentence = None, f"{len(self.unchecked)} tensors could not be checked"
         elif self.recovered and self.recovered[0] < self.recovered[1]:
             sentence = recovered_sentence(*self.recovered)
-        return Finding(name="weights", kept=kept, sentence=sentence, place=self.lost)
+        finding = Finding(name="weights", kept=kept, sentence=sentence, place=self.lost)
+        finding.in_reason = kept is None
+        if kept is False:
+            finding.advice = (
+                "copy the target's weights again, in case they were damaged on the way; or " + AGAIN
+            )
+        return finding
 
 
 def compare_weights(origin: Origin, target: Weights) -> Recovered:

@@ -197,6 +197,7 @@ def model_card(
         eager_experts: whether transformers refuses to multiply with all experts at once.
     """
     steps, proof = manifest["recipe"]["steps"], manifest["verification"]
+    cells = proofs.glance(proof) if proof else {}
     return _template("card.md", _escaped).render(
         manifest=manifest,
         metadata=metadata,
@@ -208,7 +209,7 @@ def model_card(
         oldest=OLDEST_TRANSFORMERS,
         compared_on=proofs.compared_on(proof) if proof else "",
         tables=proofs.tables(proof) if proof else [],
-        glance=proofs.glance(proof) if proof else {},
+        cells={name: cell for name, cell in cells.items() if name not in proofs.IN_TABLES},
     )
 
 

@@ -1,62 +1,13 @@
 """Results of a proof: the verdict with all of its figures, and advice."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from shlex import quote
 from typing import Any
 
-from growkit.base.limits import within
 from growkit.results import Result
 
 Found = Mapping[str, Any]
 """A result, or its JSON."""
-
-
-class TrainingProof(Result):
-    """Source and target trained side by side in strict float64.
-
-    If the target was grown together with an optimizer's state, both resume from their states.
-    Otherwise both start with the source's moments after a first batch.
-
-    Attributes:
-        steps: number of AdamW steps of each.
-        kept: whether both learned the same; null if the law of updates does not promise it.
-        reason: the finding in a sentence.
-        why: the reasons why the target's training is not the source's, one phrase each.
-        begun: the optimizer's state at the start.
-        losses_source: mean loss in nats per token on the batch of each step, before the step, and
-            on one more batch after the last step.
-        losses_target: the same losses of the target.
-        relative: the larger of two errors: the largest loss difference relative to the first loss,
-            and the largest logit difference after the last step relative to the logit scale.
-        tolerance: upper limit of ``relative``; null if nothing is promised.
-        own: the same error of the source compared with itself, with its weights disturbed before
-            every step by about the size of rounding.
-        standing_still: number of the target's parameters that have no counterpart in the source
-            and were not trained.
-        control: a deliberate fault in the factors.
-        control_caught: whether the fault was detected after a single step; null if nothing is
-            promised.
-        learning_rate: learning rate of the source.
-        weight_decay: weight decay of the source, on every parameter.
-        eps: eps of the source's AdamW.
-    """
-
-    steps: int
-    kept: bool | None
-    reason: str
-    why: list[str]
-    begun: str
-    losses_source: list[float | None]
-    losses_target: list[float | None]
-    relative: float | None
-    tolerance: float | None
-    own: float | None
-    standing_still: int
-    control: str
-    control_caught: bool | None
-    learning_rate: float
-    weight_decay: float
-    eps: float
 
 
 MOST_VALUES = 512
@@ -116,31 +67,6 @@ class Measured(Result):
     tolerance_why: str | None
     kl_nats_per_token: float | None
     top1_agreement: float
-
-
-class Trainability(Result):
-    """Result of one backward pass through the target.
-
-    Attributes:
-        trainable: whether every parameter gets a gradient, and no two copies the same gradient.
-        copied: number of rows (neurons, heads' rows, embedding columns) that have copies.
-        identical_gradients: number of copied rows with two copies that get the same gradient and
-            would stay equal for ever.
-        without_gradient: number of copied rows that get no gradient on this text.
-        first_identical: the first tensor with identical gradients; null if there is none.
-        silent_parameters: the first few names of parameters whose gradient is zero, or that hold
-            zeros that cannot be learned.
-        idle_layers: number of layers that pass their input on unchanged. Their output matrices get
-            a gradient at once; their other parameters are judged after a first step.
-    """
-
-    trainable: bool
-    copied: int
-    identical_gradients: int
-    without_gradient: int
-    first_identical: str | None
-    silent_parameters: list[str]
-    idle_layers: int
 
 
 class CopyDistance(Result):
@@ -300,10 +226,8 @@ class Finding(Result):
 
     Attributes:
         name: ``weights``, ``files``, ``strict_float64``, ``negative_control``, ``native``,
-            ``max_kl``, the name of an inference mode, ``handed_on`` (what new layers pass on beside
-            hidden states), ``adapter``, ``training``, ``dequantised`` (of a quantised source),
-            ``trainability``, ``series`` (of an integral that is not computed exactly), ``device``
-            (if it is not a CPU) or ``amount``.
+            ``max_kl``, ``handed_on`` (what new layers pass on beside hidden states), ``amount``,
+            the name of an inference mode, or that of another section.
         kept: whether the measured value is within its limit; null if nothing is promised, or
             nothing was measured.
         sentence: the finding in words, without a full stop.
@@ -311,6 +235,9 @@ class Finding(Result):
         measured: the measured value; null if there is none, or it is not finite.
         limit: the largest allowed value; null if there is none.
         advice: the next step, without a full stop; null if none is needed.
+        verdict: the verdict if this decides, of what keeps an exact promise but for it; null for
+            the promise itself.
+        in_reason: whether the reason repeats it, even if it does not decide.
     """
 
     name: str
@@ -320,6 +247,245 @@ class Finding(Result):
     measured: float | None = None
     limit: float | None = None
     advice: str | None = None
+    verdict: str | None = None
+    in_reason: bool | None = None
+
+
+class Section(Result):
+    """What one check of a proof found.
+
+    Attributes:
+        findings: its comparisons, in the order in which they decide.
+        notes: what they do not cover, in words.
+    """
+
+    findings: list[Finding]
+    notes: list[str]
+
+
+class WeightsSection(Section):
+    """The weights, compared element by element.
+
+    Attributes:
+        recovered: whether the source's weights are recovered from the target's, every element of
+            every tensor, bit for bit; null if the target's recipe is unknown, so that the verdict
+            depends on logits and on the files next to the weights.
+        first_lost_tensor: the first source tensor that is not recovered; null if there is none.
+        tensors_recovered: number of source tensors that are recovered from the target, bit for
+            bit; null if one is lost, or if that is unknown.
+        source_tensors: number of source tensors, without buffers that models compute themselves;
+            null in the same cases.
+        spectra: spectra of projections that share bases, by module.
+        kl_by_rank: cost of the ranks that were tried when the target was made.
+        source_parameters: number of parameters in the source's files that its class reads.
+        parameters: number of parameters in the target's files that its class reads.
+        source_bytes: size of their tensors in the source.
+        bytes: size of their tensors in the target.
+    """
+
+    recovered: bool | None
+    first_lost_tensor: str | None
+    tensors_recovered: int | None
+    source_tensors: int | None
+    spectra: list[Spectrum]
+    kl_by_rank: list[RankCost]
+    source_parameters: int
+    parameters: int
+    source_bytes: int
+    bytes: int
+
+
+class FilesSection(Section):
+    """Everything in the folders but weights.
+
+    Attributes:
+        changed: files of the target, and keys of its config, that differ from growkit's output; if
+            the target's recipe is unknown, those that differ in effect from the source's.
+        changed_values: found and expected values of the changed config keys.
+        unknown_files: files of the target that were not compared.
+    """
+
+    changed: list[str]
+    changed_values: list[ChangedValue]
+    unknown_files: list[str]
+
+
+class LogitsSection(Section):
+    """The logits of both models on the prompts. Losses are means in nats per token.
+
+    Attributes:
+        strict_float64: the comparison in strict float64, on the CPU if there is doubt about the
+            device.
+        native: the comparison in the storage dtype, on the device.
+        rounding: the effect of rounding to the storage dtype on the source alone: the source in
+            this dtype compared with the source in strict float64, on some tokens of every prompt.
+            It has no tolerance, since nothing is promised.
+        max_kl: upper limit of the KL in strict float64, in nats per token; null for no limit.
+        loss_source: mean negative log-likelihood of the source, in strict float64.
+        loss_target: the same loss of the target.
+        loss_source_native: the same loss of the source in the storage dtype, on the device.
+        loss_target_native: the same loss of the target in the storage dtype, on the device.
+        first_differing_layer: index of the first layer whose output differs; null if none does.
+        first_difference: name of the first module whose output differs; null if none does.
+        by_layer: the error of every module's output; empty if the layers cannot be compared.
+        kl_by_position: mean KL at every position of the prompts, in nats; in the storage dtype if
+            the promise is exact, else in strict float64.
+        tokens_by_position: number of tokens in the mean of every position.
+        logit_sample: sample pairs of logits, source and target, in the storage dtype.
+        negative_control: description of the deliberate fault.
+        negative_control_caught: whether a deliberate fault was detected.
+        fingerprint: sample logits that identify the model in a trainer's memory; null if it
+            computes no usable logits.
+        tokens: number of compared tokens.
+        predictions: number of predicted tokens over which losses are averaged.
+    """
+
+    strict_float64: Measured
+    native: Measured
+    rounding: Measured
+    max_kl: float | None
+    loss_source: float | None
+    loss_target: float | None
+    loss_source_native: float | None
+    loss_target_native: float | None
+    first_differing_layer: int | None
+    first_difference: str | None
+    by_layer: list[LayerError]
+    kl_by_position: list[float | None]
+    tokens_by_position: list[int]
+    logit_sample: list[list[float]]
+    negative_control: str
+    negative_control_caught: bool
+    fingerprint: Fingerprint | None
+    tokens: int
+    predictions: int
+
+
+class ModesSection(Section):
+    """The inference modes of both models.
+
+    Attributes:
+        modes: the modes, those that were not tried included.
+    """
+
+    modes: list[ModeResult]
+
+
+class TrainabilitySection(Section):
+    """Result of one backward pass through the target.
+
+    Attributes:
+        trainable: whether every parameter gets a gradient, and no two copies the same gradient.
+        copied: number of rows (neurons, heads' rows, embedding columns) that have copies.
+        identical_gradients: number of copied rows with two copies that get the same gradient and
+            would stay equal for ever.
+        without_gradient: number of copied rows that get no gradient on this text.
+        first_identical: the first tensor with identical gradients; null if there is none.
+        silent_parameters: the first few names of parameters whose gradient is zero, or that hold
+            zeros that cannot be learned.
+        idle_layers: number of layers that pass their input on unchanged. Their output matrices get
+            a gradient at once; their other parameters are judged after a first step.
+        symmetry: distances between the gradients of copies, by tensor.
+    """
+
+    trainable: bool
+    copied: int
+    identical_gradients: int
+    without_gradient: int
+    first_identical: str | None
+    silent_parameters: list[str]
+    idle_layers: int
+    symmetry: list[CopyDistance]
+
+
+class TrainingSection(Section):
+    """Source and target trained side by side in strict float64.
+
+    If the target was grown together with an optimizer's state, both resume from their states.
+    Otherwise both start with the source's moments after a first batch.
+
+    Attributes:
+        steps: number of AdamW steps of each.
+        why: the reasons why the target's training is not the source's, one phrase each.
+        begun: the optimizer's state at the start.
+        losses_source: mean loss in nats per token on the batch of each step, before the step, and
+            on one more batch after the last step.
+        losses_target: the same losses of the target.
+        relative: the larger of two errors: the largest loss difference relative to the first loss,
+            and the largest logit difference after the last step relative to the logit scale.
+        tolerance: upper limit of ``relative``; null if nothing is promised.
+        own: the same error of the source compared with itself, with its weights disturbed before
+            every step by about the size of rounding.
+        standing_still: number of the target's parameters that have no counterpart in the source
+            and were not trained.
+        control: a deliberate fault in the factors.
+        control_caught: whether the fault was detected after a single step; null if nothing is
+            promised.
+        learning_rate: learning rate of the source.
+        weight_decay: weight decay of the source, on every parameter.
+        eps: eps of the source's AdamW.
+    """
+
+    steps: int
+    why: list[str]
+    begun: str
+    losses_source: list[float | None]
+    losses_target: list[float | None]
+    relative: float | None
+    tolerance: float | None
+    own: float | None
+    standing_still: int
+    control: str
+    control_caught: bool | None
+    learning_rate: float
+    weight_decay: float
+    eps: float
+
+
+class SeriesSection(Section):
+    """The series of a causal integral.
+
+    Attributes:
+        layers: the error of the series in every layer.
+    """
+
+    layers: list[SeriesError]
+
+
+class Sections(Result):
+    """All sections of a proof, by the check that found them; null for what was not checked.
+
+    A check in a file of its own adds its section under the name of the file.
+
+    Attributes:
+        weights: the weights, element by element.
+        files: config, tokenizer, code and all other files next to the weights.
+        logits: the logits of both models on the prompts.
+        modes: the inference modes.
+        adapter: both models with their adapters, in PEFT; if requested.
+        dequantised: growkit's dequantised weights and those of transformers; of a quantised source.
+        series: the series of a causal integral; if the target's integral is not exact.
+        trainability: whether the target and in particular its copies can learn; unless requested,
+            null if nothing was copied, or if that is unknown.
+        training: source and target trained side by side; if requested.
+        device: the arithmetic of the device; if it is not a CPU.
+    """
+
+    weights: WeightsSection
+    files: FilesSection
+    logits: LogitsSection
+    modes: ModesSection
+    adapter: Section | None = None
+    dequantised: Section | None = None
+    series: SeriesSection | None = None
+    trainability: TrainabilitySection | None = None
+    training: TrainingSection | None = None
+    device: Section | None = None
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings, in the order in which they decide."""
+        return findings_of({"sections": self})
 
 
 class VerifyResult(Result):
@@ -330,64 +496,14 @@ class VerifyResult(Result):
         kept: whether the promise was kept: no finding failed.
         verdict: ``preserved``, ``changed as requested``, ``within the limit``, or the failure.
         reason: the verdict in a sentence.
-        findings: all comparisons, in the order in which they decide.
-        weights_recovered: whether the source's weights are recovered from the target's, every
-            element of every tensor, bit for bit; null if the target's recipe is unknown, so that
-            the verdict depends on logits and on the files next to the weights.
-        first_lost_tensor: the first source tensor that is not recovered; null if there is none.
-        changed: files of the target, and keys of its config, that differ from growkit's output; if
-            the target's recipe is unknown, those that differ in effect from the source's.
-        changed_values: found and expected values of the changed config keys.
-        notes: limits of the verdict, in words.
-        unknown_files: files of the target that were not compared.
-        strict_float64: the comparison in strict float64, on the CPU if there is doubt about the
-            device.
-        native: the comparison in the storage dtype, on the device.
-        rounding: the effect of rounding to the storage dtype on the source alone: the source in
-            this dtype compared with the source in strict float64, on some tokens of every prompt.
-            It has no tolerance, since nothing is promised.
-        max_kl: upper limit of the KL in strict float64, in nats per token; null for no limit.
         lost: the loss, in one line; null if there is none.
-        loss_source: mean negative log-likelihood of the source in nats per token, strict float64.
-        loss_target: the same loss of the target.
-        loss_source_native: the same loss of the source in the storage dtype, on the device.
-        loss_target_native: the same loss of the target in the storage dtype, on the device.
-        first_differing_layer: index of the first layer whose output differs; null if none does.
-        first_difference: name of the first module whose output differs; null if none does.
         fault: place and cause of the difference; null if the models agree.
-        by_layer: the error of every module's output; empty if the layers cannot be compared.
-        series: the error of the series of a causal integral in every layer; empty if the target's
-            integral, if it has any, is exact.
-        modes: the inference modes of both models.
-        kl_by_position: mean KL at every position of the prompts, in nats; in the storage dtype if
-            the promise is exact, else in strict float64.
-        tokens_by_position: number of tokens in the mean of every position.
-        logit_sample: sample pairs of logits, source and target, in the storage dtype.
-        negative_control_caught: whether a deliberate fault was detected.
-        negative_control: description of the deliberate fault.
-        fingerprint: sample logits that identify the model in a trainer's memory; null if it
-            computes no usable logits.
-        training: source and target trained side by side; null if not requested.
-        trainability: whether the target and in particular its copies can learn; unless requested,
-            null if nothing was copied, or if that is unknown.
-        symmetry: distances between the gradients of copies, by tensor.
-        spectra: spectra of projections that share bases, by module.
-        kl_by_rank: cost of the ranks that were tried when the target was made.
-        tokens: number of compared tokens.
-        predictions: number of predicted tokens over which losses are averaged.
+        sections: everything that was compared, by check.
         text: the text file; null for random tokens.
         text_sha256: SHA-256 of the text; null for random tokens.
         seed: seed of the random tokens.
         source: the source folder.
         target: the target folder.
-        source_parameters: number of parameters in the source's files that its class reads.
-        parameters: number of parameters in the target's files that its class reads.
-        source_bytes: size of their tensors in the source.
-        bytes: size of their tensors in the target.
-        tensors_recovered: number of source tensors that are recovered from the target, bit for
-            bit; null if one is lost, or if that is unknown.
-        source_tensors: number of source tensors, without buffers that models compute themselves;
-            null in the same cases.
         created: date of the proof, ISO 8601 in UTC.
         seconds: duration of the proof; null in a manifest with a given date (SOURCE_DATE_EPOCH).
         versions: versions of python, growkit, torch, transformers and safetensors, and of the
@@ -398,59 +514,43 @@ class VerifyResult(Result):
     kept: bool
     verdict: str
     reason: str
-    findings: list[Finding]
-    weights_recovered: bool | None
-    first_lost_tensor: str | None
-    changed: list[str]
-    changed_values: list[ChangedValue]
-    notes: list[str]
-    unknown_files: list[str]
-    strict_float64: Measured
-    native: Measured
-    rounding: Measured
-    max_kl: float | None
     lost: str | None
-    loss_source: float | None
-    loss_target: float | None
-    loss_source_native: float | None
-    loss_target_native: float | None
-    first_differing_layer: int | None
-    first_difference: str | None
     fault: Fault | None
-    by_layer: list[LayerError]
-    series: list[SeriesError]
-    modes: list[ModeResult]
-    kl_by_position: list[float | None]
-    tokens_by_position: list[int]
-    logit_sample: list[list[float]]
-    negative_control_caught: bool
-    negative_control: str
-    fingerprint: Fingerprint | None
-    training: TrainingProof | None
-    trainability: Trainability | None
-    symmetry: list[CopyDistance]
-    spectra: list[Spectrum]
-    kl_by_rank: list[RankCost]
-    tokens: int
-    predictions: int
+    sections: Sections
     text: str | None
     text_sha256: str | None
     seed: int
     source: str
     target: str
-    source_parameters: int
-    parameters: int
-    source_bytes: int
-    bytes: int
-    tensors_recovered: int | None
-    source_tensors: int | None
     created: str
     seconds: float | None
     versions: dict[str, str]
 
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings of all sections, in the order in which they decide."""
+        return self.sections.findings
+
+    @property
+    def notes(self) -> list[str]:
+        """What the proof does not cover, in words."""
+        return notes_of(self)
+
+
+def findings_of(result: Found) -> list[Finding]:
+    """All findings of a proof (a ``growkit.VerifyResult``), in the order in which they decide."""
+    sections = result["sections"].values()
+    return [finding for section in sections if section for finding in section["findings"]]
+
+
+def notes_of(result: Found) -> list[str]:
+    """What a proof (a ``growkit.VerifyResult``) does not cover, in words."""
+    sections = result["sections"].values()
+    return [note for section in sections if section for note in section["notes"]]
+
 
 def trainability_sentence(found: Found) -> str:
-    """State whether copies can diverge in training (a ``growkit.results.proof.Trainability``)."""
+    """State whether copies can diverge in training (a ``TrainabilitySection``)."""
     copied, stuck = found["copied"], found["identical_gradients"]
     names = found.get("silent_parameters") or []
     if stuck:
@@ -511,10 +611,13 @@ MORE = (
     "prove it on more: real text (--text FILE), more windows (--prompts) or longer ones (--length)"
 )
 
+AGAIN = "make the target again"
+"""Part of an advice; ``name_result`` adds how, as soon as both names are known."""
 
-def failed(findings: Sequence[Finding]) -> Finding | None:
+
+def failed(findings: Iterable[Finding]) -> Finding | None:
     """The first failed finding, which decides the verdict; None if none failed."""
-    return next((each for each in findings if each["kept"] is False), None)
+    return next((finding for finding in findings if finding["kept"] is False), None)
 
 
 def next_step(result: Found) -> str | None:
@@ -522,96 +625,43 @@ def next_step(result: Found) -> str | None:
 
     Advice on a failed finding takes precedence over advice on a kept one.
     """
-    findings = result.get("findings") or []
+    findings = findings_of(result)
     first = failed(findings)
     return first["advice"] if first else next((f["advice"] for f in findings if f["advice"]), None)
 
 
 def name_result(result: VerifyResult, source: str, target: str) -> VerifyResult:
-    """Set the published names of both folders, and the advice that mentions them."""
+    """Set the published names of both folders, also in the advice."""
     result.source, result.target = source, target
-    for finding in result.findings:
-        if finding.kept is False or finding.name == "amount":
-            finding.advice = _advice(finding.name, result)
+    again = _make_again(result)
+    for finding in findings_of(result):
+        if finding.kept is False and not finding.advice:
+            finding.advice = f"avoid {finding.name} with this target, or {AGAIN}"
+        finding.advice = finding.advice and finding.advice.replace(AGAIN, again)
     return result
 
 
 def value_sentence(values: Found) -> str:
     """Compare found and expected value of a key (``growkit.results.proof.ChangedValue``)."""
-    found, expected = (_value(values[key]) for key in ("found", "expected"))
+    found, expected = (value_in_words(values[key]) for key in ("found", "expected"))
     if values["found"] is not None and found == expected:
         return f"{found}, which only one of the two classes reads"
     return f"{found} in place of {expected}"
 
 
-def _value(text: str | None) -> str:
+def value_in_words(text: str | None) -> str:
+    """Either value of a key, which may be long or unset."""
     return "another value" if text is None else text
 
 
-def _advice(name: str, result: VerifyResult) -> str:
-    again = _make_again(result)
-    known = {
-        "weights": "copy the target's weights again, in case they were damaged on the way; or "
-        + again,
-        "strict_float64": again,
-        "negative_control": MORE,
-        "amount": MORE,
-        "dequantised": "dequantise the source with the library that quantised it, and grow that",
-        "native": "store the target in a wider dtype, such as --dtype float32",
-        "max_kl": "choose options that lose less, such as a higher --rank, or allow more "
-        "(--max-kl)",
-    }
-    if name == "strict_float64" and result.promise == "exact" and result.weights_recovered is None:
-        return (
-            "check that this is the model the target was made from, and that the target was not "
-            "trained since; keep growkit.json with it, so that the tensor at fault can be named"
-        )
-    if name == "files":
-        return f"{_restore(result)}; or {again}"
-    if name == "training":
-        return _training_advice(result.training or {}, again)
-    if name == "trainability":
-        return _trainability_advice(result.trainability or {})
-    return known.get(name, f"avoid {name} with this target, or {again}")
-
-
 def _make_again(result: VerifyResult) -> str:
-    """Advice to make the target again."""
-    if result.weights_recovered is None:
-        return "make the target again from its source"
+    """How to make the target again."""
+    if result.sections.weights.recovered is None:
+        return f"{AGAIN} from its source"
     output = f"{result.target.removesuffix('.rejected')}-again"
     file = f"{result.target}/growkit.json"
     return (
-        f"make the target again from its growkit.json (growkit run {quote(file)} --source "
+        f"{AGAIN} from its growkit.json (growkit run {quote(file)} --source "
         f"{quote(result.source)} --output {quote(output)}); if that is rejected too, please report "
         "it with this proof"
     )
-
-
-def _restore(result: VerifyResult) -> str:
-    """Advice to undo the first change outside the weights."""
-    name = result.changed[0]
-    values = next((each for each in result.changed_values if each["name"] == name), None)
-    if values is None:
-        return f"put {name} back as it was"
-    if values["expected"] is None:
-        return f"put {name} back as it was (it is {_value(values['found'])})"
-    return f"set {name} back to {values['expected']} (it is {_value(values['found'])})"
-
-
-def _training_advice(training: Found, again: str) -> str:
-    if training.get("control_caught") is False:
-        return "train both for longer (--steps), so that a deliberate fault shows"
-    tolerance = training.get("tolerance")
-    if tolerance is not None and within(training.get("relative"), tolerance):
-        return "grow the target again together with the state of the source's optimizer"
-    return again
-
-
-def _trainability_advice(found: Found) -> str:
-    if found.get("silent_parameters") and not found.get("identical_gradients"):
-        return (
-            "prove it on other text (--text FILE), which may reach these parameters; or do without "
-            "--trainability, if they need not train"
-        )
-    return "let copies diverge in training: make the target with --symmetry break"

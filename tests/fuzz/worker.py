@@ -313,6 +313,6 @@ def _peak() -> int:
 
 def quickly() -> None:
     """Leave whole models out of proofs: saving, loading and generating take a while."""
-    from growkit.proof import verdict
+    from growkit.proof import usage
 
-    patch.object(verdict, "run_whole_models", lambda *args: iter(())).start()
+    patch.object(usage, "run_whole_models", lambda *args: iter(())).start()

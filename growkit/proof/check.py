@@ -1,0 +1,36 @@
+"""What a check of the proof is: a file of this folder that defines ``CHECK``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from growkit.base.lazy import members
+from growkit.results.proof import Section
+
+if TYPE_CHECKING:
+    from growkit.proof.function import Function
+    from growkit.proof.pair import Pair
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check that follows weights, files, logits and inference modes.
+
+    Its section has the name of its file.
+
+    Attributes:
+        run: compares a pair, given what both models compute; None if there is nothing to compare.
+        refuse: refuses before any long work what could not be compared.
+        if_kept: whether it runs only if nothing failed before it.
+    """
+
+    run: Callable[[Pair, Function], Section | None]
+    refuse: Callable[[Pair], None] | None = None
+    if_kept: bool = False
+
+
+def checks() -> Mapping[str, Check]:
+    """All checks, by the names of their files."""
+    return cast("Mapping[str, Check]", members("growkit.proof", "CHECK"))

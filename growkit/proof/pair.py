@@ -1,0 +1,120 @@
+"""A source and its target, opened once for all checks of a proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from growkit.base.progress import Progress
+from growkit.base.settings import Settings
+from growkit.base.tensors import total_bytes
+from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.device import check_subnormal_numbers, choose_device, reproducible
+from growkit.engine.prompts import Prompts, make_prompts
+from growkit.engine.user_family import temporary_family
+from growkit.planning.plan import Lineage
+from growkit.proof.preflight import check_vocabularies
+from growkit.proof.weights import Origin, as_planned, origin_of
+from growkit.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is compared, and how.
+
+    Attributes:
+        stored: the source as it is stored.
+        before: the source as the target continues it, rounded if the recipe rounds it.
+        after: the target.
+        origin: how the target was made.
+        settings: settings of the proof.
+        device: device of both models as they run.
+        prompts: the prompts.
+        advance: called with the bytes of every layer of both models.
+        varying: operations that ran and have no deterministic form; it grows as operations run.
+        optimizer: path of the source's optimizer state; None if it is not known.
+        adapter: folder of the source's adapter; None if it is not to be compared.
+    """
+
+    stored: Checkpoint
+    before: Checkpoint
+    after: Checkpoint
+    origin: Origin
+    settings: Settings
+    device: torch.device
+    prompts: Prompts
+    advance: Callable[[int], None]
+    varying: list[str]
+    optimizer: Path | None = None
+    adapter: Path | None = None
+
+    @property
+    def lineage(self) -> Lineage:
+        """The lineage of the target; without plans if its origin is unknown."""
+        return self.origin.lineage
+
+    @property
+    def exact(self) -> bool:
+        """Whether the promise is exact."""
+        return self.lineage.promise == "exact"
+
+    @property
+    def more_tokens(self) -> bool:
+        """Whether the target has more tokens than the source."""
+        return bool(self.after.config["vocab_size"] > self.before.config["vocab_size"])
+
+    def if_weights_recovered(self) -> Pair:
+        """The same pair with the fewer prompts that are enough if no weight can be at fault."""
+        return replace(self, prompts=self.prompts.cut(*self.settings.settled.amount))
+
+
+@contextmanager
+def open_pair(
+    before: Checkpoint,
+    after: Checkpoint,
+    settings: Settings,
+    recipe: Recipe | None,
+    progress: Progress,
+    optimizer: Path | None = None,
+    adapter: Path | None = None,
+) -> Iterator[Pair]:
+    """Open a pair, with torch set to full precision inside this context; see ``verify``.
+
+    Args:
+        before: the source.
+        after: the target.
+        settings: settings of the proof.
+        recipe: the recipe of the target; None if it is not known.
+        progress: receives the progress.
+        optimizer: path of the source's optimizer state; None if it is not known.
+        adapter: folder of the source's adapter; None if it is not to be compared.
+
+    Raises:
+        InputError: the two cannot be compared.
+    """
+    check_vocabularies(before, after)
+    check_subnormal_numbers()
+    device = choose_device(settings.device)
+    total = 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
+    bar = progress.bytes("proving", total)
+    with reproducible(device) as varying, bar as advance:
+        origin = origin_of(before, after, recipe)
+        # The family of a recipe that does not fit must not decide what is compared.
+        with temporary_family(origin.family):
+            yield Pair(
+                stored=before,
+                before=as_planned(before, origin),
+                after=after,
+                origin=origin,
+                settings=settings,
+                device=device,
+                prompts=make_prompts(settings, before.folder, before.config),
+                advance=advance,
+                varying=varying,
+                optimizer=optimizer,
+                adapter=adapter,
+            )
