@@ -417,7 +417,7 @@ def test_depth_and_width_and_differences_in_one_recipe(make: Make, tmp_path: Pat
     assert "the 4 new layers start as identity" in trainability_sentence(trained)
     assert relative_error(source, tmp_path / "out") < 1e-12
     kept = GrowStep("hypercloning", hidden="x2", symmetry="keep")
-    trained = run(source, tmp_path / "keep", kept, DEEPER)["verification"]["trainability"]
+    trained = run(source, tmp_path / "keep", kept, DEEPER)["verification"].sections.trainability
     assert not trained["trainable"]
 
 

@@ -71,7 +71,7 @@ def measured(source: Path, target: Path, text: str | None, **options: Any) -> fl
     """The KL that the proof measures, in nats per token."""
     verification = convert(source, target, **options, verify=Settings(text))["verification"]
     assert verification["kept"]
-    return float(verification["strict_float64"]["kl_nats_per_token"])
+    return float(verification.sections.logits.strict_float64.kl_nats_per_token)
 
 
 def probabilities(folder: Path, windows: Sequence[Tensor]) -> list[Tensor]:

@@ -193,9 +193,7 @@ def test_new_layers_hand_on_what_they_receive(
     assert later_error(source, tmp_path / "wrong") > 1e-3
     for manifest in (True, False):
         found = growkit.verify(source, tmp_path / "wrong", few)
-        assert [each["place"] for each in found["findings"] if each["kept"] is False] == [
-            "layers.1"
-        ]
+        assert [each["place"] for each in found.findings if each["kept"] is False] == ["layers.1"]
         assert "hands on other values than it receives" in found["reason"]
         if manifest:
             (tmp_path / "wrong" / "growkit.json").unlink()
