@@ -1,14 +1,22 @@
 """Checks before a proof begins, some of them before torch and transformers are imported."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 
 from growkit.base.errors import InputError
+from growkit.base.lazy import torch
 from growkit.base.settings import Settings, no_device
-from growkit.base.tensors import Weights
+from growkit.base.tensors import TensorInfo, Weights, total_parameters
+from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import check_accepted
 from growkit.engine.prompts import check_tokenizer, make_prompts, read_text
+
+BYTES = 32
+"""Memory of a training per parameter: weight, gradient and two moments."""
 
 
 def check_settings(settings: Settings, source: Checkpoint, *, adapter: bool = False) -> None:
@@ -50,7 +58,6 @@ def preflight(settings: Settings, source: Checkpoint, grown: Weights) -> None:
     """
     from growkit.engine.device import choose_device
     from growkit.engine.loader import loading
-    from growkit.proof.training import check_room
 
     check_room(settings, grown.tensors, choose_device(settings.device))
     make_prompts(settings, source.folder, source.config)
@@ -58,6 +65,25 @@ def preflight(settings: Settings, source: Checkpoint, grown: Weights) -> None:
     file = source.folder / "config.json"
     check_accepted(source.config, f"{file}")
     check_accepted(grown.config, f"the grown model's config, made from {file}")
+
+
+def check_room(settings: Settings, tensors: Mapping[str, TensorInfo], device: torch.device) -> None:
+    """Refuse a training that does not fit into memory.
+
+    Raises:
+        InputError: it does not fit; the message has the memory that it needs.
+    """
+    if settings.steps is None:
+        return
+    from growkit.engine.device import memory_of
+
+    needed = BYTES * total_parameters(tensors)
+    memory = memory_of(device)
+    if needed > memory:
+        raise InputError(
+            f"training in float64 would take {size(needed)} of {size(memory)} of memory; "
+            "leave out --steps, or prove a smaller model that was grown in the same way"
+        )
 
 
 def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:

@@ -25,10 +25,8 @@ from growkit.algebra.update import Update
 from growkit.base.errors import InputError
 from growkit.base.limits import rounded_sum, training_limit, within
 from growkit.base.settings import Settings
-from growkit.base.tensors import TensorInfo, Weights, total_parameters
-from growkit.base.units import size
+from growkit.base.tensors import Weights
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.device import memory_of
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import class_loss, load_model
 from growkit.engine.prompts import make_prompts
@@ -43,6 +41,7 @@ from growkit.proof.check import Check
 from growkit.proof.fingerprint import widest
 from growkit.proof.function import Function
 from growkit.proof.pair import Pair
+from growkit.proof.preflight import check_room
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import AGAIN, Finding, TrainingSection, counted
 
@@ -51,9 +50,6 @@ RATE, DECAY, BETAS = 1e-3, 0.1, (0.9, 0.95)
 
 EPS = 1e-6
 """Eps of AdamW, so large that gradients of mere rounding have no effect."""
-
-BYTES = 32
-"""Memory per parameter: weight, gradient and two moments."""
 
 WINDOWS, LENGTH = 2, 64
 """Windows per batch, and default number of tokens per window."""
@@ -192,23 +188,6 @@ def _batches(settings: Settings, source: Checkpoint) -> list[list[Tensor]]:
     asked = replace(settings, prompts=WINDOWS * count, length=settings.length or LENGTH)
     windows = cycle(make_prompts(asked, source.folder, source.config).windows)
     return [list(islice(windows, WINDOWS)) for _ in range(count)]
-
-
-def check_room(settings: Settings, tensors: Mapping[str, TensorInfo], device: torch.device) -> None:
-    """Refuse a training that does not fit into memory.
-
-    Raises:
-        InputError: it does not fit; the message has the memory that it needs.
-    """
-    if settings.steps is None:
-        return
-    needed = BYTES * total_parameters(tensors)
-    memory = memory_of(device)
-    if needed > memory:
-        raise InputError(
-            f"training in float64 would take {size(needed)} of {size(memory)} of memory; "
-            "leave out --steps, or prove a smaller model that was grown in the same way"
-        )
 
 
 def refuse_training(pair: Pair) -> None:
