@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES, ALLOWED_MLP_LAYER_TYPES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -32,6 +32,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("context_length", "max_target_positions"), 512),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "word_embed_proj_dim"), 32),
     **dict.fromkeys(("embedding_size", "emb_dim", "input_embedding_size"), 32),
+    **dict.fromkeys(("adapter_in_dim", "adapter_input_size", "adapter_out_dim"), 32),
     **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "encoder_ffn_dim"), 48),
     **dict.fromkeys(("decoder_ffn_dim", "moe_intermediate_size", "dim_ff"), 48),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
@@ -219,12 +220,10 @@ def small(config_class: Any, alternating: bool = False) -> dict[str, Any]:
     known = {each.name: each for each in fields(config_class)}
     subs = getattr(config_class, "sub_configs", {}) or {}
     for name, sub in subs.items():
-        if (
-            isinstance(sub, type)
-            and hasattr(sub, "sub_configs")
-            and sub.model_type in CONFIG_MAPPING
-        ):
-            found[name] = small(sub, alternating)
+        if sub is AutoConfig:  # the class chooses it
+            sub = type(getattr(config_class(), name, None))
+        if isinstance(sub, type) and getattr(sub, "model_type", None) in CONFIG_MAPPING:
+            found[name] = {"model_type": sub.model_type, **small(sub, alternating)}
     for name, each in known.items():
         if name in subs:
             continue

@@ -29,7 +29,7 @@ from growkit.base.errors import InputError, reason
 from growkit.engine.metrics import error_of
 from growkit.families.family import described, family_of
 from growkit.inference import family_for
-from growkit.sources import find
+from growkit.sources import find, inside
 from tests.architectures import TYPES, WINDOW, outcome, save, with_fault
 from tests.conftest import strict_logits
 
@@ -97,7 +97,8 @@ def line_of(kind: str, seeds: Sequence[int] = range(1)) -> dict[str, Any]:
             line["copy"] = f"not judged: {_sentence(error, place)}"
         try:
             family, how = family_for(find(sources[0]), None)
-            config = find(sources[0]).open().config
+            whole = find(sources[0]).whole()
+            config = (inside(whole) or whole).config
             known = described(family, kind) if family else family_of(config, kind)
             axes = {*known.sizes(config), *known.kinds.values()}
         except Exception as error:
