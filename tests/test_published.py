@@ -76,6 +76,20 @@ def test_sizes_and_kinds_of_layers_change_under_every_name(tmp_path: Path) -> No
     assert deeper == {"num_hidden_layers": 8, "full_attn_idxs": [2, 3, 6, 7]}
 
 
+def test_periods_hold_after_several_steps(tmp_path: Path) -> None:
+    """A step knows the keys of a model that an earlier step of the recipe makes."""
+    name = "Qwen/Qwen3-Next-80B-A3B"
+    save(tmp_path / "source", CONFIGS[name])
+    steps = [{"grow": "hypercloning", "hidden": "x2"}, {"grow": "depth", "layers": "x2"}]
+    recipe = {"source": str(tmp_path / "source"), "output": str(tmp_path / "out"), "steps": steps}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    growkit.run(tmp_path / "recipe.yaml", verify=False)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written.keys() == CONFIGS[name].keys()
+    key = "full_attention_interval"
+    assert written[key] == CONFIGS[name][key]
+
+
 def test_predicting_layers_that_are_left_out_are_counted_out(tmp_path: Path) -> None:
     name = "deepseek-ai/DeepSeek-V3"
     save(tmp_path / "source", CONFIGS[name])
@@ -105,12 +119,22 @@ def test_a_language_model_inside_another_keeps_its_keys(tmp_path: Path) -> None:
         "num_attention_heads",
         "num_key_value_heads",
     }
+    (tmp_path / "grown" / "growkit.json").unlink()
+    found = growkit.verify(tmp_path / "source", tmp_path / "grown", SHORT)
+    assert found["kept"]
+    assert "without effect" not in found["reason"]  # the class reads it as rope_parameters
 
 
 def test_repeated_blocks_of_layers_are_written_out(tmp_path: Path) -> None:
     """Older transformers builds the layers of GPT-Neo from them."""
     found = changed(tmp_path, "EleutherAI/gpt-neo-125m", method="depth", layers="x2")
     assert found["attention_types"] == [[found["attention_layers"], 1]]
+    for types in (found["attention_types"], [[["global"] * 8, 1]]):
+        with edit_json(tmp_path / "grown" / "config.json") as config:
+            config["attention_types"] = types
+        (tmp_path / "grown" / "growkit.json").unlink(missing_ok=True)
+        kept = types == found["attention_types"]
+        assert growkit.verify(tmp_path / "source", tmp_path / "grown", SHORT)["kept"] is kept
 
 
 @pytest.mark.sampled(2)

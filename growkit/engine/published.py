@@ -192,7 +192,7 @@ def _kind(key: str) -> str | None:
     return next((kind for kind, names in KINDS.items() if re.fullmatch(f"(?i){names}", last)), None)
 
 
-def _repeated(value: Any) -> list[Any]:
+def unrolled(value: Any) -> list[Any]:
     """The entries of blocks that are repeated, ``[[block, times], …]``; empty for other lists."""
     try:
         return [entry for block, times in value for entry in [*block] * times]
@@ -228,7 +228,7 @@ def _other_lists(
             continue
         listed = all(type(each) is int and each < count for each in value)
         listed = listed and sorted({*value}) == value
-        repeated = _repeated(value)
+        repeated = unrolled(value)
         entries = [layer in value for layer in range(count)] if listed else repeated or value
         if len(entries) != count:
             continue

@@ -150,10 +150,16 @@ class _Growth:
         changed: Config = {}
         lost = []
         for key, means in shrunk.items():
-            # Where nothing grows, eps matters little, unless a norm reads numbers near zero.
-            still = means.pop(1.0, None) if self.rounding and len(means) == 2 else None
+            # Where nothing grows, eps matters little, unless a norm reads numbers near zero, as one
+            # without a weight may, which reads a difference between heads.
+            near_zero = {norm.over for norm in self.family.norms}
+            small = near_zero.isdisjoint(means.get(1.0, ()))
+            still = means.pop(1.0, None) if self.rounding and len(means) == 2 and small else None
             if len(means) > 1:
                 why = f"and {key} serves norms over both, whose means change differently"
+                why += (
+                    "; convert --to diff-transformer gives each a key" if self.family.form else ""
+                )
                 raise self._refusal(" and ".join(chain(*means.values())), why)
             (mean,) = means
             if mean == 1:
@@ -240,10 +246,10 @@ class _Growth:
             raise self._refusal(norm.over, "and subtract the mean, which zeros change")
         return float(grown.counts.sum()) / len(grown.source)
 
-    def _refusal(self, axis: str, why: str) -> InputError:
+    def _refusal(self, axis: str, why: str, also: str = "") -> InputError:
         return InputError(
             f"{axis} cannot grow like this: norms of {self.family.one} take a mean over "
-            f"it, {why}; choose whole copies, or leave its size as it is"
+            f"it, {why}; choose whole copies, or leave its size as it is{also}"
         )
 
     def _maps(self, tensor: Tensor, wholes: int | None) -> tuple[IndexMap, ...]:

@@ -186,12 +186,17 @@ class Planned(Weights):
     It can be written, or be the source of the next plan, so that several steps take one pass over
     the files.
 
+    Args:
+        source: the other checkpoint.
+        plan: the plan.
+        published: see ``Weights``.
+
     Raises:
         InputError: (while reading) a tensor differs from one that it must equal.
     """
 
-    def __init__(self, source: Weights, plan: Plan) -> None:
-        self.config = plan.config
+    def __init__(self, source: Weights, plan: Plan, published: Config | None = None) -> None:
+        self.config, self.published = plan.config, published
         self.plan = plan
         self.tensors = {rule.target: rule.info for rule in plan.rules}
         self._source = source

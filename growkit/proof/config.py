@@ -16,7 +16,7 @@ from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.reading import Checkpoint, rounds
 from growkit.engine.loader import LAYERS, loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
-from growkit.engine.published import other_names
+from growkit.engine.published import other_names, unrolled
 from growkit.engine.user_family import shown_by_tensors
 from growkit.families.description import LISTS, PREDICTING, Experts
 from growkit.families.diff_transformer import FAMILY as DIFF
@@ -322,7 +322,8 @@ def _repeats_size(key: str, first: Config, second: Config) -> bool:
 def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
     """The value of a key; lists with entries per layer are cut to the number of layers.
 
-    A mapping from layers to their settings is such a list, with nothing for all other layers.
+    A mapping from layers to their settings is such a list, with nothing for all other layers, and
+    so are repeated blocks of entries.
     """
     value = config.get(key, missing)
     if key == "rope_parameters" and isinstance(value, dict):  # all of a head, as without the key
@@ -332,6 +333,7 @@ def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
         numbered = {int(each): entry for each, entry in inside.items()}
         return [numbered.get(layer) for layer in range(count)]
     family = known_family(config.get("model_type"))
+    value = unrolled(value) or value
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
     first = 0 if "model_type" in config else first_index(config, count)
     return value[:count] if of_layers else by_layer(key, value, count, first)

@@ -312,7 +312,16 @@ def _without_effect(wanted: Config, target: Checkpoint, model: str) -> list[str]
         f"{key} in config.json differs, without effect in {model}"
         for key in sorted(keys & target.config.keys())
         if target.config[key] not in (None, complete.get(key), wanted.get(key))
+        and not _has_effect(target.config, key)  # else it was compared as the class reads it
     ]
+
+
+def _has_effect(config: Config, key: str) -> bool:
+    """Whether a class reads another config without a key, such as an earlier name of another."""
+    without = {other: value for other, value in config.items() if other != key}
+    read = ((resolved(each) or each).items() for each in (config, without))
+    one, other = ({k: v for k, v in each if k not in {key, *PROVENANCE_KEYS}} for each in read)
+    return one != other
 
 
 def _rewritten(source: Checkpoint, target: Checkpoint) -> list[str]:

@@ -66,7 +66,10 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
         steps.append(type(step)(step.name, {**step.options, **taken.settled}))
         for each in taken.plans:
             plans.append(each)
-            grown = Planned(grown, each)
+            published = None
+            if grown.published and step is not recipe.steps[-1]:
+                published = config_to_write(grown, each.config, recipe.output)
+            grown = Planned(grown, each, published)
     warnings = [warning for each in changes for warning in each.warnings]
     if narrower := rounded(source, recipe.dtype):
         warnings.insert(
