@@ -27,7 +27,8 @@ OPERATION = CopyMethod(
 CONVERSION = """
 from growkit.conversions.rewriting import OnDiffTransformer, rewrite
 from growkit.families.diff_transformer import FAMILY
-from growkit.planning.operation import Change, Option
+from growkit.base.options import Option
+from growkit.planning.operation import Change
 
 
 class Unscaled(OnDiffTransformer):

@@ -17,7 +17,7 @@ import typer
 
 from growkit.base import __version__
 from growkit.base.errors import InputError, plain
-from growkit.base.settings import DEVICES, Settings
+from growkit.base.settings import DEVICES, Running, Settings
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import rejected_name, write_whole
 from growkit.cli import commands as cli
@@ -139,7 +139,7 @@ def grow_command(
     settings: Settings,
     written: RecipeOptions,
     verify: bool = cli.NO_VERIFY,
-    running: cli.Running,
+    running: Running,
     destination: cli.Destination,
 ) -> int:
     """Grow SRC into a larger model OUT that computes the same function, and prove it."""
@@ -164,7 +164,7 @@ def convert_command(
     settings: Settings,
     written: RecipeOptions,
     verify: bool = cli.NO_VERIFY,
-    running: cli.Running,
+    running: Running,
     destination: cli.Destination,
 ) -> int:
     """Convert SRC to another attention variant, or to another layout of its files, and prove it."""
@@ -224,7 +224,7 @@ def check_command(
 def run_command(
     *,
     recipe: Path = cli.RECIPE,
-    running: cli.Running,
+    running: Running,
     destination: cli.Destination,
     source: str | None = cli.value(None, "Replaces the recipe's source."),
     output: str | None = cli.value(None, "Replaces the recipe's output."),
@@ -277,7 +277,7 @@ def _proof_options(proof: Settings | None, **options: Any) -> dict[str, Any]:
 
 
 def _run(
-    recipe: Recipe, running: cli.Running, destination: cli.Destination, reads: Sequence[Path] = ()
+    recipe: Recipe, running: Running, destination: cli.Destination, reads: Sequence[Path] = ()
 ) -> int:
     """Run a recipe, and print and save its result.
 
@@ -379,7 +379,7 @@ def demo_command(
     output: Path | None = cli.argument("OUT", "Keep the grown model there.", default=None),
     hidden: str = cli.value("x2", "How much the hidden size grows."),
     signal_heads: str = cli.value("x4", "How much the signal heads grow."),
-    overwrite: bool = cli.field_option(cli.Running, "overwrite"),
+    overwrite: bool = cli.field_option(Running, "overwrite"),
     as_json: bool = JSON,
 ) -> int:
     """Grow the model that ships with growkit, prove it, and let both models write."""

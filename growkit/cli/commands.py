@@ -25,10 +25,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from growkit.base.errors import InputError, plain, reason
 from growkit.base.names import did_you_mean
-from growkit.base.settings import option
+from growkit.base.options import Option, option, options_of
 from growkit.checkpoint.folder import check_name
 from growkit.cli.signals import INTERRUPTED, begin_command
-from growkit.planning.operation import SizeOption, Switch, config_key_aliases, operations
+from growkit.planning.operation import SizeOption, config_key_aliases, operations
 from growkit.recipe.recipe import Recipe, shipped_recipes
 
 USAGE: type[Any] = typer.BadParameter.__bases__[0]
@@ -50,17 +50,6 @@ class OperationOptions(dict[str, Any]):
 
 class RecipeOptions(dict[str, Any]):
     """The fields of a recipe that are options."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Running:
-    """Options of a run, beyond its recipe."""
-
-    overwrite: bool = option(False, "Replace an OUT that growkit wrote.")
-    proof_only: bool = option(
-        False, "Keep the proof but no weights, which growkit.load can recompute from SRC."
-    )
-    dry_run: bool = option(False, "Show the plan; write nothing.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,13 +128,16 @@ def flag_of(name: str) -> str:
 
 def field_option(kind: type, name: str) -> Any:
     """The typer option of a dataclass's field."""
-    (found,) = (each for each in dataclasses.fields(kind) if each.name == name)
-    default, more = found.default, found.metadata
+    return _shown(options_of(kind)[name], getattr(kind, name))
+
+
+def _shown(option: Option, default: Any = None, **more: Any) -> Any:
+    """An option as typer takes it."""
     return typer.Option(
         list(default) if isinstance(default, tuple) else default,
-        *([flag_of(name)] if found.type in (bool, "bool") else []),
-        help=more["help"],
-        **_value_settings(more["form"], more["values"]),
+        *([flag_of(option.name)] if option.kind is bool else []),
+        **{"help": option.help, **more},
+        **_value_settings(option.form, option.values),
     )
 
 
@@ -207,10 +199,10 @@ def command(
 def _field_parameters(kind: type) -> Iterator[inspect.Parameter]:
     """One option for every field of a class that has a help text."""
     hints = get_type_hints(kind)
-    for each in dataclasses.fields(kind):
-        if "help" in each.metadata:
-            hint = list[float] if hints[each.name] == tuple[float, ...] else hints[each.name]
-            yield _parameter(each.name, field_option(kind, each.name), hint)
+    for name, each in options_of(kind).items():
+        if each.help:
+            hint = list[float] if hints[name] == tuple[float, ...] else hints[name]
+            yield _parameter(name, field_option(kind, name), hint)
 
 
 def _operation_parameters(verb: str) -> Iterator[inspect.Parameter]:
@@ -219,23 +211,21 @@ def _operation_parameters(verb: str) -> Iterator[inspect.Parameter]:
     If several operations have an option, it gets the longest of their help texts; if only one has
     it, the help names the operation.
     """
-    every: dict[str, dict[str, Any]] = {}
+    every: dict[str, dict[str, Option]] = {}
     for operation in operations(verb).values():
         for each in operation.options:
             every.setdefault(each.name, {})[operation.name] = each
     for name, found in every.items():
         longest = max(found.values(), key=lambda each: len(each.help))
         of = "" if len(found) > 1 else f" (for {next(iter(found))})"
-        shown = typer.Option(
-            None,
-            flag_of(name),
+        shown = _shown(
+            dataclasses.replace(longest, form="|".join(longest.values) or longest.form),
             help=f"{longest.help[0].upper()}{longest.help[1:]}{of}.",
             rich_help_panel="Sizes: a factor (x2) or a size (2048)"
             if isinstance(longest, SizeOption)
             else "Options of the operation; of several values the first is the default",
-            **_value_settings("|".join(longest.values) or longest.form, longest.values),
         )
-        yield _parameter(name, shown, bool | None if isinstance(longest, Switch) else str | None)
+        yield _parameter(name, shown, bool | None if longest.kind is bool else str | None)
 
 
 def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:

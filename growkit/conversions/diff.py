@@ -15,6 +15,7 @@ from functools import partial
 
 from growkit.algebra.splits import Shares, noise
 from growkit.base.lazy import Tensor, np, torch
+from growkit.base.options import Option
 from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.conversions.diff_v2 import differential, doubled, noise_like_signal
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
@@ -22,7 +23,7 @@ from growkit.conversions.shared_diff import multiplied_out
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import LAMBDA
 from growkit.growth.group_diff import OPERATION as GROUP_DIFF
-from growkit.planning.operation import Change, Option
+from growkit.planning.operation import Change
 from growkit.planning.plan import Plan, Planned
 from growkit.planning.transforms import Computed, Transform
 

@@ -12,9 +12,10 @@ Cang et al., "DINT Transformer", arXiv 2501.17486, equations 5 to 9.
 
 from collections.abc import Mapping
 
+from growkit.base.options import Option
 from growkit.base.tensors import TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
-from growkit.planning.operation import Change, Option
+from growkit.planning.operation import Change
 from growkit.planning.transforms import Computed, Constant, Transform
 
 THROUGH_DIFF_V2 = "run the recipe dint-from-softmax, which converts it --to diff-v2 first"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
+from growkit.base.options import Option, Value
 from growkit.base.progress import current
 from growkit.base.settings import Settings
 from growkit.base.tensors import TORCH_NAMES, Config, Weights, main_dtype, total_bytes
@@ -28,7 +29,7 @@ from growkit.conversions.low_rank import Heads, judge_parts, share, spread
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.families.diff_transformer import ATTENTION
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.planning.operation import Change, Option, Value, is_within
+from growkit.planning.operation import Change
 from growkit.planning.plan import Check, Plan, unused_tensors
 from growkit.planning.transforms import Computed, Kept, Transform
 from growkit.results.operation import RankTried
@@ -62,13 +63,15 @@ class SharedDiff(OnDiffTransformer):
             "tolerance",
             "the KL that rank auto may cost, in nats per token",
             form="NATS",
-            accepts=partial(is_within, above=0),
+            kind=float,
+            limits=(None, 1e300),
         ),
         Option(
             "energy",
             "the share of differences between heads that rank auto keeps in each layer, e.g. 0.99",
             form="SHARE",
-            accepts=partial(is_within, above=0, most=1),
+            kind=float,
+            limits=(None, 1),
         ),
         Option(
             "calibration",
@@ -80,7 +83,8 @@ class SharedDiff(OnDiffTransformer):
             "how little the calibration text weighs, from 0 (inputs weigh as much as they occur in "
             "it) to 1 (all weigh alike); by default, the value that costs least on the text",
             form="SHARE",
-            accepts=partial(is_within, least=0, most=1),
+            kind=float,
+            limits=(0, 1),
         ),
     )
 

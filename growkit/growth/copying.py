@@ -5,23 +5,23 @@ every tensor (``expanding``). All these methods can also add tokens, or a head s
 from the embedding (``vocabulary``).
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import chain
-from math import gcd
 
 from growkit.algebra.splits import LEAST_SNR_DB, Shares
 from growkit.base.errors import InputError
+from growkit.base.options import Option, Value
 from growkit.base.tensors import Config, Weights
 from growkit.families.description import MOST_SIZE, MultipleError
 from growkit.families.family import Family, stored_family
 from growkit.growth.expanding import BOUNDED, expand, place_copies
 from growkit.growth.vocabulary import NEW_TOKENS, UNTIE, VOCAB, plan_head, plan_tokens
-from growkit.planning import operation
-from growkit.planning.operation import Change, Operation, Option, SizeOption, Value
+from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan, Planned
 
 DEFAULT_SNR_DB = 10.0
@@ -31,7 +31,7 @@ SIZES_TRIED = 100
 """Limit of the sizes tried for a suggestion, in each direction."""
 
 
-MOST_SNR_DB = 300
+SNR_LIMITS = math.ceil(100 * LEAST_SNR_DB) / 100, 300
 
 
 SYMMETRY = Option(
@@ -71,7 +71,8 @@ SNR_DB = Option(
     "signal-to-noise ratio of random splits, 4.78 to 300 dB: the higher, the more alike the parts; "
     f"{DEFAULT_SNR_DB:g} by default",
     form="DB",
-    accepts=partial(operation.is_within, least=LEAST_SNR_DB, most=MOST_SNR_DB),
+    kind=float,
+    limits=SNR_LIMITS,
 )
 
 
@@ -184,7 +185,7 @@ class CopyMethod(Operation):
         axes = (_axes(family, config, size) for size in self.sizes if size.name in scaled)
         current = _current_size(family, config, option, _axes(family, config, option))
         wanted = int(current * option.factor(options[option.name], current))
-        unit = current // gcd(current, *(present[axis] for axis in chain(*axes)))
+        unit = current // math.gcd(current, *(present[axis] for axis in chain(*axes)))
         unchecked = replace(family, check=lambda config: None)  # a check may build models
 
         def nearest(sizes: range, exact: bool) -> Iterator[int]:

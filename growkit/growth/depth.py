@@ -16,10 +16,11 @@ from typing import Any
 
 from growkit.algebra.expansion import IndexMap, index_map, placed
 from growkit.base.errors import InputError
+from growkit.base.options import Option
 from growkit.base.tensors import Config, Weights
 from growkit.families.description import MOST_LAYERS, Member
 from growkit.families.family import Family, rearranged, stored_family
-from growkit.planning.operation import Change, Operation, Option, SizeOption
+from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Constant, Kept, Mapped, Transform
 

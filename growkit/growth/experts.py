@@ -34,6 +34,7 @@ the router distinguishes copies of an expert:
   all copies. They share the places, and a little noise in their rows lets them diverge.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import frexp, prod
@@ -44,13 +45,14 @@ from growkit.algebra.axes import Role
 from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
+from growkit.base.options import MAX_COUNT, Option, Value
 from growkit.base.settings import Settings
 from growkit.base.tensors import TORCH_NAMES, Config, Weights, main_dtype
 from growkit.families.description import MOST_EXPERTS, Experts, Member, value_at, with_value
 from growkit.families.family import Family, stored_family
 from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
 from growkit.planning import transforms
-from growkit.planning.operation import Change, Operation, Option, SizeOption, Value, is_count
+from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Computed, Kept, Mapped, Section, Transform
 
@@ -61,8 +63,7 @@ Order = tuple[int, ...]
 """For each expert of a layer, the expert that it copies: all first copies, all second ones, ..."""
 
 
-def _are_counts(text: str) -> bool:
-    return all(is_count(each) for layer in text.split("/") for each in layer.split(","))
+COUNTS = re.compile(r"[1-9][0-9]{0,5}([,/][1-9][0-9]{0,5})*")
 
 
 NUMBER = SizeOption(
@@ -77,14 +78,15 @@ TOP_K = Option(
     "experts that a token goes through; by default two groups of pieces under upcycle; under "
     "experts, multiplied by the same factor",
     form="N",
-    accepts=is_count,
+    kind=int,
+    limits=(1, MAX_COUNT),
 )
 COPIES = Option(
     "copies",
     "number of copies of each expert, for all layers, or for each layer with / between them; by "
     "default as even as possible",
     form="N,N,…",
-    accepts=_are_counts,
+    accepts=lambda text: bool(COUNTS.fullmatch(text)),
 )
 USE = Option(
     "calibration", "a UTF-8 text; the experts that it uses most get the most copies", form="TEXT"

@@ -28,6 +28,7 @@ from growkit.algebra.expansion import Index
 from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
+from growkit.base.options import MAX_COUNT, Option
 from growkit.base.tensors import Config, TensorInfo, Weights, main_dtype
 from growkit.families.description import NEW, Experts, Member, Without
 from growkit.families.family import Family, families, stored_family
@@ -41,7 +42,7 @@ from growkit.growth.experts import (
     wanted_experts,
 )
 from growkit.planning import transforms
-from growkit.planning.operation import Change, Operation, Option, is_count, is_within
+from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Section, Transform
 
@@ -61,14 +62,16 @@ class Upcycle(Operation):
             "granularity",
             "number of pieces of the MLP; every group of experts has a copy of each; 1 by default",
             form="N",
-            accepts=is_count,
+            kind=int,
+            limits=(1, MAX_COUNT),
         ),
         Option(
             "drop",
             "part of the hidden units of every expert to draw anew (Drop-Upcycling), which makes "
             "another function; 0.5 in the paper",
             form="PART",
-            accepts=partial(is_within, above=0, most=1),
+            kind=float,
+            limits=(None, 1),
         ),
     )
 

@@ -17,10 +17,11 @@ from growkit.algebra.expansion import NOTHING
 from growkit.algebra.law import Rows
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
+from growkit.base.options import Option
 from growkit.base.tensors import Weights
 from growkit.families.description import MOST_SIZE
 from growkit.families.family import stored_family
-from growkit.planning.operation import Option, SizeOption, Switch
+from growkit.planning.operation import SizeOption
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Kept, Mapped, Slices, Transform, row_maps
 
@@ -33,7 +34,9 @@ NEW_TOKENS = Option(
     "rows of embedding and head for new tokens: the mean of all old rows, or zero",
     ("mean", "zero"),
 )
-UNTIE = Switch("untie", "give a model whose output head is its embedding a separate head")
+UNTIE = Option(
+    "untie", "give a model whose output head is its embedding a separate head", kind=bool
+)
 
 
 def plan_head(source: Weights, options: Mapping[str, str]) -> Plan | None:

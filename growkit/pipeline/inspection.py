@@ -20,6 +20,7 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import usual_torch
 from growkit.base.names import did_you_mean
+from growkit.base.options import Value
 from growkit.base.settings import Settings
 from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.dequantising import Dequantised
@@ -33,7 +34,7 @@ from growkit.families.described import TIED
 from growkit.families.family import Family, Headers, example, families, family_of, stored_family
 from growkit.inference import family_for
 from growkit.planning import layouts
-from growkit.planning.operation import PROMISES, Operation, SizeOption, Value, operations
+from growkit.planning.operation import PROMISES, Operation, SizeOption, operations
 from growkit.planning.plan import SMALL as SMALL_TENSOR
 from growkit.planning.plan import unused_tensors
 from growkit.recipe import planner

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError, called, renamed
 from growkit.base.lazy import usual_torch
+from growkit.base.options import options_of, takes
 from growkit.base.progress import Advance, Progress, Silent, shown
-from growkit.base.settings import Settings, settings_of
+from growkit.base.settings import Running, Settings, settings_of
 from growkit.base.tensors import Weights
 from growkit.base.units import given_date
 from growkit.checkpoint import publishing, writing
@@ -30,7 +31,6 @@ from growkit.engine.user_family import load_description, temporary_family, unlis
 from growkit.families.family import family_of
 from growkit.inference import family_for
 from growkit.pipeline.inspection import disk_needed, estimate
-from growkit.planning.operation import Value
 from growkit.planning.plan import Lineage
 from growkit.planning.updates import Law, law_of, recorded_law, summary
 from growkit.proof.preflight import check_settings, preflight
@@ -48,25 +48,17 @@ if TYPE_CHECKING:
     from growkit.optimizer.growing import Optimizer
 
 
+@takes(Recipe, Running)
 def grow(
     source: str | Path,
     output: str | Path,
     *,
     method: str = recipes.DEFAULT_METHOD,
     seed: int = 0,
-    dtype: str | None = None,
-    shard_size: str = recipes.DEFAULT_SHARD_SIZE,
-    base_model: str | None = None,
     family: str | Path | Mapping[str, Any] | None = None,
-    optimizer: str | Path | None = None,
-    adapter: str | Path | None = None,
-    format: str = recipes.FORMATS[0],  # noqa: A002
     verify: Settings | bool = True,
-    overwrite: bool = False,
-    proof_only: bool = False,
-    dry_run: bool = False,
     progress: Progress = Silent(),
-    **options: Value | None,
+    **options: Any,
 ) -> GrowResult:
     """Grow a checkpoint into a larger one that computes the same function.
 
@@ -76,30 +68,17 @@ def grow(
         output: folder to make.
         method: name of a growth method.
         seed: seed of the random splits.
-        dtype: torch name of the dtype of the output; None for the source's. A narrower one rounds
-            every weight of the source once, before all other steps; the promise then holds for the
-            rounded source.
-        shard_size: upper limit of one output file, e.g. ``5GB``.
-        base_model: name of the source in the model card, ``ORG/NAME`` on the Hub; None for none.
         family: description of the source's family: a YAML file, or its contents. None for that of
             growkit, which is inferred from the model's class if growkit has none.
-        optimizer: the state of the source's optimizer, which is grown and written next to the
-            weights in the same format: an ``optimizer.pt`` or a checkpoint folder of Trainer with
-            it, or a folder of torch.distributed.checkpoint.
-        adapter: an adapter of the source, the folder in which PEFT saved it, which is grown and
-            written into the folder ``adapter`` of the output.
-        format: format of the weight files: ``safetensors``, which transformers loads, or ``dcp``
-            for torch.distributed.checkpoint.
         verify: settings of the proof; True for the default settings, False for no proof.
-        overwrite: replace an output that growkit wrote.
-        proof_only: delete the weights once the promise is kept, and keep the other files. They
-            prove the recipe, with which ``growkit.load`` makes the weights from the source again.
-        dry_run: plan only, write nothing.
         progress: receives the progress.
-        **options: the method's sizes, e.g. ``hidden="x2"`` or ``hidden=2048``, and its other
-            options. Methods that copy take ``symmetry`` (``"break"`` splits weights at random so
-            that copies diverge in training, ``"keep"`` makes plain copies) and ``snr_db`` (the
-            signal-to-noise ratio of the random splits in dB, at least 4.78).
+        **options: what the output is written like (``growkit.Recipe``: ``dtype``, ``shard_size``,
+            ``base_model``, ``optimizer``, ``adapter``, ``format``); ``overwrite``, ``proof_only``
+            and ``dry_run`` (see ``run``); the method's sizes, e.g. ``hidden="x2"`` or
+            ``hidden=2048``, and its other options. Methods that copy take ``symmetry``
+            (``"break"`` splits weights at random so that copies diverge in training, ``"keep"``
+            makes plain copies) and ``snr_db`` (the signal-to-noise ratio of the random splits in
+            dB, at least 4.78).
 
     Returns:
         The result. ``kept`` is False if the promise was broken; the output is then called
@@ -108,57 +87,43 @@ def grow(
     Raises:
         InputError: the source, a size or the output cannot be used; nothing was written.
     """
+    of_recipe, of_run = (_taken(options, kind) for kind in (Recipe, Running))
     reads = [family] if isinstance(family, str | Path) else []
-    described = load_description(family) if isinstance(family, str | Path) else family
-    written: Any = dtype, shard_size, base_model, described, optimizer, format, adapter
-    how: Any = {"overwrite": overwrite, "proof_only": proof_only, "dry_run": dry_run}
-    step, proof = recipes.GrowStep(method, options), settings_of(verify)
-    recipe = Recipe(str(source), (step,), str(output), proof, seed, *written)
-    return run(recipe, reads=reads, progress=progress, **how)
+    of_recipe["family"] = load_description(family) if isinstance(family, str | Path) else family
+    step = recipes.GrowStep(method, options)
+    recipe = Recipe(str(source), (step,), str(output), settings_of(verify), seed, **of_recipe)
+    return run(recipe, reads=reads, progress=progress, **of_run)
 
 
+@takes(Recipe, Running)
 def convert(
     source: str | Path,
     output: str | Path,
     to: str,
     *,
-    dtype: str | None = None,
-    shard_size: str = recipes.DEFAULT_SHARD_SIZE,
-    base_model: str | None = None,
-    optimizer: str | Path | None = None,
-    adapter: str | Path | None = None,
-    format: str = recipes.FORMATS[0],  # noqa: A002
     verify: Settings | bool = True,
-    overwrite: bool = False,
-    proof_only: bool = False,
-    dry_run: bool = False,
     progress: Progress = Silent(),
-    **options: Value | None,
+    **options: Any,
 ) -> GrowResult:
     """Turn a checkpoint into another attention variant, or store it in another layout.
 
     Args:
-        source: model folder, or one on the Hub; see ``grow``.
+        source: model folder, or one on the Hub; see ``grow``, also for the result and the errors.
         output: folder to make.
         to: name of the variant or layout.
-        dtype: see ``grow``, also for the result and the errors.
-        shard_size: see ``grow``.
-        base_model: see ``grow``.
-        optimizer: see ``grow``.
-        adapter: see ``grow``.
-        format: see ``grow``.
         verify: see ``grow``.
-        overwrite: see ``grow``.
-        proof_only: see ``grow``.
-        dry_run: see ``grow``.
         progress: see ``grow``.
-        **options: the conversion's options, e.g. ``gamma="gated"``.
+        **options: see ``grow``; and the conversion's options, e.g. ``gamma="gated"``.
     """
-    written: Any = dtype, shard_size, base_model, None, optimizer, format, adapter
-    how: Any = {"overwrite": overwrite, "proof_only": proof_only, "dry_run": dry_run}
-    step, proof = recipes.ConvertStep(to, options), settings_of(verify)
-    recipe = Recipe(str(source), (step,), str(output), proof, 0, *written)
-    return run(recipe, progress=progress, **how)
+    of_recipe, of_run = (_taken(options, kind) for kind in (Recipe, Running))
+    step = recipes.ConvertStep(to, options)
+    recipe = Recipe(str(source), (step,), str(output), settings_of(verify), **of_recipe)
+    return run(recipe, progress=progress, **of_run)
+
+
+def _taken(options: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Remove the options that a dataclass declares, and return them."""
+    return {name: options.pop(name) for name in options_of(kind) if name in options}
 
 
 @report_faults()
@@ -180,10 +145,14 @@ def run(
             with growkit.
         verify: settings of the proof, instead of the recipe's own; see ``grow``.
         reads: files that the run reads and the recipe does not name; they are never replaced.
-        overwrite: see ``grow``, also for the result and the errors.
-        proof_only: see ``grow``.
+        overwrite: replace an output that growkit wrote.
+        proof_only: delete the weights once the promise is kept, and keep the other files. They
+            prove the recipe, with which ``growkit.load`` makes the weights from the source again.
         dry_run: plan only, write nothing.
         progress: receives the progress.
+
+    Returns:
+        See ``grow``, also for the errors.
     """
     if isinstance(recipe, str | Path):
         file = recipe_file(Path(recipe))

@@ -1,6 +1,5 @@
 """Operations on a checkpoint: growths and conversions, with their options."""
 
-import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import cast
 from growkit.base.errors import InputError
 from growkit.base.lazy import members
 from growkit.base.names import did_you_mean, perhaps
+from growkit.base.options import Option, Value
 from growkit.base.tensors import Config, Weights
 from growkit.families.family import Family, families
 from growkit.planning.plan import Plan
@@ -19,66 +19,6 @@ from growkit.results.operation import RankTried
 
 PROMISES = ("exact", "bounded", "different")
 """Promises on the function, from the strongest to the weakest."""
-
-Value = str | int | float | list[int]
-"""The value of an option, as users write it."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option of an operation, the same on the command line, in recipes and in Python.
-
-    Attributes:
-        name: name in recipes and in Python, e.g. ``kv_heads`` (``--kv-heads``).
-        help: one line for ``--help``.
-        values: the allowed values, the default first; empty for a free value.
-        form: placeholder of a free value, e.g. ``N``.
-        accepts: whether a free value is valid; it may raise a more precise ``InputError``.
-        example: a value that is possible in every family, if a free value is required; else None.
-    """
-
-    name: str
-    help: str
-    values: tuple[str, ...] = ()
-    form: str = ""
-    accepts: Callable[[str], bool] = lambda text: True
-    example: str | int | None = None
-
-    def read(self, value: Value | None) -> str | None:
-        """Parse a value; None for no value.
-
-        Raises:
-            InputError: the value is invalid, or is required but missing.
-        """
-        if value is None:
-            if self.example is not None:
-                raise InputError(f"{self.name} is missing; give it as {self.form}: {self.help}")
-            return self.values[0] if self.values else None
-        if isinstance(value, bool) or not isinstance(value, str | int | float | list):
-            raise InputError(f"{self.name} is {value!r}; text or a number was expected")
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        if self.values:
-            for known in self.values:
-                if text.replace("-", "_") == known.replace("-", "_"):
-                    return known
-            raise InputError(
-                f"{self.name} {text!r} is not known; choose {' or '.join(self.values)}"
-                f"{perhaps(text, self.values)}"
-            )
-        if not self.accepts(text):
-            raise InputError(f"{self.name} is {text!r}; give {self.help} ({self.form})")
-        return text
-
-
-@dataclass(frozen=True)
-class Switch(Option):
-    """An option without a value."""
-
-    def read(self, value: Value | None) -> str | None:
-        """See ``Option``."""
-        if not isinstance(value, bool | None):
-            raise InputError(f"{self.name} is {value!r}; true or false was expected")
-        return "on" if value else None
 
 
 @dataclass(frozen=True)
@@ -284,21 +224,6 @@ def complete(operation: Operation, options: Mapping[str, Value]) -> dict[str, st
 
 
 _SIZE = re.compile(r"([x×]?)([0-9]{1,12})(?:\.([0-9]{1,12})|/([0-9]{1,12}))?")
-
-
-def is_count(text: str) -> bool:
-    """Whether a text is a positive whole number of at most six digits."""
-    return bool(re.fullmatch(r"[1-9][0-9]{0,5}", text))
-
-
-def is_within(
-    text: str, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
-) -> bool:
-    """Whether a text is a finite number within bounds."""
-    try:
-        return above < float(text) < math.inf and least <= float(text) <= most
-    except ValueError:
-        return False
 
 
 def parse_size(size: str, current: int) -> Fraction | None:

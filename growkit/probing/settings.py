@@ -9,7 +9,8 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import name_of
-from growkit.base.settings import DEVICES, check_options, option
+from growkit.base.options import check_options, documented, option
+from growkit.base.settings import DEVICES
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.prompts import read_text
 from growkit.engine.user_family import temporary_family
@@ -34,26 +35,10 @@ UNUSED = "grown"
 """Placeholder for the missing source or output of a recipe; a probe replaces both."""
 
 
+@documented
 @dataclass(frozen=True)
 class ProbeSettings:
-    """Settings of the training of every candidate and of the source.
-
-    Attributes:
-        steps: number of AdamW steps of each training.
-        seeds: number of trainings of each model; each seed has its own order of the windows, the
-            same for all models.
-        lr: learning rates of the source. A candidate's rates follow from each by the law of
-            updates; every model is ranked at its best rate.
-        weight_decay: weight decay of all parameters but norms and biases, as in transformers'
-            Trainer.
-        warmup: number of warmup steps. The rate is constant afterwards, so a training that is cut
-            short equals a shorter training.
-        batch: windows per step.
-        length: tokens per window, at most the source's longest context.
-        dtype: ``float32``, or ``bfloat16`` by autocast; None for bfloat16 on a GPU and float32
-            elsewhere.
-        device: ``auto`` (torch's accelerator if there is one), ``cpu``, or another.
-    """
+    """Settings of the training of every candidate and of the source."""
 
     steps: int = option(120, "AdamW steps of each training.", limits=(1, 100_000))
     seeds: int = option(

@@ -14,19 +14,20 @@ file that describes the source's family (``growkit.families.described``), or hol
 Unknown keys are errors that name the nearest match. Paths are relative to the current folder.
 """
 
-from __future__ import annotations  # types of fields are text, see ``_fields``
+from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import members
 from growkit.base.names import NOTHING, did_you_mean
-from growkit.base.parsing import check_kind
-from growkit.base.settings import SEEDS, Settings, check_number, option, settings_of
+from growkit.base.options import Value, check_number, documented, kind_of, option
+from growkit.base.parsing import WORDS, check_kind
+from growkit.base.settings import SEEDS, Settings, settings_of
 from growkit.base.tensors import TORCH_NAMES
 from growkit.checkpoint import folder as folders
 from growkit.checkpoint.inputs import Inputs
@@ -34,7 +35,7 @@ from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.user_family import load_description
 from growkit.families.described import extended
 from growkit.families.family import described
-from growkit.planning.operation import Operation, Value, complete, operation_of
+from growkit.planning.operation import Operation, complete, operation_of
 
 DEFAULT_METHOD = "hypercloning"
 """The growth method that ``growkit grow`` uses unless another is named."""
@@ -100,6 +101,7 @@ FORMATS = ("safetensors", "dcp")
 MOST_STEPS = 100
 
 
+@documented
 @dataclass(frozen=True)
 class Recipe:
     """The complete description of a run.
@@ -111,15 +113,8 @@ class Recipe:
         output: folder to create.
         verify: settings of the proof; True for the default settings, None or False for no proof.
         seed: seed of the random splits.
-        dtype: torch name of the dtype of the output; None for the source's.
-        shard_size: upper limit of one output file, e.g. ``5GB``.
-        base_model: name of the source in the model card, ``ORG/NAME`` on the Hub; None for none.
         family: description of the source's family (``growkit.families.described``); None for a
             family that growkit knows.
-        optimizer: the state of the source's optimizer, a file or folder; None for none.
-        format: format of the weight files: ``safetensors``, or ``dcp`` for
-            torch.distributed.checkpoint.
-        adapter: the folder of an adapter of the source, as PEFT saves it; None for none.
     """
 
     source: str
@@ -245,9 +240,6 @@ INPUT_KEYS = ("source", "optimizer", "adapter", "calibration", "text")
 """Keys of paths that a recipe reads, including those in its steps and in ``verify``."""
 
 PATH_KEYS = (*INPUT_KEYS, "output")
-
-KINDS = {"str": str, "int": int, "float": float, "bool": bool}
-"""Types of fields whose values are checked here."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -424,6 +416,6 @@ def _fields(
     kind: type[Recipe | Settings], content: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
     """Check the values of fields against the types that the class declares."""
-    types = {each.name: str(each.type).removesuffix(" | None") for each in fields(kind)}
-    check_kind(content, {name: KINDS.get(type_, object) for name, type_ in types.items()}, where)
+    kinds = {name: kind_of(hint) for name, hint in get_type_hints(kind).items()}
+    check_kind(content, {key: k if k in WORDS else object for key, k in kinds.items()}, where)
     return dict(content)

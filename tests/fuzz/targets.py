@@ -11,10 +11,11 @@ import typer
 from transformers import CONFIG_MAPPING, GenerationConfig
 
 from growkit.base.errors import InputError
+from growkit.base.options import Option
 from growkit.cli.app import app
 from growkit.families.family import families
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.planning.operation import PACKAGES, Operation, Option, SizeOption, Switch, operations
+from growkit.planning.operation import PACKAGES, Operation, SizeOption, operations
 from tests.fuzz.odd import (
     HOSTILE,
     REAL,
@@ -74,7 +75,7 @@ def any_operation(random: Random) -> tuple[str, Operation]:
 
 def sound_value(random: Random, option: Option) -> Any:
     """A value that an option takes; None if none was found."""
-    if isinstance(option, Switch):
+    if option.kind is bool:
         return True
     known = option.values or (SIZES if isinstance(option, SizeOption) else WRITTEN)
     return random.choice([each for each in known if _takes(option, each)] or [None])
