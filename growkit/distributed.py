@@ -40,7 +40,7 @@ from growkit.engine.device import check_subnormal_numbers
 from growkit.engine.loader import check_class
 from growkit.engine.oracle import fit_experts, lacks_class, parsed, readable
 from growkit.engine.published import config_to_write
-from growkit.engine.user_family import temporary_family, unlisted_family
+from growkit.engine.user_family import unlisted_family
 from growkit.inference import family_for
 from growkit.planning.updates import law_of
 from growkit.recipe.planner import plan_recipe
@@ -163,19 +163,17 @@ class Grown:
             recipe = load_recipe(file, chosen)
         family = unlisted_family(recipe.family) if manifest else recipe.family
         found = find(chosen or recipe.source)
-        family, _ = family_for(found, family)
-        self.recipe = replace(recipe, source=chosen or recipe.source, family=family)
-        with temporary_family(self.recipe.family):
-            self.source = found.open()
-            self.source.opened.check_carried()
-            if manifest:
-                check_recorded(manifest, self.source, together=together)
-            self.lineage = plan_recipe(self.recipe, self.source).lineage
-            self.lineage.check_values()
-            self.target = self.lineage.target
-            self.config: Config = config_to_write(
-                self.lineage.source, self.target.config, self.recipe.output
-            )
+        self.source = found.open(family_for(found, family))
+        self.recipe = replace(recipe, source=chosen or recipe.source)
+        self.source.opened.check_carried()
+        if manifest:
+            check_recorded(manifest, self.source, together=together)
+        self.lineage = plan_recipe(self.recipe, self.source).lineage
+        self.lineage.check_values()
+        self.target = self.lineage.target
+        self.config: Config = config_to_write(
+            self.lineage.source, self.target.config, self.target.family
+        )
         for name in self.target.tensors:
             if not self.lineage.repeatable(name):
                 raise InputError(
@@ -195,8 +193,7 @@ class Grown:
         """
         from growkit.engine.class_weights import planned_parameters
 
-        with temporary_family(self.recipe.family):
-            weights, names = planned_parameters(self.target, self.config)
+        weights, names = planned_parameters(self.target, self.config)
         plain = {name: weights.stored_as(of) for name, of in names.items()}
         return {
             name: self.entries[tensor] if tensor else StateEntry(weights, names[name], self._last)
@@ -214,7 +211,7 @@ class Grown:
             return None
         from growkit.optimizer.growing import Optimizer
 
-        with temporary_family(self.recipe.family), outlined(self.target, self.config) as outline:
+        with outlined(self.target, self.config) as outline:
             optimizer = Optimizer(Path(self.recipe.optimizer), self.source, self.lineage)
             return optimizer.grown(outline, law_of(self.lineage))
 
@@ -255,10 +252,9 @@ def load(
 
     grown = Grown(recipe, source, together=distributed_config is not None)
     opened, made = grown.source.opened, f"what {grown.source.where()} becomes"
-    with temporary_family(grown.recipe.family):
-        weights = readable(grown.target)
-        of_class = grown.config if weights is grown.target else weights.config
-        config = parsed(of_class, f"the config of {made}")
+    weights = readable(grown.target)
+    of_class = grown.config if weights is grown.target else weights.config
+    config = parsed(of_class, f"the config of {made}")
     check_class(config, made)
     options.setdefault("dtype", config.dtype or TORCH_NAMES[main_dtype(weights.tensors)])
     if distributed_config is not None:

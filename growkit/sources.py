@@ -23,13 +23,14 @@ from typing import Any
 
 from growkit.base.errors import InputError, foreign, reason
 from growkit.base.lazy import Tensor
-from growkit.base.tensors import Config, Weights
+from growkit.base.tensors import Config
 from growkit.checkpoint.dequantising import dense, dense_config
 from growkit.checkpoint.folder import HUB_NAME, SINGLE, Folder, address_in, check_name, small_files
-from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint
+from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint, View
 from growkit.engine.oracle import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
 from growkit.engine.user_family import NAMED
-from growkit.families.family import Headers, family_of, known_family, own_family
+from growkit.families.family import Family, family_of, known_family
+from growkit.families.model import Headers, Model
 
 SCHEME = "hf:/"
 """Beginning of an address after conversion to a path, which merges the two slashes."""
@@ -94,8 +95,11 @@ class Source:
     base_model: str | None = None
     warning: str = ""
 
-    def whole(self) -> Checkpoint:
+    def whole(self, described: Family | None = None) -> Checkpoint:
         """Open the checkpoint; a quantised one is read as a dense model.
+
+        Args:
+            described: see ``Model``.
 
         Raises:
             InputError: see ``Checkpoint``; or growkit does not read the quantised weights.
@@ -103,18 +107,25 @@ class Source:
         checkpoint = dense(Checkpoint(self.folder))
         checkpoint.published = checkpoint.config
         checkpoint.config = with_keys_of_class(checkpoint.config)
+        checkpoint.described = described
         return checkpoint
 
-    def open(self) -> Checkpoint:
+    def open(self, described: Family | None = None) -> Checkpoint:
         """Open the checkpoint, or the language model inside a multimodal one.
+
+        Args:
+            described: see ``Model``.
 
         Raises:
             InputError: see ``Checkpoint``; or transformers does not accept its config.
         """
-        return alone(self.whole())
+        return alone(self.whole(described))
 
-    def headers(self) -> Weights:
+    def headers(self, described: Family | None = None) -> Model:
         """Open the checkpoint for a plan; without weights, the headers that its config implies.
+
+        Args:
+            described: see ``Model``.
 
         Raises:
             InputError: see ``Checkpoint``; or no family knows the model.
@@ -128,10 +139,10 @@ class Source:
             where = str(folder.path / "config.json")
             config, quantised = dense_config(config, where)
             config = with_keys_of_class(config)
-            headers = Headers(family_of(config, where), config, where)
+            headers = Headers(family_of(config, where, described), config, where)
             headers.quantised = quantised
             return headers
-        return self.whole()
+        return self.whole(described)
 
 
 def find(given: Path | str, *, weights: bool = True) -> Source:
@@ -291,7 +302,7 @@ def _why(error: Exception) -> str:
     return f"the Hub did not deliver it ({type(error).__name__}: {quoted})"
 
 
-class Inside(Checkpoint):
+class Inside(View):
     """The language model inside a multimodal checkpoint.
 
     Args:
@@ -303,11 +314,11 @@ class Inside(Checkpoint):
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Config) -> None:
-        self.__dict__.update(checkpoint.__dict__)  # the same folder, opened once
-        self._checkpoint, self.stands_alone = checkpoint, False
+        super().__init__(checkpoint)
+        self.stands_alone = False
         self.part_of = self.config["model_type"]
-        self._stored = tensors_inside(self.tensors)
-        rest = self.tensors.keys() - self._stored.values()
+        self._names = tensors_inside(self.tensors)
+        rest = self.tensors.keys() - self._names.values()
         parts = Counter(name.removeprefix("model.").partition(".")[0] for name in sorted(rest))
         self.dropped = {
             part: f"{count} tensors of the {self.part_of} model around the language model"
@@ -318,19 +329,19 @@ class Inside(Checkpoint):
         outer = {key: whole[key] for key in ("dtype", "torch_dtype") if key in whole}
         inner = {"model_type": config["model_type"], **whole.get("text_config", {})}
         self.published = inner | outer
-        self.tensors = {name: self.tensors[stored] for name, stored in self._stored.items()}
+        self.tensors = {name: self.tensors[stored] for name, stored in self._names.items()}
 
     def where(self, name: str | None = None) -> str:
         """See ``Checkpoint``."""
-        return self._checkpoint.where(name and self._stored.get(name, name))
+        return self.stored.where(name and self._names.get(name, name))
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """See ``Checkpoint``."""
-        return self._checkpoint.read(self._stored[name], *where)
+        return self.stored.read(self._names[name], *where)
 
     def cuts(self, name: str) -> int:
         """See ``Checkpoint``."""
-        return self._checkpoint.cuts(self._stored[name])
+        return self.stored.cuts(self._names[name])
 
     @property
     def note(self) -> str:
@@ -348,10 +359,14 @@ def alone(checkpoint: Checkpoint) -> Checkpoint:
     Raises:
         InputError: transformers does not accept the config of the whole model.
     """
-    if known_family(checkpoint.config.get("model_type")):
+
+    def is_known(model: Model) -> bool:
+        return known_family(model.config.get("model_type"), model.described) is not None
+
+    if is_known(checkpoint):
         return checkpoint
     found = inside(checkpoint)
-    return found if found and known_family(found.config.get("model_type")) else checkpoint
+    return found if found and is_known(found) else checkpoint
 
 
 def inside(checkpoint: Checkpoint) -> Inside | None:
@@ -411,7 +426,7 @@ def with_keys_of_class(config: Config) -> Config:
     layers become those of the class. What cannot be parsed stays as it is.
     """
     kind = config.get("model_type")
-    if not isinstance(kind, str) or own_family(kind):
+    if not isinstance(kind, str) or known_family(kind):
         return config
     from transformers import CONFIG_MAPPING
 

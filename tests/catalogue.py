@@ -15,7 +15,8 @@ from transformers import CONFIG_MAPPING
 
 import growkit
 from growkit.base.names import NOTHING
-from growkit.families.family import example, family_of
+from growkit.families.family import family_of
+from growkit.families.model import example
 from growkit.pipeline.inspection import TIED, catalogue, table
 from growkit.results.operation import Abilities, Answer
 from tests.conftest import relative_error, save_random, seeded

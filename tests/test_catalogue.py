@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import growkit.pipeline.inspection
-from growkit.families.family import example, families
+from growkit.families.family import families
+from growkit.families.model import example
 from growkit.pipeline.inspection import catalogue
 from growkit.planning.operation import operations
 from growkit.recipe.planner import change

@@ -14,8 +14,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.checkpoint.reading import Checkpoint
+from growkit.families import model
 from growkit.families.family import families, rearranged
-from growkit.growth import depth
 from growkit.growth.depth import arrangement
 from growkit.recipe.planner import plan_recipe
 from growkit.results.proof import trainability_sentence
@@ -185,7 +185,8 @@ def test_a_new_layer_that_writes_is_no_identity(
     family = families()[kind]
     tensors = tuple(replace(t, idle=None) if forgotten in t.name else t for t in family.tensors)
     assert tensors != family.tensors
-    monkeypatch.setattr(depth, "stored_family", lambda weights: replace(family, tensors=tensors))
+    wrong = replace(family, tensors=tensors)
+    monkeypatch.setattr(model, "family_of", lambda *_: wrong)
     source, out = case.grow(tmp_path, layers="x1.5", place="even")
     assert relative_error(source, out) > 1e-3
 
@@ -226,7 +227,7 @@ def test_lists_travel_with_their_layers(tmp_path: Path, monkeypatch: pytest.Monk
     assert relative_error(source, out) < 1e-12
     family = families()["gemma2"]
     forgetful = replace(family, lists=frozenset())
-    monkeypatch.setattr(depth, "stored_family", lambda weights: forgetful)
+    monkeypatch.setattr(model, "family_of", lambda *_: forgetful)
     growkit.grow(source, tmp_path / "wrong", layers=5, place=0, **GROW)
     assert relative_error(source, tmp_path / "wrong") > 1e-3
 

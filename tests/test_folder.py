@@ -174,7 +174,7 @@ def test_a_key_that_is_left_out_has_its_default(
 
     def changed(wanted: Config, found: Config) -> str | None:
         source.config = deepcopy(found)
-        names = compare_with_plan(source, source, deepcopy(wanted)).changed
+        names = compare_with_plan(source, source, deepcopy(wanted), source.family).changed
         assert source.config == found
         return next(iter(names), None)
 
@@ -190,7 +190,7 @@ def test_a_key_that_was_added_is_found(key: str, tmp_path: Path) -> None:
     source = Checkpoint(save_model(tmp_path / "source", "llama"))
     planned = deepcopy(source.config)
     source.config = source.config | {key: {"a": "b"}}
-    changed = compare_with_plan(source, source, planned).changed
+    changed = compare_with_plan(source, source, planned, source.family).changed
     assert changed[0] == f"{key} in config.json"
 
 

@@ -362,7 +362,7 @@ def test_a_plan_that_overwrites_what_a_step_sets_is_not_kept(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = {"integral": "none"}
-    monkeypatch.setattr(planner, "write_defaults_out", lambda was, planned, where: planned | wrong)
+    monkeypatch.setattr(planner, "write_defaults_out", lambda was, target: target.config | wrong)
     source = save(tmp_path / "source", layout)
     proof = growkit.Settings(prompts=1, length=8)
     made = growkit.convert(source, tmp_path / "out", "dint", gamma="unified", verify=proof)

@@ -30,7 +30,7 @@ from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
-from growkit.families.family import Family, stored_family
+from growkit.families.family import Family
 from growkit.growth import copying
 from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
 from growkit.growth.expanding import expand
@@ -478,7 +478,7 @@ class ByHand:
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         shares = Shares(DEFAULT_SNR_DB if options["symmetry"] == "break" else None, seed)
         grown = {axis: len(each.source) for axis, each in self.expansions.items()}
-        plan = expand(source, stored_family(source), grown, lambda: self.expansions, shares)
+        plan = expand(source, source.family, grown, lambda: self.expansions, shares)
         return Change([plan])
 
 

@@ -29,7 +29,8 @@ from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.lending import can_stay, lend
-from growkit.families.family import Headers, family_of
+from growkit.families.family import family_of
+from growkit.families.model import Headers
 from growkit.planning import plan
 from growkit.planning.plan import Planned
 from growkit.recipe.planner import plan_recipe

@@ -229,7 +229,8 @@ def test_a_setting_of_a_grown_model(
         decides, told = found(source, target)
         checkpoints = Checkpoint(source), Checkpoint(target)
         origin = origin_of(*checkpoints, read_record(checkpoints[1]))
-        by_manifest = compare_with_plan(*checkpoints, origin.lineage.plans[-1].config)
+        planned = origin.lineage.target
+        by_manifest = compare_with_plan(*checkpoints, planned.config, planned.family)
     finally:
         (target / "config.json").write_bytes(was)
     assert any(key in said for said in (decides if changed else told)), (decides, told)
@@ -267,7 +268,7 @@ def test_what_a_class_assumes_goes_along(name: str, tmp_path: Path) -> None:
 def test_a_plan_that_changes_what_a_class_assumes_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "write_defaults_out", lambda source, planned, where: planned)
+    monkeypatch.setattr(planner, "write_defaults_out", lambda source, target: target.config)
     source = without_keys(tmp_path, "qwen2")
     made = growkit.convert(source, tmp_path / "out", to="diff", verify=PROOF)
     assert not made["kept"]

@@ -21,6 +21,7 @@ from growkit.adapters.modules import Adapted, Modules, experts_of
 from growkit.algebra.splits import widened
 from growkit.base.errors import InputError
 from growkit.base.tensors import ANYWHERE, FLOAT_BYTES, TensorInfo, Weights, cut
+from growkit.families.model import Model
 from growkit.planning.transforms import Attached
 
 PREFIX, INSIDE = "base_model.model.", ".base_layer"
@@ -102,7 +103,7 @@ class _Piece(NamedTuple):
     where: tuple[slice | int, ...] = (slice(None),)
 
 
-class AdapterTensors(Weights):
+class AdapterTensors(Model):
     """The tensors of an adapter, each with its tensor in the model's files.
 
     Args:
@@ -117,7 +118,7 @@ class AdapterTensors(Weights):
     """
 
     def __init__(self, adapter: AdapterFolder, modules: Modules) -> None:
-        self.adapter, self._modules, self.config = adapter, modules, {}
+        self.adapter, self._modules, self.config = adapter, modules, dict[str, object]()
         self.entries: dict[str, Entry] = {}
         self._pieces: dict[str, _Piece] = {}
         self._ranks: dict[str, int] = {}
@@ -334,7 +335,7 @@ class Assembly(Weights):
     def __init__(
         self, stage: Weights, entries: Mapping[str, Entry], modules: Modules, path: Path
     ) -> None:
-        self._stage, self.config = stage, {}
+        self._stage = stage
         self.made: dict[str, list[str]] = {}
         self.adapted: dict[str, Adapted] = {}
         self._placed: dict[str, Entry] = {}

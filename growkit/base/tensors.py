@@ -108,21 +108,13 @@ FLOAT_BYTES = {name: TensorInfo((), name).element_bytes for name in TORCH_NAMES}
 class Weights:
     """Tensors by name, on disk or computed on demand: their headers, and any part of their data.
 
-    Every readable set of tensors is a subclass: files, plans, states of optimizers.
+    Every readable set of tensors is a subclass: files, models, states of optimizers.
 
     Attributes:
-        config: the contents of ``config.json``.
         tensors: the header of every tensor, by name.
-        quantised: how the numbers are stored, in a phrase, if these are made from quantised ones.
-        published: the config with the keys of its file, of which ``config`` may have other forms.
-        part_of: type of the larger model that holds these, if they are a part of one.
     """
 
-    config: Config
     tensors: Mapping[str, TensorInfo]
-    quantised: str = ""
-    published: Config | None = None
-    part_of: str = ""
 
     def where(self, name: str | None = None) -> str:
         """The file of a tensor, or the folder of all tensors, for messages."""

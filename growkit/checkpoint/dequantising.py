@@ -15,7 +15,7 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, members, torch
 from growkit.base.tensors import Config, TensorInfo, Weights
-from growkit.checkpoint.reading import NARROWEST, Checkpoint, check_finite
+from growkit.checkpoint.reading import NARROWEST, Checkpoint, View, check_finite
 
 REMEDY = (
     "load the model with the library that quantised it, dequantise and save it there, and give "
@@ -164,7 +164,7 @@ class Scheme(ABC):
         return ""
 
 
-class Dequantised(Checkpoint):
+class Dequantised(View):
     """A quantised checkpoint, read as a dense model.
 
     Args:
@@ -183,8 +183,8 @@ class Dequantised(Checkpoint):
     """
 
     def __init__(self, stored: Checkpoint, format: Scheme, settings: Config) -> None:  # noqa: A002
-        self.__dict__.update(stored.__dict__)  # the same folder, opened once
-        self.stored, self.format, self.settings = stored, format, settings
+        super().__init__(stored)
+        self.format, self.settings = format, settings
         self.stands_alone = False
         self.config = without_settings(stored.config)
         self.parts = _parts(stored, format)

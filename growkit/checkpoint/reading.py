@@ -31,12 +31,13 @@ from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import WeightFile, open_weights
 from growkit.checkpoint.writing import header_of
+from growkit.families.model import Model
 
 MOST_DIGITS = 18
 """Largest number of digits of a whole number in a config; more do not fit into 64 bits."""
 
 
-class Checkpoint(Weights):
+class Checkpoint(Model):
     """A model folder: ``config.json``, and weights whose tensors are read on demand.
 
     The weights are ``model.safetensors``, or the shards listed by ``model.safetensors.index.json``.
@@ -222,8 +223,8 @@ def rounded(source: Weights, dtype: str | None) -> str | None:
     return dtype if narrows else None
 
 
-class Widened(Weights):
-    """A checkpoint in another dtype; tensors that are wider than most stay as wide as they are.
+class Widened(Model):
+    """A model in another dtype; tensors that are wider than most stay as wide as they are.
 
     Args:
         source: the checkpoint.
@@ -237,7 +238,7 @@ class Widened(Weights):
         rounded: the dtype if weights are rounded to it, else None.
     """
 
-    def __init__(self, source: Weights, dtype: str) -> None:
+    def __init__(self, source: Model, dtype: str) -> None:
         main = main_dtype(source.tensors)
         if dtype not in TORCH_NAMES.values():
             chosen = [name for each, name in TORCH_NAMES.items() if not too_narrow(main, each)]
@@ -254,7 +255,7 @@ class Widened(Weights):
                 "bfloat16, or a wider one"
             )
         self.rounded = rounded(source, dtype)
-        self._source, self.quantised = source, source.quantised
+        self._source, self.quantised, self.described = source, source.quantised, source.described
         self.config: Config = source.config | {"dtype": dtype}
         if "torch_dtype" in source.config:
             self.config["torch_dtype"] = dtype
@@ -296,7 +297,40 @@ class Widened(Weights):
         return self._source.cuts(name)
 
 
-class RoundedCheckpoint(Widened, Checkpoint):
+class View(Checkpoint):
+    """A checkpoint that reads the files of another one in another way.
+
+    Args:
+        stored: the other checkpoint.
+    """
+
+    def __init__(self, stored: Checkpoint) -> None:
+        self.stored = stored
+        self.opened, self.folder, self.files = stored.opened, stored.folder, stored.files
+        self.distributed, self.stands_alone = stored.distributed, stored.stands_alone
+        self.wrappers, self.notes = stored.wrappers, stored.notes
+        self.config, self.published, self.described = (
+            stored.config,
+            stored.published,
+            stored.described,
+        )
+        self.quantised, self.part_of = stored.quantised, stored.part_of
+        self.tensors = stored.tensors
+
+    def where(self, name: str | None = None) -> str:
+        """See ``Checkpoint``."""
+        return self.stored.where(name)
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """See ``Checkpoint``."""
+        return self.stored.read(name, *where)
+
+    def cuts(self, name: str) -> int:
+        """See ``Checkpoint``."""
+        return self.stored.cuts(name)
+
+
+class RoundedCheckpoint(Widened, View):
     """A rounded checkpoint that is also a folder, for the proof.
 
     Args:
@@ -305,8 +339,8 @@ class RoundedCheckpoint(Widened, Checkpoint):
     """
 
     def __init__(self, source: Checkpoint, dtype: str) -> None:
-        self.__dict__.update(source.__dict__)  # the same folder, opened once
-        super().__init__(source, dtype)
+        View.__init__(self, source)
+        Widened.__init__(self, source, dtype)
         self.dtype = dtype
 
     def as_read(self, model: torch.nn.Module) -> torch.nn.Module:

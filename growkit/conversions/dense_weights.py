@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from growkit.base.errors import InputError
-from growkit.base.tensors import Weights
-from growkit.families.family import stored_family
+from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Kept
@@ -16,9 +15,9 @@ class DenseWeights(Operation):
     name = "dense-weights"
     paper = "-"
 
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``Operation``."""
-        family = stored_family(source)
+        family = source.family
         made = {name: Kept(name) for name in family.patterns(source.config)}
         unused = unused_tensors(source, family)
         if not source.quantised:

@@ -16,12 +16,13 @@ from functools import partial
 from growkit.algebra.splits import Shares, noise
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import Option
-from growkit.base.tensors import Config, TensorInfo, Weights
+from growkit.base.tensors import Config, TensorInfo
 from growkit.conversions.diff_v2 import differential, doubled, noise_like_signal
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.conversions.shared_diff import multiplied_out
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import LAMBDA
+from growkit.families.model import Model
 from growkit.growth.group_diff import OPERATION as GROUP_DIFF
 from growkit.planning.operation import Change
 from growkit.planning.plan import Plan, Planned
@@ -44,7 +45,7 @@ class Diff(OnDiffTransformer):
         ),
     )
 
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
         if not diff["num_noise_heads"]:
@@ -76,7 +77,7 @@ class Diff(OnDiffTransformer):
         return Change(plans, promise, lost)
 
 
-def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
+def _differential(source: Model, diff: Config, head_norm: str) -> Change:
     """Plan noise heads for a softmax model."""
     switches = {
         "lambda_type": "vectors",
@@ -122,7 +123,7 @@ def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Transform |
 def _size(norm: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
     """Estimate the root mean square of values for hidden states in random directions.
 
-    Weights alone show no more about normed hidden states, whose mean square is 1. A head that
+    Model alone show no more about normed hidden states, whose mean square is 1. A head that
     attends to one token is as large as the token's value.
 
     Args:

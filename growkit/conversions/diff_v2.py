@@ -11,9 +11,10 @@ https://github.com/microsoft/unilm/tree/master/Diff-Transformer/Diff-Transformer
 from collections.abc import Mapping
 from functools import partial
 
-from growkit.base.tensors import Config, TensorInfo, Weights
+from growkit.base.tensors import Config, TensorInfo
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.families.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.transforms import Constant, Kept, Mapped, Transform, row_maps
 
@@ -24,7 +25,7 @@ class DiffV2(OnDiffTransformer):
     name = "diff-v2"
     paper = "https://github.com/microsoft/unilm/tree/master/Diff-Transformer/Diff-Transformer-V2"
 
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
         if diff["num_noise_heads"]:

@@ -13,8 +13,9 @@ Cang et al., "DINT Transformer", arXiv 2501.17486, equations 5 to 9.
 from collections.abc import Mapping
 
 from growkit.base.options import Option
-from growkit.base.tensors import TensorInfo, Weights
+from growkit.base.tensors import TensorInfo
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
+from growkit.families.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.transforms import Computed, Constant, Transform
 
@@ -41,7 +42,7 @@ class Dint(OnDiffTransformer):
         ),
     )
 
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         diff = self.with_noise_heads(source, "it has no λ", THROUGH_DIFF_V2)
         if diff["integral"] != "none":

@@ -8,8 +8,8 @@ Grouped differential attention, arXiv 2510.06949.
 
 from collections.abc import Mapping
 
-from growkit.base.tensors import Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
+from growkit.families.model import Model
 from growkit.planning.operation import Change
 
 
@@ -19,7 +19,7 @@ class GroupedDiff(OnDiffTransformer):
     name = "gda"
     paper = "https://arxiv.org/abs/2510.06949"
 
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         diff = self.with_noise_heads(source, "it has no noise heads")
         if diff["num_attention_heads"] != 2 * diff["num_noise_heads"]:

@@ -22,7 +22,8 @@ from growkit.algebra.law import Rows
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Weights
-from growkit.families.family import families, stored_family
+from growkit.families.family import families
+from growkit.families.model import Model
 from growkit.growth.copying import PROMISE
 from growkit.growth.upcycling import config_with
 from growkit.planning.operation import Change, Operation
@@ -37,9 +38,9 @@ class OutputGate(Operation):
     paper = "https://arxiv.org/abs/2505.06708"
     options = (PROMISE,)
 
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
-        family, kind = stored_family(source), source.config["model_type"]
+        family, kind = source.family, source.config["model_type"]
         known = {each: target for target in families().values() for each in target.ungated}
         if kind not in known:
             raise InputError(

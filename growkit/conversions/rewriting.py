@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from growkit.base.errors import InputError
-from growkit.base.tensors import Config, TensorInfo, Weights, main_dtype
+from growkit.base.tensors import Config, TensorInfo, main_dtype
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import variant
 from growkit.families.family import Family
+from growkit.families.model import Model
 from growkit.planning.layouts import layout_names, write_layout
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Check, Plan, unused_tensors
@@ -25,7 +26,7 @@ class OnDiffTransformer(Operation):
         """See ``Operation``."""
         return family is DIFF
 
-    def with_noise_heads(self, source: Weights, problem: str, remedy: str = "") -> Config:
+    def with_noise_heads(self, source: Model, problem: str, remedy: str = "") -> Config:
         """Complete the config of a model, which must have noise heads.
 
         Args:
@@ -44,7 +45,7 @@ class OnDiffTransformer(Operation):
 
 
 def rewrite(
-    source: Weights,
+    source: Model,
     config: Config,
     special: Special = lambda name, info, layer: None,
     checks: Sequence[Check] = (),
@@ -96,7 +97,7 @@ class Storing(OnDiffTransformer):
             )
         return super().expresses(family, config, options)
 
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``Operation``."""
         return Change([] if self.target is DIFF else [write_layout(source, self.target)])
 

@@ -24,11 +24,12 @@ from growkit.base.limits import within
 from growkit.base.options import Option, Value
 from growkit.base.progress import current
 from growkit.base.settings import Settings
-from growkit.base.tensors import TORCH_NAMES, Config, Weights, main_dtype, total_bytes
+from growkit.base.tensors import TORCH_NAMES, Config, main_dtype, total_bytes
 from growkit.conversions.low_rank import Heads, judge_parts, share, spread
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.families.diff_transformer import ATTENTION
 from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.families.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.plan import Check, Plan, unused_tensors
 from growkit.planning.transforms import Computed, Kept, Transform
@@ -88,7 +89,7 @@ class SharedDiff(OnDiffTransformer):
         ),
     )
 
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         diff = self.with_noise_heads(source, "there are no noise heads to share with")
         if diff["qk_projection"] == "shared":
@@ -145,7 +146,7 @@ def _parts(search: Search, way: Way, dtype: str) -> tuple[dict[str, Transform], 
     return made, checks
 
 
-def _larger_than_source(source: Weights, plan: Plan, way: Way) -> list[str]:
+def _larger_than_source(source: Model, plan: Plan, way: Way) -> list[str]:
     """Warn if the parts have more parameters than the projections that they replace."""
     before = bases = of_each_rank = after = 0
     for check in plan.checks:
@@ -185,7 +186,7 @@ def _factors(
     return part
 
 
-def multiplied_out(source: Weights, config: Config) -> Plan:
+def multiplied_out(source: Model, config: Config) -> Plan:
     """Plan a model with full projections, and this config, from a Shared DIFF model."""
     dtype, made = main_dtype(source.tensors), dict[str, Transform]()
     for layer in range(config["num_hidden_layers"]):
@@ -288,7 +289,7 @@ class Search:
         projections: the heads of every shared projection.
     """
 
-    def __init__(self, source: Weights, config: Config, options: Mapping[str, str]) -> None:
+    def __init__(self, source: Model, config: Config, options: Mapping[str, str]) -> None:
         self._source, self._options = source, options
         self.layers: int = config["num_hidden_layers"]
         self.projections = projections(config | {"shared_scope": options["scope"]})
@@ -447,7 +448,7 @@ class Calibration:
         windows: token ids, each [tokens].
     """
 
-    def __init__(self, source: Weights, windows: Sequence[Tensor]) -> None:
+    def __init__(self, source: Model, windows: Sequence[Tensor]) -> None:
         self._source, self._windows = source, windows
         self._lock = Lock()
         self._moments: Spool | None = None
@@ -474,7 +475,7 @@ class Calibration:
         return moment.lerp(even, shrinkage)
 
 
-def _run(source: Weights, windows: Sequence[Tensor]) -> Spool:
+def _run(source: Model, windows: Sequence[Tensor]) -> Spool:
     """Run a model, and record the moment of every layer."""
     from growkit.engine.calls import Call, Spool
 
@@ -508,7 +509,7 @@ def _replaced(modules: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Iter
             del module.forward
 
 
-def _layerwise(source: Weights) -> Layerwise:
+def _layerwise(source: Model) -> Layerwise:
     from growkit.engine.device import choose_device
     from growkit.engine.layerwise import Layerwise
 

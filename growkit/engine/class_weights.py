@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from growkit.base.errors import foreign
-from growkit.base.tensors import SAFETENSORS_NAMES, Config, TensorInfo, Weights, cut
+from growkit.base.tensors import SAFETENSORS_NAMES, Config, TensorInfo, cut
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.engine import oracle
 from growkit.engine.loader import Conversion, check_class, dequantises, loading, the_tensor
+from growkit.families.model import Model
 from growkit.planning.layouts import read_layout
 
 OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
@@ -32,7 +33,7 @@ OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 Named = tuple[str, Tensor]
 
 
-class Extended(Weights, ABC):
+class Extended(Model, ABC):
     """The weights of a model to which something is added once its class has built it."""
 
     @abstractmethod
@@ -42,7 +43,7 @@ class Extended(Weights, ABC):
         """
 
 
-def empty_model(weights: Weights, dtype: torch.dtype) -> tuple[Any, Weights, Callable[[str], str]]:
+def empty_model(weights: Model, dtype: torch.dtype) -> tuple[Any, Model, Callable[[str], str]]:
     """Build the model of a checkpoint without its weights; the class computes the buffers.
 
     Args:
@@ -96,7 +97,7 @@ def tied_names(name: str, tied: Mapping[str, str]) -> tuple[str, ...]:
     return (name, source, *(other for other, of in tied.items() if of == source))
 
 
-def class_weights(weights: Weights) -> Weights:
+def class_weights(weights: Model) -> Model:
     """The weights of a checkpoint, on disk or planned, under the names of its class."""
     weights = oracle.readable(weights)
     if isinstance(weights, Checkpoint):
@@ -104,7 +105,7 @@ def class_weights(weights: Weights) -> Weights:
     return weights
 
 
-def build(weights: Weights, config: Config, dtype: torch.dtype) -> Any:
+def build(weights: Model, config: Config, dtype: torch.dtype) -> Any:
     """Build the model of a config without weights; the class computes the buffers."""
     from transformers import AutoModelForCausalLM
 
@@ -132,7 +133,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in stored.items() if name in buffers}
 
 
-def class_names(weights: Weights, config: Config) -> dict[str, str]:
+def class_names(weights: Model, config: Config) -> dict[str, str]:
     """Map parameters and buffers to tensors in the files that are equal but for the name.
 
     Tied parameters are included. Parameters that the class makes from several tensors are left out.
@@ -151,7 +152,7 @@ def class_names(weights: Weights, config: Config) -> dict[str, str]:
     return {name: plain for name, of in names.items() if (plain := of_class.stored_as(of))}
 
 
-def planned_parameters(weights: Weights, config: Config) -> tuple[ClassWeights, dict[str, str]]:
+def planned_parameters(weights: Model, config: Config) -> tuple[ClassWeights, dict[str, str]]:
     """A planned checkpoint under its class's names, and the stored name of every parameter.
 
     Persistent buffers in the files are included.
@@ -166,7 +167,7 @@ def planned_parameters(weights: Weights, config: Config) -> tuple[ClassWeights, 
     return of_class, {name: of for name, of in names.items() if of in of_class.tensors}
 
 
-class ClassWeights(Weights):
+class ClassWeights(Model):
     """A checkpoint whose tensors are the parameters that transformers makes from the files.
 
     Args:
@@ -174,7 +175,7 @@ class ClassWeights(Weights):
         conversions: transformers' conversions from tensors to parameters and buffers.
     """
 
-    def __init__(self, checkpoint: Weights, conversions: tuple[Conversion, ...]) -> None:
+    def __init__(self, checkpoint: Model, conversions: tuple[Conversion, ...]) -> None:
         self.config = checkpoint.config
         self._checkpoint = checkpoint
         self._conversions = {name: each for each in conversions for name in each.shapes}

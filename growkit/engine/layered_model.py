@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from growkit.base.errors import InputError, foreign, reason
-from growkit.base.tensors import Weights
 from growkit.engine.calls import Call, CallError, Extras, NoStackError
 from growkit.engine.class_weights import Extended, empty_model, persistent_buffers
 from growkit.engine.kernels import using
 from growkit.engine.lending import Copies, Lender
 from growkit.engine.strict import choose_kernels
 from growkit.engine.thresholds import Lowered
+from growkit.families.model import Model
 
 
 class LayeredModel:
@@ -54,7 +54,7 @@ class LayeredModel:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: Model,
         dtype: torch.dtype,
         device: torch.device,
         tokens: int | None = None,

@@ -17,10 +17,11 @@ from typing import Any
 
 from growkit.base.errors import InputError, foreign
 from growkit.base.lazy import Tensor, torch
-from growkit.base.tensors import Config, Weights
+from growkit.base.tensors import Config
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
-from growkit.families.family import families, family_of
+from growkit.families.family import families
+from growkit.families.model import Model
 from growkit.modeling import register
 from growkit.planning.layouts import as_diff_transformer, read_layout
 from growkit.planning.plan import Planned
@@ -45,7 +46,7 @@ REFUSED = {
 
 
 def load_model(
-    stored: Path | Weights, dtype: torch.dtype, device: torch.device, attention: str | None
+    stored: Path | Model, dtype: torch.dtype, device: torch.device, attention: str | None
 ) -> torch.nn.Module:
     """Load a model, ready to run.
 
@@ -62,7 +63,7 @@ def load_model(
 
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
-    checkpoint = stored if isinstance(stored, Weights) else Checkpoint(stored)
+    checkpoint = stored if isinstance(stored, Model) else Checkpoint(stored)
     folder, weights = checkpoint.where(), readable(checkpoint)
     as_stored = (
         weights is checkpoint and isinstance(checkpoint, Checkpoint) and checkpoint.stands_alone
@@ -199,7 +200,7 @@ def require_class(config: Config, where: str, so: str) -> None:
         raise InputError(f"transformers has no class for the {kind} model in {where}, so {so}")
 
 
-def readable(weights: Weights) -> Weights:
+def readable(weights: Model) -> Model:
     """A checkpoint, converted to a DIFF Transformer if transformers has no class for it."""
     return Planned(weights, read_layout(weights)) if lacks_class(weights.config) else weights
 
@@ -352,7 +353,7 @@ def resolved_as_loaded(config: Config, where: str) -> Config | None:
     return resolved(as_diff_transformer(config, where) if lacks_class(config) else config)
 
 
-def write_defaults_out(source: Config, planned: Config, where: str) -> Config:
+def write_defaults_out(source: Model, target: Model) -> Config:
     """Write the defaults of the source's class into the planned config of another class.
 
     A key that is absent from the source's config has the default of the source's class. The
@@ -360,18 +361,18 @@ def write_defaults_out(source: Config, planned: Config, where: str) -> Config:
     Transformers and layouts without a class, plans set every key.
 
     Args:
-        source: the config of the source, as in its file.
-        planned: the config of the target.
-        where: the source, for messages.
+        source: the source.
+        target: the planned target.
     """
-    same_class = source.get("model_type") == planned.get("model_type")
-    if same_class or lacks_class(source) or lacks_class(planned):
+    before, planned = source.config, target.config
+    same_class = before.get("model_type") == planned.get("model_type")
+    if same_class or lacks_class(before) or lacks_class(planned):
         return planned
-    was, now = resolved(source), resolved(planned)
+    was, now = resolved(before), resolved(planned)
     if was is None or now is None:
         return planned
-    given = source.keys() | planned.keys() | PROVENANCE_KEYS | {"dtype"}
-    sizes = family_of(source, where).size_keys | family_of(planned, where).size_keys
+    given = before.keys() | planned.keys() | PROVENANCE_KEYS | {"dtype"}
+    sizes = source.family.size_keys | target.family.size_keys
     missing = {
         key: was[key] for key in (was.keys() & now.keys()) - given - sizes if was[key] != now[key]
     }

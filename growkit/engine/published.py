@@ -13,10 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 from growkit.base.errors import InputError
-from growkit.base.tensors import Config, Weights
+from growkit.base.tensors import Config
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.families.description import PREDICTING, value_at, with_value
-from growkit.families.family import family_of, own_family
+from growkit.families.family import Family
+from growkit.families.model import Model
 
 KINDS = {
     "vocab": r"((padded|org|total)_)?vocab(ulary)?_size",
@@ -49,7 +50,7 @@ MISSING: Any = object()
 """No value."""
 
 
-def config_to_write(source: Weights, planned: Config, where: str) -> Config:
+def config_to_write(source: Model, planned: Config, family: Family) -> Config:
     """The ``config.json`` of a model that was made from a source.
 
     A model of another class gets the keys of its own class.
@@ -57,17 +58,13 @@ def config_to_write(source: Weights, planned: Config, where: str) -> Config:
     Args:
         source: the source.
         planned: config of the planned model.
-        where: the model in messages.
-
-    Raises:
-        InputError: no family knows the planned model.
+        family: its family.
     """
-    family = family_of(planned, where)
     before, named = source.config, family.named(planned)
     if before.get("model_type") != named.get("model_type"):
         return named
     published = source.published or before
-    by_class = published != before or own_family(named["model_type"]) is None
+    by_class = published != before or family.description is not None
 
     def complete(config: Config) -> Config:
         read = resolved(config) if by_class else None

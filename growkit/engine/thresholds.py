@@ -14,11 +14,12 @@ from unittest.mock import patch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from growkit.base.tensors import Config, Weights
+from growkit.base.tensors import Config
 from growkit.engine.class_weights import build
 from growkit.engine.oracle import resolved
 from growkit.engine.user_family import tensors_digest
 from growkit.families.description import leaves, with_value
+from growkit.families.model import Model
 
 THRESHOLD = re.compile(r"(?i)window|chunk|top_?k|budget|block|local|compress|span|segment|distance")
 """Names of keys whose value may be a number of tokens, or of groups of tokens."""
@@ -88,7 +89,7 @@ class Lowered:
         InputError: the class cannot have them.
     """
 
-    def __init__(self, model: Any, weights: Weights, settings: Mapping[str, int]) -> None:
+    def __init__(self, model: Any, weights: Model, settings: Mapping[str, int]) -> None:
         other = build(weights, changed(weights.config, settings), model.dtype)
         self._changes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._compared: set[int] = set()

@@ -1,4 +1,4 @@
-"""Families that users describe: parsing, temporary registration, and checks against the class.
+"""Families that users describe: parsing, and checks against the class.
 
 A wrong matrix shows in every logit, but a wrong window, number of tokens or table row may show in
 none. So a config key is a size only if some tensor's shape in the class depends on it, and tables
@@ -7,8 +7,8 @@ that the class indexes by number keep their rows in place.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
@@ -22,7 +22,7 @@ from growkit.base.tensors import Config
 from growkit.checkpoint.folder import read_yaml
 from growkit.engine.oracle import model_without_numbers, parsed, quiet
 from growkit.families.description import value_at, with_value
-from growkit.families.family import TEMPORARY, Family, described, own_families, own_family
+from growkit.families.family import Family, described, families, known_family
 from growkit.planning.operation import SizeOption, operations
 
 VOCABULARY = "vocab_size"
@@ -73,42 +73,44 @@ def load_description(file: str | Path) -> dict[str, Any]:
     return content
 
 
-@contextmanager
-def temporary_family(description: Mapping[str, Any] | None) -> Iterator[None]:
-    """Register a described family inside this context; None for the package's families alone.
+def described_family(description: Mapping[str, Any] | None, inferred: str = "") -> Family | None:
+    """The family of a description, checked against its class for every model; None for none.
 
     Args:
         description: see ``growkit.families.described``.
+        inferred: how it was inferred, in a sentence; empty if it was not.
 
     Raises:
         InputError: the description is invalid.
     """
-    family = None
-    if description is not None:
-        plain = described(description, "the description of the family")
-        _check_promises(plain, description)
-        text = json.dumps(description, sort_keys=True, default=str)
+    if description is None:
+        return None
+    plain = described(description, "the description of the family")
+    _check_promises(plain, description)
+    text = json.dumps(description, sort_keys=True, default=str)
 
-        def check(config: Config) -> None:
-            plain.check(config)
-            written = json.dumps(config, sort_keys=True, default=str)
-            if (text, written) not in _sound:  # the check builds models
-                check_against_class(plain, config)
-                _sound.add((text, written))
+    def check(config: Config) -> None:
+        plain.check(config)
+        written = json.dumps(config, sort_keys=True, default=str)
+        if (text, written) not in _sound:  # the check builds models
+            check_against_class(plain, config)
+            _sound.add((text, written))
 
-        def arranged(config: Config, layers: Sequence[int]) -> Config:
-            lists = assumed_lists(plain, config)
-            listed = {key: [values[layer] for layer in layers] for key, values in lists.items()}
-            changed = plain.arranged(config, layers)
-            _check_arranged(plain, config, layers, changed)
-            return {**changed, **listed}
+    def arranged(config: Config, layers: Sequence[int]) -> Config:
+        lists = assumed_lists(plain, config)
+        listed = {key: [values[layer] for layer in layers] for key, values in lists.items()}
+        changed = plain.arranged(config, layers)
+        _check_arranged(plain, config, layers, changed)
+        return {**changed, **listed}
 
-        family = replace(plain, check=check, arranged=arranged, class_lists=class_lists)
-    token = TEMPORARY.set(family)
-    try:
-        yield
-    finally:
-        TEMPORARY.reset(token)
+    return replace(
+        plain,
+        check=check,
+        arranged=arranged,
+        class_lists=class_lists,
+        description=description,
+        inferred=inferred or None,
+    )
 
 
 @lru_cache
@@ -136,7 +138,7 @@ def _check_promises(family: Family, description: Mapping[str, Any]) -> None:
                 f"the description of {family.name} has {key}, which only growkit's own families "
                 "may have; remove it"
             )
-    own = (each.experts.keys for each in own_families().values() if each.experts)
+    own = (each.experts.keys for each in families().values() if each.experts)
     for key in family.experts.keys.difference(*own) if family.experts else ():
         if re.search(OF_EXPERTS, key):
             continue
@@ -155,7 +157,7 @@ def unlisted_family(description: Mapping[str, Any] | None) -> Mapping[str, Any] 
     if description is None:
         return None
     types = described(description, "the description of the family").model_types
-    return None if any(map(own_family, types)) else description
+    return None if any(map(known_family, types)) else description
 
 
 def check_against_class(family: Family, config: Config) -> None:

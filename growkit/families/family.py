@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from growkit.algebra.axes import Pattern, Role
-from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import members
 from growkit.base.names import perhaps
-from growkit.base.tensors import QUANTISED, Config, Weights
+from growkit.base.tensors import QUANTISED, Config
 from growkit.families import description
 from growkit.families.described import read_description, read_shipped, shipped
 from growkit.families.description import (
@@ -79,6 +77,8 @@ class Family(description.HasSizes):
             attention, which they lack.
         auto_map: where transformers finds the classes in the folder's own code.
         write_code: puts the model's code into a folder, for models that transformers lacks.
+        description: the description by a user, or the inferred one; None for the package's own.
+        inferred: how the description was inferred, in a sentence; None if it was not.
     """
 
     model_types: tuple[str, ...]
@@ -104,6 +104,8 @@ class Family(description.HasSizes):
     ungated: Mapping[str, Without] = field(default_factory=dict)
     auto_map: Mapping[str, str] | None = None
     write_code: Callable[[Path], None] | None = None
+    description: Mapping[str, Any] | None = None
+    inferred: str | None = None
 
     def resized(self, config: Config, sizes: Mapping[str, int]) -> Config:
         """The config of a model whose axes have these sizes; all other keys stay as they are.
@@ -383,17 +385,6 @@ def of_single_layers(config: Config) -> dict[int, Config]:
     return {int(at): values for at, values in found if str(at).isdecimal()}
 
 
-TEMPORARY: ContextVar[Family | None] = ContextVar("temporary family", default=None)
-"""A user's family, known in addition to those of the package."""
-
-
-def families() -> dict[str, Family]:
-    """All families by name; a user's family comes last and takes precedence."""
-    temporary = TEMPORARY.get()
-    own = own_families()
-    return own | {f"{temporary.name}, as described": temporary} if temporary else own
-
-
 def described(content: Any, where: str) -> Family:
     """Make a family from its description; see ``growkit.families.described``.
 
@@ -417,7 +408,7 @@ def _shipped_family(file: Path) -> Family:
     return described(read_shipped(file), str(file))
 
 
-def own_families(key: str = "family", naming: str = "") -> dict[str, Family]:
+def families(key: str = "family", naming: str = "") -> dict[str, Family]:
     """The families of the package whose descriptions have a key, in alphabetical order of names.
 
     Args:
@@ -441,24 +432,23 @@ def _text(file: Path) -> str:
     return "\n" + file.read_text("utf-8")
 
 
-def own_family(model_type: object) -> Family | None:
-    """The family of the package that describes a type; None if none does."""
+def known_family(model_type: object, described: Family | None = None) -> Family | None:
+    """The family of a type, one that a user describes before the package's; None if none is."""
+    if described and model_type in described.model_types:
+        return described
     if not isinstance(model_type, str):
         return None
-    found = own_families(naming=model_type).values()
+    found = families(naming=model_type).values()
     return next((each for each in found if model_type in each.model_types), None)
 
 
-def known_family(model_type: object) -> Family | None:
-    """The family that describes a type, a user's before one of the package; None if none does."""
-    temporary = TEMPORARY.get()
-    if temporary and model_type in temporary.model_types:
-        return temporary
-    return own_family(model_type)
-
-
-def family_of(config: Config, where: str) -> Family:
+def family_of(config: Config, where: str, described: Family | None = None) -> Family:
     """The family of a config.
+
+    Args:
+        config: contents of a ``config.json``.
+        where: name of the config in messages.
+        described: a family that the user describes, which is known in addition.
 
     Raises:
         InputError: no family has this model_type (the message lists the known ones), a size is
@@ -467,9 +457,10 @@ def family_of(config: Config, where: str) -> Family:
     model_type = config.get("model_type")
     if any(config.get(key) is not None for key in QUANTISED):
         raise InputError(f"the model in {where} is quantised; dequantise it first")
-    family = known_family(model_type)
+    family = known_family(model_type, described)
     if family is None:
-        known = sorted(kind for each in families().values() for kind in each.model_types)
+        kinds = {kind for each in families().values() for kind in each.model_types}
+        known = sorted(kinds.union(described.model_types if described else ()))
         inner, remedy = config.get("text_config"), "transformers has no class for it either"
         if config.get("auto_map"):
             remedy = "if you trust the code in that folder, growkit --trust-code FOLDER runs it"
@@ -482,97 +473,3 @@ def family_of(config: Config, where: str) -> Family:
         )
     family.check_bounds(config, where)
     return family
-
-
-def stored_family(weights: Weights) -> Family:
-    """The family of a checkpoint, in the form that its tensors have.
-
-    Raises:
-        InputError: see ``family_of``.
-    """
-    family = family_of(weights.config, weights.where())
-    try:
-        stored = family.as_stored(weights.config, weights.tensors.keys())
-        stored.complete(weights.config)
-    except InputError as error:  # this error does not name the folder
-        raise InputError(f"{weights.where()} is no such model: {error}") from None
-    return stored
-
-
-EXAMPLE_SIZES = {
-    "vocab": 64,
-    "hidden": 64,
-    "ffn": 64,
-    "layers": 2,
-    "heads": 8,
-    "signal_heads": 8,
-    "noise_heads": 8,
-    "kv_heads": 4,
-    "head_dim": 8,
-    "experts": 4,
-}
-"""Sizes of an example, for axes that most families have."""
-
-OTHER_SIZE = 8
-"""Size of any other axis for which the class has no default."""
-
-
-class Headers(Weights):
-    """A model without weights: the header of every tensor that its family expects.
-
-    Args:
-        family: family of the model.
-        config: contents of its ``config.json``.
-        where: name of the model in messages.
-
-    Raises:
-        InputError: the config has a wrong size or dtype.
-    """
-
-    def __init__(self, family: Family, config: Config, where: str) -> None:
-        self.config, self._where = config, where
-        dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
-        if dtype not in tensors.TORCH_NAMES.values():
-            expected = ", ".join(tensors.TORCH_NAMES.values())
-            raise InputError(f"dtype in {where} is {dtype!r}; one of {expected} was expected")
-        sizes, patterns = family.sizes(config), family.patterns(config)
-        self.tensors = {
-            name: tensors.TensorInfo(pattern.shape(sizes), tensors.SAFETENSORS_NAMES[dtype])
-            for name, pattern in patterns.items()
-        }
-
-    def where(self, name: str | None = None) -> str:
-        """The name of the model in messages."""
-        return self._where
-
-    def read(self, name: str, *where: slice | None) -> NoReturn:
-        """Refuse, since there are no weights."""
-        raise InputError(
-            f"this recipe is planned with the numbers of {name}, but {self._where} has no weights; "
-            "plan it where they are"
-        )
-
-    def cuts(self, name: str) -> int:
-        """See ``Weights``."""
-        return tensors.ANYWHERE
-
-
-def example(family: Family, **switches: Any) -> Headers:
-    """Make a small example of a family: a minimal config with some switches.
-
-    In a family with experts, every layer has experts, and each token uses two of them.
-    """
-    config: dict[str, Any] = {"model_type": family.model_types[0]}
-    if family.experts:
-        config |= {**family.experts.config, family.experts.top_k: 2}
-    config |= switches
-    assert config["model_type"] in family.model_types
-    known = {key: value for key, value in family.defaults.items() if not callable(value)}
-    for key, entry in family.axes.items():
-        assumed = key in family.defaults
-        if key in family.derived or (callable(entry) and assumed):
-            continue
-        axes = entry(known | config) if callable(entry) else entry
-        if axes and (not assumed or EXAMPLE_SIZES.keys() >= {*axes}):
-            config[key] = sum(EXAMPLE_SIZES.get(axis, OTHER_SIZE) for axis in axes)
-    return Headers(family, config, f"an example of {family.name}")

@@ -16,9 +16,10 @@ from itertools import chain
 from growkit.algebra.splits import LEAST_SNR_DB, Shares
 from growkit.base.errors import InputError
 from growkit.base.options import Option, Value
-from growkit.base.tensors import Config, Weights
+from growkit.base.tensors import Config
 from growkit.families.description import MOST_SIZE, MultipleError
-from growkit.families.family import Family, stored_family
+from growkit.families.family import Family
+from growkit.families.model import Model
 from growkit.growth.expanding import BOUNDED, expand, place_copies
 from growkit.growth.vocabulary import NEW_TOKENS, UNTIE, VOCAB, plan_head, plan_tokens
 from growkit.planning.operation import Change, Operation, SizeOption
@@ -123,7 +124,7 @@ class CopyMethod(Operation):
                     factors[option.name] = f"x{option.factor(options[option.name], current)}"
         return factors
 
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``Operation``."""
         try:
             return self._plan(source, options, seed)
@@ -131,7 +132,7 @@ class CopyMethod(Operation):
             sizes = self._possible_sizes(source, options, seed)
             raise InputError(f"{error.problem}; {sizes}") from None
 
-    def _plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def _plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         shares = shares_of(options, seed)
         groups = options.get("groups", "auto")
         if groups == "auto" and not shares.parting:
@@ -150,7 +151,7 @@ class CopyMethod(Operation):
                 plans.append(plan)
                 source = Planned(source, plan)
         lost = [plan.lost for plan in plans if plan.lost]
-        family = stored_family(source)
+        family = source.family
         old = family.sizes(source.config)
         for axis in self.needs:
             if not old.get(axis):
@@ -174,9 +175,9 @@ class CopyMethod(Operation):
             raise InputError(f"nothing would grow; give at least one of {names} a factor like x2")
         return Change(plans, "exact", "; ".join(lost), settled)
 
-    def _possible_sizes(self, source: Weights, options: Mapping[str, str], seed: int) -> str:
+    def _possible_sizes(self, source: Model, options: Mapping[str, str], seed: int) -> str:
         """Suggest the nearest values of the first size that can be planned, with all others."""
-        family = stored_family(source)
+        family = source.family
         config, present = source.config, family.sizes(source.config)
         option = next(size for size in self.sizes if size.name in options)
         scaled = {option.name}

@@ -17,9 +17,10 @@ from typing import Any
 from growkit.algebra.expansion import IndexMap, index_map, placed
 from growkit.base.errors import InputError
 from growkit.base.options import Option
-from growkit.base.tensors import Config, Weights
+from growkit.base.tensors import Config
 from growkit.families.description import MOST_LAYERS, Member
-from growkit.families.family import Family, rearranged, stored_family
+from growkit.families.family import Family, rearranged
+from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Constant, Kept, Mapped, Transform
@@ -88,9 +89,9 @@ class Depth(Operation):
             layer.idle or lambda_init(layer.of) == lambda_init(place) for place, layer in order
         )
 
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
-        family = stored_family(source)
+        family = source.family
         unused = unused_tensors(source, family)
         even = options["blocks"] == "identity" and options.get("place", PLACES[0]) == PLACES[0]
         if even and family.numbered(family.complete(source.config)):
@@ -199,7 +200,7 @@ def _check(family: Family, complete: Config, order: Sequence[Layer], where: str)
 
 
 def _deeper(
-    family: Family, source: Weights, order: list[Layer], options: Mapping[str, str]
+    family: Family, source: Model, order: list[Layer], options: Mapping[str, str]
 ) -> tuple[Config, list[Layer], list[str]]:
     """Find the config of the target, and the nearest order of layers that it can have.
 
@@ -362,7 +363,7 @@ def _contradicted(
 
 def _fit_kinds(
     family: Family,
-    source: Weights,
+    source: Model,
     deeper: Config,
     order: list[Layer],
     lists: Lists,
@@ -464,7 +465,7 @@ def _filled(
 
 
 def _transforms(
-    family: Family, source: Weights, config: Config, order: Sequence[Layer]
+    family: Family, source: Model, config: Config, order: Sequence[Layer]
 ) -> dict[str, Transform]:
     """Make the transform of every tensor.
 

@@ -31,9 +31,10 @@ from growkit.algebra.expansion import NOTHING, Expansion, IndexMap
 from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
 from growkit.base.lazy import np
-from growkit.base.tensors import Config, Weights
+from growkit.base.tensors import Config
 from growkit.families.description import Member, Norm, Tensor
 from growkit.families.family import Family
+from growkit.families.model import Model
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Kept, Mapped, Rounded, Transform
 
@@ -42,7 +43,7 @@ BOUNDED = "--promise bounded"
 
 
 def expand(
-    source: Weights,
+    source: Model,
     family: Family,
     sizes: Mapping[str, int],
     expansions: Callable[[], Mapping[str, Expansion]],

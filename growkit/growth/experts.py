@@ -47,9 +47,10 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option, Value
 from growkit.base.settings import Settings
-from growkit.base.tensors import TORCH_NAMES, Config, Weights, main_dtype
+from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.families.description import MOST_EXPERTS, Experts, Member, value_at, with_value
-from growkit.families.family import Family, stored_family
+from growkit.families.family import Family
+from growkit.families.model import Model
 from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation, SizeOption
@@ -100,9 +101,9 @@ class MoreExperts(Operation):
     paper = "https://arxiv.org/abs/2604.19835"
     options: tuple[Option, ...] = (NUMBER, TOP_K, COPIES, USE, SYMMETRY, SNR_DB)
 
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
-        family = stored_family(source)
+        family = source.family
         made = _Copying(source, family, options, seed)
         unused = unused_tensors(source, family)
         orders = made.orders(options)
@@ -161,7 +162,7 @@ class _Copying:
     """
 
     def __init__(
-        self, source: Weights, family: Family, options: Mapping[str, str], seed: int
+        self, source: Model, family: Family, options: Mapping[str, str], seed: int
     ) -> None:
         experts = family.experts
         if why := family.fixed(family.complete(source.config)).get(EXPERTS):
@@ -360,7 +361,7 @@ WINDOWS = 64
 
 
 def _copies_by_use(
-    source: Weights, text: str, present: int, count: int, layers: int
+    source: Model, text: str, present: int, count: int, layers: int
 ) -> list[list[int]]:
     """Choose the number of copies of each expert, for every layer with experts.
 
@@ -449,7 +450,7 @@ def wanted_experts(size: str, present: int, layers: int, *, multiple: bool = Tru
     return experts
 
 
-def lost_in_ties(source: Weights, experts: Experts, what: str, parts: str) -> str:
+def lost_in_ties(source: Model, experts: Experts, what: str, parts: str) -> str:
     """The loss where a router may not choose copies together; empty if logits are hardly equal.
 
     Args:

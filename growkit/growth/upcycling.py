@@ -29,9 +29,10 @@ from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option
-from growkit.base.tensors import Config, TensorInfo, Weights, main_dtype
+from growkit.base.tensors import Config, TensorInfo, main_dtype
 from growkit.families.description import NEW, Experts, Member, Without
-from growkit.families.family import Family, families, stored_family
+from growkit.families.family import Family, families
+from growkit.families.model import Model
 from growkit.growth.experts import (
     EXPERTS,
     NUMBER,
@@ -75,9 +76,9 @@ class Upcycle(Operation):
         ),
     )
 
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
-        family = stored_family(source)
+        family = source.family
         target, experts, dense = _find_target(family, source)
         old, drop = family.sizes(source.config), options.get("drop")
         count, top_k, pieces = _numbers_of_experts(options, old["ffn"], old["layers"])
@@ -117,7 +118,7 @@ def _numbers_of_experts(options: Mapping[str, str], ffn: int, layers: int) -> tu
     return experts, top_k, pieces
 
 
-def _find_target(family: Family, source: Weights) -> tuple[Family, Experts, Without]:
+def _find_target(family: Family, source: Model) -> tuple[Family, Experts, Without]:
     """Find the family with experts into which models of a dense family are upcycled.
 
     Returns:
@@ -144,9 +145,7 @@ def _find_target(family: Family, source: Weights) -> tuple[Family, Experts, With
     )
 
 
-def config_with(
-    source: Weights, family: Family, target: Family, without: Without
-) -> dict[str, Any]:
+def config_with(source: Model, family: Family, target: Family, without: Without) -> dict[str, Any]:
     """Convert a config to that of a more general class, and write out the old class's defaults.
 
     Args:
@@ -189,7 +188,7 @@ class _Upcycling:
         seed: seed of random numbers.
     """
 
-    source: Weights
+    source: Model
     target: Family
     experts: Experts
     count: int

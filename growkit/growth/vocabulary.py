@@ -20,7 +20,7 @@ from growkit.base.lazy import Tensor, torch
 from growkit.base.options import Option
 from growkit.base.tensors import Weights
 from growkit.families.description import MOST_SIZE
-from growkit.families.family import stored_family
+from growkit.families.model import Model
 from growkit.planning.operation import SizeOption
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Kept, Mapped, Slices, Transform, row_maps
@@ -39,7 +39,7 @@ UNTIE = Option(
 )
 
 
-def plan_head(source: Weights, options: Mapping[str, str]) -> Plan | None:
+def plan_head(source: Model, options: Mapping[str, str]) -> Plan | None:
     """Plan a separate head; None if ``UNTIE`` is not set.
 
     Raises:
@@ -47,7 +47,7 @@ def plan_head(source: Weights, options: Mapping[str, str]) -> Plan | None:
     """
     if "untie" not in options:
         return None
-    family = stored_family(source)
+    family = source.family
     if not family.complete(source.config).get("tie_word_embeddings"):
         raise InputError(f"{source.where()} already has a separate head; leave out --untie")
     before = family.patterns(source.config)
@@ -68,7 +68,7 @@ def plan_head(source: Weights, options: Mapping[str, str]) -> Plan | None:
     return Plan.checked(source, family, config, made, unused=unused_tensors(source, family))
 
 
-def plan_tokens(source: Weights, options: Mapping[str, str]) -> Plan | None:
+def plan_tokens(source: Model, options: Mapping[str, str]) -> Plan | None:
     """Plan the rows of new tokens; None if ``VOCAB`` asks for none.
 
     Raises:
@@ -76,7 +76,7 @@ def plan_tokens(source: Weights, options: Mapping[str, str]) -> Plan | None:
     """
     if "vocab" not in options:
         return None
-    family = stored_family(source)
+    family = source.family
     sizes = family.sizes(source.config)
     old = sizes["vocab"]
     new = int(old * VOCAB.factor(options["vocab"], old))

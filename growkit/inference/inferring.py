@@ -20,7 +20,7 @@ import yaml
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError, foreign, reason
 from growkit.base.lazy import usual_torch
-from growkit.base.tensors import Config, Weights
+from growkit.base.tensors import Config
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import report_faults, temporary
 from growkit.engine.calls import Call
@@ -29,10 +29,11 @@ from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.metrics import error_of
 from growkit.engine.oracle import load_model, quiet
 from growkit.engine.strict import strict_float64
-from growkit.engine.user_family import temporary_family
+from growkit.engine.user_family import described_family
 from growkit.families.described import each_entry
 from growkit.families.description import MOST_LAYERS
 from growkit.families.family import described
+from growkit.families.model import Model
 from growkit.inference.classes import ModelClass
 from growkit.inference.proposing import Proposal, choices, number
 from growkit.inference.running import see
@@ -278,9 +279,9 @@ def _trial(
     axes = {*_axes(description), "untie"}
 
     def grown_error(method: str, options: Mapping[str, Any]) -> float:
-        with temporary_family(description), foreign(DOES_NOT_RUN, "choose other sizes"):
-            grown: Weights = source
-            for plan in change(GrowStep(method, options), source, 0).plans:
+        with foreign(DOES_NOT_RUN, "choose other sizes"):
+            grown: Model = source.with_family(described_family(description))
+            for plan in change(GrowStep(method, options), grown, 0).plans:
                 grown = Planned(grown, plan)
             if axis == "layers" and _alters(grown, ids[0]):
                 raise InputError(HANDS_ON)
@@ -327,19 +328,19 @@ def _sized(description: Mapping[str, Any]) -> set[str]:
     return {axis for text in description["sizes"].values() for axis in text.split(" + ")}
 
 
-def _logits(weights: Weights, ids: torch.Tensor) -> torch.Tensor:
+def _logits(model: Model, ids: torch.Tensor) -> torch.Tensor:
     with strict_float64(), quiet(), torch.no_grad():
-        model: Any = load_model(weights, torch.float64, CPU, "eager")
-        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+        loaded: Any = load_model(model, torch.float64, CPU, "eager")
+        logits: torch.Tensor = loaded(input_ids=ids, use_cache=False).logits
     return logits
 
 
-def _alters(weights: Weights, ids: torch.Tensor) -> bool:
+def _alters(model: Model, ids: torch.Tensor) -> bool:
     """Whether an idle layer hands on other values than it receives; see ``Forward.altering``."""
     with strict_float64(), suppress(InputError):  # the proof says which classes are no stacks
-        model = Layerwise(weights, torch.float64, CPU)
-        last_state(model.stages([Call(ids)]))
-        return bool(model.altering)
+        stack = Layerwise(model, torch.float64, CPU)
+        last_state(stack.stages([Call(ids)]))
+        return bool(stack.altering)
     return False
 
 

@@ -21,12 +21,13 @@ from growkit.algebra.update import Update
 from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.progress import Progress
-from growkit.base.tensors import ANYWHERE, Config, TensorInfo, Weights, cut, full
+from growkit.base.tensors import ANYWHERE, Config, TensorInfo, cut, full
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class, require_class
+from growkit.families.model import Model
 from growkit.optimizer.groups import UNTRAINABLE, Factors, Parameters, ParamGroup, class_updates
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
 from growkit.optimizer.state import MUON, ORDERS, STEP, State, TargetState, open_state
@@ -174,7 +175,7 @@ class GrownState(TargetState):
         self._lineage = lineage
         self._made = {}
         for kind in sorted({kind for each in state.kinds.values() for kind in each}):
-            stage: Weights = _StoredMoments(state, kind, before, lineage.source)
+            stage: Model = _StoredMoments(state, kind, before, lineage.source)
             for plan in lineage.plans:
                 stage = _grow_moments(plan, stage, ORDERS[kind])
             self._made[kind] = _for_class(stage, after.conversions)
@@ -331,13 +332,13 @@ def _traits(parameters: Parameters, name: str) -> tuple[object, object]:
     return (is_decayed, len(parameters.shapes[name]) > 1), is_decayed
 
 
-def _for_class(stage: Weights, conversions: Sequence[Conversion]) -> ClassWeights:
+def _for_class(stage: Model, conversions: Sequence[Conversion]) -> ClassWeights:
     """Convert moments to parameters of the class, if all tensors of a parameter have them."""
     complete = [each for each in conversions if stage.tensors.keys() >= set(each.sources)]
     return ClassWeights(stage, tuple(complete))
 
 
-def _grow_moments(plan: Plan, stage: Weights, order: int) -> Planned:
+def _grow_moments(plan: Plan, stage: Model, order: int) -> Planned:
     """Apply one step to one kind of moments, for targets whose sources all have them."""
     rules = []
     for rule in plan.rules:
@@ -355,20 +356,20 @@ def _moments_dtype(dtype: str) -> str:
     return "F32" if dtype == "F16" else dtype
 
 
-class _StoredMoments(Weights):
+class _StoredMoments(Model):
     """One kind of an optimizer's tensors, with the names and shapes of the model's files.
 
     Args:
         state: state of the optimizer.
         kind: the kind of tensors, e.g. ``exp_avg``.
         parameters: parameters of the model.
-        weights: the model's own tensors.
+        model: the model.
     """
 
-    def __init__(self, state: State, kind: str, parameters: Parameters, weights: Weights) -> None:
+    def __init__(self, state: State, kind: str, parameters: Parameters, model: Model) -> None:
         self._state, self._kind = state, kind
-        self.config = weights.config
-        self._unconverted = Unconverted(weights.tensors)
+        self.config = model.config
+        self._unconverted = Unconverted(model.tensors)
         numbers = state.numbers.tensors
         self._conversions: dict[str, Conversion] = {}
         self.tensors = {}
@@ -382,7 +383,7 @@ class _StoredMoments(Weights):
             dtype = _moments_dtype(numbers[f"{next(iter(each.shapes))}.{kind}"].dtype)
             for tensor in each.sources:
                 self._conversions[tensor] = each
-                self.tensors[tensor] = TensorInfo(weights.tensors[tensor].shape, dtype)
+                self.tensors[tensor] = TensorInfo(model.tensors[tensor].shape, dtype)
 
     def where(self, name: str | None = None) -> str:
         """See ``Weights``; the file or folder of the state."""
@@ -426,7 +427,7 @@ class _StoredMoments(Weights):
         return found.float() if found.dtype == torch.float16 else found
 
 
-class _InMemory(Weights):
+class _InMemory(Model):
     """Tensors in memory, in float64."""
 
     def __init__(self, contents: Mapping[str, Tensor], config: Config) -> None:
@@ -464,7 +465,7 @@ def grown_moments(
     for kind in MOMENTS:
         stored = StoredGradients(before)
         contents = {n: t for name, of in moments.items() for n, t in stored(name, of[kind].cpu())}
-        stage: Weights = _InMemory(contents, before.config)
+        stage: Model = _InMemory(contents, before.config)
         for plan in plans:
             stage = _grow_moments(plan, stage, ORDERS[kind])
         made = stage if lacks_class(after.config) else _for_class(stage, conversions)

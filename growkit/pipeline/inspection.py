@@ -22,16 +22,17 @@ from growkit.base.lazy import usual_torch
 from growkit.base.names import did_you_mean
 from growkit.base.options import Value
 from growkit.base.settings import Settings
-from growkit.base.tensors import Config, Weights
+from growkit.base.tensors import Config
 from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
-from growkit.engine.user_family import load_description, temporary_family
+from growkit.engine.user_family import load_description
 from growkit.families import diff_transformer as diff
 from growkit.families.described import TIED
-from growkit.families.family import Family, Headers, example, families, family_of, stored_family
+from growkit.families.family import Family, families, family_of
+from growkit.families.model import Headers, Model, example
 from growkit.inference import family_for
 from growkit.planning import layouts
 from growkit.planning.operation import PROMISES, Operation, SizeOption, operations
@@ -74,37 +75,35 @@ def inspect(
     """
     found = find(folder)
     given = load_description(family) if isinstance(family, str | Path) else family
-    described, inferred = family_for(found, given)
-    with temporary_family(described):
-        checkpoint = found.open()
-        stored = stored_family(checkpoint)
-        dropped, _ = unused_tensors(checkpoint, stored)
-        rest = checkpoint.dropped if isinstance(checkpoint, Inside) else {}
-        complete = stored.complete(checkpoint.config)
-        architectures = checkpoint.config.get("architectures") or None
-        used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
-        return Inspection(
-            folder=found.name,
-            family=stored.name,
-            model_class=str(architectures[0]) if isinstance(architectures, list) else None,
-            config_sizes={key: complete[key] for key in stored.axes_of(complete)},
-            sizes={
-                axis: size
-                for axis, size in stored.sizes(checkpoint.config).items()
-                if axis not in stored.constants
-            },
-            attention=_attention(checkpoint, stored),
-            parameters=tensors.total_parameters(used),
-            bytes=tensors.total_bytes(used),
-            dtype=tensors.TORCH_NAMES[tensors.main_dtype(used)],
-            quantised=checkpoint.quantised or None,
-            tied=bool(complete.get(TIED)),
-            tensors=len(used),
-            files=[file.name for file in checkpoint.files],
-            dropped=dropped | rest,
-            possible=[*_possibilities(checkpoint)],
-            inferred=inferred,
-        )
+    checkpoint = found.open(family_for(found, given))
+    stored = checkpoint.family
+    dropped, _ = unused_tensors(checkpoint, stored)
+    rest = checkpoint.dropped if isinstance(checkpoint, Inside) else {}
+    complete = stored.complete(checkpoint.config)
+    architectures = checkpoint.config.get("architectures") or None
+    used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
+    return Inspection(
+        folder=found.name,
+        family=stored.name,
+        model_class=str(architectures[0]) if isinstance(architectures, list) else None,
+        config_sizes={key: complete[key] for key in stored.axes_of(complete)},
+        sizes={
+            axis: size
+            for axis, size in stored.sizes(checkpoint.config).items()
+            if axis not in stored.constants
+        },
+        attention=_attention(checkpoint, stored),
+        parameters=tensors.total_parameters(used),
+        bytes=tensors.total_bytes(used),
+        dtype=tensors.TORCH_NAMES[tensors.main_dtype(used)],
+        quantised=checkpoint.quantised or None,
+        tied=bool(complete.get(TIED)),
+        tensors=len(used),
+        files=[file.name for file in checkpoint.files],
+        dropped=dropped | rest,
+        possible=[*_possibilities(checkpoint)],
+        inferred=stored.inferred,
+    )
 
 
 def _possible(verb: str, how: str, answer: Answer) -> Possible:
@@ -190,7 +189,7 @@ def abilities(family: Family, kind: str) -> Abilities:
     return Abilities(family=family.name, model_types=[kind], grow=grown, convert=converted)
 
 
-def _possibilities(model: Weights) -> Iterator[Possible]:
+def _possibilities(model: Model) -> Iterator[Possible]:
     """List the possible operations on one model: sizes with their best promise, and conversions."""
     model = _with_few_experts(model)
     for operation in operations("grow").values():
@@ -206,9 +205,9 @@ def _possibilities(model: Weights) -> Iterator[Possible]:
             yield _possible("convert", "--to", answer)
 
 
-def _with_few_experts(model: Weights) -> Weights:
+def _with_few_experts(model: Model) -> Model:
     """Reduce the experts of a model that has very many tensors; return any other as it is."""
-    family = family_of(model.config, model.where())
+    family = model.family
     sizes = family.sizes(model.config)
     if len(model.tensors) <= MOST_TENSORS or sizes.get("experts", 0) <= FEW_EXPERTS:
         return model
@@ -239,7 +238,7 @@ def _needed(operation: Operation) -> dict[str, Value]:
     return {each.name: each.example for each in operation.options if each.example is not None}
 
 
-def _growths(operation: Operation, model: Weights) -> Iterator[Answer]:
+def _growths(operation: Operation, model: Model) -> Iterator[Answer]:
     """Plan every size of a method, exact and rounded, up to the first exact factor."""
     sizes = [each for each in operation.options if isinstance(each, SizeOption)]
     rounding = any(each.name == "promise" for each in operation.options)
@@ -256,9 +255,7 @@ def _growths(operation: Operation, model: Weights) -> Iterator[Answer]:
                     yield bounded
 
 
-def _answer(
-    verb: str, operation: Operation, options: Mapping[str, Value], model: Weights
-) -> Answer:
+def _answer(verb: str, operation: Operation, options: Mapping[str, Value], model: Model) -> Answer:
     promise = becomes = why = None
     try:
         step = recipes.STEPS[verb](operation.name, options)
@@ -266,7 +263,8 @@ def _answer(
     except InputError as error:
         why = str(error)
     else:
-        promise, becomes = made.promise, family_of(made.plans[-1].config, model.where()).name
+        promise = made.promise
+        becomes = family_of(made.plans[-1].config, model.where(), model.described).name
     return Answer(
         operation=operation.name,
         options={name: str(value) for name, value in options.items()},
@@ -389,13 +387,11 @@ def plan(
     if isinstance(recipe, str | Path):
         recipe = recipes.load_recipe(recipes.recipe_file(Path(recipe)))
     found = find(recipe.source, weights=False)
-    family, inferred = family_for(found, recipe.family)
-    with temporary_family(family):
-        source, extra = found.headers(), Folder(found.folder).carried_bytes()
-        recipe = replace(recipe, source=found.name)
-        prepared = planner.plan_recipe(recipe, source)
-        described = planner.describe(recipe, source, prepared)
-        described["inferred"] = inferred
+    source = found.headers(family_for(found, recipe.family))
+    extra = Folder(found.folder).carried_bytes()
+    recipe = replace(recipe, source=found.name)
+    prepared = planner.plan_recipe(recipe, source)
+    described = planner.describe(recipe, source, prepared)
     target, exact = prepared.lineage.target, described.promise == "exact"
     stored = source.stored if isinstance(source, Dequantised) else source
     shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))
@@ -417,7 +413,7 @@ def plan(
 
 
 def estimate(
-    headers: tuple[Weights, Weights],
+    headers: tuple[Model, Model],
     output: Path,
     proof: Settings | None,
     extra: int,
@@ -454,7 +450,7 @@ def estimate(
     )
 
 
-def disk_needed(target: Weights, extra: int) -> int:
+def disk_needed(target: Model, extra: int) -> int:
     """Upper limit of an output's size in bytes.
 
     Args:
@@ -464,7 +460,7 @@ def disk_needed(target: Weights, extra: int) -> int:
     return tensors.total_bytes(target.tensors) + ENTRY * len(target.tensors) + extra + ROOM
 
 
-def _memory(source: Weights, target: Weights, proof: Settings | None) -> int:
+def _memory(source: Model, target: Model, proof: Settings | None) -> int:
     """Estimate the memory of a process that writes and proves a target, in bytes."""
     largest = max((info.bytes for info in source.tensors.values()), default=0)
     in_parts = all(target.cuts(name) for name in target.tensors)
@@ -476,7 +472,7 @@ def _memory(source: Weights, target: Weights, proof: Settings | None) -> int:
     return round(memory)
 
 
-def _largest_layer(target: Weights) -> int:
+def _largest_layer(target: Model) -> int:
     """Bytes that a proof holds: a layer in float64, or a tensor outside the layers as stored."""
     held: dict[str, int] = {}
     for name, info in target.tensors.items():

@@ -18,7 +18,6 @@ from growkit.base.lazy import usual_torch
 from growkit.base.options import options_of, takes
 from growkit.base.progress import Advance, Progress, Silent, shown
 from growkit.base.settings import Running, Settings, settings_of
-from growkit.base.tensors import Weights
 from growkit.base.units import given_date
 from growkit.checkpoint import publishing, writing
 from growkit.checkpoint.distributed_file import distributed_shards, write_list
@@ -27,8 +26,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import check_faults, report_faults
 from growkit.engine.prompts import read_text
 from growkit.engine.published import config_to_write
-from growkit.engine.user_family import load_description, temporary_family, unlisted_family
-from growkit.families.family import family_of
+from growkit.engine.user_family import load_description, unlisted_family
+from growkit.families.model import Model
 from growkit.inference import family_for
 from growkit.pipeline.inspection import disk_needed, estimate
 from growkit.planning.plan import Lineage
@@ -169,21 +168,17 @@ def run(
             "nothing but the proof is to be kept, and it is switched off; leave out --proof-only, "
             "or --no-verify (in Python verify=False, in a recipe verify: false)"
         )
-    family, inferred = family_for(find(recipe.source), recipe.family)
-    with temporary_family(family):
-        started = _Run(replace(recipe, family=family), reads, progress, dry_run, inferred)
-        return started.execute(overwrite, proof_only)
+    return _Run(recipe, reads, progress, dry_run).execute(overwrite, proof_only)
 
 
 class _Run:
     """The run of a recipe on its source: check, plan, write, prove and publish.
 
     Args:
-        recipe: the recipe; the family of its source is registered.
+        recipe: the recipe.
         reads: see ``run``.
         progress: see ``run``.
         dry_run: see ``run``.
-        inferred: how the family was inferred; None if it was not.
     """
 
     def __init__(
@@ -192,17 +187,17 @@ class _Run:
         reads: Sequence[str | Path],
         progress: Progress,
         dry_run: bool,
-        inferred: str | None,
     ) -> None:
         given_date()  # like all checks below, reports an error before anything that takes time
-        self.progress, self.dry_run, self.inferred = progress, dry_run, inferred
+        self.progress, self.dry_run = progress, dry_run
         self.output, self.found = recipe.output_path, find(recipe.source)
         self.inputs = replace(recipe, source=str(self.found.folder)).inputs(reads)
-        self.source = self.found.open()
+        family = family_for(self.found, recipe.family)
+        self.source = self.found.open(family)
         if self.found.by_address:
             base_model = recipe.base_model or self.found.base_model
             recipe = replace(recipe, source=self.found.name, base_model=base_model)
-        self.recipe = recipe
+        self.recipe = replace(recipe, family=family.description if family else None)
         self.other_files = [*recipe.texts, *reads]
 
     def execute(self, overwrite: bool, proof_only: bool) -> GrowResult:
@@ -246,7 +241,6 @@ class _Run:
         self.target = self.lineage.target
         self.recipe = replace(recipe, steps=self.prepared.steps)
         self.result = result = describe(self.recipe, source, self.prepared)
-        result["inferred"] = self.inferred
         if isinstance(source, Inside):
             result["dropped"] |= source.dropped
             result["warnings"].insert(0, source.note)
@@ -267,7 +261,7 @@ class _Run:
 
     def _tokenizer_class(self) -> str | None:
         """The class of tokenizer that the target's files must name; see ``class_to_name``."""
-        config = family_of(self.target.config, self.recipe.output).named(self.target.config)
+        config = self.target.family.named(self.target.config)
         if config["model_type"] == self.source.opened.json("config.json").get("model_type"):
             return None
         from growkit.proof.sidecars import SETTINGS, class_to_name  # imports torch
@@ -410,7 +404,7 @@ def _rename(found: Any, folder: Path, name: str) -> None:
 
 
 def _write_weights(
-    recipe: Recipe, target: Weights, folder: Path, advance: Advance, hashes: writing.Hashes
+    recipe: Recipe, target: Model, folder: Path, advance: Advance, hashes: writing.Hashes
 ) -> None:
     """Write every shard, and the index or list that names them."""
     shards_of = distributed_shards if recipe.format == "dcp" else writing.shards_of
@@ -421,16 +415,15 @@ def _write_weights(
         return
     from growkit.engine.class_weights import class_names  # imports torch
 
-    config = family_of(target.config, recipe.output).named(target.config)
+    config = target.family.named(target.config)
     names = {name: name for name in target.tensors} | class_names(target, dict(config))
     write_list(shards, folder, names)
 
 
 def _write_config(source: Checkpoint, lineage: Lineage, folder: Path) -> None:
     """Write the config, and the model's code if transformers has no class for it."""
-    planned = lineage.target.config
-    family = family_of(planned, str(folder))
-    written = config_to_write(lineage.source, planned, str(folder))
+    planned, family = lineage.target.config, lineage.target.family
+    written = config_to_write(lineage.source, planned, family)
     publishing.write_json(folder / "config.json", written)
     if family.write_code:
         family.write_code(folder)

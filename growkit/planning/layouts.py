@@ -19,11 +19,12 @@ from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
-from growkit.base.tensors import Config, Weights, main_dtype
+from growkit.base.tensors import Config, main_dtype
 from growkit.families.description import DiffForm, Member
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import LAMBDA, OF_SOME
-from growkit.families.family import Family, family_of, own_families, stored_family
+from growkit.families.family import Family, families, family_of
+from growkit.families.model import Model
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Transform, row_maps
 
@@ -61,7 +62,7 @@ LAMBDA_TOLERANCE = 1e-13
 
 def layout_names() -> dict[str, Family]:
     """The families that are DIFF Transformers, by name on the command line."""
-    return {name.replace("_", "-"): family for name, family in own_families("form").items()}
+    return {name.replace("_", "-"): family for name, family in families("form").items()}
 
 
 def is_differential(family: Family, config: Config) -> bool:
@@ -143,13 +144,13 @@ def _without(family: Family) -> list[str]:
     return [key for key in OF_SOME if key not in family.defaults]
 
 
-def read_layout(source: Weights) -> Plan:
+def read_layout(source: Model) -> Plan:
     """Read any layout into the DIFF Transformer's.
 
     Raises:
         InputError: see ``as_diff_transformer``; or the tensors do not fit the config.
     """
-    family = stored_family(source)
+    family = source.family
     unused = unused_tensors(source, family)
     config = as_diff_transformer(source.config, source.where())
     stored = {each.canonical: each for each in family.members(source.config)}
@@ -163,7 +164,7 @@ def read_layout(source: Weights) -> Plan:
     return Plan.checked(source, DIFF, config, made, unused=unused)
 
 
-def write_layout(source: Weights, family: Family) -> Plan:
+def write_layout(source: Model, family: Family) -> Plan:
     """Write a DIFF Transformer in another layout.
 
     Raises:
@@ -186,7 +187,7 @@ def write_layout(source: Weights, family: Family) -> Plan:
 
 
 def _written(
-    source: Weights, diff: Config, form: DiffForm, sizes: Mapping[str, int], member: Member
+    source: Model, diff: Config, form: DiffForm, sizes: Mapping[str, int], member: Member
 ) -> Transform:
     """The transform that makes one tensor of another layout.
 

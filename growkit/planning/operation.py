@@ -12,8 +12,9 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import members
 from growkit.base.names import did_you_mean, perhaps
 from growkit.base.options import Option, Value
-from growkit.base.tensors import Config, Weights
+from growkit.base.tensors import Config
 from growkit.families.family import Family, families
+from growkit.families.model import Model
 from growkit.planning.plan import Plan
 from growkit.results.operation import RankTried
 
@@ -130,7 +131,7 @@ class Operation(ABC):
         return options
 
     @abstractmethod
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """Plan the operation from headers (and from the few tensors on which a promise depends).
 
         Args:

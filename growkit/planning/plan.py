@@ -24,6 +24,7 @@ from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, Where
 from growkit.families.description import PREDICTING
 from growkit.families.family import Family
+from growkit.families.model import Model
 from growkit.planning.transforms import Kept, Mapped, Transform
 from growkit.results.proof import Spectrum
 
@@ -143,7 +144,7 @@ class Plan:
     @classmethod
     def checked(
         cls,
-        source: Weights,
+        source: Model,
         family: Family,
         config: Config,
         made: Mapping[str, Transform],
@@ -180,8 +181,8 @@ class Plan:
         return plan
 
 
-class Planned(Weights):
-    """The checkpoint that a plan makes from another one, computed when it is read.
+class Planned(Model):
+    """The model that a plan makes from another one, computed when it is read.
 
     It can be written, or be the source of the next plan, so that several steps take one pass over
     the files.
@@ -195,9 +196,9 @@ class Planned(Weights):
         InputError: (while reading) a tensor differs from one that it must equal.
     """
 
-    def __init__(self, source: Weights, plan: Plan, published: Config | None = None) -> None:
-        self.config, self.published = plan.config, published
-        self.plan = plan
+    def __init__(self, source: Weights, plan: Plan) -> None:
+        self.config, self.plan = plan.config, plan
+        self.described = source.described if isinstance(source, Model) else None
         self.tensors = {rule.target: rule.info for rule in plan.rules}
         self._source = source
 
@@ -261,7 +262,7 @@ class _Once(Weights):
 
     def __init__(self, source: Weights) -> None:
         self._source = source
-        self.config, self.tensors = source.config, source.tensors
+        self.tensors = source.tensors
         self._read: dict[str, Tensor] = {}
 
     def where(self, name: str | None = None) -> str:
@@ -275,7 +276,7 @@ class _Once(Weights):
         return tensors.cut(self._read[name], where)
 
 
-def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dict[str, str]]:
+def unused_tensors(source: Model, family: Family) -> tuple[dict[str, str], dict[str, str]]:
     """Compare the headers of a checkpoint with its family.
 
     Returns:
@@ -314,7 +315,7 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
 
 
 def _check_header(
-    source: Weights, family: Family, name: str, pattern: Pattern, expected: tuple[int, ...]
+    source: Model, family: Family, name: str, pattern: Pattern, expected: tuple[int, ...]
 ) -> None:
     info = source.tensors.get(name)
     if info is None:
@@ -342,7 +343,7 @@ def _check_header(
         )
 
 
-def _remedy(source: Weights, remedy: str) -> str:
+def _remedy(source: Model, remedy: str) -> str:
     """The remedy for tensors that do not fit, if that given is not the likely one."""
     if any(map(ADAPTED.search, source.tensors)):
         return "the model has an adapter, merge that into it first"
@@ -435,7 +436,7 @@ class Lineage:
         by_ties: whether only equal router logits do; see ``Change``.
     """
 
-    source: Weights
+    source: Model
     plans: Sequence[Plan]
     promise: str = "exact"
     lost: str = ""
@@ -443,15 +444,15 @@ class Lineage:
     by_ties: bool = field(default=False, kw_only=True)
 
     @cached_property
-    def stages(self) -> tuple[Weights, ...]:
+    def stages(self) -> tuple[Model, ...]:
         """The source, and the result of every step, computed when it is read."""
-        stages = [self.source]
+        stages: list[Model] = [self.source]
         for plan in self.plans:
             stages.append(Planned(stages[-1], plan))
         return tuple(stages)
 
     @property
-    def target(self) -> Weights:
+    def target(self) -> Model:
         """The result of the last step."""
         return self.stages[-1]
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from growkit.algebra.update import Update
 from growkit.base.errors import InputError
 from growkit.base.lazy import np
-from growkit.base.tensors import TensorInfo, Weights
+from growkit.base.tensors import TensorInfo
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import MANIFEST, read_manifest
 from growkit.families.description import BALANCING
-from growkit.families.family import known_family, stored_family
+from growkit.families.family import known_family
+from growkit.families.model import Model
 from growkit.planning.plan import Lineage, Plan
 from growkit.results.operation import UpdateGroup, Updates
 
@@ -36,7 +37,7 @@ class Law:
     why: tuple[str, ...]
 
 
-def other_loss(before: Weights, after: Weights) -> str:
+def other_loss(before: Model, after: Model) -> str:
     """Why the class returns another loss for the target, though its logits are the source's.
 
     A loss that balances experts takes its means over the routers of all layers
@@ -49,9 +50,9 @@ def other_loss(before: Weights, after: Weights) -> str:
     Returns:
         The reason, as a sentence; empty if there is none, or no family describes the target.
     """
-    if known_family(after.config.get("model_type")) is None:
+    if known_family(after.config.get("model_type"), after.described) is None:
         return ""
-    complete = stored_family(after).complete(after.config)
+    complete = after.family.complete(after.config)
     parts = [complete, *(part for part in complete.values() if isinstance(part, Mapping))]
     balanced = any(part[key] for part in parts for key in part if BALANCING.fullmatch(key))
     if not (balanced and complete.get("output_router_logits")):
@@ -65,8 +66,8 @@ def other_loss(before: Weights, after: Weights) -> str:
     )
 
 
-def _layers_with_experts(model: Weights) -> int:
-    members = stored_family(model).members(model.config)
+def _layers_with_experts(model: Model) -> int:
+    members = model.family.members(model.config)
     return len({each.layer for each in members if "experts" in each.tensor.pattern})
 
 

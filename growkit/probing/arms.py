@@ -18,7 +18,6 @@ from growkit.checkpoint.publishing import is_untouched
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import lacks_class, load_model, longest_context
 from growkit.engine.prompts import check_ids, documents, ids_of, load_tokenizer, read_text
-from growkit.engine.user_family import temporary_family
 from growkit.optimizer.groups import param_groups
 from growkit.pipeline.running import run
 from growkit.probing import training as harness
@@ -164,8 +163,7 @@ class Bench:
         arm, folder = new_arm(candidate.name, candidate), self.work.folder / candidate.folder
         line = self.work.find(grown=arm.key)
         if line is None:
-            with temporary_family(candidate.recipe.family):
-                self._grow(arm, candidate.recipe, folder, progress)
+            self._grow(arm, candidate.recipe, folder, progress)
             self.work.note({"grown": arm.key, **{name: arm.found[name] for name in NOTED}})
         else:
             arm.found |= {name: line[name] for name in NOTED}
@@ -256,10 +254,8 @@ class Bench:
     ) -> list[Look]:
         """Train an arm; stop early if a loss is not finite."""
         size, data, settings = self.settings.batch, self.data, self.settings
-        family = arm.candidate.recipe.family if arm.candidate else None
         assert arm.stored is not None
         with (
-            temporary_family(family),
             trainable(arm.found.name, self.device),
             harness.isolated(self.device, seed),
         ):

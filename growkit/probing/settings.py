@@ -13,8 +13,6 @@ from growkit.base.options import check_options, documented, option
 from growkit.base.settings import DEVICES
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.prompts import read_text
-from growkit.engine.user_family import temporary_family
-from growkit.families.family import stored_family
 from growkit.planning.operation import parse_size
 from growkit.recipe.recipe import Recipe, load_recipe, recipe_file, shipped_recipes
 from growkit.sources import Source
@@ -176,10 +174,8 @@ def _layers(found: Source) -> int:
     from growkit.inference import family_for
 
     try:
-        family, _ = family_for(found, None)
-        with temporary_family(family):
-            model = found.headers()
-            return stored_family(model).sizes(model.config)["layers"]
+        model = found.headers(family_for(found, None))
+        return model.family.sizes(model.config)["layers"]
     except InputError:
         return 1
 

@@ -20,13 +20,7 @@ from growkit.engine.published import other_names, unrolled
 from growkit.engine.user_family import shown_by_tensors
 from growkit.families.description import LISTS, PREDICTING, Experts
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.family import (
-    by_layer,
-    family_of,
-    first_index,
-    known_family,
-    own_families,
-)
+from growkit.families.family import Family, by_layer, families, first_index, known_family
 from growkit.families.keys import EXPERTS, GROUPS, SCALING, TOP_K
 from growkit.planning.plan import Lineage
 
@@ -44,7 +38,7 @@ SIZES = frozenset(
         # Names of tensors show these.
         *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"),
     }
-).union(*(each.size_keys - each.unseen_sizes - SHARED for each in own_families().values()))
+).union(*(each.size_keys - each.unseen_sizes - SHARED for each in families().values()))
 """Keys whose values may differ in a larger model of the same function: those of models without a
 description, and the size keys of all families."""
 
@@ -232,9 +226,11 @@ def _windows_in(config: Config) -> list[Any]:
     return [[*each] for each in zip(found, single, strict=False)]
 
 
-def _follow_experts(first: Config, second: Config) -> dict[str, Any]:
+def _follow_experts(
+    first: Config, second: Config, described: Family | None = None
+) -> dict[str, Any]:
     """The expected settings of routers if experts were copied, or made from a dense MLP."""
-    experts, keys = _experts_of(first)
+    experts, keys = _experts_of(first, described)
     if experts is None:
         return {}
     chosen = (experts.top_k, *experts.groups)
@@ -259,15 +255,13 @@ def routed(lineage: Lineage) -> set[str]:
     They explain every value if another function is meant, such as with another ``top_k``; otherwise
     each step leaves a value as it is or follows the number of experts.
     """
-    stages = [each.config for each in lineage.stages]
-    experts, _ = _experts_of(stages[-1])
-    if experts is None:
+    if (experts := lineage.target.family.experts) is None:
         return set()
     keys = {key for key in (experts.top_k, *experts.groups, experts.scaling) if key}
     if lineage.promise != "different":
-        complete = [family_of(each, "").complete(each) for each in stages]
+        complete = [each.family.complete(each.config) for each in lineage.stages]
         for before, after in pairwise(complete):
-            follow = _follow_experts(before, after)
+            follow = _follow_experts(before, after, lineage.source.described)
             keys -= {
                 key
                 for key in keys
@@ -276,9 +270,11 @@ def routed(lineage: Lineage) -> set[str]:
     return keys
 
 
-def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
+def _experts_of(
+    config: Config, described: Family | None = None
+) -> tuple[Experts | None, list[str]]:
     """The experts of a model's family, if any, and the names of the key for their number."""
-    family = known_family(config.get("model_type"))
+    family = known_family(config.get("model_type"), described)
     if family is None:  # names of keys say enough
         numbers = [key for key, value in config.items() if type(value) is int]
         groups = tuple(key for key in GROUPS if key in numbers)

@@ -35,7 +35,7 @@ from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
 from growkit.engine.published import config_to_write
 from growkit.engine.user_code import is_trusted, own_code
 from growkit.engine.user_family import unlisted_family
-from growkit.families.family import families, family_of, known_family
+from growkit.families.family import Family, families, known_family
 from growkit.optimizer.state import outputs
 from growkit.proof import config as configs
 from growkit.proof import sidecars
@@ -142,7 +142,8 @@ def compare_folders(
         lineage = origin.lineage
         last, routed = lineage.plans[-1], configs.routed(lineage)
         planned = last.config | last.own_config
-        found = compare_with_plan(source, target, planned, origin.recipe, routed)
+        family = lineage.target.family
+        found = compare_with_plan(source, target, planned, family, origin.recipe, routed)
     notes = []
     if isinstance(source, RoundedCheckpoint):
         notes.append(f"the target was compared with the source after rounding to {source.dtype}")
@@ -173,6 +174,7 @@ def compare_with_plan(
     source: Checkpoint,
     target: Checkpoint,
     planned: Config,
+    family: Family,
     recipe: Recipe | None = None,
     routed: Collection[str] = (),
 ) -> FolderDifferences:
@@ -182,11 +184,11 @@ def compare_with_plan(
         source: the source, from which the sidecars were copied.
         target: the written folder.
         planned: the config that the recipe plans.
+        family: its family.
         recipe: the recipe; None if it makes only weights.
         routed: keys that the steps of the recipe explain (``growkit.proof.config.routed``).
     """
-    family = family_of(planned, str(target.folder))
-    wanted = config_to_write(source, planned, str(target.folder))
+    wanted = config_to_write(source, planned, family)
     written = target.published or target.config
     code = growkits_code(wanted)
     carries = wanted.get("auto_map") and wanted["auto_map"] == source.config.get("auto_map")

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from growkit.algebra.expansion import NOTHING
 from growkit.base.limits import within, within_each
-from growkit.base.tensors import TORCH_NAMES, Weights, main_dtype, parts
+from growkit.base.tensors import TORCH_NAMES, main_dtype, parts
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import ClassWeights
 from growkit.engine.loader import loading
 from growkit.engine.metrics import error_of
 from growkit.engine.oracle import lacks_class
 from growkit.families.description import component_of
-from growkit.families.family import stored_family
+from growkit.families.model import Model
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Lineage, Places, traced
 from growkit.results.proof import Fault
@@ -84,7 +84,7 @@ def _stored(checkpoint: Checkpoint, name: str) -> Places | None:
     return Places(stored) if stored else None
 
 
-def tensor_fault(lineage: Lineage, target: Weights, name: str, layer: int | None) -> Fault:
+def tensor_fault(lineage: Lineage, target: Model, name: str, layer: int | None) -> Fault:
     """Compare a wrong tensor with the tensor that the recipe makes.
 
     Args:
@@ -94,7 +94,7 @@ def tensor_fault(lineage: Lineage, target: Weights, name: str, layer: int | None
         layer: index of the first layer that differs.
     """
     untied = {**target.config, "tie_word_embeddings": False}  # a tied model's head may be at fault
-    members = {each.name: each.tensor for each in stored_family(target).members(untied)}
+    members = {each.name: each.tensor for each in target.family.members(untied)}
     component = component_of(members[name]) if name in members else None
     found = Fault(layer=layer, component=component, tensor=name)
     rule = lineage.plans[-1].by_target.get(name)

@@ -15,7 +15,6 @@ from growkit.base.tensors import total_bytes
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.device import check_subnormal_numbers, choose_device, reproducible
 from growkit.engine.prompts import Prompts, make_prompts
-from growkit.engine.user_family import temporary_family
 from growkit.planning.plan import Lineage
 from growkit.proof.preflight import check_vocabularies
 from growkit.proof.weights import Origin, as_planned, origin_of
@@ -103,18 +102,16 @@ def open_pair(
     bar = progress.bytes("proving", total)
     with reproducible(device) as varying, bar as advance:
         origin = origin_of(before, after, recipe)
-        # The family of a recipe that does not fit must not decide what is compared.
-        with temporary_family(origin.family):
-            yield Pair(
-                stored=before,
-                before=as_planned(before, origin),
-                after=after,
-                origin=origin,
-                settings=settings,
-                device=device,
-                prompts=make_prompts(settings, before.folder, before.config),
-                advance=advance,
-                varying=varying,
-                optimizer=optimizer,
-                adapter=adapter,
-            )
+        yield Pair(
+            stored=before,
+            before=as_planned(before, origin),
+            after=after.with_family(origin.lineage.source.described),
+            origin=origin,
+            settings=settings,
+            device=device,
+            prompts=make_prompts(settings, before.folder, before.config),
+            advance=advance,
+            varying=varying,
+            optimizer=optimizer,
+            adapter=adapter,
+        )

@@ -9,11 +9,12 @@ from importlib.util import find_spec
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.base.settings import Settings, no_device
-from growkit.base.tensors import TensorInfo, Weights, total_parameters
+from growkit.base.tensors import TensorInfo, total_parameters
 from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import check_accepted
 from growkit.engine.prompts import check_tokenizer, make_prompts, read_text
+from growkit.families.model import Model
 
 BYTES = 32
 """Memory of a training per parameter: weight, gradient and two moments."""
@@ -44,7 +45,7 @@ def check_settings(settings: Settings, source: Checkpoint, *, adapter: bool = Fa
         check_tokenizer(source.opened, instead)
 
 
-def preflight(settings: Settings, source: Checkpoint, grown: Weights) -> None:
+def preflight(settings: Settings, source: Checkpoint, grown: Model) -> None:
     """Refuse everything that the proof would refuse, before anything is written.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.limits import rounded_sum
-from growkit.base.tensors import Weights, total_bytes
+from growkit.base.tensors import total_bytes
 from growkit.engine import metrics
 from growkit.engine.calls import Call, CallError, batches
 from growkit.engine.device import CPU, Product, has
@@ -21,6 +21,7 @@ from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.lending import Copies, copies_on
 from growkit.engine.metrics import Distance, Head, error_of
 from growkit.engine.strict import strict_float64
+from growkit.families.model import Model
 from growkit.proof.control import Controls, Coverage
 from growkit.proof.fingerprint import Question, question, widest
 from growkit.proof.localisation import copied_states, copies_of, hidden_copies
@@ -164,7 +165,7 @@ class SideBySide:
         self,
         ids: Tensor,
         device: torch.device,
-        weights: Sequence[Weights] = (),
+        weights: Sequence[Model] = (),
         only: str = "",
         depths: Sequence[int] = (),
     ) -> tuple[Comparison, Controls]:
@@ -316,7 +317,7 @@ def _open(
     dtype: torch.dtype,
     device: torch.device,
     copies: Sequence[Copies | None] = (),
-    weights: Sequence[Weights] = (),
+    weights: Sequence[Model] = (),
     depths: Sequence[int] = (),
 ) -> Models:
     """Open both models, or two with the same vocabularies in their place; see ``LayeredModel``."""

@@ -9,24 +9,25 @@ writes contain the results of searches.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from growkit.algebra.splits import widened
 from growkit.base.errors import InputError, plain, reason
-from growkit.base.tensors import TensorInfo, Weights, parts, total_bytes, total_parameters
+from growkit.base.tensors import TensorInfo, parts, total_bytes, total_parameters
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
 from growkit.engine.loader import loading
-from growkit.engine.user_family import temporary_family, unlisted_family
+from growkit.engine.user_family import described_family, unlisted_family
+from growkit.families.model import Model
 from growkit.growth.copying import GROUPS
 from growkit.planning.operation import SizeOption
 from growkit.planning.plan import Lineage, LostError, Plan, Rule
@@ -52,13 +53,11 @@ class Origin(NamedTuple):
         lineage: lineage of the target; without plans, and so exact, if the origin is unknown.
         unknown: the reason why the origin is unknown; None if it is known.
         recipe: the recipe in the target's manifest.
-        family: description of the target's family; None for one of growkit's families.
     """
 
     lineage: Lineage
     unknown: str | None = None
     recipe: Recipe | None = None
-    family: Mapping[str, Any] | None = None
 
 
 def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> Origin:
@@ -73,17 +72,16 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
     if recipe is None:
         return Origin(nothing, "no manifest records how the target was made")
     unfit = "the recipe in the target's manifest does not fit this source"
-    family = unlisted_family(recipe.family)
     try:
-        with temporary_family(family):
-            steps = tuple(_without_search(step) for step in recipe.steps)
-            _check_sizes(steps, after)
-            lineage = plan_recipe(replace(recipe, steps=steps), before).lineage
+        described = before.with_family(described_family(unlisted_family(recipe.family)))
+        steps = tuple(_without_search(step) for step in recipe.steps)
+        _check_sizes(steps, after)
+        lineage = plan_recipe(replace(recipe, steps=steps), described).lineage
     except InputError as error:
         return Origin(nothing, f"{unfit} ({error})", recipe)
     except Exception as error:  # untrusted values may raise anything
         return Origin(nothing, f"{unfit} ({type(error).__name__}: {plain(reason(error))})", recipe)
-    return Origin(lineage, None, recipe, family)
+    return Origin(lineage, None, recipe)
 
 
 def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> None:
@@ -126,6 +124,7 @@ def _explains(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> b
 def as_planned(before: Checkpoint, origin: Origin) -> Checkpoint:
     """The source to compare with the target: rounded if the recipe rounds it."""
     planned = origin.lineage.source
+    before = before.with_family(planned.described)
     narrower = planned.rounded if isinstance(planned, Widened) else None
     return RoundedCheckpoint(before, narrower) if narrower else before
 
@@ -235,7 +234,7 @@ class Recovered:
         return finding
 
 
-def compare_weights(origin: Origin, target: Weights) -> Recovered:
+def compare_weights(origin: Origin, target: Model) -> Recovered:
     """Compare every written tensor with its rule.
 
     Args:
@@ -263,7 +262,7 @@ def compare_weights(origin: Origin, target: Weights) -> Recovered:
 
 
 def _first_refused(
-    lineage: Lineage, index: int, target: Weights, spectra: list[Spectrum], unchecked: list[str]
+    lineage: Lineage, index: int, target: Model, spectra: list[Spectrum], unchecked: list[str]
 ) -> str | None:
     """Find the first tensor that a check of a plan refuses.
 
@@ -311,7 +310,7 @@ def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:
 
 
 def _recovered(
-    target: Weights, names: Sequence[str], info: TensorInfo, later: Lineage
+    target: Model, names: Sequence[str], info: TensorInfo, later: Lineage
 ) -> Tensor | None:
     """Recover a tensor from all these written tensors; None if they do not agree."""
     found: Tensor | None = None
@@ -326,7 +325,7 @@ def _recovered(
     return found
 
 
-def _first_lost(lineage: Lineage, target: Weights) -> str | None:
+def _first_lost(lineage: Lineage, target: Model) -> str | None:
     """Find the first tensor that does not follow its rule, is unexpected, or is not recovered."""
     last = lineage.plans[-1]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
@@ -343,7 +342,7 @@ def _first_lost(lineage: Lineage, target: Weights) -> str | None:
     return min((target.tensors.keys() - last.by_target.keys()) | (wanted - recovered), default=None)
 
 
-def _sound(lineage: Lineage, target: Weights, rule: Rule) -> bool:
+def _sound(lineage: Lineage, target: Model, rule: Rule) -> bool:
     """Whether the written tensor follows its rule."""
     name, source = rule.target, lineage.source
     if target.tensors.get(name) != rule.info:

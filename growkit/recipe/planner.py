@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from growkit.base import tensors
-from growkit.base.tensors import TORCH_NAMES, Config, Weights
+from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.reading import Widened, rounded
 from growkit.engine.oracle import write_defaults_out
 from growkit.engine.published import config_to_write
 from growkit.families.description import EAGER_EXPERTS
-from growkit.families.family import family_of, stored_family
+from growkit.families.model import Model
 from growkit.planning.layouts import read_layout
 from growkit.planning.operation import PROMISES, Change, complete
 from growkit.planning.plan import Lineage, Plan, Planned
@@ -49,14 +49,14 @@ ROW_OF_EXPERTS = 16
 """Grouped products need rows of a multiple of this many bytes."""
 
 
-def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
+def plan_recipe(recipe: Recipe, source: Model) -> Prepared:
     """Plan all steps, from headers alone (and the few numbers that decide on a promise).
 
     Raises:
         InputError: a step cannot be taken.
     """
     wide = source if recipe.dtype is None else Widened(source, recipe.dtype)
-    grown: Weights = wide
+    grown: Model = wide
     plans: list[Plan] = []
     steps: list[Step] = []
     changes: list[Change] = []
@@ -66,10 +66,9 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
         steps.append(type(step)(step.name, {**step.options, **taken.settled}))
         for each in taken.plans:
             plans.append(each)
-            published = None
-            if grown.published and step is not recipe.steps[-1]:
-                published = config_to_write(grown, each.config, recipe.output)
-            grown = Planned(grown, each, published)
+            before, grown = grown, Planned(grown, each)
+            if before.published and step is not recipe.steps[-1]:
+                grown.published = config_to_write(before, grown.config, grown.family)
     warnings = [warning for each in changes for warning in each.warnings]
     if narrower := rounded(source, recipe.dtype):
         warnings.insert(
@@ -101,16 +100,16 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
     )
 
 
-def _with_defaults(source: Weights, plan: Plan) -> Plan:
+def _with_defaults(source: Model, plan: Plan) -> Plan:
     """Write the defaults of the source's class into the config of a plan for another class."""
-    config = write_defaults_out(source.config, plan.config, source.where())
+    config = write_defaults_out(source, Planned(source, plan))
     own = {key: value for key, value in plan.config.items() if key in config}
     return replace(plan, config=config, own_config=own)
 
 
-def _ragged_experts(grown: Weights) -> str:
+def _ragged_experts(grown: Model) -> str:
     """Warn of experts that transformers' grouped products refuse; empty if there are none."""
-    family = stored_family(grown)
+    family = grown.family
     for each in family.members(grown.config) if family.experts else ():
         first, *others = each.pattern.dimensions
         info = grown.tensors[each.name]
@@ -126,7 +125,7 @@ def _ragged_experts(grown: Weights) -> str:
     return ""
 
 
-def change(step: Step, source: Weights, seed: int, *, complete_configs: bool = True) -> Change:
+def change(step: Step, source: Model, seed: int, *, complete_configs: bool = True) -> Change:
     """Plan one step.
 
     If the source's family cannot hold the outcome, the source is first turned into a DIFF
@@ -142,7 +141,7 @@ def change(step: Step, source: Weights, seed: int, *, complete_configs: bool = T
     Raises:
         InputError: the step is not possible.
     """
-    family = stored_family(source)
+    family = source.family
     options = complete(step.operation, step.options)
     before: list[Plan] = []
     if not step.operation.expresses(family, source.config, options):
@@ -157,11 +156,11 @@ def change(step: Step, source: Weights, seed: int, *, complete_configs: bool = T
     return replace(taken, plans=[*before, *after])
 
 
-def describe(recipe: Recipe, source: Weights, prepared: Prepared) -> GrowResult:
+def describe(recipe: Recipe, source: Model, prepared: Prepared) -> GrowResult:
     """Make the part of the result that the plan determines."""
     lineage = prepared.lineage
     grown, plans = lineage.target, lineage.plans
-    family = family_of(grown.config, recipe.output)
+    family = grown.family
     return GrowResult(
         source=recipe.source,
         output=recipe.output,
@@ -181,9 +180,10 @@ def describe(recipe: Recipe, source: Weights, prepared: Prepared) -> GrowResult:
         dropped={name: why for plan in plans for name, why in plan.dropped.items()},
         config=config_changes(
             source.published or source.config,
-            config_to_write(lineage.source, grown.config, recipe.output),
+            config_to_write(lineage.source, grown.config, family),
         ),
         ranks=list(prepared.ranks),
+        inferred=source.described.inferred if source.described else None,
         warnings=list(prepared.warnings),
     )
 
@@ -201,7 +201,7 @@ def config_changes(before: Config, after: Config) -> list[ConfigChange]:
     ]
 
 
-def planned_tensors(source: Weights, lineage: Lineage) -> list[PlannedTensor]:
+def planned_tensors(source: Model, lineage: Lineage) -> list[PlannedTensor]:
     """List every tensor of the output, traced back through all steps to the source's files."""
     lines = []
     for rule in lineage.plans[-1].rules:
