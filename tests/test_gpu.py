@@ -94,7 +94,8 @@ def test_a_proof_on_a_device(tmp_path: Path, request: pytest.FixtureRequest) -> 
     wrong = found.pop("wrong")
     for dtype, kept, doubted in found.pop("sums"):
         assert doubted == ("float16" in kept), (dtype, kept)
-    assert len(found) == 8
+    spoiled = [name.partition(",")[0] for name in found if name.endswith("spoiled")]
+    assert (len(found), len(spoiled)) == ((8, 2) if count == "0" else (5, 1))
     for name, each in found.items():
         assert each["kept"] == name.endswith("sound"), name
         kernels = {mode["name"]: mode for mode in each["modes"] if ATTENTION in mode["name"]}
@@ -103,7 +104,7 @@ def test_a_proof_on_a_device(tmp_path: Path, request: pytest.FixtureRequest) -> 
         if name.endswith("sound"):
             assert each["device"] == "strict float64 ran on pretended"
             assert None not in each["losses"]
-    for name in ("llama", "grouped"):
+    for name in spoiled:
         on_gpu, elsewhere = found[f"{name}, sound"]["products"]
         assert on_gpu > 100
         assert elsewhere == 0

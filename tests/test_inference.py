@@ -649,8 +649,9 @@ def test_growkits_families_are_not_described(tmp_path: Path) -> None:
 
 def test_layers_whose_tensors_stand_in_other_lists(tmp_path: Path) -> None:
     """Inkling 2 stores queries of its layers apart, and pads rows of its head in files."""
-    sizes = {"vocab_size": 64, "unpadded_vocab_size": 61, "num_hidden_layers": 14}
-    config = config_of("inkling2_text", **sizes)
+    sizes = {"vocab_size": 64, "unpadded_vocab_size": 61, "n_layers_per_attn_res_block": 2}
+    kinds = [*2 * ["hybrid_sliding", "hybrid"], "hybrid"]
+    config = config_of("inkling2_text", **sizes, num_hidden_layers=5, layer_types=kinds)
     source, out = save_random(tmp_path / "source", config), tmp_path / "out"
     growkit.grow(source, out, ffn="x2", verify=False)
     assert relative_error(source, out) < 1e-12

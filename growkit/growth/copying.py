@@ -6,7 +6,7 @@ from the embedding (``vocabulary``).
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -116,11 +116,12 @@ class CopyMethod(Operation):
     ) -> Mapping[str, str]:
         """See ``Operation``; turns sizes into factors where it can."""
         factors = dict(options)
+        complete, present = family.solved(config)
         for option in self.sizes:
-            axes = _axes(family, config, option)
+            axes = _axes(family, present, option)
             if option.name in options and axes:
                 with suppress(InputError):
-                    current = _current_size(family, config, option, axes)
+                    current = _current_size(family, complete, present, option, axes)
                     factors[option.name] = f"x{option.factor(options[option.name], current)}"
         return factors
 
@@ -177,34 +178,42 @@ class CopyMethod(Operation):
 
     def _possible_sizes(self, source: Model, options: Mapping[str, str], seed: int) -> str:
         """Suggest the nearest values of the first size that can be planned, with all others."""
-        family = source.family
-        config, present = source.config, family.sizes(source.config)
+        family, config = source.family, source.config
+        complete, present = family.solved(config)
         option = next(size for size in self.sizes if size.name in options)
         scaled = {option.name}
         for size in self.sizes:
             scaled |= {size.name} if size.follows in scaled and size.name not in options else set()
-        axes = (_axes(family, config, size) for size in self.sizes if size.name in scaled)
-        current = _current_size(family, config, option, _axes(family, config, option))
+        axes = (_axes(family, present, size) for size in self.sizes if size.name in scaled)
+        own = _axes(family, present, option)
+        current = _current_size(family, complete, present, option, own)
         wanted = int(current * option.factor(options[option.name], current))
         unit = current // math.gcd(current, *(present[axis] for axis in chain(*axes)))
         unchecked = replace(family, check=lambda config: None)  # a check may build models
 
-        def nearest(sizes: range, exact: bool) -> Iterator[int]:
+        asked = "bounded" if options.get("promise") == "bounded" else "exact"
+        promises = {asked, "bounded"}
+
+        def nearest(sizes: range) -> dict[str, int]:
+            planned: dict[str, int] = {}
             for size in sizes[:SIZES_TRIED]:
                 trial = {**options, option.name: str(size)}
-                trial["promise"] = "exact" if exact else "bounded"
                 with suppress(InputError):
                     grown = self.grown(family, config, trial)
-                    if unchecked.expresses(config, {**present, **grown}):
-                        self._plan(source, trial, seed)
-                        yield size
-                        return
+                    if not unchecked.expresses(config, {**present, **grown}):
+                        continue
+                    for promise in promises - planned.keys():
+                        with suppress(InputError):
+                            self._plan(source, {**trial, "promise": promise}, seed)
+                            planned[promise] = size
+                if planned.keys() == promises:
+                    break
+            return planned
 
-        below = range((wanted - 1) // unit * unit, current, -unit)
-        above = range((wanted // unit + 1) * unit, MOST_SIZE, unit)
-        exact = options.get("promise") != "bounded"
-        as_asked = [*nearest(below, exact), *nearest(above, exact)]
-        rounded = [*nearest(below, False), *nearest(above, False)] if exact else []
+        below = nearest(range((wanted - 1) // unit * unit, current, -unit))
+        above = nearest(range((wanted // unit + 1) * unit, MOST_SIZE, unit))
+        as_asked = [near[asked] for near in (below, above) if asked in near]
+        rounded = [near["bounded"] for near in (below, above) if "bounded" in near]
         choices = [f"{option.name} {size}" for size in as_asked]
         choices += [
             f"{option.name} {size} with {BOUNDED}" for size in rounded if size not in as_asked
@@ -219,18 +228,19 @@ class CopyMethod(Operation):
         Raises:
             InputError: a size is impossible.
         """
-        present = family.sizes(config)
+        complete, present = family.solved(config)
         ratios: dict[str, Fraction] = {}
         grown: dict[str, int] = {}
         for option in self.sizes:
-            axes = _axes(family, config, option)
+            axes = _axes(family, present, option)
             size = options.get(option.name)
             ratio = ratios[option.follows] if option.follows else Fraction(1)
             if size is not None:
                 if not axes:
                     raise InputError(f"{family.one} has no {option.name} to grow")
                 named = {axis: present[axis] for axis in axes if axis in option.axes}
-                ratio = option.factor(size, _current_size(family, config, option, axes), named)
+                current = _current_size(family, complete, present, option, axes)
+                ratio = option.factor(size, current, named)
             # A size that follows another one stays if it would not be a whole number.
             sizes = {axis: present[axis] * ratio for axis in axes}
             whole = {axis: int(new) for axis, new in sizes.items() if new.denominator == 1}
@@ -239,19 +249,24 @@ class CopyMethod(Operation):
         return grown
 
 
-def _axes(family: Family, config: Config, option: SizeOption) -> list[str]:
+def _axes(family: Family, sizes: Mapping[str, int], option: SizeOption) -> list[str]:
     """The axes of a model that an option grows: those that it names, and those of their kind."""
-    return [axis for axis in family.sizes(config) if family.kinds.get(axis, axis) in option.axes]
+    return [axis for axis in sizes if family.kinds.get(axis, axis) in option.axes]
 
 
-def _current_size(family: Family, config: Config, option: SizeOption, axes: list[str]) -> int:
+def _current_size(
+    family: Family,
+    complete: Config,
+    sizes: Mapping[str, int],
+    option: SizeOption,
+    axes: list[str],
+) -> int:
     """The current size in units of the config: DiffLlama counts signal and noise heads together.
 
     If an option's axes have different sizes, such as two widths of experts, those that the option
     names count.
     """
     axes = [axis for axis in axes if axis in option.axes] or axes[:1]
-    complete, sizes = family.complete(config), family.sizes(config)
     for key, parts in family.axes_of(complete).items():
         if set(parts) == set(axes):
             return int(complete[key])

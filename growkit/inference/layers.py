@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from itertools import chain, combinations, permutations
+from operator import and_
 from typing import Any
 
 from growkit.base.errors import InputError
@@ -140,21 +142,22 @@ class Conditions:
         for count in range(1, MOST + 1):
             for some, form in ((mine, "{}"), (rest, "not ({})")):
                 possible = chain(self._entries(known, some), self._parts())
-                restricted = ((text, [its[at] for at in known]) for text, its in possible)
-                parts = (
-                    (text, its)
-                    for text, its in restricted
-                    if all(few <= many for few, many in zip(some, its, strict=True))
-                )
+                bits = ((text, self._bits(its[at] for at in known)) for text, its in possible)
+                wanted = self._bits(some)
+                parts = ((text, its) for text, its in bits if its & wanted == wanted)
                 # ``combinations`` would evaluate all parts first.
                 every_choice = (
                     ((part,) for part in parts) if count == 1 else combinations(parts, count)
                 )
                 for chosen in every_choice:
-                    every_its = zip(*(its for _, its in chosen), strict=True)
-                    if [frozenset.intersection(*each) for each in every_its] == [*some]:
+                    if reduce(and_, (its for _, its in chosen)) == wanted:
                         return form.format(" and ".join(text for text, _ in chosen))
         return ""
+
+    def _bits(self, layers: Iterable[Layers]) -> int:
+        """A number with one bit for each layer of each model: intersecting numbers is quick."""
+        width = max(len(model.kinds) for model in self._models)
+        return sum(1 << (at * width + layer) for at, some in enumerate(layers) for layer in some)
 
     def _like(self, model: Asked, template: str, layers: Layers) -> Layers | None:
         """The layers of a model in which a tensor is as in some layers of the small model.
