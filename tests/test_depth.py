@@ -347,6 +347,16 @@ def test_keys_that_list_layers_follow_them(key: str, before: Any, after: Any) ->
     assert rearranged(key, before, [0, 0, 1, 1, 2, 3, 3], 4) == after
 
 
+@pytest.mark.parametrize("layers", ["x2", "x1.5"])
+def test_a_list_that_is_null_stays_null(layers: str, tmp_path: Path) -> None:
+    """LFM2's class reads the places of attention only where ``layer_types`` is null."""
+    source = architectures.save("lfm2", tmp_path / "source", alternating=True)
+    out = tmp_path / "out"
+    assert growkit.grow(source, out, method="depth", layers=layers, verify=FEW)["kept"]
+    assert json.loads((out / "config.json").read_text())["full_attn_idxs"] is None
+    assert relative_error(source, out) < 1e-12
+
+
 DENSE_FIRST = {"first_k_dense_replace": 2}
 EVERY_SECOND = {"decoder_sparse_step": 2, "mlp_only_layers": [1]}
 ONE_BY_ONE = {"decoder_sparse_step": 1, "mlp_only_layers": [0, 1, 2]}

@@ -268,6 +268,8 @@ def _derived(family: Family, config: Config, deeper: Config) -> tuple[Lists, Lis
     complete, count = family.complete(config), family.sizes(config)["layers"]
     more = family.sizes(deeper)["layers"]
     here, there = family.derived_lists(config), family.derived_lists(deeper)
+    if family.class_lists:  # LFM2 lists attention in one key or another: null here, if in the other
+        here = {key: here[key] for key in here.keys() & family.class_lists(config).keys()}
     kept = {key: said for key, said in config.items() if deeper.get(key) == said}
     lists, derived = {}, {}
     for key in sorted(family.lists | here.keys()):
