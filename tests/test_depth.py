@@ -352,7 +352,8 @@ def test_a_list_that_is_null_stays_null(layers: str, tmp_path: Path) -> None:
     """LFM2's class reads the places of attention only where ``layer_types`` is null."""
     source = architectures.save("lfm2", tmp_path / "source", alternating=True)
     out = tmp_path / "out"
-    assert growkit.grow(source, out, method="depth", layers=layers, verify=FEW)["kept"]
+    few = growkit.Settings(**FEW)
+    assert growkit.grow(source, out, method="depth", layers=layers, verify=few)["kept"]
     assert json.loads((out / "config.json").read_text())["full_attn_idxs"] is None
     assert relative_error(source, out) < 1e-12
 
