@@ -6,7 +6,7 @@ wrong shard, conversion or folder before the first training step.
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,10 @@ from growkit.results.proof import Fingerprint
 
 __all__ = [
     "AssertPreserved",
-    "GammaRamp",
     "assert_preserved",
     "hidden_matrices",
     "keep_stored",
     "param_groups",
-    "rewarming",
 ]
 
 OTHER = "give the folder that it was loaded from"
@@ -259,77 +257,3 @@ def _computed_in(parameters: Sequence[nn.Parameter], logits: Tensor) -> str:
     if logits.device.type != "cpu" and any("tf32" in each.fp32_precision for each in matmuls):
         seen.add("float16")  # TF32 has as many digits
     return max(seen or {"float32"}, key=lambda name: torch.finfo(getattr(torch, name)).eps)
-
-
-# Schedules
-
-
-class GammaRamp(TrainerCallback):
-    """Ramps the gates of a gated DINT from their values to 1, for ``Trainer(callbacks=[...])``.
-
-    γ = g · λ (``growkit.conversions.dint``): at g = 0 the model is DIFF, at g = 1 it is the DINT of
-    arXiv 2501.17486. Without a ramp the gates are trained. With a ramp they are set before each
-    step, linearly, and are trained only after the ramp. A resumed run continues its ramp.
-
-    Args:
-        steps: optimizer steps from the first gates to 1, at least 1.
-
-    Raises:
-        InputError: there are too few steps, or (when training begins) the model has no gates.
-    """
-
-    def __init__(self, steps: int) -> None:
-        if steps < 1:
-            raise InputError(f"a ramp of {steps} steps is not possible; give at least 1")
-        self.steps, self._begun = steps, 0
-        self._gates: list[tuple[torch.nn.Parameter, float]] = []
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Find the gates."""
-        self._begun = max(0, state.global_step - 1)  # the step that set the gates of a resumed run
-        parameters = kwargs["model"].named_parameters()
-        gates = [gate for name, gate in parameters if name.endswith("self_attn.gamma_gate")]
-        self._gates = [(gate, float(gate.detach())) for gate in gates]
-        if not self._gates:
-            raise InputError("the model has no gate to ramp; convert it to dint, gated, first")
-
-    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Set the gates for this step."""
-        step, begun = state.global_step, self._begun
-        for gate, start in self._gates:
-            gate.requires_grad_(step >= self.steps)
-            if step <= self.steps:
-                with torch.no_grad():
-                    gate.fill_(start + (step - begun) / (self.steps - begun) * (1 - start))
-
-
-def rewarming(
-    steps: int, *, start: float = 0.0, then: Callable[[int], float] | None = None
-) -> Callable[[int], float]:
-    """Make a factor for ``torch.optim.lr_scheduler.LambdaLR`` that re-warms the learning rate.
-
-    If moments restart at zero while the optimizer keeps its step count, Adam does not correct their
-    bias: the first update is (1 - β1) / √(1 - β2) times as long as it would be, 3.2 times with 0.9
-    and 0.999. A low rate keeps these updates small until the moments have been estimated.
-
-    Args:
-        steps: number of steps of the linear ramp; the last one has the full rate.
-        start: share of the rate at the beginning of the ramp, before the first step.
-        then: factor of the schedule that continues, by step; it always applies. None for 1.
-
-    Returns:
-        The factor of a step, counted from 0.
-
-    Raises:
-        InputError: there are too few steps, or the rate would begin below 0 or above 1.
-    """
-    if steps < 1:
-        raise InputError(f"re-warming for {steps} steps is not possible; give at least 1")
-    if not 0 <= start <= 1:
-        raise InputError(f"re-warming cannot begin at {start:g} of the rate; give 0 to 1")
-
-    def factor(step: int) -> float:
-        warm = start + (1 - start) * min(1.0, (step + 1) / steps)
-        return warm * (then(step) if then else 1.0)
-
-    return factor

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, TrainerControl, TrainerState
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import read_json
 from growkit.engine.strict import strict_float64
-from growkit.training import GammaRamp
 from tests.conftest import (
     edit_config,
     edit_json,
@@ -223,39 +222,6 @@ def test_updates_of_heads_that_differ_in_less_than_the_rank_can_train(
         if name.endswith(("down.weight", "up.weight")):
             assert parameter.any(1).all(), name
             assert parameter.grad.any(1).all(), name
-
-
-def test_the_gate_is_ramped(tmp_path: Path) -> None:
-    """From where it is to 1 in a straight line; then it learns."""
-    source = diff_source(tmp_path / "source", 1)
-    convert(source, tmp_path / "gated", "dint")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "gated")
-    ramp, state = GammaRamp(steps=4), TrainerState()
-    arguments: Any = None
-    ramp.on_train_begin(arguments, state, TrainerControl(), model=model)
-    gate = model.model.layers[0].self_attn.gamma_gate
-    seen = []
-    for state.global_step in range(7):
-        ramp.on_step_begin(arguments, state, TrainerControl())
-        seen.append((round(float(gate.detach()), 6), gate.requires_grad))
-        if gate.requires_grad:
-            with torch.no_grad():
-                gate.add_(0.5)
-    assert seen[:5] == [(0.0, False), (0.25, False), (0.5, False), (0.75, False), (1.0, True)]
-    assert [value for value, _ in seen[5:]] == [1.5, 2.0]
-    for state.global_step in (2, 4, 6):  # a resumed run: its gates are those of the step before
-        with torch.no_grad():
-            gate.fill_(seen[state.global_step - 1][0])
-        resumed = GammaRamp(steps=4)
-        resumed.on_train_begin(arguments, state, TrainerControl(), model=model)
-        resumed.on_step_begin(arguments, state, TrainerControl())
-        expected = seen[state.global_step - (state.global_step > 4)]
-        assert (round(float(gate.detach()), 6), gate.requires_grad) == expected
-    plain = AutoModelForCausalLM.from_pretrained(source)
-    with pytest.raises(InputError, match="no gate to ramp"):
-        ramp.on_train_begin(arguments, state, TrainerControl(), model=plain)
-    with pytest.raises(InputError, match="at least 1"):
-        GammaRamp(0)
 
 
 # --- Other softmax models, whose layers are more than Llama's -------------------------------------

@@ -61,7 +61,7 @@ def test_names_are_found_before_they_are_loaded() -> None:
 def test_every_name_leads_somewhere() -> None:
     for name in {*dir(growkit)} - {"__version__"}:
         assert getattr(growkit, name) is growkit.__getattr__(name)
-    assert growkit.training.GammaRamp(2).steps == 2
+    assert growkit.training.AssertPreserved("x").folder == "x"
     with pytest.raises(AttributeError, match="'growkit' has no attribute 'grew'"):
         _ = growkit.grew  # type: ignore[attr-defined]
 

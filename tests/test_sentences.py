@@ -136,7 +136,7 @@ def asked(line: str) -> dict[str, str]:
     [
         ("growkit grow a b --method ", [*operations("grow")]),
         ("growkit convert a b --to diff-", ["diff-v2", "diff-transformer"]),
-        ("growkit grow a b --symmetry ", ["break", "keep", "uneven"]),
+        ("growkit grow a b --symmetry ", ["break", "keep"]),
         ("growkit convert a b --scope ", ["head", "layer", "all_heads"]),
         ("growkit grow a b --dtype b", ["bfloat16"]),
         ("growkit verify a b --device ", [*DEVICES]),

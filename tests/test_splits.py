@@ -17,7 +17,7 @@ from growkit.algebra.expansion import IndexMap, in_blocks
 from growkit.algebra.law import grow_slice, undo
 from growkit.algebra.splits import LEAST_SNR_DB, Draw, Shares, noise, split
 from growkit.base.tensors import cut
-from growkit.training import param_groups, rewarming
+from growkit.training import param_groups
 from tests.conftest import load_strict, train_step
 
 AMPLITUDES = [0.0, 0.01, Shares(10.0).amplitude, 0.5]
@@ -144,31 +144,29 @@ RATE = 1e-2
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("parts", [2, 3, 4, 5])
-def test_uneven_splits_are_exact(parts: int, dtype: torch.dtype) -> None:
+def test_even_splits_are_exact(parts: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(parts)
     weight = (torch.randn(7, 5, generator=generator) * 2.0 ** torch.arange(-20, 15, 7)).to(dtype)
     grown = in_blocks(5, parts)
     rows, columns = in_blocks(7, 2), grown
-    for uneven in (True, False):
-        maps = (
-            IndexMap(Role.WRITTEN, 7, rows.source, rows.share),
-            IndexMap(Role.READ, 5, columns.source, columns.share, uneven=uneven),
-        )
-        found = grow_slice(
-            lambda chosen, some=None: weight[chosen][:, some or slice(None)],
-            maps,
-            "name",
-            Shares(None),
-            [slice(0, 14), slice(0, 5 * parts)],
-        )
-        split = found[:7].view(7, parts, 5)
-        assert split.double().sum(1).equal(weight.double())
-        back = undo(lambda chosen, of=found: of[chosen], maps, slice(0, 7))
-        assert back.equal(weight)
-        large = (split.double() / weight.double()[:, None])[..., -2:]  # small ones have few digits
-        wanted = torch.from_numpy(maps[1].shares.reshape(parts, 5)[:, :2].copy())
-        assert torch.allclose(large, wanted.expand(7, -1, 2), rtol=0.02)
-        assert bool(large[:, 0].ne(large[:, -1]).any()) == (uneven or parts in (3, 5))
+    maps = (
+        IndexMap(Role.WRITTEN, 7, rows.source, rows.share),
+        IndexMap(Role.READ, 5, columns.source, columns.share),
+    )
+    found = grow_slice(
+        lambda chosen, some=None: weight[chosen][:, some or slice(None)],
+        maps,
+        "name",
+        Shares(None),
+        [slice(0, 14), slice(0, 5 * parts)],
+    )
+    split = found[:7].view(7, parts, 5)
+    assert split.double().sum(1).equal(weight.double())
+    assert undo(lambda chosen: found[chosen], maps, slice(0, 7)).equal(weight)
+    large = (split.double() / weight.double()[:, None])[..., -2:]  # small ones have few digits
+    wanted = torch.from_numpy(maps[1].shares.reshape(parts, 5)[:, :2].copy())
+    assert torch.allclose(large, wanted.expand(7, -1, 2), rtol=0.02)
+    assert bool(large[:, 0].ne(large[:, -1]).any()) == (parts in (3, 5))
 
 
 def trained(folder: Path, groups: Any, state: Path | None, steps: int) -> tuple[Any, Any]:
@@ -228,29 +226,10 @@ def test_moments_of_copies_that_begin_anew_let_even_copies_part(make: Make, tmp_
 def test_copies_part_in_training(make: Make, tmp_path: Path) -> None:
     source = make("llama", dtype=torch.float64, **MULTI_HEAD)
     parted = {}
-    for symmetry in ("uneven", "break", "keep"):
+    for symmetry in ("break", "keep"):
         folder = tmp_path / symmetry
         growkit.grow(source, folder, hidden="x2", symmetry=symmetry, verify=False)
         groups = partial(param_groups, folder=folder, lr=RATE, eps=1e-12, decays=lambda *_: True)
         parted[symmetry] = apart(trained(folder, groups, None, 10)[0])
     assert parted["keep"] < 1e-11
-    assert min(parted["uneven"], parted["break"]) > 1e-4
-
-
-def test_a_rate_is_warmed_up_again() -> None:
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD([{"params": [each], "lr": 0.5} for each in model.parameters()])
-    halves = rewarming(4, start=0.5, then=lambda step: 0.5 ** (step // 4))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, halves)
-    rates = []
-    for _ in range(9):
-        rates.append(optimizer.param_groups[0]["lr"])
-        assert optimizer.param_groups[1]["lr"] == rates[-1]
-        optimizer.step()
-        schedule.step()
-    assert rates == [0.3125, 0.375, 0.4375, 0.5, 0.25, 0.25, 0.25, 0.25, 0.125]
-    assert [rewarming(2)(step) for step in range(3)] == [0.5, 1.0, 1.0]
-    with pytest.raises(growkit.InputError, match="re-warming for 0 steps"):
-        rewarming(0)
-    with pytest.raises(growkit.InputError, match=r"begin at 1\.5 of the rate"):
-        rewarming(3, start=1.5)
+    assert parted["break"] > 1e-4

@@ -17,14 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from benchmarks.continual import models
 from benchmarks.continual.experiment import Job
 from benchmarks.continual.retrieval import MEASURES, mixed
 from benchmarks.continual.text import Text
 from growkit.probing.training import Look, batch_of, isolated, train, warmed, window_losses
-from growkit.training import GammaRamp
 
 PARTS = ("validation", "test")
 
@@ -197,17 +195,27 @@ class Run:
         return None if losses is None else fmean(losses)
 
     def _ramp(self, steps: int) -> Callable[[int], None]:
-        """Sets the gates of DINT before a step."""
+        """Sets the gates of DINT before a step: to 1 in a straight line; then they learn."""
         arm = self.job.arm
         if arm is None or not arm.ramp:
             return lambda _: None
-        ramp = GammaRamp(max(1, round(arm.ramp * steps / float(arm.points[-1]))))
-        control = TrainerControl()
-        arguments = TrainingArguments(str(self.folder), report_to=[], use_cpu=True)
-        ramp.on_train_begin(arguments, TrainerState(), control, model=self.model)
-        return lambda step: ramp.on_step_begin(
-            arguments, TrainerState(global_step=step), control, model=self.model
-        )
+        ramp = max(1, round(arm.ramp * steps / float(arm.points[-1])))
+        named = self.model.named_parameters()
+        gates = [
+            (gate, float(gate.detach()))
+            for name, gate in named
+            if name.endswith("self_attn.gamma_gate")
+        ]
+        assert gates
+
+        def set_gates(step: int) -> None:
+            for gate, start in gates:
+                gate.requires_grad_(step >= ramp)
+                if step <= ramp:
+                    with torch.no_grad():
+                        gate.fill_(start + step / ramp * (1 - start))
+
+        return set_gates
 
     def _epochs(self) -> float:
         """How often the text was read, with what the source read of it."""

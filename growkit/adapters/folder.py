@@ -100,16 +100,6 @@ METHODS = {
         {**_CHOOSING, "feedforward_modules": _NAMES, "fan_in_fan_out": bool},
         frozenset({*_ALWAYS, "init_ia3_weights"}),
     ),
-    "LOHA": Method(
-        {
-            "hada_w1_a": TensorKind((OUT, RANK), scaled=True),
-            "hada_w1_b": TensorKind((RANK, IN)),
-            "hada_w2_a": TensorKind((OUT, RANK)),
-            "hada_w2_b": TensorKind((RANK, IN), copied=True),
-        },
-        {**_CHOOSING, **_BY_LAYER, "alpha": float, "rank_dropout": float, "module_dropout": float},
-        frozenset({*_ALWAYS, "init_weights", "use_effective_conv2d"}),
-    ),
 }
 """The methods, by ``peft_type``."""
 

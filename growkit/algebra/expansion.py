@@ -14,7 +14,7 @@ from itertools import cycle
 from typing import TypeAlias
 
 from growkit.algebra.axes import Axis, Dimension, Form, Role
-from growkit.algebra.splits import even_shares, uneven_shares
+from growkit.algebra.splits import even_shares
 from growkit.base.lazy import NDArray, np
 
 Index: TypeAlias = "NDArray[np.int64]"
@@ -138,8 +138,6 @@ class IndexMap:
         share: as in ``Expansion``.
         fresh: mask of coordinates whose weights are copies of readers (``like``), though the
             coordinate itself is zero; None if there are none.
-        uneven: whether the parts of every weight have the same deliberately unequal shares
-            (``growkit.algebra.splits.uneven_shares``).
         canonical: the canonical coordinate of each stored one, which numbers its random shares, so
             that they do not depend on the storage order; None if the orders are the same.
     """
@@ -149,7 +147,6 @@ class IndexMap:
     source: Index
     share: Factors
     fresh: Mask | None = None
-    uneven: bool = False
     canonical: Index | None = None
 
     def __len__(self) -> int:
@@ -176,8 +173,7 @@ class IndexMap:
     @cached_property
     def shares(self) -> Factors:
         """The share of every coordinate for splits without noise; 0 if it copies nothing."""
-        of = uneven_shares if self.uneven else even_shares
-        plain = [of(max(count, 1)) for count in range(int(self.parts.max(initial=0)) + 1)]
+        plain = [even_shares(max(count, 1)) for count in range(int(self.parts.max(initial=0)) + 1)]
         split = [plain[parts][part] for parts, part in zip(self.parts, self.part, strict=True)]
         given = np.where(self._is_split, np.asarray(split, np.float64), self.share)
         return np.where(self.source == NOTHING, 0.0, given)
@@ -261,7 +257,6 @@ def index_map(
     order: tuple[Sequence[int], Sequence[int]] | None = None,
     *,
     weighs: bool = False,
-    uneven: bool = False,
 ) -> IndexMap:
     """Compose the map of a dimension from those of its axes.
 
@@ -273,7 +268,6 @@ def index_map(
             coordinates are stored in canonical order.
         weighs: whether the written elements are weights of their coordinates, as in a norm; they
             are then copied for zero coordinates too, as in readers.
-        uneven: see ``IndexMap``.
     """
     reads = weighs or dimension.role is Role.READ
     source, share = _compose(dimension.form, sizes, expansions, reads=reads)
@@ -287,7 +281,7 @@ def index_map(
         stored[-1] = NOTHING  # NOTHING is -1 and indexes this element
         source, share = stored[source[canonical]], share[canonical]
         fresh = None if fresh is None else fresh[canonical]
-    return IndexMap(dimension.role, dimension.size(sizes), source, share, fresh, uneven, canonical)
+    return IndexMap(dimension.role, dimension.size(sizes), source, share, fresh, canonical)
 
 
 def _compose(

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import NOTHING, Group, Index, IndexMap
-from growkit.algebra.splits import Shares, join, noise, split, split_apart, uneven_first, widened
+from growkit.algebra.splits import Shares, join, noise, split, split_apart, widened
 from growkit.base.lazy import Tensor, np, torch
 
 Rows = Callable[[slice], Tensor]
@@ -186,8 +186,6 @@ def _spread(
 
         def draw(node: int, number: int = 0, count: int = count) -> Tensor | None:
             shape = [len(each) for each in places]
-            if maps[position].uneven:
-                return torch.full(shape, uneven_first(count, node))
             if not shares.amplitude:
                 return None
             return _noisy_shares(places, lengths, shares, shares.key(name, node, number)).view(

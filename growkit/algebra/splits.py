@@ -33,27 +33,25 @@ LEAST_SNR_DB = 10 * math.log10(3)
 
 @dataclass(frozen=True)
 class Shares:
-    """The shares of a split: halves, with or without noise, or uneven.
+    """The shares of a split: halves, with or without noise.
 
     Attributes:
         snr_db: signal-to-noise ratio of the random part in dB, where the signal is an equal half
             and the noise is uniform; None for plain halves (HyperCloning as published).
         seed: with the tensor's name, seeds the noise, so that a tensor's split depends neither on
             the order in which tensors are made nor on their number.
-        uneven: whether shares are those of ``uneven_shares``, without noise.
     """
 
     snr_db: float | None
     seed: int = 0
-    uneven: bool = False
 
     def __post_init__(self) -> None:
-        assert self.snr_db is None or (self.snr_db >= LEAST_SNR_DB and not self.uneven)
+        assert self.snr_db is None or self.snr_db >= LEAST_SNR_DB
 
     @property
     def parting(self) -> bool:
         """Whether the shares let copies diverge in training."""
-        return self.uneven or self.snr_db is not None
+        return self.snr_db is not None
 
     @property
     def amplitude(self) -> float:
@@ -88,29 +86,6 @@ def even_shares(parts: int) -> tuple[float, ...]:
         return (1.0,)
     left = (parts + 1) // 2
     return tuple(each / 2 for count in (left, parts - left) for each in even_shares(count))
-
-
-def uneven_shares(parts: int) -> tuple[float, ...]:
-    """Distinct shares: odd numbers divided by their sum, a square.
-
-    Two parts have ¼ and ¾; four parts have 1/16, 3/16, 5/16 and 7/16.
-    """
-    return tuple((2 * part + 1) / parts**2 for part in range(parts))
-
-
-def uneven_first(parts: int, node: int) -> float:
-    """The share of a node's first half, for uneven shares.
-
-    Args:
-        parts: number of parts of the whole tree of splits.
-        node: number of the node (``Draw``).
-    """
-    before, count = 0, parts
-    for half in f"{node:b}"[1:]:
-        left = (count + 1) // 2
-        before, count = (before + left, count - left) if half == "1" else (before, left)
-    left = (count + 1) // 2
-    return left * (2 * before + left) / (count * (2 * before + count))
 
 
 IN_CACHE = 1 << 17

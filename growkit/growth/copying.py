@@ -37,9 +37,9 @@ SNR_LIMITS = math.ceil(100 * LEAST_SNR_DB) / 100, 300
 
 SYMMETRY = Option(
     "symmetry",
-    "how weights are split among copies: at random (break), so that they diverge in training; "
-    "evenly (keep), so that they stay equal; or in fixed shares of 1, 3, 5 and so on (uneven)",
-    ("break", "keep", "uneven"),
+    "how weights are split among copies: at random (break), so that they diverge in training, or "
+    "evenly (keep), so that they stay equal",
+    ("break", "keep"),
 )
 
 
@@ -80,7 +80,7 @@ SNR_DB = Option(
 def shares_of(options: Mapping[str, str], seed: int) -> Shares:
     """The shares of splits that ``SYMMETRY`` and ``SNR_DB`` choose."""
     symmetry, snr_db = options["symmetry"], float(options.get("snr_db", DEFAULT_SNR_DB))
-    return Shares(snr_db if symmetry == "break" else None, seed, symmetry == "uneven")
+    return Shares(snr_db if symmetry == "break" else None, seed)
 
 
 @dataclass(frozen=True)

@@ -265,7 +265,6 @@ class _Growth:
                     self.made,
                     (order(self.old), order(self.new)) if order else None,
                     weighs=weighs,
-                    uneven=self.shares.uneven,
                 )
             found.append(self.known[key])
         return tuple(found if wholes is None else [each.in_wholes(wholes) for each in found])

@@ -302,7 +302,7 @@ class _Copying:
             return noisy
         # Copies of all rows, or of all experts, block by block; or the parts of a split.
         shape, role = self._source.tensors[of].shape, Role.READ if parting else Role.WRITTEN
-        maps = partial(transforms.row_maps, shape, rows, role, at=at, uneven=self.shares.uneven)
+        maps = partial(transforms.row_maps, shape, rows, role, at=at)
         # Rows of routers diverge with their experts: on a prompt, rows that are not chosen may have
         # equal gradients.
         diverges = place.pattern.axes(Role.WRITTEN) != {EXPERTS}

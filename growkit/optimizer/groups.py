@@ -50,7 +50,7 @@ WRAPPERS = re.compile(rf"\b({ENGINES}|base_layer|modules_to_save\.\w+)\.")
 """Parts of names that these and PEFT insert for a model's own parameters."""
 
 OF_ADAPTERS = re.compile(
-    r"(?<=\.)(lora_(?:embedding_)?[AB]|lora_magnitude_vector|ia3_l|hada_w[12]_[ab]"
+    r"(?<=\.)(lora_(?:embedding_)?[AB]|lora_magnitude_vector|ia3_l"
     r"|trainable_tokens_delta)\.\w+"
 )
 """PEFT's name of an adapter's parameter, followed by the adapter's name."""

@@ -556,7 +556,6 @@ def row_maps(
     role: Role = Role.WRITTEN,
     *,
     at: int = 0,
-    uneven: bool = False,
 ) -> tuple[IndexMap, ...]:
     """Make the maps of a tensor in which only rows, or coordinates of another dimension, are moved.
 
@@ -565,8 +564,7 @@ def row_maps(
         order: for each row of the target, the row of the source.
         role: whether rows are written (copied) or read (split).
         at: the dimension, 0 for rows.
-        uneven: see ``IndexMap``.
     """
     maps, moved = [*map(_identity, shape)], placed(shape[at], order)
-    maps[at] = IndexMap(role, moved.size, moved.source, moved.share, uneven=uneven)
+    maps[at] = IndexMap(role, moved.size, moved.source, moved.share)
     return tuple(maps)
