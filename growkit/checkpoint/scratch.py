@@ -3,14 +3,18 @@
 A fault of the disk with these folders says nothing about a model, and ends the run.
 """
 
+import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from growkit.base.errors import PlaceError, called, faults, reason, system_error
+
+T = TypeVar("T")
 
 STANDS_FOR = {
     "config": "the config",
@@ -76,6 +80,35 @@ def temporary(kind: str) -> Iterator[Path]:
         scratch.close()
 
 
+def in_temporary(
+    kind: str, use: Callable[[Path], T], expected: Callable[[T], bool] = lambda result: True
+) -> T:
+    """Use a folder for temporary files, and another one if that fails.
+
+    Libraries hide some faults of a disk: for ``os.path.isfile``, a file that cannot be looked up is
+    a missing one. What is wrong with a model fails in both folders.
+
+    Args:
+        kind: see ``temporary``.
+        use: gets the folder.
+        expected: whether a result shows no fault.
+
+    Raises:
+        PlaceError: see ``temporary``.
+        Exception: any exception of ``use`` in the second folder.
+    """
+    try:
+        with temporary(kind) as folder:
+            result = use(folder)
+        if expected(result):
+            return result
+    except Exception as error:  # the second folder shows whether it was by chance
+        if isinstance(error, PlaceError):
+            raise
+    with temporary(kind) as folder:
+        return use(folder)
+
+
 @contextmanager
 def using(scratch: Scratch) -> Iterator[None]:
     """Turn errors of the system with temporary files in this block into errors of the place.
@@ -97,7 +130,7 @@ def using(scratch: Scratch) -> Iterator[None]:
 
 def _cause(error: Exception, folder: Path) -> BaseException | None:
     """The error of the system with files in a temporary folder that led to an error, if any."""
-    if not folder.is_dir():  # something deleted it, or it could not be made
+    if not os.path.isdir(folder):  # something deleted it, or it could not be made
         return error if isinstance(error, OSError) else error.__cause__ or error.__context__
     cause, _ = system_error(error) or (None, 0)
     file = cause.filename if isinstance(cause, OSError) else None

@@ -19,7 +19,7 @@ from growkit.base.errors import InputError, foreign
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.scratch import temporary
+from growkit.checkpoint.scratch import in_temporary
 from growkit.families.family import families
 from growkit.families.model import Model
 from growkit.modeling import register
@@ -214,9 +214,12 @@ def parsed(config: Config, name: str = "config.json") -> Any:
     from transformers import AutoConfig
 
     plain = inert({key: value for key, value in config.items() if key != "auto_map"}, name)
-    with temporary("config") as scratch:
+
+    def parse(scratch: Path) -> Any:
         (scratch / "config.json").write_text(json.dumps(plain), encoding="utf-8")
         return AutoConfig.from_pretrained(scratch, local_files_only=True, trust_remote_code=False)
+
+    return in_temporary("config", parse)
 
 
 def inert(config: Any, where: str, depth: int = 0) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.families.family import shipped_family
-from growkit.modeling import ARCHITECTURE, AUTO_MAP, OLDEST_TRANSFORMERS, copy_code
+from growkit.modeling import ARCHITECTURE, AUTO_MAP, OLDEST_TRANSFORMERS, model_code
 
 ATTENTION = "model.layers.{layer}.self_attn."
 
@@ -99,5 +99,5 @@ FAMILY = replace(
         "next to the weights)"
     ),
     auto_map=AUTO_MAP,
-    write_code=copy_code,
+    code=model_code,
 )

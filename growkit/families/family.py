@@ -76,7 +76,8 @@ class Family(description.HasSizes):
         ungated: by ``model_type``, models that compute the same but for the output gate of their
             attention, which they lack.
         auto_map: where transformers finds the classes in the folder's own code.
-        write_code: puts the model's code into a folder, for models that transformers lacks.
+        code: the files of code that belong next to its weights, by name, for models that
+            transformers lacks.
         description: the description by a user, or the inferred one; None for the package's own.
         inferred: how the description was inferred, in a sentence; None if it was not.
     """
@@ -103,7 +104,7 @@ class Family(description.HasSizes):
     experts: Experts | None = None
     ungated: Mapping[str, Without] = field(default_factory=dict)
     auto_map: Mapping[str, str] | None = None
-    write_code: Callable[[Path], None] | None = None
+    code: Callable[[], Mapping[str, bytes]] = dict
     description: Mapping[str, Any] | None = None
     inferred: str | None = None
 

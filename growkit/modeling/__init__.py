@@ -4,7 +4,6 @@ The only place with attention mathematics. Its files are copied next to exported
 folder loads without growkit installed; they do not import growkit.
 """
 
-import shutil
 from pathlib import Path
 
 MODEL_TYPE = "diff_transformer"
@@ -25,10 +24,9 @@ AUTO_MAP = {
 FILES = sorted(file.name for file in Path(__file__).parent.glob("[!_]*.py"))
 
 
-def copy_code(folder: Path) -> None:
-    """Copy the model's files next to the weights in a folder."""
-    for name in FILES:
-        shutil.copyfile(Path(__file__).parent / name, folder / name)
+def model_code() -> dict[str, bytes]:
+    """The model's files, by name, which belong next to the weights in a folder."""
+    return {name: (Path(__file__).parent / name).read_bytes() for name in FILES}
 
 
 def register() -> None:

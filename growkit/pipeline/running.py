@@ -425,9 +425,10 @@ def _write_config(source: Checkpoint, lineage: Lineage, folder: Path) -> None:
     planned, family = lineage.target.config, lineage.target.family
     written = config_to_write(lineage.source, planned, family)
     publishing.write_json(folder / "config.json", written)
-    if family.write_code:
-        family.write_code(folder)
-    elif planned.get("auto_map") and planned["auto_map"] == source.config.get("auto_map"):
+    code, named = family.code(), planned.get("auto_map")
+    for name, content in code.items():
+        (folder / name).write_bytes(content)
+    if not code and named and named == source.config.get("auto_map"):
         for name in {*source.opened.code()}.difference(source.opened.carried()):
             source.opened.copy(name, folder)
 

@@ -29,7 +29,6 @@ from growkit.checkpoint.folder import (
 )
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
-from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
 from growkit.engine.published import config_to_write
@@ -192,7 +191,7 @@ def compare_with_plan(
     written = target.published or target.config
     code = growkits_code(wanted)
     carries = wanted.get("auto_map") and wanted["auto_map"] == source.config.get("auto_map")
-    if not family.write_code and carries:
+    if not code and carries:
         code = own_code(source.opened)
     elif code and _has_earlier_code(target, wanted):
         # ``compare_folders`` adds a note that this code was not checked.
@@ -444,11 +443,7 @@ def foreign_code(folder: Folder) -> list[str]:
 def growkits_code(config: Config) -> dict[str, bytes]:
     """The code that growkit writes with a model, by file name; empty for most families."""
     family = known_family(config.get("model_type"))
-    if family is None or family.write_code is None:
-        return {}
-    with temporary("code") as scratch:
-        family.write_code(scratch)
-        return {path.name: path.read_bytes() for path in sorted(scratch.glob("*.py"))}
+    return dict(family.code()) if family else {}
 
 
 def _has_earlier_code(target: Checkpoint, wanted: Config) -> bool:

@@ -6,6 +6,7 @@ in, files are merged or split. So files whose bytes differ are compared as trans
 
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError, foreign
@@ -13,7 +14,7 @@ from growkit.base.tensors import Config
 from growkit.checkpoint.folder import GENERATION, TEMPLATES, Folder, is_of_tokenizer, matches
 from growkit.checkpoint.folder import TOKENIZER_FILES as FILES
 from growkit.checkpoint.publishing import write_json
-from growkit.checkpoint.scratch import temporary
+from growkit.checkpoint.scratch import in_temporary
 from growkit.engine.loader import generation
 from growkit.engine.oracle import quiet
 from growkit.engine.prompts import first_difference, load_tokenizer
@@ -184,7 +185,8 @@ def class_to_name(source: Folder, config: Config) -> str | None:
     first = _loaded(source) if has_tokenizer(source) else None
     if first is None:
         return None
-    with temporary("tokenizer") as scratch:
+
+    def first_kind(scratch: Path) -> str | None:
         for name in filter(is_of_tokenizer, source.carried()):
             source.copy(name, scratch)
         write_json(scratch / "config.json", config)
@@ -193,11 +195,13 @@ def class_to_name(source: Folder, config: Config) -> str | None:
             second = _loaded(Folder(scratch))
             if second is not None and first_difference(first, second) is None:
                 return kind
-    raise InputError(
-        f"transformers would load another tokenizer from the files of {source} if model_type is "
-        f"{config.get('model_type')!r}; save it as {type(first).__name__} with transformers, or "
-        "move its files away"
-    )
+        raise InputError(
+            f"transformers would load another tokenizer from the files of {source} if model_type "
+            f"is {config.get('model_type')!r}; save it as {type(first).__name__} with "
+            "transformers, or move its files away"
+        )
+
+    return in_temporary("tokenizer", first_kind, lambda kind: kind is None)
 
 
 def name_class(folder: Folder, kind: str | None) -> None:
@@ -275,10 +279,14 @@ def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool
 
 def _saved_settings(tokenizer: Any) -> Mapping[str, Any]:
     """The settings that transformers writes when it saves a tokenizer."""
-    with suppress(InputError), temporary("tokenizer") as scratch:
+
+    def save(scratch: Path) -> Mapping[str, Any]:
         with quiet(), foreign("the tokenizer cannot be saved", "repair its files"):
             tokenizer.save_pretrained(scratch)
         return Folder(scratch).json(SETTINGS)
+
+    with suppress(InputError):
+        return in_temporary("tokenizer", save)
     return {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from growkit.base.limits import within
 from growkit.base.tensors import total_parameters
 from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.scratch import temporary
+from growkit.checkpoint.scratch import in_temporary
 from growkit.engine.metrics import error_of, finite
 from growkit.engine.oracle import class_loss, load_model, longest_context, quiet
 from growkit.engine.strict import strict_float64
@@ -159,16 +160,20 @@ def _save_and_reload(
 ) -> dict[str, Any]:
     """Compare the weights after saving and loading, and measure the distance of the logits."""
     loaded = load(after)
-    with temporary("reload") as scratch, _using(after, "save and reload"):
-        expected = _logits(loaded, prompt)
-        loaded.save_pretrained(scratch)
-        again = load_model(scratch, torch.float64, prompt.device, "eager")
-        found = _logits(again, prompt)
-    # Weights are compared exactly; for logits, new addresses may change the order of sums.
-    read, written = again.state_dict(), loaded.state_dict()
-    same = read.keys() == written.keys() and all(read[name].equal(written[name]) for name in read)
-    note = "every weight comes back" if same else "weights change when transformers saves them"
-    return {"note": note, "relative": finite(error_of(found, expected)), "kept": same}
+
+    def reload(scratch: Path) -> dict[str, Any]:
+        with _using(after, "save and reload"):
+            expected = _logits(loaded, prompt)
+            loaded.save_pretrained(scratch)
+            again = load_model(scratch, torch.float64, prompt.device, "eager")
+            found = _logits(again, prompt)
+        # Weights are compared exactly; for logits, new addresses may change the order of sums.
+        read, written = again.state_dict(), loaded.state_dict()
+        same = read.keys() == written.keys() and all(read[k].equal(written[k]) for k in read)
+        note = "every weight comes back" if same else "weights change when transformers saves them"
+        return {"note": note, "relative": finite(error_of(found, expected)), "kept": same}
+
+    return in_temporary("reload", reload, lambda result: result["kept"])
 
 
 def _generate(load: Load, before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
