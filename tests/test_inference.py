@@ -701,10 +701,20 @@ def test_vectors_that_are_read_and_biases_that_are_added_alone(
     assert relative_error(source, out) < 1e-12
 
 
-def test_the_reason_why_a_grown_model_does_not_run_is_named(tmp_path: Path) -> None:
-    source = save("cpmant", tmp_path / "source")
-    with pytest.raises(growkit.InputError, match=r"does not run \(lm_head.weight differs from"):
-        growkit.grow(source, tmp_path / "out", verify=False, ffn="x2")
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("kind", "growth", "why"),
+    [
+        ("cpmant", {"ffn": "x2"}, r"does not run \(lm_head.weight differs from"),
+        ("inkling2_text", {"method": "depth", "layers": "x2"}, r"attn_queries.* another number"),
+    ],
+)
+def test_the_reason_why_a_size_is_fixed_is_named(
+    kind: str, growth: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    source = save(kind, tmp_path / "source", alternating=True)
+    with pytest.raises(growkit.InputError, match=why):
+        growkit.grow(source, tmp_path / "out", verify=False, **growth)
 
 
 def test_a_head_of_its_own_has_a_bias_of_its_own(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ class InferredFamily:
 
     def __init__(self, config: Config, where: str) -> None:
         self.asked = ModelClass(config, where)
-        self.proposal = Proposal(self.asked, see(self.asked))
+        seen = see(self.asked)
+        self.proposal = Proposal(self.asked, seen)
         self.ways = self.proposal.ways()
         self._chosen = {name: found[0] for name, found in self.ways.items()}
         self._more: dict[str, Any] = {}
@@ -134,6 +135,11 @@ class InferredFamily:
             if (failed := _failed(trial))
             for axis in _grown_with(self.description, trial["axis"])
         }
+        if seen.renumbered:
+            fixed["layers"] = (
+                f"cannot grow: files give {seen.renumbered} another number than its layer has in "
+                "the class"
+            )
         for key in self.asked.cache_keys:
             if (count := self.asked.value(key)) != self.asked.layers:
                 fixed["layers"] = (

@@ -56,6 +56,7 @@ class Observation:
         idle: the value of tensors in a layer that returns its input, where that matters.
         powers: by tensor, the power of hidden by which the class scales its input or output.
         normed_sums: whether the output of layers comes from a norm.
+        renumbered: a tensor that files give another number than that of its layer, or "".
     """
 
     reads: set[tuple[str, int]] = field(default_factory=set)
@@ -67,6 +68,7 @@ class Observation:
     norms: dict[str, NormSeen] = field(default_factory=dict)
     bare: list[tuple[NormSeen, int]] = field(default_factory=list)
     normed_sums: bool = False
+    renumbered: str = ""
 
     def is_hidden(self, name: str, at: int) -> bool:
         """Whether a dimension is one of hidden states, as far as anything was seen of it."""
@@ -94,6 +96,7 @@ def see(asked: ModelClass) -> Observation:
         if not [*model.get_submodule(name).parameters()]
     )
     seen.bare = [*dict.fromkeys(bare)]
+    seen.renumbered = _renumbered(asked, places)
     for stored, (parameter, dimensions) in places.items():
         name = one_of_experts(stored)
         if (module := parameter.rpartition(".")[0]) in norms:
@@ -113,6 +116,16 @@ def see(asked: ModelClass) -> Observation:
             if parameter in flow.used:
                 seen.spaces[name, at] = flow.root(place)
     return seen
+
+
+def _renumbered(asked: ModelClass, places: Mapping[str, tuple[str, Any]]) -> str:
+    """A tensor whose number in files is not that of its layer in the class; empty without one."""
+    for stored, (parameter, _) in places.items():
+        after = (parameter.removeprefix(prefix) for prefix in asked.class_prefixes)
+        layers = {number for each in after if (number := each.partition(".")[0]).isdigit()}
+        if layers and (layer := asked.layer_of(stored)) is not None and str(layer) not in layers:
+            return asked.template(stored)
+    return ""
 
 
 def _powers(asked: ModelClass, flow: Flow) -> dict[str, float]:
