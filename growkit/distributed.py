@@ -38,10 +38,11 @@ from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import sha256
 from growkit.engine.device import check_subnormal_numbers
 from growkit.engine.loader import check_class
-from growkit.engine.oracle import fit_experts, lacks_class, parsed, readable
+from growkit.engine.oracle import fit_experts, parsed
 from growkit.engine.published import config_to_write
 from growkit.engine.user_family import unlisted_family
 from growkit.inference import family_for
+from growkit.planning.own_class import runnable, substitute
 from growkit.planning.updates import law_of
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
@@ -252,7 +253,7 @@ def load(
 
     grown = Grown(recipe, source, together=distributed_config is not None)
     opened, made = grown.source.opened, f"what {grown.source.where()} becomes"
-    weights = readable(grown.target)
+    weights = runnable(grown.target)
     of_class = grown.config if weights is grown.target else weights.config
     config = parsed(of_class, f"the config of {made}")
     check_class(config, made)
@@ -351,7 +352,7 @@ class GrownStorageReader(HuggingFaceStorageReader):
         self.grown = Grown(recipe, source)
         super().__init__(self.grown.source.where())
         under, state = (f"{name}." if name else "" for name in (model, optimizer))
-        of_class = {} if lacks_class(self.grown.target.config) else self.grown.by_class
+        of_class = {} if substitute(self.grown.target.config) else self.grown.by_class
         self._entries = {under + name: entry for name, entry in of_class.items()}
         self._entries |= {under + name: entry for name, entry in self.grown.entries.items()}
         self._entries |= {f"{state}state.{n}": entry for n, entry in self.grown.moments().items()}

@@ -13,11 +13,11 @@ from torch import Tensor
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.differential.layouts import solve_lambda
 from growkit.engine.oracle import resolved
 from growkit.modeling import FILES, register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
-from growkit.planning.layouts import solve_lambda
 from growkit.recipe import planner
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests import families

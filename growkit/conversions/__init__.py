@@ -1,5 +1,4 @@
 """Conversions, one file each: it defines ``OPERATION``.
 
-Those between attention variants begin with DIFF Transformers; every model that can be read as one
-(``layouts``) can be converted.
+Those between variants of differential attention are in ``growkit.differential``.
 """

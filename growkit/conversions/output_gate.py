@@ -21,13 +21,14 @@ from growkit.algebra.expansion import NOTHING
 from growkit.algebra.law import Rows
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor
-from growkit.base.tensors import Weights
+from growkit.base.tensors import TensorInfo, Weights
+from growkit.families.description import Member
 from growkit.families.family import families
 from growkit.families.model import Model
 from growkit.growth.copying import PROMISE
 from growkit.growth.upcycling import config_with
 from growkit.planning.operation import Change, Operation
-from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.rewriting import rewrite
 from growkit.planning.transforms import Computed, Kept, Mapped, Slices, Transform, row_maps
 
 
@@ -53,26 +54,22 @@ class OutputGate(Operation):
         width = sizes["head_dim"]
         queries = [range(head * width, (head + 1) * width) for head in range(sizes["heads"])]
         order = tuple(row for head in queries for row in (*head, *[NOTHING] * width))
-        made: dict[str, Transform] = {}
-        for name, tensor, *_ in target.members(config):
+
+        def special(member: Member, info: TensorInfo) -> Transform | None:
+            name, offset = member.name, member.tensor.offset
             if ".q_proj." in name:
                 maps = partial(row_maps, source.tensors[name].shape, order)
-                made[name] = Mapped(name, maps, "queries, and zeros for their gate")
-            elif name.endswith("o_proj.weight"):
-                made[name] = Kept(name, 2.0, "× 2, because the gate is ½")
-            elif tensor.offset and rounds:
-                subtract = partial(_subtract, tensor.offset)
-                why = f"minus the {tensor.offset:g} that its class adds, rounded"
-                made[name] = Computed((name,), why, subtract)
-            elif tensor.offset:
-                why = f"minus the {tensor.offset:g} that its class adds"
-                made[name] = Minus(name, why=why, offset=tensor.offset)
-            else:
-                made[name] = Kept(name)
-        unused = unused_tensors(source, family)
-        plan = Plan.checked(
-            source, target, config, made, unused=unused, apart="the output gate is new"
-        )
+                return Mapped(name, maps, "queries, and zeros for their gate")
+            if name.endswith("o_proj.weight"):
+                return Kept(name, 2.0, "× 2, because the gate is ½")
+            if not offset:
+                return None
+            why = f"minus the {offset:g} that its class adds"
+            if rounds:
+                return Computed((name,), f"{why}, rounded", partial(_subtract, offset))
+            return Minus(name, why=why, offset=offset)
+
+        plan = rewrite(source, target, config, special, apart="the output gate is new")
         if rounds:
             lost = "one rounding of the weights of norms"
             return Change([plan], "bounded", lost, by_rounding=True)

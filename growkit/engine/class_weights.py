@@ -25,7 +25,7 @@ from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.engine import oracle
 from growkit.engine.loader import Conversion, check_class, dequantises, loading, the_tensor
 from growkit.families.model import Model
-from growkit.planning.layouts import read_layout
+from growkit.planning.own_class import runnable, substitute
 
 OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 """Config keys that request further outputs, and do not change the logits."""
@@ -99,7 +99,7 @@ def tied_names(name: str, tied: Mapping[str, str]) -> tuple[str, ...]:
 
 def class_weights(weights: Model) -> Model:
     """The weights of a checkpoint, on disk or planned, under the names of its class."""
-    weights = oracle.readable(weights)
+    weights = runnable(weights)
     if isinstance(weights, Checkpoint):
         return ClassWeights(weights, loading(weights).conversions)
     return weights
@@ -146,7 +146,7 @@ def class_names(weights: Model, config: Config) -> dict[str, str]:
     Raises:
         InputError: the checkpoint does not fit the class.
     """
-    if oracle.lacks_class(config):
+    if substitute(config):
         return {}
     of_class, names = planned_parameters(weights, config)
     return {name: plain for name, of in names.items() if (plain := of_class.stored_as(of))}
@@ -333,7 +333,8 @@ class StoredGradients:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        rules = read_layout(checkpoint).rules if oracle.lacks_class(checkpoint.config) else ()
+        own = substitute(checkpoint.config)
+        rules = own.plan(checkpoint).rules if own else ()
         self._rules = {rule.target: rule for rule in rules}
         conversions = loading(checkpoint).conversions  # none for a layout with rules
         self._conversions = {name: each for each in conversions for name in each.shapes}

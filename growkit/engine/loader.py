@@ -26,8 +26,8 @@ from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.oracle import inert, lacks_class, parsed, quiet
-from growkit.planning.layouts import as_diff_transformer
+from growkit.engine.oracle import inert, parsed, quiet
+from growkit.planning.own_class import config_as_loaded, substitute
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
 """Config keys for the number of layers."""
@@ -115,17 +115,14 @@ def _examine(checkpoint: Checkpoint) -> Loading:
                 f"config.json in {checkpoint.folder} has {key} {layers}, but there are only "
                 f"{len(checkpoint.tensors)} tensors; correct it or add the missing tensors"
             )
-    folder, lacking = checkpoint.folder, lacks_class(checkpoint.config)
+    folder, lacking = checkpoint.folder, substitute(checkpoint.config) is not None
     with (
         quiet(),
         foreign(f"transformers cannot load {folder}", "correct its config.json or its weights"),
     ):
-        if lacking:
-            config = parsed(as_diff_transformer(checkpoint.config, str(folder)))
-            if checkpoint.config.get("transformers_weights") is not None:
-                config.transformers_weights = checkpoint.config["transformers_weights"]
-        else:
-            config = parsed(checkpoint.config)
+        config = parsed(config_as_loaded(checkpoint.config, str(folder)))
+        if lacking and checkpoint.config.get("transformers_weights") is not None:
+            config.transformers_weights = checkpoint.config["transformers_weights"]
         check_class(config, str(folder))
         model, files, missing, conversions = _trace_loading(checkpoint, config, lacking)
         resolved = config.to_dict()
@@ -202,7 +199,7 @@ def _trace_loading(
     Args:
         checkpoint: the checkpoint in the folder.
         config: the config of the folder, as transformers resolves it.
-        lacking: whether transformers has no class for the model, which loads as a DIFF Transformer.
+        lacking: whether transformers has no class for the model, which loads as growkit's own.
         dtype: dtype of dequantised weights; None for a dense checkpoint.
 
     Returns:
@@ -210,15 +207,14 @@ def _trace_loading(
     """
     from transformers import AutoModelForCausalLM, PreTrainedModel
 
-    from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
-
-    cls: Any = DiffTransformerForCausalLM if lacking else AutoModelForCausalLM
+    of_config: Any = AutoModelForCausalLM._model_mapping
+    cls: Any = of_config[type(config)] if lacking else AutoModelForCausalLM
     # transformers reads the folder's config itself, unless that is not the one to load with.
     own = checkpoint.stands_alone and not lacking and dtype is None
     options: dict[str, Any] = {} if own else {"config": config}
     folder: Path | None = checkpoint.folder
     if checkpoint.distributed:  # transformers cannot read its files, and gets none
-        cls = AutoModelForCausalLM._model_mapping.get(type(config), cls)
+        cls = of_config[type(config)]
         folder, options["state_dict"] = None, {}
     load = PreTrainedModel._load_pretrained_model
     found: list[Any] = []

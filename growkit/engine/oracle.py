@@ -1,7 +1,6 @@
 """The oracle: the real transformers class, loaded from the written files.
 
-Layouts of differential attention without a class in transformers run as the DIFF Transformer of
-``growkit.modeling``.
+Models without a class in transformers run as one of growkit's own (``growkit.planning.own_class``).
 """
 
 from __future__ import annotations
@@ -20,11 +19,8 @@ from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import in_temporary
-from growkit.families.family import families
 from growkit.families.model import Model
-from growkit.modeling import register
-from growkit.planning.layouts import as_diff_transformer, read_layout
-from growkit.planning.plan import Planned
+from growkit.planning.own_class import config_as_loaded, register, runnable, substitute
 
 KERNELS = ("attn_implementation", "experts_implementation")
 """Suffixes of config keys that select an implementation of attention or experts."""
@@ -61,10 +57,8 @@ def load_model(
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
-
     checkpoint = stored if isinstance(stored, Model) else Checkpoint(stored)
-    folder, weights = checkpoint.where(), readable(checkpoint)
+    folder, weights = checkpoint.where(), runnable(checkpoint)
     as_stored = (
         weights is checkpoint and isinstance(checkpoint, Checkpoint) and checkpoint.stands_alone
     )
@@ -79,7 +73,7 @@ def load_model(
             with torch._C.DisableTorchFunction():
                 options["state_dict"] = {name: weights.read(name) for name in weights.tensors}
             options["config"] = parsed(weights.config)
-            cls = cls._model_mapping.get(type(options["config"]), DiffTransformerForCausalLM)
+            cls = cls._model_mapping[type(options["config"])]
         model, loading = cls.from_pretrained(
             folder if as_stored else None,
             dtype=dtype,
@@ -147,8 +141,7 @@ def check_accepted(config: Config, name: str) -> None:
     Raises:
         InputError: transformers does not accept it.
     """
-    if lacks_class(config):
-        config = as_diff_transformer(config, name)
+    config = config_as_loaded(config, name)
     with foreign(f"transformers does not accept {name}", "correct that value"):
         model_without_numbers(config, name)
 
@@ -167,7 +160,7 @@ def model_without_numbers(config: Config, name: str = "config.json") -> Any:
 
 def longest_context(config: Config) -> Any:
     """``max_position_embeddings`` as the model's class resolves it; None if it has none."""
-    if not lacks_class(config):
+    if not substitute(config):
         with quiet(), suppress(InputError), foreign("the config is not understood", "correct it"):
             text = parsed(config).get_text_config(decoder=True)
             return getattr(text, "max_position_embeddings", None)
@@ -180,29 +173,15 @@ def tokens_of(config: Config) -> int:
     return min(filled, config.get("unpadded_vocab_size") or filled)
 
 
-def lacks_class(config: Config) -> bool:
-    """Whether growkit has a class for a model, and transformers has none."""
-    from transformers import CONFIG_MAPPING
-
-    register()
-    known = [kind for family in families().values() if family.form for kind in family.model_types]
-    return config.get("model_type") in known and config["model_type"] not in CONFIG_MAPPING
-
-
 def require_class(config: Config, where: str, so: str) -> None:
     """Refuse a model for which transformers has no class; ``so`` ends the sentence.
 
     Raises:
         InputError: transformers has no class for the model.
     """
-    if lacks_class(config):
+    if substitute(config):
         kind = config["model_type"]
         raise InputError(f"transformers has no class for the {kind} model in {where}, so {so}")
-
-
-def readable(weights: Model) -> Model:
-    """A checkpoint, converted to a DIFF Transformer if transformers has no class for it."""
-    return Planned(weights, read_layout(weights)) if lacks_class(weights.config) else weights
 
 
 def parsed(config: Config, name: str = "config.json") -> Any:
@@ -352,16 +331,16 @@ def resolved(config: Config) -> Config | None:
 
 
 def resolved_as_loaded(config: Config, where: str) -> Config | None:
-    """Like ``resolved``; a layout without a class in transformers loads as a DIFF Transformer."""
-    return resolved(as_diff_transformer(config, where) if lacks_class(config) else config)
+    """Like ``resolved``, with the class of growkit's own if transformers has none."""
+    return resolved(config_as_loaded(config, where))
 
 
 def write_defaults_out(source: Model, target: Model) -> Config:
     """Write the defaults of the source's class into the planned config of another class.
 
     A key that is absent from the source's config has the default of the source's class. The
-    target's class may have another default for it. What the plan sets stays, and between DIFF
-    Transformers and layouts without a class, plans set every key.
+    target's class may have another default for it. What the plan sets stays, and for models that
+    run as growkit's own class, plans set every key.
 
     Args:
         source: the source.
@@ -369,7 +348,7 @@ def write_defaults_out(source: Model, target: Model) -> Config:
     """
     before, planned = source.config, target.config
     same_class = before.get("model_type") == planned.get("model_type")
-    if same_class or lacks_class(before) or lacks_class(planned):
+    if same_class or substitute(before) or substitute(planned):
         return planned
     was, now = resolved(before), resolved(planned)
     if was is None or now is None:

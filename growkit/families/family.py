@@ -423,8 +423,9 @@ def families(key: str = "family", naming: str = "") -> dict[str, Family]:
         for name, file in files
         if f"\n{key}:" in _text(file) and naming in _text(file)
     }
-    of_modules = cast("dict[str, Family]", members("growkit.families", "FAMILY"))
-    return dict(sorted((of_files | of_modules).items()))
+    of_modules = cast("dict[str, Any]", members("growkit.own_classes", "OWN_CLASS"))
+    own = {name: each.family for name, each in of_modules.items()}
+    return dict(sorted((of_files | own).items()))
 
 
 @cache

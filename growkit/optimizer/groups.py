@@ -31,8 +31,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import open_weights
 from growkit.engine.class_weights import converted, empty_model, tied_names
 from growkit.engine.loader import Conversion, loading
-from growkit.engine.oracle import lacks_class, require_class
-from growkit.planning.layouts import read_layout
+from growkit.engine.oracle import require_class
+from growkit.planning.own_class import substitute
 from growkit.planning.updates import recorded_law, stepped
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
@@ -217,8 +217,8 @@ def class_updates(
         by_element: whether a parameter that combines tensors with different updates gets one for
             each element; otherwise it gets the one nearest to all.
     """
-    if lacks_class(checkpoint.config):
-        return stepped(read_layout(checkpoint), updates)
+    if own := substitute(checkpoint.config):
+        return stepped(own.plan(checkpoint), updates)
     return {
         name: _combine(checkpoint, name, conversion, updates, by_element)
         for conversion in loading(checkpoint).conversions
@@ -366,7 +366,7 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
         headers = checkpoint.tensors
     known = recorded_law(opened, headers).updates
     shapes = {name: info.shape for name, info in headers.items()}
-    if checkpoint and not lacks_class(checkpoint.config):
+    if checkpoint and not substitute(checkpoint.config):
         known = class_updates(checkpoint, known, by_element=False)
         shapes = {n: s for each in loading(checkpoint).conversions for n, s in each.shapes.items()}
     modules = (getattr(module, "all_tied_weights_keys", None) for module in model.modules())

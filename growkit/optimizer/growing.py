@@ -26,12 +26,12 @@ from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
 from growkit.engine.loader import Conversion, loading
-from growkit.engine.oracle import lacks_class, require_class
+from growkit.engine.oracle import require_class
 from growkit.families.model import Model
 from growkit.optimizer.groups import UNTRAINABLE, Factors, Parameters, ParamGroup, class_updates
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
 from growkit.optimizer.state import MUON, ORDERS, STEP, State, TargetState, open_state
-from growkit.planning.layouts import read_layout
+from growkit.planning.own_class import substitute
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Constant
 from growkit.planning.updates import Law, law_of
@@ -455,8 +455,8 @@ def grown_moments(
         after: the target.
         plans: plans of all steps from the source to the target.
     """
-    if lacks_class(after.config):
-        plans = (*plans, read_layout(after))
+    if own := substitute(after.config):
+        plans = (*plans, own.plan(after))
         shapes = {rule.target: rule.info.shape for rule in plans[-1].rules}
     else:
         conversions = loading(after).conversions
@@ -468,7 +468,7 @@ def grown_moments(
         stage: Model = _InMemory(contents, before.config)
         for plan in plans:
             stage = _grow_moments(plan, stage, ORDERS[kind])
-        made = stage if lacks_class(after.config) else _for_class(stage, conversions)
+        made = stage if own else _for_class(stage, conversions)
         for name, shape in shapes.items():
             empty = torch.zeros(shape, dtype=torch.float64)
             found[name][kind] = made.read(name).double() if name in made.tensors else empty

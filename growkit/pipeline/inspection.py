@@ -28,13 +28,13 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
+from growkit.differential import family as diff
+from growkit.differential import layouts
 from growkit.engine.user_family import load_description
-from growkit.families import diff_transformer as diff
 from growkit.families.described import TIED
 from growkit.families.family import Family, families, family_of
 from growkit.families.model import Headers, Model, example
 from growkit.inference import family_for
-from growkit.planning import layouts
 from growkit.planning.operation import PROMISES, Operation, SizeOption, operations
 from growkit.planning.plan import SMALL as SMALL_TENSOR
 from growkit.planning.plan import unused_tensors

@@ -117,7 +117,7 @@ class Operation(ABC):
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
         """Whether a family can express the result for one of its models.
 
-        Otherwise the model is first converted to a DIFF Transformer, if it is a layout of one.
+        Otherwise the model is first turned into one of a class of growkit's own, if one runs it.
 
         Raises:
             InputError: an option cannot be used with such a model.
@@ -144,8 +144,11 @@ class Operation(ABC):
         """
 
 
-PACKAGES = {"grow": "growkit.growth", "convert": "growkit.conversions"}
-"""The package of each verb's operations."""
+PACKAGES = {
+    "grow": ("growkit.growth",),
+    "convert": ("growkit.conversions", "growkit.differential"),
+}
+"""The packages of each verb's operations."""
 
 
 def operations(verb: str) -> dict[str, Operation]:
@@ -153,9 +156,11 @@ def operations(verb: str) -> dict[str, Operation]:
 
     A module defines ``OPERATION``, or a function ``operations`` that returns several.
     """
-    found = cast("list[Operation]", list(members(PACKAGES[verb], "OPERATION").values()))
-    for several in members(PACKAGES[verb], "operations").values():
-        found += cast("Callable[[], list[Operation]]", several)()
+    found: list[Operation] = []
+    for package in PACKAGES[verb]:
+        found += cast("list[Operation]", list(members(package, "OPERATION").values()))
+        for several in members(package, "operations").values():
+            found += cast("Callable[[], list[Operation]]", several)()
     return {operation.name: operation for operation in found}
 
 

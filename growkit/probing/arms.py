@@ -16,10 +16,11 @@ from growkit.base.progress import Advance, Progress
 from growkit.base.tensors import total_parameters
 from growkit.checkpoint.publishing import is_untouched
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.oracle import lacks_class, load_model, longest_context
+from growkit.engine.oracle import load_model, longest_context
 from growkit.engine.prompts import check_ids, documents, ids_of, load_tokenizer, read_text
 from growkit.optimizer.groups import param_groups
 from growkit.pipeline.running import run
+from growkit.planning.own_class import substitute
 from growkit.probing import training as harness
 from growkit.probing.lines import Work
 from growkit.probing.ranking import Arm, new_arm
@@ -184,7 +185,7 @@ class Bench:
             if result.kept is False:
                 assert result.verification
                 arm.found.outcome, arm.found.reason = "broken", result.verification.reason
-            elif lacks_class(Checkpoint(folder).config):
+            elif substitute(Checkpoint(folder).config):
                 arm.refuse(
                     "transformers has no class for its layout, so it cannot be trained as it is; "
                     "end the recipe with 'convert: diff-transformer'"

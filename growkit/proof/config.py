@@ -14,12 +14,12 @@ from torch import Tensor
 
 from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.reading import Checkpoint, rounds
+from growkit.differential.family import FAMILY as DIFF
 from growkit.engine.loader import LAYERS, loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.engine.published import other_names, unrolled
 from growkit.engine.user_family import shown_by_tensors
 from growkit.families.description import LISTS, PREDICTING, Experts
-from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, by_layer, families, first_index, known_family
 from growkit.families.keys import EXPERTS, GROUPS, SCALING, TOP_K
 from growkit.planning.plan import Lineage

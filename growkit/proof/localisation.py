@@ -15,10 +15,9 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import ClassWeights
 from growkit.engine.loader import loading
 from growkit.engine.metrics import error_of
-from growkit.engine.oracle import lacks_class
 from growkit.families.description import component_of
 from growkit.families.model import Model
-from growkit.planning.layouts import read_layout
+from growkit.planning.own_class import substitute
 from growkit.planning.plan import Lineage, Places, traced
 from growkit.results.proof import Fault
 
@@ -78,8 +77,8 @@ def hidden_copies(
 
 def _stored(checkpoint: Checkpoint, name: str) -> Places | None:
     """The stored tensor of a class's parameter, with the places of its columns."""
-    if lacks_class(checkpoint.config):
-        return traced((read_layout(checkpoint),), name, 1)
+    if own := substitute(checkpoint.config):
+        return traced((own.plan(checkpoint),), name, 1)
     stored = ClassWeights(checkpoint, loading(checkpoint).conversions).stored_as(name)
     return Places(stored) if stored else None
 

@@ -11,8 +11,8 @@ from growkit.engine.oracle import write_defaults_out
 from growkit.engine.published import config_to_write
 from growkit.families.description import EAGER_EXPERTS
 from growkit.families.model import Model
-from growkit.planning.layouts import read_layout
 from growkit.planning.operation import PROMISES, Change, complete
+from growkit.planning.own_class import as_own
 from growkit.planning.plan import Lineage, Plan, Planned
 from growkit.planning.transforms import AS_IT_IS
 from growkit.planning.updates import other_loss
@@ -128,8 +128,8 @@ def _ragged_experts(grown: Model) -> str:
 def change(step: Step, source: Model, seed: int, *, complete_configs: bool = True) -> Change:
     """Plan one step.
 
-    If the source's family cannot hold the outcome, the source is first turned into a DIFF
-    Transformer.
+    If the source's family cannot hold the outcome, the source is first turned into a model of a
+    class of growkit's own.
 
     Args:
         step: the step.
@@ -145,7 +145,7 @@ def change(step: Step, source: Model, seed: int, *, complete_configs: bool = Tru
     options = complete(step.operation, step.options)
     before: list[Plan] = []
     if not step.operation.expresses(family, source.config, options):
-        layout = read_layout(source)
+        layout = as_own(source)
         before.append(_with_defaults(source, layout) if complete_configs else layout)
         options = dict(step.operation.portable(family, source.config, options))
         source = Planned(source, before[0])

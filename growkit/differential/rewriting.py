@@ -1,22 +1,16 @@
 """Conversion of one DIFF Transformer to another: most tensors are kept, some have transforms."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from growkit.base.errors import InputError
-from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import variant
+from growkit.base.tensors import Config
+from growkit.differential.family import FAMILY as DIFF
+from growkit.differential.family import variant
+from growkit.differential.layouts import layout_names, write_layout
 from growkit.families.family import Family
 from growkit.families.model import Model
-from growkit.planning.layouts import layout_names, write_layout
 from growkit.planning.operation import Change, Operation
-from growkit.planning.plan import Check, Plan, unused_tensors
-from growkit.planning.transforms import Kept, Transform
-
-Special = Callable[[str, TensorInfo, int | None], Transform | None]
-"""Maps a tensor's name, expected header and layer (None outside of the layers) to its transform, or
-to None for a tensor that is kept."""
 
 
 class OnDiffTransformer(Operation):
@@ -42,38 +36,6 @@ class OnDiffTransformer(Operation):
             remedy = remedy or f"convert it --to diff first, and then --to {self.name}"
             raise refuse(self.name, diff, f"{problem}; {remedy}")
         return diff
-
-
-def rewrite(
-    source: Model,
-    config: Config,
-    special: Special = lambda name, info, layer: None,
-    checks: Sequence[Check] = (),
-) -> Plan:
-    """Plan a DIFF Transformer with another config.
-
-    Args:
-        source: a DIFF Transformer.
-        config: config of the target.
-        special: transforms of tensors that change.
-        checks: checks of targets that are not repeatable.
-    """
-    dropped, duplicates = unused_tensors(source, DIFF)
-    sizes, patterns = DIFF.sizes(config), DIFF.patterns(config)
-    made: dict[str, Transform] = {}
-    # Layer by layer, so that tensors that are computed together are written together.
-    for name, _, layer, _ in sorted(
-        DIFF.members(config), key=lambda each: -1 if each.layer is None else each.layer
-    ):
-        known = source.tensors.get(name)
-        dtype = known.dtype if known else main_dtype(source.tensors)
-        info = TensorInfo(patterns[name].shape(sizes), dtype)
-        made[name] = special(name, info, layer) or Kept(name)
-    used = {name for each in made.values() for name in each.sources}
-    for name in sorted(source.tensors.keys() - used - dropped.keys()):
-        dropped[name] = "the new attention does not use it"
-    unused = dropped, duplicates
-    return Plan.checked(source, DIFF, config, made, unused=unused, checks=tuple(checks))
 
 
 def refuse(name: str, config: Config, why: str) -> InputError:

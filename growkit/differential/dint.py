@@ -14,9 +14,12 @@ from collections.abc import Mapping
 
 from growkit.base.options import Option
 from growkit.base.tensors import TensorInfo
-from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
+from growkit.differential.family import FAMILY as DIFF
+from growkit.differential.rewriting import OnDiffTransformer, refuse
+from growkit.families.description import Member
 from growkit.families.model import Model
 from growkit.planning.operation import Change
+from growkit.planning.rewriting import rewrite
 from growkit.planning.transforms import Computed, Constant, Transform
 
 THROUGH_DIFF_V2 = "run the recipe dint-from-softmax, which converts it --to diff-v2 first"
@@ -56,18 +59,18 @@ class Dint(OnDiffTransformer):
             if options["integral_method"] == "auto":
                 config["integral_method"] = "exact"  # a column mean has no series
 
-        def special(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
-            if name.endswith("gamma_gate"):
+        def special(member: Member, info: TensorInfo) -> Transform | None:
+            if member.name.endswith("gamma_gate"):
                 return Constant(info.dtype, 0.0, "zero, so that the integral adds nothing yet")
-            if not (moves and name.endswith("head_norm.weight")):
+            if not (moves and member.name.endswith("head_norm.weight")):
                 return None
-            factor = 1 - diff["lambda_init"][layer]
+            factor = 1 - diff["lambda_init"][member.layer]
             if diff["head_norm"] == "plain":
                 return Constant("F64", factor, "the factor 1 - λ_init")
             why = "times the factor 1 - λ_init"
-            return Computed((name,), why, lambda norm: norm.double() * factor, dtype="F64")
+            return Computed((member.name,), why, lambda norm: norm.double() * factor, dtype="F64")
 
-        plan = rewrite(source, config, special)
+        plan = rewrite(source, DIFF, config, special)
         if options["gamma"] == "gated":
             return Change([plan])
         return Change([plan], "different", "γ = λ from the first step: the integral is new")

@@ -17,15 +17,17 @@ from growkit.algebra.splits import Shares, noise
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import Option
 from growkit.base.tensors import Config, TensorInfo
-from growkit.conversions.diff_v2 import differential, doubled, noise_like_signal
-from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
-from growkit.conversions.shared_diff import multiplied_out
-from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import LAMBDA
+from growkit.differential.diff_v2 import differential, doubled, noise_like_signal
+from growkit.differential.family import FAMILY as DIFF
+from growkit.differential.family import LAMBDA
+from growkit.differential.rewriting import OnDiffTransformer, refuse
+from growkit.differential.shared_diff import multiplied_out
+from growkit.families.description import Member
 from growkit.families.model import Model
 from growkit.growth.group_diff import OPERATION as GROUP_DIFF
 from growkit.planning.operation import Change
 from growkit.planning.plan import Plan, Planned
+from growkit.planning.rewriting import rewrite
 from growkit.planning.transforms import Computed, Transform
 
 LAMBDA_INIT = 0.5
@@ -66,7 +68,7 @@ class Diff(OnDiffTransformer):
             if diff["gamma"] != "gated" or any(source.read(gate).any() for gate in gates):
                 promise, lost = "different", "the integral, which this model has learned to use"
             none = {"integral": "none", "integral_method": "exact", "use_cache": True}
-            plans.append(rewrite(current, diff | none))
+            plans.append(rewrite(current, DIFF, diff | none))
             current = Planned(current, plans[-1])
         ratio = (diff["num_attention_heads"] - diff["num_noise_heads"]) // diff["num_noise_heads"]
         if ratio > 1:
@@ -87,43 +89,45 @@ def _differential(source: Model, diff: Config, head_norm: str) -> Change:
         "head_norm": head_norm,
     }
     if head_norm == "none":
-        return Change([rewrite(source, differential(diff, switches), _from_softmax)])
+        return Change([rewrite(source, DIFF, differential(diff, switches), _from_softmax)])
     # The factor 1 - λ_init is ½, too, and o_proj × 2 compensates for it.
     switches["head_output_scale"] = "one_minus_lambda_init"
 
-    def special(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
+    def special(member: Member, info: TensorInfo) -> Transform | None:
         names = ("input_layernorm.weight", "self_attn.v_proj.weight", "self_attn.v_proj.bias")
         bias = diff["attention_bias"]
-        values = tuple(f"model.layers.{layer}.{each}" for each in names[: 3 if bias else 2])
-        if name.endswith("head_norm.weight"):
+        values = tuple(f"model.layers.{member.layer}.{each}" for each in names[: 3 if bias else 2])
+        if member.name.endswith("head_norm.weight"):
             return Computed(
                 values,
                 "the size of values",
                 lambda *read: _size(*read).expand(info.shape).to(info.torch_dtype),
                 dtype=info.dtype,
             )
-        if head_norm == "plain" and name.endswith("o_proj.weight"):
-            return Computed((name, *values), "× 2 and the size of values", _doubled_and_sized)
-        return _from_softmax(name, info, layer)
+        if head_norm == "plain" and member.name.endswith("o_proj.weight"):
+            return Computed(
+                (member.name, *values), "× 2 and the size of values", _doubled_and_sized
+            )
+        return _from_softmax(member, info)
 
-    plan = rewrite(source, differential(diff, switches), special)
+    plan = rewrite(source, DIFF, differential(diff, switches), special)
     return Change([plan], "different", "the sizes of heads: a head norm cannot be undone")
 
 
-def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
-    last = name.rpartition(".")[2]
+def _from_softmax(member: Member, info: TensorInfo) -> Transform | None:
+    last = member.name.rpartition(".")[2]
     if last in LAMBDA:
         # Equal dot products make the exponentials cancel; vectors of zeros could not train.
-        return Computed((), "λ = ½", partial(_vector, f"{layer}.{last[:-1]}", info))
-    if name.endswith(("k_proj.weight", "k_proj.bias")):
-        return doubled(name, info, "noise keys copy signal keys")
-    return noise_like_signal(name, info, layer)
+        return Computed((), "λ = ½", partial(_vector, f"{member.layer}.{last[:-1]}", info))
+    if member.name.endswith(("k_proj.weight", "k_proj.bias")):
+        return doubled(member.name, info, "noise keys copy signal keys")
+    return noise_like_signal(member, info)
 
 
 def _size(norm: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
     """Estimate the root mean square of values for hidden states in random directions.
 
-    Model alone show no more about normed hidden states, whose mean square is 1. A head that
+    Weights alone show no more about normed hidden states, whose mean square is 1. A head that
     attends to one token is as large as the token's value.
 
     Args:

@@ -25,13 +25,14 @@ from growkit.base.options import Option, Value
 from growkit.base.progress import current
 from growkit.base.settings import Settings
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype, total_bytes
-from growkit.conversions.low_rank import Heads, judge_parts, share, spread
-from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
-from growkit.families.diff_transformer import ATTENTION
-from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.differential.family import ATTENTION
+from growkit.differential.family import FAMILY as DIFF
+from growkit.differential.low_rank import Heads, judge_parts, share, spread
+from growkit.differential.rewriting import OnDiffTransformer, refuse
 from growkit.families.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.plan import Check, Plan, unused_tensors
+from growkit.planning.rewriting import rewrite
 from growkit.planning.transforms import Computed, Kept, Transform
 from growkit.results.operation import RankTried
 
@@ -109,7 +110,7 @@ class SharedDiff(OnDiffTransformer):
             "shared_rank": distinct[0] if len(distinct) == 1 else list(way.ranks),
         }
         made, checks = _parts(search, way, main_dtype(source.tensors))
-        plan = rewrite(source, config, lambda name, info, layer: made.get(name), checks)
+        plan = rewrite(source, DIFF, config, lambda member, info: made.get(member.name), checks)
         downs = [check.targets[PARTS.index("down.weight")] for check in checks]
         plan = replace(plan, waits=downs)  # for updates of zero
         some = " or ".join(map(str, distinct))
@@ -197,7 +198,7 @@ def multiplied_out(source: Model, config: Config) -> Plan:
             compute = partial(_product, heads, TORCH_NAMES[dtype])
             made[weight] = Computed(sources, "multiplied out", compute, dtype=dtype)
             made[f"{module}.bias"] = Kept(f"{module}.up.bias")
-    return rewrite(source, config, lambda name, info, layer: made.get(name))
+    return rewrite(source, DIFF, config, lambda member, info: made.get(member.name))
 
 
 def _product(heads: Heads, dtype: str, *parts: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
 from growkit.base.tensors import Config, main_dtype
+from growkit.differential.family import FAMILY as DIFF
+from growkit.differential.family import LAMBDA, OF_SOME
 from growkit.families.description import DiffForm, Member
-from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import LAMBDA, OF_SOME
 from growkit.families.family import Family, families, family_of
 from growkit.families.model import Model
 from growkit.planning.plan import Plan, unused_tensors

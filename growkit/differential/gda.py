@@ -8,9 +8,11 @@ Grouped differential attention, arXiv 2510.06949.
 
 from collections.abc import Mapping
 
-from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
+from growkit.differential.family import FAMILY as DIFF
+from growkit.differential.rewriting import OnDiffTransformer, refuse
 from growkit.families.model import Model
 from growkit.planning.operation import Change
+from growkit.planning.rewriting import rewrite
 
 
 class GroupedDiff(OnDiffTransformer):
@@ -24,7 +26,7 @@ class GroupedDiff(OnDiffTransformer):
         diff = self.with_noise_heads(source, "it has no noise heads")
         if diff["num_attention_heads"] != 2 * diff["num_noise_heads"]:
             raise refuse(self.name, diff, "it is grouped already")
-        return Change([rewrite(source, diff)])
+        return Change([rewrite(source, DIFF, diff)])
 
 
 OPERATION = GroupedDiff()

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from functools import partial
 
 from growkit.base.tensors import Config, TensorInfo
-from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
-from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.differential.family import FAMILY as DIFF
+from growkit.differential.rewriting import OnDiffTransformer, refuse
+from growkit.families.description import Member
 from growkit.families.model import Model
 from growkit.planning.operation import Change
+from growkit.planning.rewriting import rewrite
 from growkit.planning.transforms import Constant, Kept, Mapped, Transform, row_maps
 
 
@@ -31,7 +33,7 @@ class DiffV2(OnDiffTransformer):
         if diff["num_noise_heads"]:
             raise refuse(self.name, diff, "its noise heads have λ of another kind")
         switches = {"lambda_type": "projected", "noise_keys": "shared"}
-        return Change([rewrite(source, differential(diff, switches), noise_like_signal)])
+        return Change([rewrite(source, DIFF, differential(diff, switches), noise_like_signal)])
 
 
 def differential(config: Config, switches: Mapping[str, object]) -> Config:
@@ -47,13 +49,13 @@ def doubled(name: str, info: TensorInfo, why: str) -> Transform:
     return Mapped(name, maps, why, alike=False)
 
 
-def noise_like_signal(name: str, info: TensorInfo, layer: int | None) -> Transform | None:
+def noise_like_signal(member: Member, info: TensorInfo) -> Transform | None:
     """Copy signal queries to noise queries, set λ to ½, and double the output."""
-    if name.endswith(("q_proj.weight", "q_proj.bias")):
-        return doubled(name, info, "noise heads copy signal heads")
-    if name.endswith("o_proj.weight"):
-        return Kept(name, 2.0, "× 2, because λ is ½")
-    of_lambda = name.endswith("lambda_proj.weight")
+    if member.name.endswith(("q_proj.weight", "q_proj.bias")):
+        return doubled(member.name, info, "noise heads copy signal heads")
+    if member.name.endswith("o_proj.weight"):
+        return Kept(member.name, 2.0, "× 2, because λ is ½")
+    of_lambda = member.name.endswith("lambda_proj.weight")
     return Constant(info.dtype, 0.0, "zero, so that λ is ½") if of_lambda else None
 
 

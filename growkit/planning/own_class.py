@@ -1,0 +1,88 @@
+"""Classes of growkit's own: models that transformers has no class for run as models of one.
+
+A class is one file in ``growkit/own_classes``. Its family names the files with its code, which are
+copied next to the weights (``Family.auto_map``, ``Family.write_code``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import cast
+
+from growkit.base.lazy import members
+from growkit.base.tensors import Config
+from growkit.families.family import Family, known_family
+from growkit.families.model import Model
+from growkit.planning.plan import Plan, Planned
+
+
+@dataclass(frozen=True)
+class OwnClass:
+    """A class of growkit's own.
+
+    Attributes:
+        family: the family of its models.
+        register: registers it with transformers' auto classes.
+        runs: whether models of a family can run as models of the class.
+        config: from the config of such a model and its name in messages, the config of the class.
+            It raises ``InputError`` if the class cannot express the model.
+        plan: the plan that turns such a model into one of the class; it raises ``InputError``.
+    """
+
+    family: Family
+    register: Callable[[], None]
+    runs: Callable[[Family], bool]
+    config: Callable[[Config, str], Config]
+    plan: Callable[[Model], Plan]
+
+
+def own_classes() -> dict[str, OwnClass]:
+    """All classes of growkit's own, by the names of their modules."""
+    return cast("dict[str, OwnClass]", members("growkit.own_classes", "OWN_CLASS"))
+
+
+@cache
+def register() -> None:
+    """Register all classes with transformers' auto classes."""
+    for own in own_classes().values():
+        own.register()
+
+
+def substitute(config: Config) -> OwnClass | None:
+    """The class that runs a model of a type for which transformers has none; None if it has one."""
+    from transformers import CONFIG_MAPPING
+
+    register()
+    family = known_family(config.get("model_type"))
+    if family is None or config["model_type"] in CONFIG_MAPPING:
+        return None
+    return next((own for own in own_classes().values() if own.runs(family)), None)
+
+
+def config_as_loaded(config: Config, where: str) -> Config:
+    """The config with which a model runs, which is another one's if transformers lacks its class.
+
+    Raises:
+        InputError: the class of growkit's own cannot express the model.
+    """
+    own = substitute(config)
+    return own.config(config, where) if own else config
+
+
+def runnable(model: Model) -> Model:
+    """The model itself, or turned into one of a class of growkit's own if transformers has none."""
+    own = substitute(model.config)
+    return Planned(model, own.plan(model)) if own else model
+
+
+def as_own(model: Model) -> Plan:
+    """The plan that turns a model into one of a class of growkit's own.
+
+    Raises:
+        InputError: no class of growkit's own runs the model.
+    """
+    plans = [own.plan for own in own_classes().values()]
+    fitting = [own.plan for own in own_classes().values() if own.runs(model.family)]
+    return (fitting or plans)[0](model)  # if none fits, the first says why
