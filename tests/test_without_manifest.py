@@ -13,8 +13,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoT
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.loader import loading
 from growkit.engine.oracle import resolved
-from growkit.proof.config import different_settings, follows, in_order, not_compared
+from growkit.proof.config import different_settings, follows, in_order, judge, not_compared
 from growkit.proof.folder import compare_with_plan, compare_with_source
 from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
@@ -73,6 +74,8 @@ def test_the_verdict_says_what_it_uncovered_notes(source: Path, target: Path) ->
         ("dtype", "bfloat16"),
         ("hidden_act", "gelu"),
         ("attention_window", 5),
+        ("initializer_range", 0.5),
+        ("attention_dropout", 0.1),
         ("architectures", ["EvilForCausalLM"]),
     ],
 )
@@ -94,9 +97,8 @@ def test_a_setting_that_no_prompt_shows(key: str, value: Any, source: Path, targ
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("initializer_range", 0.5),
         ("rope_theta", 5.0),
-        ("attention_dropout", 0.1),
+        ("rms_norm_eps", 1e-3),  # the logits judge it
         ("dtype", "float64"),
         ("use_cache", False),  # as Trainer leaves it
     ],
@@ -211,7 +213,7 @@ def test_no_false_alarm(name: str, pairs: dict[str, tuple[Path, Path]]) -> None:
         ("another class", "max_position_embeddings", 32, True),
         ("another class", "architectures", ["EvilForCausalLM"], True),
         ("another class", "architectures", [], False),
-        ("wider", "max_window_layers", 0, False),
+        ("wider", "max_window_layers", 0, True),
         ("wider", "sliding_window", 40, False),
         ("wider", "torch_dtype", "float16", False),
         ("wider", "use_cache", False, False),
@@ -432,11 +434,16 @@ def test_layers_in_disguise(spoilt: str, tmp_path: Path) -> None:
     assert "layer_types in config.json" in found(source, target)[0]
 
 
-@pytest.mark.parametrize("key", ["attn_scale", "floor_scale"])
-def test_a_scale_of_late_positions_is_not_judged_by_logits(key: str) -> None:
-    config = resolved({"model_type": "llama4_text"})
-    assert config is not None
-    assert different_settings(config, {**config, key: 2 * config[key]}) == ([key], [])
+@pytest.mark.parametrize(
+    ("key", "judged"), [("attn_scale", False), ("floor_scale", False), ("rms_norm_eps", True)]
+)
+def test_a_scale_of_late_positions_is_not_judged_by_logits(
+    key: str, judged: bool, tmp_path: Path
+) -> None:
+    source = Checkpoint(save_model(tmp_path / "source", "llama4_text", **MOE))
+    config = loading(source).config
+    found = different_settings(config, {**config, key: 2 * config[key]}, judge(source))
+    assert found == (([], [key]) if judged else ([key], []))
 
 
 def test_what_a_class_assumes_of_long_texts_is_named() -> None:

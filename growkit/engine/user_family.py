@@ -322,7 +322,7 @@ def _empty(config: Config) -> Any:
 
 
 def tensors_digest(config: Config) -> str | None:
-    """A digest of names and shapes of all tensors of a config's model.
+    """A digest of names, shapes and ties of all tensors of a config's model.
 
     None if transformers cannot build it.
     """
@@ -335,6 +335,7 @@ def _digest(config: str) -> str | None:
     if model is None:
         return None
     shapes = [f"{name} {[*tensor.shape]}" for name, tensor in model.state_dict().items()]
+    shapes += [name for name, _ in model.named_parameters()]  # without those that are tied
     return sha256("\n".join(sorted(shapes)).encode()).hexdigest()
 
 

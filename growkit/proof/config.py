@@ -1,28 +1,41 @@
 """Comparison of two configs as their classes resolve them, key by key.
 
-For a pair without a manifest, all settings must be equal, except for sizes, which the shapes of the
-weights show, and for numbers that every logit depends on, which the logits show.
+Every setting is equal, is a size, which the tensors show, or is a number that the logits of any two
+tokens show. Every other difference makes another model.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from functools import cache
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from growkit.base.errors import InputError
+from growkit.base.limits import within
 from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.reading import Checkpoint, rounds
-from growkit.differential.family import FAMILY as DIFF
+from growkit.engine.calls import Call
+from growkit.engine.class_weights import class_weights
+from growkit.engine.device import CPU
+from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.loader import LAYERS, loading
-from growkit.engine.oracle import PROVENANCE_KEYS, resolved
+from growkit.engine.metrics import error_of
+from growkit.engine.oracle import PROVENANCE_KEYS, longest_context, resolved
 from growkit.engine.published import other_names, unrolled
+from growkit.engine.strict import strict_float64
+from growkit.engine.thresholds import THRESHOLD
 from growkit.engine.user_family import shown_by_tensors
-from growkit.families.description import LISTS, PREDICTING, Experts
-from growkit.families.family import Family, by_layer, families, first_index, known_family
+from growkit.families.description import LISTS, PREDICTING, Experts, with_value
+from growkit.families.family import Family, by_layer, first_index, known_family
 from growkit.families.keys import EXPERTS, GROUPS, SCALING, TOP_K
 from growkit.planning.plan import Lineage
+from growkit.proof.fingerprint import question
 
 SHARED = frozenset(
     {"vocab_size", "max_position_embeddings", "rope_parameters"}
@@ -30,17 +43,8 @@ SHARED = frozenset(
 )
 """Keys with the same meaning in every class that has them."""
 
-SIZES = frozenset(
-    {
-        *("d_model", "d_ff", "d_kv", "num_layers", "num_heads", "n_head_kv", "embedding_size"),
-        *("hidden_dim", "block_ff_dim", "mlp_hidden_size", "kv_channels", "qk_head_dim"),
-        "rotary_dim",
-        # Names of tensors show these.
-        *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"),
-    }
-).union(*(each.size_keys - each.unseen_sizes - SHARED for each in families().values()))
-"""Keys whose values may differ in a larger model of the same function: those of models without a
-description, and the size keys of all families."""
+FREE = frozenset({"use_cache"})
+"""Keys that are only how a model is run, not what it computes."""
 
 IN_CACHES = frozenset({"sliding_window", "layer_types", "attention_chunk_size", "per_layer_config"})
 """Keys that caches follow, even if the model's class ignores them."""
@@ -48,27 +52,11 @@ IN_CACHES = frozenset({"sliding_window", "layer_types", "attention_chunk_size", 
 WINDOWS = IN_CACHES | {"use_sliding_window", "max_window_layers"}
 """Keys for the attention windows, which are compared layer by layer (``_windows``)."""
 
-OF_LONG_TEXTS = re.compile(
-    r".*(window|chunk|position|seq_?len|context|n_ctx|_length).*|floor_scale|attn_scale"
-)
-"""Keys that affect only long texts: their defaults are compared like written values."""
+UNAFFECTED = 1e-12
+"""Relative difference of logits up to which a setting has no effect on them."""
 
-OF_TRAINING = re.compile(
-    r"initializer_.*|.*dropout.*|.*_pdrop|pretraining_tp|.*aux_loss.*|router_jitter_noise|"
-    r"output_router_logits|output_attentions|output_hidden_states|use_cache|return_dict|"
-    r"problem_type|num_labels|id2label|label2id|lambda_std_dev|.*init_std|gradient_checkpointing"
-)
-"""Keys that do not change the function of a trained model."""
-
-JUDGED = re.compile(
-    r".*(eps|epsilon)|.*multiplier.*|logits?_scal.*|scale_.*|.*_scale|query_pre_attn_scalar|"
-    r"dim_model_base|mup_.*|tie_word_embeddings|final_logit_softcapping|attn_logit_softcapping"
-)
-"""Keys that every logit of every prompt depends on, so that the logits show a wrong value."""
-
-SWITCHES = frozenset(DIFF.choices) | {"lambda_init", "shared_rank", "num_noise_heads"}
-"""Keys of the variants of differential attention, on which every logit depends, too."""
-
+Shown = Callable[[str, Any], bool]
+"""Whether logits show that the source has another value of a key."""
 
 Copied = Sequence[frozenset[int]]
 """For each layer of a target, the layers of the source that it copies."""
@@ -83,19 +71,25 @@ def in_order(was: Sequence[object], now: Sequence[object]) -> bool:
 def different_settings(
     first: Config,
     second: Config,
+    shown: Shown,
     fits: Callable[[Sequence[object], Sequence[object]], bool] = in_order,
     layers: tuple[int, int] | None = None,
+    path: str = "",
 ) -> tuple[list[str], list[str]]:
     """Find the keys with different values in two complete configs.
 
-    Between two classes, only the keys that both have, and the windows of all layers, are compared.
+    Every setting is equal, is a size, which the tensors show, or is a number that the logits of
+    any two tokens show; else it makes another model. Between two classes, only the keys that both
+    have, and the windows of all layers, are compared.
 
     Args:
         first: config of the source.
         second: config of the target.
+        shown: whether logits show another value.
         fits: whether a list of the target, with one entry per layer, fits the source's, if their
             numbers of layers differ.
         layers: their numbers of layers; None for what the configs say.
+        path: of the part of a config that the two are, with a dot at the end.
 
     Returns:
         The keys that make another model, and the keys that are only reported.
@@ -117,24 +111,58 @@ def different_settings(
     missing: Any = object()
     for key in sorted(keys - free):
         was, now = (_entries(*of, key, missing) for of in zip((first, second), layers, strict=True))
-        if was == now or not (one_class or key in SHARED or was or now):
-            continue
+        off = all(value is missing or value is None or value is False for value in (was, now))
         by_layer = key in WINDOWS or (one_class and key not in SHARED)
+        name = f"{path}{own.get(key, key)}"
+        explained = (
+            (was == now or off or follow.get(key, missing) == now or _fewer_predicting(key, now))
+            or (key == "vocab_size" and type(was) is type(now) is int and was < now)
+            or (by_layer and _deeper(was, now, layers) and fits(was, now))
+            or (one_class and _is_size(key, first, second))
+        )
+        if explained:
+            continue
         if isinstance(was, dict) and isinstance(now, dict) and key.endswith("config"):
-            inside = different_settings(was, now, fits, layers)
-            changed += [f"{key}.{name}" for name in inside[0]]
-            named += [f"{key}.{name}" for name in inside[1]]
-        elif _harmless(key, was, now) or follow.get(key, missing) == now:
-            named.append(own.get(key, key))
-        elif by_layer and _deeper(was, now, layers) and fits(was, now):
-            continue
-        elif all(each is missing or each is None or each is False for each in (was, now)):
-            named.append(key)  # unknown to one class, and off in the other
-        elif one_class and (_is_size(key, first, second) or _repeats_size(key, first, second)):
-            continue
+            inside = different_settings(was, now, shown, fits, layers, f"{name}.")
+            changed += inside[0]
+            named += inside[1]
+        elif key in FREE or (key == "dtype" and _holds(was, now)) or shown(f"{path}{key}", now):
+            named.append(name)
         else:
-            changed.append(own.get(key, key))
+            changed.append(name)
     return changed, named
+
+
+def judge(source: Checkpoint) -> Shown:
+    """Make the function that says which settings of a source its logits show.
+
+    It runs the source on two tokens, in strict float64, with the other value of a number. All
+    prompts have as many, so their logits show a wrong value of what changes those of the second
+    token: of an eps or a factor, for example, but of no window, and of no scale of late positions.
+    """
+
+    @cache
+    def second_token(key: str, value: Any) -> Tensor | None:
+        with suppress(InputError), strict_float64():
+            weights = copy(class_weights(source))
+            weights.config = loading(source).config
+            if key:
+                weights.config = with_value(weights.config, key, value)
+            model = Layerwise(weights, torch.float64, CPU)
+            state = last_state(model.stages([Call(question(source).call.ids[:2])]))
+            with model.head() as head:
+                return head(state)[1]
+        return None
+
+    def shown(key: str, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        own, other = second_token("", None), second_token(key, value)
+        return (
+            own is not None and other is not None and not within(error_of(other, own), UNAFFECTED)
+        )
+
+    return shown
 
 
 def _deeper(was: Any, now: Any, layers: tuple[int, int]) -> bool:
@@ -163,8 +191,8 @@ def not_compared(first: Config, second: Config) -> list[str]:
     seen = {*compared, *first, *_sizes(second), *PROVENANCE_KEYS, "model_type"}
     found = []
     for key in sorted(second.keys() - seen):
-        value, shown = second[key], key in WINDOWS or not OF_LONG_TEXTS.fullmatch(key)
-        default = shown and key not in chosen and value == assumed.get(key, False)
+        value, long = second[key], THRESHOLD.search(key) and key not in WINDOWS
+        default = not long and key not in chosen and value == assumed.get(key, False)
         if value not in (None, first.get(key, False)) and not default:
             found.append(key)
     return found
@@ -246,6 +274,9 @@ def _follow_experts(
     found = {key: copies * first[key] for key in chosen if isinstance(first.get(key), int)}
     if experts.scaling and isinstance(first.get(experts.scaling), int | float):
         found[experts.scaling] = first[experts.scaling] / copies
+    balancing = first.get(experts.balancing)
+    if isinstance(balancing, int | float) and second.get(experts.top_k):
+        found[experts.balancing] = balancing * first[experts.top_k] / second[experts.top_k]
     return found
 
 
@@ -257,7 +288,8 @@ def routed(lineage: Lineage) -> set[str]:
     """
     if (experts := lineage.target.family.experts) is None:
         return set()
-    keys = {key for key in (experts.top_k, *experts.groups, experts.scaling) if key}
+    chosen = (experts.top_k, *experts.groups, experts.scaling, experts.balancing)
+    keys = {key for key in chosen if key}
     if lineage.promise != "different":
         complete = [each.family.complete(each.config) for each in lineage.stages]
         for before, after in pairwise(complete):
@@ -289,30 +321,27 @@ def _experts_of(
     return family.experts, keys + [family.aliases[key] for key in keys if key in family.aliases]
 
 
-def _sizes(config: Config) -> frozenset[str]:
-    """``SIZES``, and the size keys of the config's family."""
+def _sizes(config: Config) -> set[str]:
+    """The size keys of the config's family that every prompt shows; empty if no family knows it."""
     family = known_family(config.get("model_type"))
     if family is None:
-        return SIZES
+        return set()
     # No model depends on the width of an MLP that none of its layers has.
-    unseen = family.unseen_sizes - {"intermediate_size"}
-    return (SIZES | family.size_keys) - unseen - SHARED
+    return family.size_keys - (family.unseen_sizes - {"intermediate_size"}) - SHARED
 
 
 def _is_size(key: str, first: Config, second: Config) -> bool:
-    """Whether the shapes of the class's tensors show the value of a key that no family lists."""
-    judged_apart = key in SHARED | WINDOWS or OF_LONG_TEXTS.fullmatch(key)
-    return not judged_apart and shown_by_tensors(key, first, second)
-
-
-def _repeats_size(key: str, first: Config, second: Config) -> bool:
-    """Whether a key repeats a size under another name in both configs, as plans write it."""
+    """Whether tensors show a key's value, or it repeats a size under another name, as plans do."""
     if key in SHARED | WINDOWS:
         return False
     sizes = {size: (first.get(size), second.get(size)) for size in _sizes(second)}
     changed = {size: values for size, values in sizes.items() if values[0] != values[1]}
     missing: Any = object()
-    return bool(other_names({key: first.get(key)}, changed).get(key, missing) == second.get(key))
+    if other_names({key: first.get(key)}, changed).get(key, missing) == second.get(key):
+        return True
+    # A prompt reads only as many rows of a table of positions as it has tokens.
+    same_context = longest_context({**first, key: second.get(key)}) == longest_context(first)
+    return same_context and shown_by_tensors(key, first, second)
 
 
 def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
@@ -335,17 +364,9 @@ def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
     return value[:count] if of_layers else by_layer(key, value, count, first)
 
 
-def _harmless(key: str, was: Any, now: Any) -> bool:
-    if key == "dtype":
-        return _holds(was, now)
-    if key == "vocab_size":  # with more tokens, the logits of the old ones are compared
-        return isinstance(was, int) and isinstance(now, int) and was < now
-    if PREDICTING.fullmatch(key):  # of layers that no class of transformers has among its own
-        return not now
-    if key == "max_window_layers":  # every class derives layer_types from it
-        return True
-    judged = JUDGED.fullmatch(key) and not OF_LONG_TEXTS.fullmatch(key)
-    return bool(judged or OF_TRAINING.fullmatch(key) or key in SWITCHES)
+def _fewer_predicting(key: str, now: Any) -> bool:
+    """Whether a model has none of the layers that predict later tokens, which no class runs."""
+    return bool(PREDICTING.fullmatch(key)) and not now
 
 
 def layers_of(config: Config) -> int:

@@ -244,7 +244,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     copied = configs.copied_layers(source, target) if deeper else None
     now = _without_old_keys(source, was, now)
     fits = partial(configs.follows, copied)
-    keys, other_keys = configs.different_settings(was, now, fits)
+    keys, other_keys = configs.different_settings(was, now, configs.judge(source), fits)
     values = [_changed_value(key, was, now) for key in keys]
     changed = [each["name"] for each in values]
     named = [f"{key} in config.json differs" for key in other_keys]
@@ -409,7 +409,8 @@ def _changed_by_plan(source: Checkpoint, planned: Config, free: set[str]) -> lis
     if was is None or now is None:
         return []
     now = _without_old_keys(source, was, now)
-    keys, _ = configs.different_settings({**was, "dtype": None}, {**now, "dtype": None})
+    was, now = {**was, "dtype": None}, {**now, "dtype": None}
+    keys, _ = configs.different_settings(was, now, configs.judge(source))
     return [_changed_value(key, was, now) for key in keys if key not in free]
 
 

@@ -126,14 +126,14 @@ def prove(
                 check.refuse(pair)
         side = SideBySide.open(pair)
         layer_settings = side.changed_layer_settings()
-        files = compare_folders(pair.before, after, pair.origin, layer_settings).section
-        recovered = compare_weights(pair.origin, after)
+        files = compare_folders(pair.before, pair.after, pair.origin, layer_settings).section
+        recovered = compare_weights(pair.origin, pair.after)
         if pair.exact and recovered.all_recovered and not files.changed:
             pair = pair.if_weights_recovered()
-        asked = modes(pair.prompts.windows, pair.before.config, after.config)
+        asked = modes(pair.prompts.windows, pair.before.config, pair.after.config)
         function = compare_function(replace(side, pair=pair), asked)
         sections = Sections(
-            weights=recovered.section(pair.lineage.promise, pair.before, after),
+            weights=recovered.section(pair.lineage.promise, pair.before, pair.after),
             files=files,
             logits=logits_section(function),
             modes=modes_section(function),
