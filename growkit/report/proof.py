@@ -43,19 +43,13 @@ CONDITIONS = (
     *("seconds", "negative_control", "negative_control_caught", "versions", "notes"),
     "unknown_files",
 )
-"""Keys of the result and of its sections that a page shows unchanged."""
+"""Keys of the result and its sections that a page shows unchanged."""
 
 SHOWN = ("weights", "files", "logits", "modes", "trainability", "training", "device")
 """Sections whose figures have tables, drawings and cells of their own."""
 
-IN_TABLES = (
-    *("KL", "parameters", "tensors", "loss", "largest difference", "inference modes"),
-    "proved",
-)
-"""Cells of a glance that a model card shows in tables and sentences of its own."""
-
 KEPT = {False: "not kept", True: "kept", None: "no limit"}
-"""Words for the findings of a section; the first that applies to one of them counts."""
+"""Words for findings; the first that applies to one of a section's findings is shown."""
 
 MOST_BINS = 16
 MOST_SPECTRA = 4
@@ -65,6 +59,20 @@ FAR = 1e6
 """Multiple of the limit above which the exact number does not matter."""
 
 
+def figures_of(result: Found) -> dict[str, Any]:
+    """The figures of a result and of all its sections that have drawings or tables, by name."""
+    of, training = result["sections"], result["sections"]["training"]
+    figures = {**(of["trainability"] or {"symmetry": ()}), **of["weights"], **of["files"]}
+    figures |= {**of["logits"], **of["modes"], **result, "notes": notes_of(result)}
+    return {**figures, "trainability": of["trainability"], "training": training}
+
+
+def others_of(result: Found) -> dict[str, Found]:
+    """The sections of a result that are shown as they are, by name."""
+    found = {name: each for name, each in result["sections"].items() if name not in SHOWN and each}
+    return {name.replace("_", " "): each for name, each in found.items() if each["findings"]}
+
+
 def proof_view(result: Found, manifest: Found | None = None) -> view.View:
     """Make the view of a proof.
 
@@ -72,9 +80,8 @@ def proof_view(result: Found, manifest: Found | None = None) -> view.View:
         result: a ``growkit.VerifyResult``.
         manifest: the target's ``growkit.json`` if there is one; it is not trusted.
     """
-    manifest = manifest or {}
+    result, manifest = figures_of(result), manifest or {}
     kind, at_fault = "good" if result["promise"] == "exact" else "warn", None
-    sections = result["sections"]
     if finding := failed(findings_of(result)):
         kind = "warn" if result["verdict"] == "no verdict" else "bad"
         cause = (result["fault"] or {}).get("cause")
@@ -85,7 +92,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> view.View:
     promise = use = str(result["promise"])
     if not result["kept"] or next_step(result):
         use = ""
-    elif promise == "exact" and (sections["trainability"] or {}).get("trainable") is False:
+    elif promise == "exact" and (result["trainability"] or {}).get("trainable") is False:
         use = "untrainable"
     loading = f"It loads with {manifest['loads_with']}." if manifest.get("loads_with") else ""
     if manifest.get("not_kept"):
@@ -106,13 +113,13 @@ def proof_view(result: Found, manifest: Found | None = None) -> view.View:
         sections=[
             _difference(result),
             *tables(result),
-            _layers(sections["logits"]),
-            _logits(sections["logits"]),
-            _positions(sections["logits"]),
-            _copies(sections["trainability"] or {}),
-            _low_rank(sections["weights"]),
-            *(_any_section(name, section) for name, section in _others(result).items()),
-            _conditions(result),
+            _layers(result),
+            _logits(result),
+            _positions(result),
+            _copies(result),
+            _low_rank(result),
+            *(_section(name, section) for name, section in others_of(result).items()),
+            Topic("How it was measured", [recorded(result, CONDITIONS)]),
             _origin(manifest),
         ],
     )
@@ -121,76 +128,51 @@ def proof_view(result: Found, manifest: Found | None = None) -> view.View:
 def compared_on(result: Found) -> str:
     """State the predictions over which losses are averaged, e.g. ``510 predictions, text.txt``."""
     text = Path(str(result["text"])).name if result["text"] else "random tokens"
-    return f"{counted(result['sections']['logits']['predictions'], 'prediction')}, {text}"
+    return f"{counted(figures_of(result)['predictions'], 'prediction')}, {text}"
 
 
 def native_name(result: Found) -> str:
     """Name the comparison in the storage dtype, e.g. ``in bfloat16``."""
-    return f"in {result['sections']['logits']['native']['dtype']}"
+    return f"in {result['native']['dtype']}"
 
 
 def glance(result: Found) -> Found:
     """Select the most important findings."""
-    logits = result["sections"]["logits"]
-    caught = "caught" if logits["negative_control_caught"] else "NOT caught"
+    result = figures_of(result)
+    caught = "caught" if result["negative_control_caught"] else "NOT caught"
     found = {
         "KL": _kl(result),
         "parameters": _parameters(result),
         "tensors": _tensors(result),
         "loss": _loss(result),
         "largest difference": _headroom(result),
-        "inference modes": _modes(result["sections"]["modes"]["modes"]),
-        "training": _training(result["sections"]["training"]),
-        "new capacity": _capacity(result["sections"]["trainability"]),
-        **{name: _of_section(section) for name, section in _others(result).items()},
-        "negative control": Cell(caught, str(logits["negative_control"])),
+        "inference modes": _modes(result["modes"]),
+        "training": _training(result["training"]),
+        "new capacity": _capacity(result["trainability"]),
+        **{name: _cell(section["findings"]) for name, section in others_of(result).items()},
+        "negative control": Cell(caught, str(result["negative_control"])),
         "proved": _proved(result),
     }
     return {name: entry for name, entry in found.items() if entry}
 
 
-def _others(result: Found) -> dict[str, Found]:
-    """The sections of a result that are shown as findings alone, by name."""
-    return {
-        name.replace("_", " "): section
-        for name, section in result["sections"].items()
-        if section and section["findings"] and name not in SHOWN
-    }
-
-
-def _of_section(section: Found) -> Cell:
+def _cell(findings: Sequence[Found]) -> Cell:
     """The findings of a section in one cell."""
-    kept = {finding["kept"] for finding in section["findings"]}
-    first = next((word for how, word in KEPT.items() if how in kept), "")
-    return Cell(first, "; ".join(finding["sentence"] for finding in section["findings"]))
+    kept = {finding["kept"] for finding in findings}
+    first = next(word for how, word in KEPT.items() if how in kept)
+    return Cell(first, "; ".join(str(finding["sentence"]) for finding in findings))
 
 
-def _any_section(name: str, section: Found) -> Topic:
-    """The findings and figures of a section, without a drawing."""
+def _section(name: str, section: Found) -> Topic:
+    """The findings and single figures of a section."""
     keys = ("name", "kept", "sentence", "measured", "limit")
-    parts: list[Any] = [view.listing(section["findings"], keys, "httnn")]
-    figures = {key: value for key, value in section.items() if key not in ("findings", "notes")}
-    tables = {key: rows for key, rows in figures.items() if rows and isinstance(rows, list)}
-    tables = {key: rows for key, rows in tables.items() if isinstance(rows[0], Mapping)}
-    parts.append(recorded({key: value for key, value in figures.items() if key not in tables}))
-    for key, rows in tables.items():
-        columns = [*rows[0]]
-        kinds = "c" + "n" * (len(columns) - 1)
-        parts.append(view.listing(rows, columns, kinds, f"All {len(rows):,} {key}"))
-    return Topic(name.capitalize(), parts)
-
-
-def _conditions(result: Found) -> Topic:
-    """What the proof was made with."""
-    sections = result["sections"]
-    values = {**sections["files"], **sections["logits"], **result, "notes": notes_of(result)}
-    return Topic("How it was measured", [recorded(values, CONDITIONS)])
+    figures = {key: value for key, value in section.items() if not isinstance(value, list)}
+    return Topic(name.capitalize(), [view.listing(section["findings"], keys, "httnn"), figures])
 
 
 def _kl(result: Found) -> Cell | None:
     """The KL, if the promise allows a loss or the KL has a limit."""
-    logits = result["sections"]["logits"]
-    strict, most = logits["strict_float64"], logits["max_kl"]
+    strict, most = result["strict_float64"], result["max_kl"]
     if result["promise"] == "exact" and most is None:
         return None
     notes = [f"at most {figure(most)} allowed"] if most is not None else []
@@ -200,20 +182,18 @@ def _kl(result: Found) -> Cell | None:
 
 
 def _parameters(result: Found) -> Cell:
-    weights = result["sections"]["weights"]
-    before, after = weights["source_parameters"], weights["parameters"]
+    before, after = result["source_parameters"], result["parameters"]
     ratio = f"{after / before:.3g}" if before else "1"
     factor = f"× {ratio}" if ratio != "1" else "" if after == before else f"{after - before:+,}"
-    sizes = " → ".join(dict.fromkeys(size(weights[key]) for key in ("source_bytes", "bytes")))
+    sizes = " → ".join(dict.fromkeys(size(result[key]) for key in ("source_bytes", "bytes")))
     note = f"{sizes} {native_name(result)}"
     return Cell(f"{before:,} → {after:,}", f"{factor}; {note}" if factor else note)
 
 
 def _tensors(result: Found) -> Cell:
-    weights = result["sections"]["weights"]
-    recovered, every = weights["tensors_recovered"], weights["source_tensors"]
-    if weights["first_lost_tensor"]:
-        return Cell("not all recovered", f"first: {weights['first_lost_tensor']}")
+    recovered, every = result["tensors_recovered"], result["source_tensors"]
+    if result["first_lost_tensor"]:
+        return Cell("not all recovered", f"first: {result['first_lost_tensor']}")
     if recovered is None or every is None:
         why = "it is not known how the target was made, so the verdict is based on logits"
         return Cell("not compared", why)
@@ -223,9 +203,8 @@ def _tensors(result: Found) -> Cell:
 
 
 def _loss(result: Found) -> Cell | None:
-    logits = result["sections"]["logits"]
     strict, native = (
-        [logits[f"loss_{of}{ending}"] for of in ("source", "target")] for ending in ("", "_native")
+        [result[f"loss_{of}{ending}"] for of in ("source", "target")] for ending in ("", "_native")
     )
     if not any(map(is_finite, strict)):
         return None
@@ -257,7 +236,7 @@ def headroom(finding: Found) -> str | None:
 
 def _headroom(result: Found) -> Cell | None:
     names = {"strict_float64": "in strict float64", "native": native_name(result)}
-    judged = [finding for finding in findings_of(result) if finding["name"] in names]
+    judged = [each for each in findings_of(result) if each["name"] in names]
     found = [(text, names[each["name"]]) for each in judged if (text := headroom(each))]
     if not found:
         return None
@@ -307,30 +286,27 @@ def _capacity(found: Found | None) -> Cell | None:
 def _proved(result: Found) -> Cell:
     took = f"in {duration(result['seconds'])}, " if is_finite(result["seconds"]) else ""
     when = f"{result['created'][:16].replace('T', ' ')} UTC"
-    sections = result["sections"]
-    devices = [finding["sentence"] for finding in (sections["device"] or {}).get("findings", ())]
-    where = f"{took}on {sections['logits']['native']['device']}"
-    return Cell(when, "; ".join([where, *devices]))
+    devices = [each["sentence"] for each in findings_of(result) if each["name"] == "device"]
+    return Cell(when, "; ".join([f"{took}on {result['native']['device']}", *devices]))
 
 
 def _difference(result: Found) -> Topic:
     keys = ("layer", "component", "tensor", "cause", "factor")
     first = ("first_differing_layer", "first_difference", "first_lost_tensor", "changed")
-    weights, files, logits = (result["sections"][name] for name in ("weights", "files", "logits"))
-    found = recorded(result["fault"] or {}, keys) | recorded({**weights, **files, **logits}, first)
-    found |= {each["name"]: value_sentence(each) for each in files["changed_values"]}
+    found = recorded(result["fault"] or {}, keys) | recorded(result, first)
+    found |= {each["name"]: value_sentence(each) for each in result["changed_values"]}
     return Topic("Where and why it differs", [found])
 
 
 def tables(result: Found) -> list[Topic]:
     """Make the tables of every proof: logits, losses and inference modes."""
-    return [_numbers(result), _losses(result), _modes_table(result)]
+    figures = figures_of(result)
+    return [_numbers(figures), _losses(figures), _modes_table(figures)]
 
 
 def _numbers(result: Found) -> Topic:
     """Compare logit differences with the effect of rounding on the source alone."""
-    logits = result["sections"]["logits"]
-    columns = [logits[key] for key in ("strict_float64", "native", "rounding")]
+    columns = [result[key] for key in ("strict_float64", "native", "rounding")]
     why = columns[0]["tolerance_why"]
     notes = {"tolerance": f" ({why})"} if why else {}
     rows = [
@@ -345,8 +321,7 @@ def _losses(result: Found) -> Topic:
     """The losses of both models."""
     rows = []
     for name, ending in (("in strict float64", ""), (native_name(result), "_native")):
-        logits = result["sections"]["logits"]
-        before, after = (logits[f"loss_{of}{ending}"] for of in ("source", "target"))
+        before, after = (result[f"loss_{of}{ending}"] for of in ("source", "target"))
         if before is None and after is None:
             continue
         change = after - before if is_finite(before) and is_finite(after) else None
@@ -362,7 +337,7 @@ def _modes_table(result: Found) -> Topic:
     verdicts = {True: "✓ kept", False: "✗ not kept", None: "no limit"}
     pairs = (("relative", "tolerance"), ("native", "native_tolerance"))
     rows = []
-    for mode in result["sections"]["modes"]["modes"]:
+    for mode in result["modes"]:
         verdict = verdicts[mode["kept"]] if mode["tried"] else "not tried"
         row = [Cell(mode["name"], mode["note"]), verdict]
         for value, limit in ((mode[measured], mode[most]) for measured, most in pairs):
@@ -373,8 +348,8 @@ def _modes_table(result: Found) -> Topic:
     return Topic("Inference modes", [Grid([*heads, "its limit"], rows, "hvnnnn")])
 
 
-def _layers(logits: Found) -> Topic:
-    layers, tolerance = logits["by_layer"], logits["strict_float64"]["tolerance"]
+def _layers(result: Found) -> Topic:
+    layers, tolerance = result["by_layer"], result["strict_float64"]["tolerance"]
     errors = [layer["relative"] for layer in layers]
     chart = drawing.line(
         errors,
@@ -393,8 +368,8 @@ def _unless_zero(values: Sequence[Any], svg: str, caption: Cell | None = None) -
     return {"zero": bool(values)}
 
 
-def _logits(logits: Found) -> Topic:
-    sample, largest = logits["logit_sample"], logits["rounding"]["max_abs_logit_diff"]
+def _logits(result: Found) -> Topic:
+    sample, largest = result["logit_sample"], result["rounding"]["max_abs_logit_diff"]
     title = "Logits, source against target"
     chart = drawing.residuals(
         sample,
@@ -432,9 +407,9 @@ def binned(
     return found
 
 
-def _positions(logits: Found) -> Topic:
-    values = logits["kl_by_position"]
-    found = binned(values, logits["tokens_by_position"])
+def _positions(result: Found) -> Topic:
+    values = result["kl_by_position"]
+    found = binned(values, result["tokens_by_position"])
     chart = drawing.line(
         [mean for _, mean, _ in found],
         Titles("KL by position", "position in the window", "KL, nats per token"),
@@ -445,8 +420,8 @@ def _positions(logits: Found) -> Topic:
     return Topic("KL by position", [table], **_unless_zero(values, chart), half=True)
 
 
-def _copies(section: Found) -> Topic:
-    capacity, matrices = _capacity(section), section.get("symmetry", ())
+def _copies(result: Found) -> Topic:
+    capacity, matrices = _capacity(result["trainability"]), result["symmetry"]
     distances: dict[str, list[float]] = {}
     for matrix in matrices:
         if is_finite(matrix["relative_distance"]):
@@ -464,13 +439,13 @@ def _copies(section: Found) -> Topic:
     caption = Cell("How far the copies of a matrix are apart, relative to their size", note)
     shown = _unless_zero([row.high for row in rows], chart, caption)
     parts = [Paragraph(capacity.note), table] if capacity else [table]
-    copied = matrices or section.get("copied")
+    copied = matrices or (result["trainability"] or {}).get("copied")
     text = "Copies learn different things if their gradients differ." if copied else ""
     return Topic("Can the new capacity train?", parts, text, **shown, half=True)
 
 
-def _low_rank(weights: Found) -> Topic:
-    by_rank, spectra = weights["kl_by_rank"], weights["spectra"]
+def _low_rank(result: Found) -> Topic:
+    by_rank, spectra = result["kl_by_rank"], result["spectra"]
     charts = []
     if by_rank:
         ranks = [point["rank"] for point in by_rank]

@@ -44,6 +44,11 @@ INHERITED = ("license", "license_name", "license_link", "language", "datasets", 
 LONGEST_BEGINNING = 1 << 16
 """Characters."""
 
+IN_TABLES = (
+    *("KL", "parameters", "tensors", "loss", "largest difference", "inference modes", "proved"),
+)
+"""Cells of a glance that a model card shows in its tables."""
+
 _HEAD = re.compile(r"\ufeff?\s*---\s*\n(.*?)\n---\s*(\n|$)", re.DOTALL)
 _PUBLIC = re.compile(r"https?://\S+|\w[\w.+ -]*(/\w[\w.+ -]*)*")
 _WHOLE = re.compile(r"(?<![\w/.-])(?:-?[\d.]+e-\d+|--[a-z][\w-]*)(?![\w-])")
@@ -209,7 +214,7 @@ def model_card(
         oldest=OLDEST_TRANSFORMERS,
         compared_on=proofs.compared_on(proof) if proof else "",
         tables=proofs.tables(proof) if proof else [],
-        cells={name: cell for name, cell in cells.items() if name not in proofs.IN_TABLES},
+        cells={name: cell for name, cell in cells.items() if name not in IN_TABLES},
     )
 
 
