@@ -16,7 +16,6 @@ import random
 import shutil
 import signal
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -69,7 +68,6 @@ class World:
         self.new = folder_bytes(self.out)
         shutil.rmtree(self.out)
         self._calls: dict[tuple[str, bool, bool, bool], int] = {}
-        self.seen: Counter[str] = Counter()
 
     def _grown(self, seed: int) -> None:
         code, said = in_child(lambda: self.grow(seed))
@@ -162,7 +160,6 @@ class World:
             self.check_earlier()
         else:
             assert state in ("old" if overwrite else "none", "new"), state
-        self.seen[f"killed {where}: {state}{'' if exchanging else ', with two renames'}"] += 1
         self.check_next_run()
 
     def check_earlier(self) -> None:
@@ -198,7 +195,6 @@ class World:
             assert len(said.strip().splitlines()) <= 2, what
         assert lasting or all(name in said for name in self.leftovers()), what
         assert "is written" not in said or state == "new", what
-        self.seen[f"failed, exit code {end}: {state}"] += 1
         self.check_next_run()
 
 

@@ -1,6 +1,7 @@
 """growkit from Python: names that are found, one ``Settings``, results as objects and as shown."""
 
 import copy
+import inspect
 import json
 import pickle
 import subprocess
@@ -16,12 +17,16 @@ import torch
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.base.options import options_of
 from growkit.base.progress import Advance
+from growkit.base.settings import Running
 from growkit.families.family import families
 from growkit.pipeline.inspection import abilities, plan
+from growkit.recipe.recipe import Recipe
 from growkit.results import Result, fields
 from growkit.results.operation import Attention, PlannedTensor, Story
 from growkit.results.schema import json_schema
+from tests import reference
 from tests.conftest import save_model
 
 QUICK = growkit.Settings(prompts=1, length=8)
@@ -64,6 +69,18 @@ def test_every_name_leads_somewhere() -> None:
     assert growkit.training.AssertPreserved("x").folder == "x"
     with pytest.raises(AttributeError, match="'growkit' has no attribute 'grew'"):
         _ = growkit.grew  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["grow", "convert", "run"])
+def test_an_option_is_declared_once(name: str) -> None:
+    """What a command takes is in the signature of the function, with the same default."""
+    command = reference.commands()[f"growkit {name}"]
+    shown = {each.name: (each.help, each.default) for each in command.params}
+    known = inspect.signature(getattr(growkit, name)).parameters
+    for kind in (Running,) if name == "run" else (Running, Recipe):
+        for option in options_of(kind).values():
+            assert shown[option.name] == (option.help, known[option.name].default)
+            assert kind is Running or f"{option.name}: {option.help}" in str(kind.__doc__)
 
 
 def every_kind(kind: type[Result] = Result) -> Iterator[type[Result]]:

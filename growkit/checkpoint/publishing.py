@@ -21,7 +21,6 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from glob import escape
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -300,9 +299,10 @@ def _beside(path: Path, kind: str = PARTIAL) -> Path:
 
 def report_left(path: Path) -> None:
     """Name what runs left next to a path."""
-    for left in sorted(path.parent.glob(f"{escape(path.name)}.*-{'[0-9a-f]' * 8}")):
-        if left.suffix[1:].partition("-")[0] in (PARTIAL, EARLIER):
-            _log.warning(LEFT, plain(str(left)))
+    name = re.compile(rf"{re.escape(path.name)}\.({PARTIAL}|{EARLIER})-[0-9a-f]{{8}}")
+    with suppress(OSError):
+        for left in filter(name.fullmatch, sorted(os.listdir(path.parent))):
+            _log.warning(LEFT, plain(str(path.parent / left)))
 
 
 def write_whole(path: Path, text: str, *, new: bool = False) -> None:
