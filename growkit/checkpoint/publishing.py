@@ -341,6 +341,7 @@ class Staging:
         self.folder, self._earlier = _beside(output), _beside(output, EARLIER)
         self._output, self._replaceable = output, replaceable
         self._identity: Identity | None = None
+        self._final: Path | None = None
 
     def make(self) -> None:
         """Create the folder."""
@@ -351,7 +352,8 @@ class Staging:
     def final(self) -> Path | None:
         """The path under which the folder was published; None if it was not."""
         names = (self._output, rejected_name(self._output))
-        return next((name for name in names if identity(name, False) == self._identity), None)
+        found = (name for name in names if identity(name, False) == self._identity)
+        return self._final or next(found, None)
 
     def publish(self, *, rejected: bool = False) -> Path:
         """Give the folder its final name.
@@ -372,6 +374,7 @@ class Staging:
                     self._replace(final)
                 else:
                     move(self.folder, final)
+                    self._final = final
             except FileExistsError:
                 raise _appeared(final) from None
             except OSError:
@@ -392,8 +395,10 @@ class Staging:
         if expected is None or contents(final) != expected:
             raise _appeared(final)
         self._exchange(final)
+        self._final = final
         if contents(self.folder) != expected:
             self._exchange(final)
+            self._final = None
             raise _appeared(final)
 
     def _exchange(self, final: Path) -> None:
@@ -402,11 +407,12 @@ class Staging:
         os.rename(final, self._earlier)
         try:
             move(self.folder, final)
-        finally:
+        except BaseException:
             if not os.path.lexists(final):
                 move(self._earlier, final)
-        flush(final.parent)
-        os.rename(self._earlier, self.folder)
+            raise
+        with suppress(OSError):
+            os.rename(self._earlier, self.folder)
 
     def close(self) -> None:
         """Delete an output that was not published, or the one that it replaced."""
