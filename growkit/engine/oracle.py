@@ -10,6 +10,8 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
+from functools import lru_cache
 from logging import CRITICAL
 from pathlib import Path
 from typing import Any
@@ -190,12 +192,21 @@ def parsed(config: Config, name: str = "config.json") -> Any:
     Raises:
         InputError: the config names code or kernels.
     """
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING
 
     plain = inert({key: value for key, value in config.items() if key != "auto_map"}, name)
+    kind = plain.get("model_type")
+    known = isinstance(kind, str) and kind in CONFIG_MAPPING
+    return deepcopy(_parsed(json.dumps(plain), CONFIG_MAPPING[kind] if known else None))
+
+
+@lru_cache(1 << 8)  # a proof asks for the same few configs dozens of times
+def _parsed(text: str, config_class: type | None) -> Any:
+    """The parsed config; its class is an argument because a user's code may register another."""
+    from transformers import AutoConfig
 
     def parse(scratch: Path) -> Any:
-        (scratch / "config.json").write_text(json.dumps(plain), encoding="utf-8")
+        (scratch / "config.json").write_text(text, encoding="utf-8")
         return AutoConfig.from_pretrained(scratch, local_files_only=True, trust_remote_code=False)
 
     return in_temporary("config", parse)
@@ -261,14 +272,16 @@ def quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(CRITICAL)
+    if verbosity != CRITICAL:  # each change empties the caches of all loggers
+        logging.set_verbosity(CRITICAL)
     logging.disable_progress_bar()
     try:
         with patch.object(constants, "HF_HUB_OFFLINE", True), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.set_verbosity(verbosity)
+        if verbosity != CRITICAL:
+            logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
 
