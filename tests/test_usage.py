@@ -22,6 +22,7 @@ from growkit.base.errors import InputError, PlaceError, foreign
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import Scratch
+from growkit.engine import oracle
 from growkit.proof import usage
 from growkit.proof.trainability import Gradients
 from growkit.recipe.planner import plan_recipe
@@ -78,12 +79,12 @@ def test_a_full_disk_is_no_fault_of_the_target(
     assert not [*tmp_path.glob("out*")]
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("number", range(18))
+@pytest.mark.parametrize("number", range(5))
 def test_no_fault_of_the_place_becomes_a_verdict(
     number: int, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each temporary folder fails once; some are made where any exception means "not known"."""
+    oracle.parsed_text.cache_clear()
     tried = count()
     make_folder = Scratch.make
 
@@ -100,12 +101,14 @@ def test_no_fault_of_the_place_becomes_a_verdict(
 
 @pytest.mark.usage
 @pytest.mark.parametrize(
-    ("number", "name"), [(12, "config-.*"), (0, "reload-.*/config.json"), (0, "reload-.*/model.*")]
+    ("number", "name"),
+    [(0, "config-.*/config.json"), (0, "reload-.*/config.json"), (0, "reload-.*/model.*")],
 )
 def test_a_fault_that_a_library_hides_becomes_no_verdict(
     number: int, name: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For ``os.path.isfile``, a file that cannot be looked up is a missing one."""
+    oracle.parsed_text.cache_clear()
     look_up, tried = os.stat, count()
 
     def fail_once(path: Any, *options: Any, **more: Any) -> os.stat_result:

@@ -197,11 +197,11 @@ def parsed(config: Config, name: str = "config.json") -> Any:
     plain = inert({key: value for key, value in config.items() if key != "auto_map"}, name)
     kind = plain.get("model_type")
     known = isinstance(kind, str) and kind in CONFIG_MAPPING
-    return deepcopy(_parsed(json.dumps(plain), CONFIG_MAPPING[kind] if known else None))
+    return deepcopy(parsed_text(json.dumps(plain), CONFIG_MAPPING[kind] if known else None))
 
 
 @lru_cache(1 << 8)  # a proof asks for the same few configs dozens of times
-def _parsed(text: str, config_class: type | None) -> Any:
+def parsed_text(text: str, config_class: type | None) -> Any:
     """The parsed config; its class is an argument because a user's code may register another."""
     from transformers import AutoConfig
 
