@@ -102,7 +102,7 @@ def test_no_fault_of_the_place_becomes_a_verdict(
 @pytest.mark.usage
 @pytest.mark.parametrize(
     ("number", "name"),
-    [(0, "config-.*/config.json"), (0, "reload-.*/config.json"), (0, "reload-.*/model.*")],
+    [(12, "config-.*"), (0, "reload-.*/config.json"), (0, "reload-.*/model.*")],
 )
 def test_a_fault_that_a_library_hides_becomes_no_verdict(
     number: int, name: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

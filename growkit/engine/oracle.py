@@ -197,11 +197,12 @@ def parsed(config: Config, name: str = "config.json") -> Any:
     plain = inert({key: value for key, value in config.items() if key != "auto_map"}, name)
     kind = plain.get("model_type")
     known = isinstance(kind, str) and kind in CONFIG_MAPPING
-    return deepcopy(parsed_text(json.dumps(plain), CONFIG_MAPPING[kind] if known else None))
+    config_class: Any = CONFIG_MAPPING[kind] if known else None
+    return deepcopy(parsed_text(json.dumps(plain), config_class))
 
 
 @lru_cache(1 << 8)  # a proof asks for the same few configs dozens of times
-def parsed_text(text: str, config_class: type | None) -> Any:
+def parsed_text(text: str, config_class: Any) -> Any:
     """The parsed config; its class is an argument because a user's code may register another."""
     from transformers import AutoConfig
 
