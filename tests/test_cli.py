@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,6 +97,39 @@ def test_grow_and_verify(make: Make, tmp_path: Path) -> None:
     result = cli("verify", source, target, "--json", *QUICK)
     assert result.exit_code == 1
     assert json.loads(result.stdout)["sections"]["logits"]["first_differing_layer"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "shown", "hidden"),
+    [
+        ("grow", {"--hidden", "--layers", "--experts", "--dtype"}, set()),
+        ("grow --method depth", {"--layers", "--dtype"}, {"--hidden", "--experts"}),
+        ("grow --method=hypercloning", {"--hidden", "--snr-db"}, {"--layers", "--experts"}),
+        ("convert --to dint", {"--gamma", "--dtype"}, {"--rank", "--noise-heads"}),
+    ],
+)
+def test_help_shows_the_options_of_the_named_operation(
+    words: str, shown: set[str], hidden: set[str]
+) -> None:
+    text = cli(*words.split(), "--help").stdout
+    named = set(re.findall(r"--[a-z-]+", text))
+    assert shown <= named
+    assert not hidden & named
+
+
+def test_a_dry_run_plans_where_an_earlier_output_is(make: Make, tmp_path: Path) -> None:
+    """It is refused where the run would be refused with ``--overwrite`` as well."""
+    source, target, file = make("llama"), tmp_path / "out", tmp_path / "recipe.yaml"
+    file.write_text(f"source: {source}\noutput: {target}\nsteps: [{{grow: depth, layers: x2}}]\n")
+    cli("grow", source, target, "--hidden", "x2", "--no-verify")
+    before = folder_bytes(tmp_path)
+    for words in (["grow", source, target, "--hidden", "x2"], ["run", file]):
+        assert cli(*words).exit_code == 2
+        done = cli(*words, "--dry-run")
+        assert done.exit_code == 0, done.output
+    assert folder_bytes(tmp_path) == before
+    (target / "growkit.json").unlink()
+    assert cli("run", file, "--dry-run").exit_code == 2
 
 
 def test_dry_run_shows_everything_and_touches_nothing(make: Make, tmp_path: Path) -> None:

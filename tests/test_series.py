@@ -5,6 +5,7 @@ a quarter of what rounding the exact output to bfloat16 does, in every row.
 """
 
 import copy
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -473,6 +474,18 @@ def test_an_integral_without_weight_is_within_its_bound(tmp_path: Path) -> None:
     growkit.convert(MODEL, out, "dint", gamma="gated", integral_method="series", verify=False)
     result = growkit.verify(out, out, growkit.Settings(prompts=2, length=250))
     assert [each.of_bound for each in result.sections.series.layers] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [({}, "auto"), ({"integral": "column_mean"}, "exact"), ({"integral_method": "exact"}, "exact")],
+)
+def test_a_conversion_takes_the_fast_integral(
+    options: dict[str, str], method: str, tmp_path: Path
+) -> None:
+    growkit.convert(MODEL, tmp_path / "dint", "dint", verify=False, **options)
+    config = json.loads((tmp_path / "dint/config.json").read_text())
+    assert config["integral_method"] == method
 
 
 def test_no_rounding_is_shown_where_nothing_rounds(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from growkit.proof import control
 from growkit.proof.modes import ATTENTION
 from growkit.results.proof import VerifyResult
 from tests.conftest import (
+    MODEL,
     edit_config,
     edit_json,
     edit_weights,
@@ -422,6 +423,18 @@ def test_windows_are_those_of_a_text_that_is_cut_up(
     assert len(found) == min(count, len(parts))
     at = [(2 * i + 1) * len(parts) // (2 * len(found)) for i in range(len(found))]
     assert all(one.equal(parts[i]) for one, i in zip(found, at, strict=True))
+
+
+@pytest.mark.parametrize(("more", "tokens"), [({}, 8 * 128), ({"length": 16}, 8 * 16)])
+def test_the_loss_of_a_text_rests_on_more_tokens_than_the_function(
+    more: dict[str, int], tokens: int, tmp_path: Path
+) -> None:
+    """Every weight is recovered, so that random tokens would be 4 prompts of 48. The text is short."""
+    (tmp_path / "text").write_text("To be, or not to be, that is the question. " * 48)
+    settings = growkit.Settings(text=str(tmp_path / "text"), **more)
+    result = growkit.grow(MODEL, tmp_path / "out", ffn="x2", verify=settings)
+    logits = result["verification"]["sections"]["logits"]
+    assert (logits["tokens"], logits["predictions"]) == (tokens, tokens - 8)
 
 
 def test_more_prompts_than_can_be_held_are_refused() -> None:

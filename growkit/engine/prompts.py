@@ -48,8 +48,15 @@ class Prompts:
     text_sha256: str | None
 
     def cut(self, prompts: int, length: int) -> Prompts:
-        """Reduce to ``prompts`` evenly spread windows of at most ``length`` tokens."""
-        windows = _spread(self.windows, prompts)
+        """Reduce to ``prompts`` evenly spread windows of at most ``length`` tokens.
+
+        The windows of a short text are fewer, and are divided.
+        """
+        windows: Sequence[Tensor] = self.windows
+        if len(windows) <= prompts:
+            parts = [part for window in windows for part in window.split(length)]
+            windows = [part for part in parts if len(part) > 1]  # one token predicts nothing
+        windows = _spread(windows, prompts)
         return replace(self, windows=tuple(window[:length] for window in windows))
 
 
