@@ -429,7 +429,7 @@ def test_windows_are_those_of_a_text_that_is_cut_up(
 def test_the_loss_of_a_text_rests_on_more_tokens_than_the_function(
     more: dict[str, int], tokens: int, tmp_path: Path
 ) -> None:
-    """Every weight is recovered, so that random tokens would be 4 prompts of 48. The text is short."""
+    """Every weight is recovered, so that 4 random prompts of 48 would do; the text is short."""
     (tmp_path / "text").write_text("To be, or not to be, that is the question. " * 48)
     settings = growkit.Settings(text=str(tmp_path / "text"), **more)
     result = growkit.grow(MODEL, tmp_path / "out", ffn="x2", verify=settings)

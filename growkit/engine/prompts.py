@@ -53,7 +53,7 @@ class Prompts:
         The windows of a short text are fewer, and are divided.
         """
         windows: Sequence[Tensor] = self.windows
-        if len(windows) <= prompts:
+        if len(windows) < prompts:
             parts = [part for window in windows for part in window.split(length)]
             windows = [part for part in parts if len(part) > 1]  # one token predicts nothing
         windows = _spread(windows, prompts)
