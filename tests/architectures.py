@@ -1,9 +1,10 @@
 """A tiny random model of every causal language model that transformers has."""
 
 import inspect
+import re
 import shutil
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ SIZES: dict[str, Any] = {
     "use_sliding_window": True,
 }
 """Values of config keys, wherever a config has them."""
+
+TOKEN = re.compile(r"_token_(id|index)$")
+"""Names of keys for special tokens, of images, say: as they are, none is in a prompt."""
 
 LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 KINDS: dict[str, dict[str, Any]] = {
@@ -126,7 +130,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "local_attn_chunk_length": WINDOW,
         "attention_head_size": 8,
     },
-    "xlstm": {"hidden_size": 64, "num_heads": 2},
+    "xlstm": {"hidden_size": 64, "num_heads": 2, "qk_dim_factor": 1.0},  # else no second chunk
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
     "zamba2": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
@@ -225,12 +229,9 @@ def small(config_class: Any, alternating: bool = False) -> dict[str, Any]:
         if isinstance(sub, type) and getattr(sub, "model_type", None) in CONFIG_MAPPING:
             found[name] = {"model_type": sub.model_type, **small(sub, alternating)}
     for name, each in known.items():
-        if name in subs:
-            continue
-        default = None if each.default is MISSING else each.default
-        if name in SIZES:
+        if name in SIZES and name not in subs:
             found[name] = SIZES[name]
-        elif isinstance(default, int) and not isinstance(default, bool) and default > 64:
+        elif type(each.default) is int and each.default > 64 and not TOKEN.search(name):
             threshold = THRESHOLD.search(name) and not OTHERS.search(name)
             found[name] = WINDOW if threshold else 16
     kind = config_class.model_type
