@@ -1,9 +1,12 @@
 """Families that people describe: in YAML, or as their class of transformers shows them."""
 
+import errno
 import json
+import os
 import re
 import shutil
 from copy import deepcopy
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import yaml
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
+from growkit.base.errors import PlaceError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.user_family import described_family
 from growkit.families.family import Family, described, families
@@ -84,6 +88,23 @@ def test_an_unknown_family_is_inferred_in_the_run(arcee: Path, tmp_path: Path) -
     code, said = command("verify", arcee, tmp_path / "out", "--prompts", 1, "--length", 12)
     assert code == 0, said
     assert "all tensors" in said or "recovered" in said
+
+
+@pytest.mark.parametrize("number", [0, 9, 20])
+def test_a_fault_of_the_place_is_no_property_of_a_class(
+    number: int, arcee: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The small model that is grown along every axis cannot be opened once."""
+    really, tried = os.open, count()
+
+    def fail_once(path: Any, *arguments: Any, **options: Any) -> int:
+        if "growkit-inference" in str(path) and next(tried) == number:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
+        return really(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", fail_once)
+    with pytest.raises(PlaceError, match="cannot hold temporary files"):
+        growkit.infer(arcee)
 
 
 def test_recipes_name_a_file(arcee: Path, found: growkit.Inference, tmp_path: Path) -> None:

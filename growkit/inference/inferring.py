@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from growkit.algebra.axes import Pattern
-from growkit.base.errors import InputError, foreign, reason
+from growkit.base.errors import InputError, foreign, reason, system_error
 from growkit.base.lazy import usual_torch
 from growkit.base.tensors import Config
 from growkit.checkpoint.reading import Checkpoint
@@ -270,6 +270,17 @@ def _small_source(
     return source, ids, _logits(source, ids)
 
 
+def _told(why: InputError) -> str:
+    """Why a growth is not possible.
+
+    Raises:
+        InputError: the given one, if it follows from a fault of the place.
+    """
+    if system_error(why):
+        raise why
+    return reason(why)
+
+
 def _trial(
     source: Checkpoint,
     axis: str,
@@ -304,14 +315,14 @@ def _trial(
         try:
             errors = [grown_error(method, shown)]
         except InputError as why:
-            impossible.append(Trial(axis=axis, options=shown, error=None, why=reason(why)))
+            impossible.append(Trial(axis=axis, options=shown, error=None, why=_told(why)))
             continue
         for size in OTHER_DEPTHS if axis == "layers" else ():
             try:
                 errors.append(grown_error(method, {"layers": size}))
             except InputError as why:  # some numbers of layers are not possible
                 if _failed(
-                    other := Trial(axis=axis, options={axis: size}, error=None, why=str(why))
+                    other := Trial(axis=axis, options={axis: size}, error=None, why=_told(why))
                 ):
                     return other
         return Trial(axis=axis, options=shown, error=max(errors), why=None)
