@@ -30,6 +30,7 @@ from torch import Tensor
 
 from benchmarks.measuring import head, machine, row
 from growkit.cli.demo import held_out_text, training_text
+from growkit.extras.differential.checks.series import share_of_bound
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.differential_attention import (
     Projected,
@@ -39,7 +40,6 @@ from growkit.modeling.differential_attention import (
     fused_attention,
 )
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
-from growkit.proof.series import share_of_bound
 from tests.test_series import (
     GAMMA,
     LATE,

@@ -20,7 +20,7 @@ from statistics import median
 import torch
 from measuring import head, in_turn, machine, ratio, row
 
-from growkit.differential.low_rank import share, truncated
+from growkit.extras.differential.low_rank import share, truncated
 
 HIDDEN, HEAD_DIM, PAIRS, RANK = 4096, 128, 32, 32
 FEW = 2

@@ -52,8 +52,7 @@ def make(folder: Path, names: list[str]) -> None:
     """Save and grow the models."""
     import growkit
     from growkit.base.errors import InputError
-    from growkit.inference import family_for
-    from growkit.sources import find
+    from growkit.sources import family_for, find
 
     for line in CONFIGS.read_text().splitlines():
         name, config = json.loads(line)["name"], json.loads(line)["config"]
@@ -62,11 +61,12 @@ def make(folder: Path, names: list[str]) -> None:
             continue
         save(place / "source", config)
         try:
-            family, _ = family_for(find(place / "source"), None)
+            inferred = family_for(find(place / "source"), None)
         except InputError as error:
             (place / "refused").write_text(str(error))
             print(name, error, flush=True)
             continue
+        family = inferred.description if inferred else None
         for growth, options in GROWTHS.items():
             try:
                 growkit.grow(

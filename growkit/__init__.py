@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from growkit.base.progress import Progress
     from growkit.base.settings import Settings
     from growkit.distributed import load
-    from growkit.inference.inferring import infer
+    from growkit.extras.inference.inferring import infer
+    from growkit.extras.probing.probe import probe
+    from growkit.extras.probing.settings import ProbeSettings
     from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
     from growkit.pipeline.inspection import inspect, plan
     from growkit.pipeline.running import convert, grow, run
-    from growkit.probing.probe import probe
-    from growkit.probing.settings import ProbeSettings
     from growkit.proof.verdict import verify
     from growkit.recipe.manifest import check
     from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, load_recipe

@@ -41,15 +41,14 @@ from growkit.engine.loader import check_class
 from growkit.engine.oracle import fit_experts, parsed
 from growkit.engine.published import config_to_write
 from growkit.engine.user_family import unlisted_family
-from growkit.inference import family_for
 from growkit.planning.own_class import runnable, substitute
 from growkit.planning.updates import law_of
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
-from growkit.sources import find
+from growkit.sources import family_for, find
 
 if TYPE_CHECKING:
-    from growkit.optimizer.growing import GrownState
+    from growkit.extras.optimizer.growing import GrownState
 
 
 class _Last:
@@ -210,7 +209,7 @@ class Grown:
         """
         if self.recipe.optimizer is None:
             return None
-        from growkit.optimizer.growing import Optimizer
+        from growkit.extras.optimizer.growing import Optimizer
 
         with outlined(self.target, self.config) as outline:
             optimizer = Optimizer(Path(self.recipe.optimizer), self.source, self.lineage)

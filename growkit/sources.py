@@ -14,21 +14,22 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError, foreign, reason
-from growkit.base.lazy import Tensor
+from growkit.base.lazy import Tensor, of_extras
 from growkit.base.tensors import Config
 from growkit.checkpoint.dequantising import dense, dense_config
 from growkit.checkpoint.folder import HUB_NAME, SINGLE, Folder, address_in, check_name, small_files
 from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint, View
 from growkit.engine.oracle import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
-from growkit.engine.user_family import NAMED
+from growkit.engine.user_family import NAMED, described_family
 from growkit.families.family import Family, family_of, known_family
 from growkit.families.model import Headers, Model
 
@@ -450,3 +451,32 @@ def _renamed(written: Any, read: Any) -> bool:
     """Whether a class reads a list of words, such as kinds of layers, as other words."""
     lists = isinstance(written, list) and isinstance(read, list) and len(written) == len(read)
     return lists and written != read and all(isinstance(word, str) for word in (*written, *read))
+
+
+def family_for(source: Source, description: Mapping[str, Any] | None) -> Family | None:
+    """The described family of a source; extras describe types of which growkit has none.
+
+    Args:
+        source: the source.
+        description: a description by a user; None for none.
+
+    Returns:
+        The family; None if growkit's own describe the source.
+
+    Raises:
+        InputError: the description is invalid, parts of its class cannot be described, or its
+            quantised weights are not read.
+    """
+    config = Folder(source.folder).json("config.json", MOST_DIGITS)
+    kind = config.get("model_type")
+    if description is not None or not isinstance(kind, str) or known_family(kind):
+        return described_family(description)
+    where = str(source.folder / "config.json")
+    config, _ = dense_config(config, where)
+    config = config_inside(config, source.folder) or with_keys_of_class(config)
+    if known_family(config.get("model_type")):
+        return None
+    for extra in of_extras("families"):
+        if inferred := import_module(extra).describe(config, where):
+            return described_family(*inferred)
+    return None

@@ -27,9 +27,8 @@ import transformers
 import growkit
 from growkit.base.errors import InputError, reason
 from growkit.engine.metrics import error_of
-from growkit.families.family import described, family_of
-from growkit.inference import family_for
-from growkit.sources import find, inside
+from growkit.families.family import family_of
+from growkit.sources import family_for, find, inside
 from tests.architectures import TYPES, WINDOW, outcome, save, with_fault
 from tests.conftest import strict_logits
 
@@ -96,16 +95,17 @@ def line_of(kind: str, seeds: Sequence[int] = range(1)) -> dict[str, Any]:
         except Exception as error:
             line["copy"] = f"not judged: {_sentence(error, place)}"
         try:
-            family, how = family_for(find(sources[0]), None)
+            inferred = family_for(find(sources[0]), None)
             whole = find(sources[0]).whole()
             config = (inside(whole) or whole).config
-            known = described(family, kind) if family else family_of(config, kind)
+            known = inferred or family_of(config, kind)
             axes = {*known.sizes(config), *known.kinds.values()}
         except Exception as error:
             return line | {"refused": _sentence(error, place)}
+        family = inferred.description if inferred else None
         models = Models(kind, place, sources, expected, family)
         growths = {axis: models.grown(axis, axes) for axis in GROWTHS if axis in axes}
-    return line | {"inferred": how is not None, "growths": growths}
+    return line | {"inferred": inferred is not None, "growths": growths}
 
 
 def _made() -> str:

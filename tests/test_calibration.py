@@ -16,11 +16,11 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import Weights
 from growkit.checkpoint.reading import Checkpoint
-from growkit.differential import low_rank
-from growkit.differential.layouts import read_layout
-from growkit.differential.low_rank import Shared, share, spread, truncated
-from growkit.differential.shared_diff import Calibration
 from growkit.engine.strict import strict_float64
+from growkit.extras.differential import low_rank
+from growkit.extras.differential.conversions.shared_diff import Calibration
+from growkit.extras.differential.layouts import read_layout
+from growkit.extras.differential.low_rank import Shared, share, spread, truncated
 from growkit.planning.plan import Planned
 from tests.conftest import close, load_strict, save_model, seeded, with_tokenizer
 from tests.test_low_rank import random

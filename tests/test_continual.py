@@ -28,8 +28,8 @@ from benchmarks.continual.text import END, PARTS, Text, part_of, read_text
 from benchmarks.figures import drawn
 from growkit.base.errors import InputError
 from growkit.cli.demo import training_text
-from growkit.probing.lines import append_line
-from growkit.probing.training import batch_of
+from growkit.extras.probing.lines import append_line
+from growkit.extras.probing.training import batch_of
 
 FIGURES = {"first-steps": "first-steps.svg", "symmetry": "parting.svg"}
 OF_THE_PROCESS = ("seconds", "machine")

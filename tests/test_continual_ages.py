@@ -16,7 +16,7 @@ from benchmarks.continual.campaign import next_rates
 from benchmarks.continual.experiment import Experiment, load, settings_of
 from benchmarks.continual.report import write
 from growkit.base.errors import InputError
-from growkit.probing.lines import append_line
+from growkit.extras.probing.lines import append_line
 
 Loss = Callable[[str, int, Any], float]
 """Of an arm, a seed and a point."""

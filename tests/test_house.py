@@ -25,9 +25,9 @@ OPERATION = CopyMethod(
 )
 """
 CONVERSION = """
-from growkit.differential.rewriting import OnDiffTransformer
+from growkit.extras.differential.conversions.storing import OnDiffTransformer
 from growkit.planning.rewriting import rewrite
-from growkit.differential.family import FAMILY
+from growkit.extras.differential.diff_family import FAMILY
 from growkit.base.options import Option
 from growkit.planning.operation import Change
 
@@ -167,7 +167,7 @@ def test_no_family_is_named_outside_its_file() -> None:
     package = Path(growkit.__file__).parent
     names = {kind for family in all_families().values() for kind in family.model_types}
     for file in package.rglob("*.py"):
-        if file.parent.name in ("families", "modeling") or file.name == "family.py":
+        if file.parent.name in ("families", "modeling") or file.name == "diff_family.py":
             continue
         text = file.read_text()
         assert not any(f'"{name}"' in text or f"'{name}'" in text for name in names), file

@@ -19,9 +19,9 @@ import growkit
 from growkit.base.errors import PlaceError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.user_family import described_family
+from growkit.extras.inference.classes import ModelClass, as_in_files
+from growkit.extras.inference.inferring import InferredFamily, _small_source, _trial
 from growkit.families.family import Family, described, families
-from growkit.inference.classes import ModelClass, as_in_files
-from growkit.inference.inferring import InferredFamily, _small_source, _trial
 from growkit.planning.plan import Planned
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep

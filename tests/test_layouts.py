@@ -13,8 +13,8 @@ from torch import Tensor
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.differential.layouts import solve_lambda
 from growkit.engine.oracle import resolved
+from growkit.extras.differential.layouts import solve_lambda
 from growkit.modeling import FILES, register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM

@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from growkit.cli.demo import MODEL
-from growkit.differential import low_rank
-from growkit.differential.low_rank import Heads, share, truncated
+from growkit.extras.differential import low_rank
+from growkit.extras.differential.low_rank import Heads, share, truncated
 
 INPUTS, OUTPUTS = 300, 24
 EXACT = 1e-14

@@ -30,8 +30,8 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.engine.strict import strict_float64
-from growkit.optimizer.groups import ParamGroup
-from growkit.optimizer.schedule import grown_schedule
+from growkit.extras.optimizer.groups import ParamGroup
+from growkit.extras.optimizer.schedule import grown_schedule
 from growkit.training import hidden_matrices, param_groups
 from tests.conftest import (
     Called,

@@ -27,13 +27,13 @@ from transformers import (
 import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo import held_out_text
-from growkit.probing import arms, lines, probe
-from growkit.probing import ranking as noise
-from growkit.probing.arms import Bench, Data, make_data
-from growkit.probing.lines import JOURNAL, Work
-from growkit.probing.ranking import conclude, new_arm
-from growkit.probing.settings import ProbeSettings, candidates_of, fitting
-from growkit.probing.training import Look, batch_of, flops_of
+from growkit.extras.probing import arms, lines, probe
+from growkit.extras.probing import ranking as noise
+from growkit.extras.probing.arms import Bench, Data, make_data
+from growkit.extras.probing.lines import JOURNAL, Work
+from growkit.extras.probing.ranking import conclude, new_arm
+from growkit.extras.probing.settings import ProbeSettings, candidates_of, fitting
+from growkit.extras.probing.training import Look, batch_of, flops_of
 from growkit.recipe.recipe import shipped_recipe
 from growkit.report import saving
 from growkit.report.probe import probe_view

@@ -11,8 +11,7 @@ import growkit
 from benchmarks.published_configs import GROWTHS, save
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
-from growkit.inference import family_for
-from growkit.sources import find
+from growkit.sources import family_for, find
 from tests.conftest import edit_json, relative_error
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -59,7 +58,8 @@ def test_sizes_and_kinds_of_layers_change_under_every_name(tmp_path: Path) -> No
     """Also where transformers reads another key; and equal runs write the same bytes."""
     name = "LiquidAI/LFM2-1.2B"
     save(tmp_path / "source", CONFIGS[name])
-    family, _ = family_for(find(tmp_path / "source"), None)
+    inferred = family_for(find(tmp_path / "source"), None)
+    family = inferred.description if inferred else None
     wide = {
         "block_ff_dim": 192,
         "block_dim": 64,

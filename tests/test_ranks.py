@@ -23,11 +23,16 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.folder import read_json
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo import MODEL, training_text
-from growkit.differential import shared_diff as search
-from growkit.differential.shared_diff import RANKS_PER_PASS, SHRINKAGES, Calibration, smallest_rank
 from growkit.engine import calls
 from growkit.engine.prompts import DOCUMENT_SEPARATOR, make_prompts
 from growkit.engine.strict import strict_float64
+from growkit.extras.differential.conversions import shared_diff as search
+from growkit.extras.differential.conversions.shared_diff import (
+    RANKS_PER_PASS,
+    SHRINKAGES,
+    Calibration,
+    smallest_rank,
+)
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, load_recipe

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.base.units import duration, size
+from growkit.extras.optimizer.checks.training import _advice
 from growkit.proof.folder import FolderDifferences
 from growkit.proof.trainability import BREAK
-from growkit.proof.training import _advice
 from growkit.proof.weights import Recovered
 from growkit.recipe.recipe import load_recipe
 from growkit.report import drawing

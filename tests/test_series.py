@@ -24,6 +24,7 @@ from transformers import DynamicCache
 
 import growkit
 from growkit.cli.demo import MODEL
+from growkit.extras.differential.checks import series as proof_series
 from growkit.modeling import differential_attention
 from growkit.modeling.differential_attention import (
     EXACT_ROWS,
@@ -34,7 +35,6 @@ from growkit.modeling.differential_attention import (
     heavy_columns,
     integral_series,
 )
-from growkit.proof import series as proof_series
 from growkit.results.proof import Finding, SeriesError
 from tests.conftest import seeded
 from tests.test_modeling import CACHED, VOCABULARY, build, distance, left_padded, tokens

@@ -18,9 +18,9 @@ from torch import Tensor
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.differential.family import FAMILY as DIFF
-from growkit.differential.layouts import read_layout
-from growkit.differential.low_rank import Heads
+from growkit.extras.differential.diff_family import FAMILY as DIFF
+from growkit.extras.differential.layouts import read_layout
+from growkit.extras.differential.low_rank import Heads
 from growkit.planning.plan import Plan, Planned
 from growkit.proof.weights import Origin, Recovered, compare_weights
 from growkit.recipe.planner import plan_recipe

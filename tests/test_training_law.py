@@ -24,12 +24,18 @@ from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.strict import strict_float64
-from growkit.optimizer.groups import class_name, class_updates
-from growkit.optimizer.growing import MOMENTS, grown_moments
-from growkit.optimizer.state import written_in
+from growkit.extras.optimizer.checks import training as proof
+from growkit.extras.optimizer.checks.training import (
+    StatePaths,
+    _Run,
+    compare_states,
+    prove_training,
+    state_paths,
+)
+from growkit.extras.optimizer.groups import class_name, class_updates
+from growkit.extras.optimizer.growing import MOMENTS, grown_moments
+from growkit.extras.optimizer.state import written_in
 from growkit.planning.updates import law_of
-from growkit.proof import training as proof
-from growkit.proof.training import StatePaths, _Run, compare_states, prove_training, state_paths
 from growkit.proof.weights import origin_of
 from growkit.recipe.manifest import read_record
 from growkit.recipe.planner import plan_recipe
@@ -280,7 +286,9 @@ def test_plain_settings_would_not_do(grouped: Pair, monkeypatch: pytest.MonkeyPa
     """The control of the test above."""
     assert max(grouped.apart(3)) < 1e-11
     plain = Update()
-    monkeypatch.setattr("growkit.optimizer.groups.matched", lambda model, folder: _Always(plain))
+    monkeypatch.setattr(
+        "growkit.extras.optimizer.groups.matched", lambda model, folder: _Always(plain)
+    )
     assert max(grouped.apart(3)) > 1e-4
 
 

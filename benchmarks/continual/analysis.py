@@ -2,7 +2,7 @@
 
 Arms are compared seed by seed: weights of the source, the order of the text and held-out windows
 are the same, so that what they have in common cancels. Intervals are those of a probe
-(``growkit.probing.ranking``).
+(``growkit.extras.probing.ranking``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.continual.campaign import Found, best_rate, tried
 from benchmarks.continual.experiment import Experiment
-from growkit.probing.lines import Line
-from growkit.probing.ranking import paired_difference
+from growkit.extras.probing.lines import Line
+from growkit.extras.probing.ranking import paired_difference
 from growkit.report.drawing import Interval
 
 

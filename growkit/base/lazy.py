@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["NDArray", "Tensor", "members", "np", "torch", "usual_torch"]
+__all__ = ["NDArray", "Tensor", "members", "np", "of_extras", "registered", "torch", "usual_torch"]
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,3 +71,24 @@ def _members(package: str, attribute: str, path: tuple[str, ...]) -> dict[str, o
         for name, module in modules.items()
         if hasattr(module, attribute)
     }
+
+
+def registered(kind: str, attribute: str, *packages: str) -> dict[str, Any]:
+    """``{module name: module.attribute}`` of packages, and of those of a kind in the extras.
+
+    Args:
+        kind: name of the packages in the extras, as ``checks`` in ``growkit.extras.adapters``.
+        attribute: see ``members``.
+        *packages: packages of the core.
+    """
+    every = (*packages, *of_extras(kind))
+    return {name: each for one in every for name, each in members(one, attribute).items()}
+
+
+@cache
+def of_extras(name: str) -> tuple[str, ...]:
+    """The modules and packages of a name in the extras, as ``growkit.extras.adapters.checks``."""
+    (folder,) = import_module("growkit.extras").__path__
+    files = [*Path(folder).glob(f"*/{name}.py"), *Path(folder).glob(f"*/{name}/__init__.py")]
+    extras = sorted(file.relative_to(folder).parts[0] for file in files)
+    return tuple(f"growkit.extras.{extra}.{name}" for extra in extras)

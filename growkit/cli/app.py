@@ -24,8 +24,8 @@ from growkit.cli import commands as cli
 from growkit.cli.commands import JSON, OUTPUT, SOURCE, RecipeOptions, command, print_result
 from growkit.cli.signals import handle_signals
 from growkit.engine.user_family import load_description
+from growkit.extras.probing.settings import ProbeSettings
 from growkit.planning.operation import operations
-from growkit.probing.settings import ProbeSettings
 from growkit.recipe import recipe as recipes
 from growkit.recipe.recipe import Recipe, Step, load_recipe
 from growkit.sources import address_of, find, pair
@@ -94,7 +94,7 @@ def inspect_command(
         return
     if family is not None:
         raise InputError("--infer finds the family itself; leave out --family, or --infer")
-    from growkit.inference.inferring import infer as infer_family  # takes seconds
+    from growkit.extras.inference.inferring import infer as infer_family  # takes seconds
 
     found = infer_family(folder)
     if as_json:
@@ -349,7 +349,7 @@ def probe_command(
     destination: cli.Destination,
 ) -> None:
     """Grow SRC in several ways, train them all alike, and rank them at equal compute."""
-    from growkit.probing import probe as probing
+    from growkit.extras.probing import probe as probing
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars
 

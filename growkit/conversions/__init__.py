@@ -1,4 +1,4 @@
 """Conversions, one file each: it defines ``OPERATION``.
 
-Those between variants of differential attention are in ``growkit.differential``.
+Those between variants of differential attention are in ``growkit.extras.differential``.
 """

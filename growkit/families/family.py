@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from growkit.algebra.axes import Pattern, Role
 from growkit.base.errors import InputError
-from growkit.base.lazy import members
+from growkit.base.lazy import registered
 from growkit.base.names import perhaps
 from growkit.base.tensors import QUANTISED, Config
 from growkit.families import description
@@ -423,7 +423,7 @@ def families(key: str = "family", naming: str = "") -> dict[str, Family]:
         for name, file in files
         if f"\n{key}:" in _text(file) and naming in _text(file)
     }
-    of_modules = cast("dict[str, Any]", members("growkit.own_classes", "OWN_CLASS"))
+    of_modules = registered("own_classes", "OWN_CLASS")
     own = {name: each.family for name, each in of_modules.items()}
     return dict(sorted((of_files | own).items()))
 

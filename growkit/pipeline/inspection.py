@@ -22,27 +22,24 @@ from growkit.base.lazy import usual_torch
 from growkit.base.names import did_you_mean
 from growkit.base.options import Value
 from growkit.base.settings import Settings
-from growkit.base.tensors import Config
 from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
-from growkit.differential import family as diff
-from growkit.differential import layouts
 from growkit.engine.user_family import load_description
 from growkit.families.described import TIED
 from growkit.families.family import Family, families, family_of
 from growkit.families.model import Headers, Model, example
-from growkit.inference import family_for
 from growkit.planning.operation import PROMISES, Operation, SizeOption, operations
+from growkit.planning.own_class import own_classes
 from growkit.planning.plan import SMALL as SMALL_TENSOR
 from growkit.planning.plan import unused_tensors
 from growkit.recipe import planner
 from growkit.recipe import recipe as recipes
+from growkit.recipe.companion import companions
 from growkit.results import operation as results
 from growkit.results.operation import Abilities, Answer, Inspection, Possible
-from growkit.sources import Inside, find
+from growkit.sources import Inside, family_for, find
 
 FACTORS = ("x3/2", "x2", "x4")
 """Sizes to try, in this order, until one is exact."""
@@ -77,6 +74,7 @@ def inspect(
     given = load_description(family) if isinstance(family, str | Path) else family
     checkpoint = found.open(family_for(found, given))
     stored = checkpoint.family
+    facts = (own.attention(checkpoint) for own in own_classes().values())
     dropped, _ = unused_tensors(checkpoint, stored)
     rest = checkpoint.dropped if isinstance(checkpoint, Inside) else {}
     complete = stored.complete(checkpoint.config)
@@ -92,7 +90,7 @@ def inspect(
             for axis, size in stored.sizes(checkpoint.config).items()
             if axis not in stored.constants
         },
-        attention=_attention(checkpoint, stored),
+        attention=next(filter(None, facts), None),
         parameters=tensors.total_parameters(used),
         bytes=tensors.total_bytes(used),
         dtype=tensors.TORCH_NAMES[tensors.main_dtype(used)],
@@ -111,36 +109,6 @@ def _possible(verb: str, how: str, answer: Answer) -> Possible:
     words += [f"--{name.replace('_', '-')} {value}" for name, value in answer.options.items()]
     command = f"growkit {verb} SRC OUT {' '.join(words)}"
     return Possible(command=command, promise=str(answer.promise), becomes=str(answer.becomes))
-
-
-def _attention(checkpoint: Checkpoint, family: Family) -> results.Attention | None:
-    if not layouts.is_differential(family, checkpoint.config):
-        return None
-    config = diff.FAMILY.complete(
-        layouts.as_diff_transformer(checkpoint.config, checkpoint.where())
-    )
-    sizes = diff.FAMILY.sizes(config)
-    noise = sizes["noise_heads"]
-    return results.Attention(
-        variant=diff.variant(config),
-        signal_heads=sizes["signal_heads"],
-        noise_heads=noise,
-        kv_heads=sizes["kv_heads"],
-        ratio=sizes["signal_heads"] // noise if noise else None,
-        lambda_init=config["lambda_init"],
-        lambda_value=_lambda(checkpoint, config) if diff.has_lambda_vectors(config) else None,
-    )
-
-
-def _lambda(checkpoint: Checkpoint, config: Config) -> list[float]:
-    """λ of every layer."""
-    values = []
-    for layer, lambda_init in enumerate(config["lambda_init"]):
-        attention = diff.ATTENTION.format(layer=layer)
-        vectors = [checkpoint.read(f"{attention}{each}") for each in diff.LAMBDA]
-        where = f"{attention[:-1]} in {checkpoint.where()}"
-        values.append(layouts.lambda_value(vectors, lambda_init, where))
-    return values
 
 
 def model_types() -> dict[str, Family]:
@@ -397,12 +365,12 @@ def plan(
     shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))
     files = [tensors.total_bytes(shard.tensors) for shard in shards]
     sizes = (source, target), recipe.output_path, recipe.verify, extra
-    companions = (recipe.optimizer, "optimizer's state"), (recipe.adapter, "adapter")
-    for what in [f"{what}, {path}" for path, what in companions if path is not None]:
-        described.warnings.append(
-            f"the estimate of the disk leaves out the grown {what}; growkit run --dry-run "
-            "includes it"
-        )
+    for companion in companions():
+        if path := companion.path(recipe):
+            described.warnings.append(
+                f"the estimate of the disk leaves out the grown {companion.what}, {path}; growkit "
+                "run --dry-run includes it"
+            )
     return results.LargePlan(
         **described | estimate(*sizes, exact=exact, bandwidth=limit),
         bandwidth=limit,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from growkit.base.errors import InputError, called, renamed
 from growkit.base.lazy import usual_torch
@@ -28,23 +28,19 @@ from growkit.engine.prompts import read_text
 from growkit.engine.published import config_to_write
 from growkit.engine.user_family import load_description, unlisted_family
 from growkit.families.model import Model
-from growkit.inference import family_for
 from growkit.pipeline.inspection import disk_needed, estimate
 from growkit.planning.plan import Lineage
 from growkit.planning.updates import Law, law_of, recorded_law, summary
 from growkit.proof.preflight import check_settings, preflight
 from growkit.recipe import recipe as recipes
+from growkit.recipe.companion import Opened, companions
 from growkit.recipe.manifest import manifest_of
 from growkit.recipe.planner import describe, plan_recipe, planned_tensors
 from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.report.saving import inherited, model_card
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult, name_result
-from growkit.sources import Inside, find, pair
-
-if TYPE_CHECKING:
-    from growkit.adapters.growing import Adapter
-    from growkit.optimizer.growing import Optimizer
+from growkit.sources import Inside, family_for, find, pair
 
 
 @takes(Recipe, Running)
@@ -252,10 +248,14 @@ class _Run:
             self.metadata = {}
             result["warnings"].append(str(error))
         self.of_source = self._law_of_source()
-        self.companions = dict(self._companions())
-        for name, each in self.companions.items():
-            self.other_files += each.files
-            result[name] = each.result()
+        self.companions: dict[str, Opened] = {}
+        for companion in companions():
+            if path := companion.path(recipe):
+                opened = companion.open(path, source, self.lineage, recipe.output)
+                self.companions[companion.key] = opened
+                self.other_files += opened.files
+                result["warnings"] += opened.warnings
+                result[companion.key] = opened.result()
         self.extra = source.opened.carried_bytes()
         self.extra += sum(each.bytes for each in self.companions.values())
 
@@ -294,20 +294,6 @@ class _Run:
                 f"{self.source.where()}, remove its {publishing.MANIFEST} before you grow it"
             )
         return law
-
-    def _companions(self) -> Iterator[tuple[str, Optimizer | Adapter]]:
-        """Read the optimizer's state and the adapter, which grow with the model."""
-        recipe, source, lineage = self.recipe, self.source, self.lineage
-        if recipe.optimizer is not None:
-            from growkit.optimizer.growing import Optimizer
-
-            optimizer = Optimizer(Path(recipe.optimizer), source, lineage)
-            self.result["warnings"] += optimizer.warnings
-            yield "optimizer", optimizer
-        if recipe.adapter is not None:
-            from growkit.adapters.growing import Adapter
-
-            yield "adapter", Adapter(Path(recipe.adapter), source, lineage, recipe.output)
 
     def _estimated(self, overwrite: bool) -> GrowResult:
         """Make the result of a dry run: the plan, and an estimate of the run."""
@@ -439,11 +425,11 @@ def _remove_weights(folder: Path, digests: Mapping[str, str]) -> dict[str, list[
     Returns:
         Size in bytes and SHA-256 of every deleted file, by name.
     """
-    from growkit.optimizer.state import outputs  # takes a second
-
     checkpoint = Checkpoint(folder)
     paths = {file.relative_to(folder).as_posix() for file in checkpoint.files}
-    paths |= {*checkpoint.opened.names("*.index.json", *outputs())}
+    paths |= {*checkpoint.opened.names("*.index.json")}
+    for companion in companions():
+        paths |= {*checkpoint.opened.names(*companion.outputs())}
     found: dict[str, list[Any]] = {}
     for name in sorted(paths):
         found[name] = [(folder / name).stat().st_size, digests[name]]

@@ -3,13 +3,12 @@
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import cast
 
 from growkit.base.errors import InputError
-from growkit.base.lazy import members
+from growkit.base.lazy import registered
 from growkit.base.names import did_you_mean, perhaps
 from growkit.base.options import Option, Value
 from growkit.base.tensors import Config
@@ -144,11 +143,8 @@ class Operation(ABC):
         """
 
 
-PACKAGES = {
-    "grow": ("growkit.growth",),
-    "convert": ("growkit.conversions", "growkit.differential"),
-}
-"""The packages of each verb's operations."""
+PACKAGES = {"grow": "growth", "convert": "conversions"}
+"""The package of each verb's operations, and its name in the extras."""
 
 
 def operations(verb: str) -> dict[str, Operation]:
@@ -156,11 +152,10 @@ def operations(verb: str) -> dict[str, Operation]:
 
     A module defines ``OPERATION``, or a function ``operations`` that returns several.
     """
-    found: list[Operation] = []
-    for package in PACKAGES[verb]:
-        found += cast("list[Operation]", list(members(package, "OPERATION").values()))
-        for several in members(package, "operations").values():
-            found += cast("Callable[[], list[Operation]]", several)()
+    kind = PACKAGES[verb]
+    found = list(registered(kind, "OPERATION", f"growkit.{kind}").values())
+    for several in registered(kind, "operations", f"growkit.{kind}").values():
+        found += several()
     return {operation.name: operation for operation in found}
 
 

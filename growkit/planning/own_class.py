@@ -1,7 +1,7 @@
 """Classes of growkit's own: models that transformers has no class for run as models of one.
 
-A class is one file in ``growkit/own_classes``. Its family names the files with its code, which are
-copied next to the weights (``Family.auto_map``, ``Family.write_code``).
+A class is one file in the folder ``own_classes`` of an extra. Its family has the code, which is
+copied next to the weights.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
 
-from growkit.base.lazy import members
+from growkit.base.lazy import registered
 from growkit.base.tensors import Config
 from growkit.families.family import Family, known_family
 from growkit.families.model import Model
 from growkit.planning.plan import Plan, Planned
+from growkit.results.operation import Attention
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class OwnClass:
         config: from the config of such a model and its name in messages, the config of the class.
             It raises ``InputError`` if the class cannot express the model.
         plan: the plan that turns such a model into one of the class; it raises ``InputError``.
+        attention: what ``growkit inspect`` says of a model's attention; None for nothing.
     """
 
     family: Family
@@ -36,11 +37,12 @@ class OwnClass:
     runs: Callable[[Family], bool]
     config: Callable[[Config, str], Config]
     plan: Callable[[Model], Plan]
+    attention: Callable[[Model], Attention | None] = lambda model: None
 
 
 def own_classes() -> dict[str, OwnClass]:
     """All classes of growkit's own, by the names of their modules."""
-    return cast("dict[str, OwnClass]", members("growkit.own_classes", "OWN_CLASS"))
+    return registered("own_classes", "OWN_CLASS")
 
 
 @cache

@@ -1,12 +1,12 @@
-"""What a check of the proof is: a file of this folder that defines ``CHECK``."""
+"""Checks of the proof: files of this folder, or of ``checks`` in extras, that define ``CHECK``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from growkit.base.lazy import members
+from growkit.base.lazy import registered
 from growkit.results.proof import Section
 
 if TYPE_CHECKING:
@@ -33,4 +33,4 @@ class Check:
 
 def checks() -> Mapping[str, Check]:
     """All checks, by the names of their files."""
-    return cast("Mapping[str, Check]", members("growkit.proof", "CHECK"))
+    return registered("checks", "CHECK", "growkit.proof")

@@ -19,7 +19,6 @@ from growkit.base.errors import InputError
 from growkit.base.names import listed
 from growkit.base.tensors import FLOAT_BYTES, TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import (
-    ADAPTER_FOLDER,
     GENERATION,
     LICENCES,
     WEIGHTS,
@@ -35,10 +34,10 @@ from growkit.engine.published import config_to_write
 from growkit.engine.user_code import is_trusted, own_code
 from growkit.engine.user_family import unlisted_family
 from growkit.families.family import Family, families, known_family
-from growkit.optimizer.state import outputs
 from growkit.proof import config as configs
 from growkit.proof import sidecars
 from growkit.proof.weights import Origin
+from growkit.recipe.companion import companions
 from growkit.recipe.manifest import changed_since
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import (
@@ -207,14 +206,11 @@ def compare_with_plan(
     if GENERATION not in changed:
         changed += sidecars.changed_generation(source.opened, target.opened)
     expected = {*WRITTEN, *code, *source.opened.carried(), *_weights_of(target)}
-    if recipe is not None and recipe.optimizer is not None:
-        states = target.opened.names(*outputs())
-        changed += changed_since(target, states)
-        expected.update(states)
-    if recipe is not None and recipe.adapter is not None:  # which has its own finding
-        inside = [name for name in target.opened.names(ADAPTER_FOLDER) if "/" in name]
-        changed += changed_since(target, inside)
-        expected.update(inside)
+    for companion in companions():
+        if recipe is not None and companion.path(recipe):
+            inside = target.opened.names(*companion.outputs())
+            changed += changed_since(target, inside)
+            expected.update(inside)
     runs, unknown = bool(target.config.get("auto_map")), []
     for name in target.opened.names():
         if name not in expected and _is_read(name, runs):

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 from growkit.base.errors import InputError
-from growkit.base.lazy import members
 from growkit.base.names import NOTHING, did_you_mean
 from growkit.base.options import Value, check_number, documented, kind_of, option
 from growkit.base.parsing import WORDS, check_kind
@@ -36,6 +35,7 @@ from growkit.engine.user_family import load_description
 from growkit.families.described import extended
 from growkit.families.family import described
 from growkit.planning.operation import Operation, complete, operation_of
+from growkit.recipe.companion import companions
 
 DEFAULT_METHOD = "hypercloning"
 """The growth method that ``growkit grow`` uses unless another is named."""
@@ -208,19 +208,14 @@ class Recipe:
         """
         paths: list[str | Path] = [self.source, *self.texts, *reads]
         states: list[Path] = []
-        for given, what in ((self.optimizer, "optimizer's state"), (self.adapter, "adapter")):
-            if given and not os.path.exists(given):
-                raise InputError(f"{given}, the {what}, does not exist; check its name")
-        if self.optimizer:
-            path = Path(self.optimizer)
-            formats: Any = members("growkit.optimizer.formats", "FORMAT").values()
-            # Any other folder is refused later. It is not listed, since it may be very large.
-            (states if any(each.holds(path) for each in formats) else paths).append(path)
-        if self.adapter:
-            files = (
-                Path(self.adapter) / name for name in (folders.ADAPTER, *folders.ADAPTER_WEIGHTS)
-            )
-            paths += [self.adapter, *files]
+        for companion in companions():
+            if (path := companion.path(self)) is None:
+                continue
+            if not path.exists():
+                raise InputError(f"{path}, the {companion.what}, does not exist; check its name")
+            of_companion = companion.inputs(path)
+            paths += of_companion[0]
+            states += of_companion[1]
         return Inputs(paths, states)
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,0 +1,223 @@
+"""Proof of an adapter: the target with its adapter computes the same as the source with its own.
+
+The tensors of the source's adapter must be recovered bit for bit, and the grown config must be the
+one that growkit writes. Then both models run with their adapters in PEFT, one layer at a time in
+strict float64. Nothing else needs PEFT.
+"""
+
+import re
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from growkit.base.errors import InputError, foreign
+from growkit.base.limits import strict_limit, within
+from growkit.base.tensors import ANYWHERE, TensorInfo, cut
+from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER
+from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.calls import CallError
+from growkit.engine.class_weights import Extended, class_weights, tied_names
+from growkit.engine.metrics import finite
+from growkit.engine.oracle import quiet
+from growkit.extras.adapters.folder import AdapterFolder
+from growkit.extras.adapters.growing import Adapter
+from growkit.extras.adapters.modules import Modules
+from growkit.extras.adapters.tensors import PREFIX, AdapterTensors
+from growkit.proof.check import Check
+from growkit.proof.control import MAX_TOKENS
+from growkit.proof.function import Function
+from growkit.proof.pair import Pair
+from growkit.proof.weights import Origin, compare_weights
+from growkit.results.proof import Finding, Section
+
+NAME = "adapter"
+
+OF_FOLDERS = ("base_model_name_or_path", "revision")
+"""Config keys that name the model's folder."""
+
+
+def refuse_adapter(pair: Pair) -> None:
+    """Refuse an adapter that could not be compared.
+
+    Raises:
+        InputError: the target has none, or it is not known how it was made.
+    """
+    inside = pair.after.folder / ADAPTER_FOLDER
+    if pair.adapter is None:
+        return
+    if not inside.exists():
+        raise InputError(
+            f"{pair.after.folder} has no folder {ADAPTER_FOLDER} to compare with {pair.adapter}; "
+            "leave out --adapter, or grow the model with it"
+        )
+    if pair.origin.unknown:
+        raise InputError(
+            f"{inside} can be compared with {pair.adapter} only if it is known how it was made, "
+            f"but {pair.origin.unknown}; leave out --adapter"
+        )
+
+
+def check_adapter(pair: Pair, function: Function) -> Section | None:
+    """Compare source and target, each with its adapter.
+
+    Raises:
+        InputError: PEFT does not accept the adapter.
+    """
+    if pair.adapter is None:
+        recipe = pair.origin.recipe
+        untried = "its adapter was not tried, as that of the source was not named (--adapter)"
+        return Section(findings=[], notes=[untried]) if recipe and recipe.adapter else None
+    planned = Adapter(pair.adapter, pair.before, pair.lineage, "")
+    written = AdapterFolder(pair.after.folder / ADAPTER_FOLDER)
+    finding = _tensors_finding(pair, planned, written)
+    finding = finding or _logits_finding(pair, function, planned, written)
+    finding.verdict, finding.in_reason = "preserved, but not with its adapter", True
+    return Section(findings=[finding], notes=[])
+
+
+def _tensors_finding(pair: Pair, planned: Adapter, written: AdapterFolder) -> Finding | None:
+    """The finding on tensors and config of a grown adapter, if they are not as planned."""
+    tensors = AdapterTensors(written, Modules(pair.after))
+    lost = compare_weights(Origin(planned.lineage), tensors).lost
+    if not lost and _settings(planned.config) == _settings(written.config):
+        return None
+    does = "does not recover the source's adapter" if lost else "is not what growkit writes"
+    place = lost or f"{ADAPTER_FOLDER}/{ADAPTER}"
+    return Finding(name=NAME, kept=False, sentence=f"{place} {does}", place=place)
+
+
+def _logits_finding(
+    pair: Pair, function: Function, planned: Adapter, written: AdapterFolder
+) -> Finding:
+    """The finding on the logits of both models with their adapters."""
+    adapted = (
+        AdaptedWeights(pair.before, planned.of_class),
+        AdaptedWeights(pair.after, written),
+    )
+    side, prompt = function.strict.side, pair.prompts.windows[0][:MAX_TOKENS]
+    try:
+        compared, controls = side.compare_prompt(prompt, side.place, adapted, only="default")
+    except CallError as error:
+        failure = str(error).partition(";")[0]
+        raise InputError(
+            f"with the adapter in {pair.adapter}, {failure}; train one for other modules, or leave "
+            "out --adapter"
+        ) from error
+    relative, own = compared.prefill.relative, strict_limit(controls.rounding.relative).largest
+    largest = own if pair.exact else function.limit and function.limit.largest
+    kept = within(relative, largest)
+    sentence = f"with the adapter, they differ by {relative:.1e}"
+    if within(controls.control.relative, own):
+        kept = False
+        sentence = f"with the adapter, a deliberate fault ({controls.fault}) went unnoticed"
+    return Finding(
+        name=NAME, kept=kept, sentence=sentence, measured=finite(relative), limit=largest
+    )
+
+
+CHECK = Check(check_adapter, refuse_adapter, if_kept=True)
+
+
+def _settings(config: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in config.items() if key not in OF_FOLDERS}
+
+
+AROUND = re.compile(r"\.(base_layer|token_adapter|original_module|modules_to_save\.\w+)(?=\.)")
+"""Parts of names that PEFT inserts for a model's own parameters."""
+
+
+class AdaptedWeights(Extended):
+    """A checkpoint to which PEFT itself applies an adapter, with the names that it gives the class.
+
+    Only known settings of the adapter's config are used. The adapter is entirely in memory.
+
+    Args:
+        checkpoint: the model.
+        adapter: the adapter.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, adapter: AdapterFolder) -> None:
+        self.config, self._base = checkpoint.config, class_weights(checkpoint)
+        self._adapter = adapter
+        self._own: dict[str, Tensor] = {}
+        self._names: dict[str, str] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+
+    def where(self, name: str | None = None) -> str:
+        """See ``Weights``."""
+        if name in self._own:
+            return str(self._adapter.file.path)
+        return self._base.where(self._names[name] if name else None)
+
+    def cuts(self, name: str) -> int:
+        """See ``Weights``."""
+        return ANYWHERE if name in self._own else self._base.cuts(self._names[name])
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """See ``Weights``."""
+        if name in self._own:
+            return cut(self._own[name], where)
+        return self._base.read(self._names[name], *where)
+
+    def extend(self, model: Any) -> None:
+        """See ``Extended``.
+
+        Raises:
+            InputError: PEFT does not accept the adapter.
+        """
+        adapter, ties = self._adapter, getattr(model, "all_tied_weights_keys", None) or {}
+        loaded = self._loaded(model)
+        named = [*model.named_parameters(remove_duplicate=False)]
+        own = {id(parameter): loaded[name] for name, parameter in named if name in loaded}
+        for name, parameter in named:
+            if id(parameter) in own:
+                self._own[name] = own[id(parameter)]
+                path, _, last = name.rpartition(".")
+                self.tensors[name] = TensorInfo.of_torch(parameter.shape, self._own[name].dtype)
+                empty = torch.empty(parameter.shape, dtype=model.dtype, device="meta")
+                model.get_submodule(path)._parameters[last] = nn.Parameter(empty)
+                continue
+            alike = tied_names(AROUND.sub("", name), ties)
+            held = next((each for each in alike if each in self._base.tensors), None)
+            if held is None:
+                raise InputError(
+                    f"{adapter.file.path} has nothing for {name} of a {type(model).__name__}; give "
+                    "the adapter of this model"
+                )
+            self._names[name], self.tensors[name] = held, self._base.tensors[held]
+        for module in model.modules():  # buffers with which PEFT would unload an adapter
+            for key, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_meta:
+                    module._buffers[key] = torch.zeros_like(buffer, device="cpu")
+
+    def _loaded(self, model: Any) -> dict[str, Tensor]:
+        """Apply the adapter to a model without weights; return its tensors by parameter name.
+
+        Raises:
+            InputError: PEFT does not accept the adapter.
+        """
+        adapter, loaded = self._adapter, dict[str, Tensor]()
+
+        def load(state: dict[str, Tensor], **options: Any) -> None:
+            loaded.update(state)
+
+        with quiet(), foreign(f"PEFT cannot load {adapter.opened}", "save it again with PEFT"):
+            import peft
+
+            settings = {k: v for k, v in adapter.config.items() if k in adapter.method.settings}
+            kind: Any = peft.PEFT_TYPE_TO_CONFIG_MAPPING[adapter.config["peft_type"]]
+            peft.inject_adapter_in_model(kind(**settings), model, low_cpu_mem_usage=True)
+            held = adapter.tensors
+            tensors = {n.removeprefix(PREFIX): held.read(n) for n in held.tensors}
+            with patch.object(model, "load_state_dict", load):
+                peft.set_peft_model_state_dict(model, tensors)
+        known = dict(model.named_parameters(remove_duplicate=False))
+        for name, tensor in loaded.items():
+            if name not in known or known[name].shape != tensor.shape:
+                raise InputError(
+                    f"{adapter.file.path} has {name} of shape {list(tensor.shape)}, which does not "
+                    f"fit a {type(model).__name__}; give the adapter of this model"
+                )
+        return loaded

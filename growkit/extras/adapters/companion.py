@@ -1,0 +1,21 @@
+"""An adapter of PEFT as files that grow with a model."""
+
+from pathlib import Path
+
+from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER, ADAPTER_WEIGHTS
+from growkit.checkpoint.reading import Checkpoint
+from growkit.planning.plan import Lineage
+from growkit.recipe.companion import Companion, Opened
+
+
+def _inputs(path: Path) -> tuple[list[Path], list[Path]]:
+    return [path, *(path / name for name in (ADAPTER, *ADAPTER_WEIGHTS))], []
+
+
+def _open(path: Path, source: Checkpoint, lineage: Lineage, output: str) -> Opened:
+    from growkit.extras.adapters.growing import Adapter  # imports torch
+
+    return Adapter(path, source, lineage, output)
+
+
+COMPANION = Companion("adapter", "adapter", _inputs, _open, outputs=lambda: [ADAPTER_FOLDER])

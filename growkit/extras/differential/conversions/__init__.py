@@ -1,0 +1,1 @@
+"""Conversions between variants of differential attention, one file each: ``OPERATION``."""

@@ -1,0 +1,521 @@
+"""Conversion of DIFF to Shared DIFF: queries and keys as shared bases with low-rank updates.
+
+Bases and updates are the best ones for the weights alone (``low_rank``), or for the inputs that
+attention reads on a text; they are computed in float64. Ranks are given, or the smallest ones that
+keep a tolerance. To measure inputs and costs on real text, the model runs one layer at a time from
+its files (``growkit.engine.layerwise``), so it may be larger than memory.
+
+Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
+from growkit.base.limits import within
+from growkit.base.options import Option, Value
+from growkit.base.progress import current
+from growkit.base.settings import Settings
+from growkit.base.tensors import TORCH_NAMES, Config, main_dtype, total_bytes
+from growkit.extras.differential.conversions.storing import OnDiffTransformer, refuse
+from growkit.extras.differential.diff_family import ATTENTION
+from growkit.extras.differential.diff_family import FAMILY as DIFF
+from growkit.extras.differential.low_rank import Heads, judge_parts, share, spread
+from growkit.families.model import Model
+from growkit.planning.operation import Change
+from growkit.planning.plan import Check, Plan, unused_tensors
+from growkit.planning.rewriting import rewrite
+from growkit.planning.transforms import Computed, Kept, Transform
+from growkit.results.operation import RankTried
+
+if TYPE_CHECKING:
+    from growkit.engine.calls import Spool
+    from growkit.engine.layerwise import Layerwise
+
+PARTS = ("base.weight", "down.weight", "up.weight")
+
+
+def _is_rank(text: str) -> bool:
+    return text == "auto" or all(each.isdecimal() and int(each) > 0 for each in text.split(","))
+
+
+class SharedDiff(OnDiffTransformer):
+    """See the module."""
+
+    name = "shared-diff"
+    paper = "Cang et al., Shared DIFF Transformer, ICML 2025"
+    options = (
+        Option("scope", "which heads share a base and an update", ("head", "layer", "all_heads")),
+        Option(
+            "rank",
+            "the rank of the updates, a whole number from 1 upwards, one per layer, or auto",
+            form="N|N,N,…|auto",
+            accepts=_is_rank,
+            example=1,
+        ),
+        Option(
+            "tolerance",
+            "the KL that rank auto may cost, in nats per token",
+            form="NATS",
+            kind=float,
+            limits=(None, 1e300),
+        ),
+        Option(
+            "energy",
+            "the share of differences between heads that rank auto keeps in each layer, e.g. 0.99",
+            form="SHARE",
+            kind=float,
+            limits=(None, 1),
+        ),
+        Option(
+            "calibration",
+            "a UTF-8 text, which weights inputs by their frequency, and on which auto tries ranks",
+            form="TEXT",
+        ),
+        Option(
+            "shrinkage",
+            "how little the calibration text weighs, from 0 (inputs weigh as much as they occur in "
+            "it) to 1 (all weigh alike); by default, the value that costs least on the text",
+            form="SHARE",
+            kind=float,
+            limits=(0, 1),
+        ),
+    )
+
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
+        diff = self.with_noise_heads(source, "there are no noise heads to share with")
+        if diff["qk_projection"] == "shared":
+            raise refuse(self.name, diff, "its projections are shared already")
+        paired = diff["num_attention_heads"] == 2 * diff["num_noise_heads"]
+        if options["scope"] == "layer" and not paired:
+            raise refuse(
+                self.name, diff, "scope layer pairs signal with noise heads; choose scope head"
+            )
+        unused_tensors(source, DIFF)  # refuses wrong models before a search of ranks begins
+        search = Search(source, diff | {"qk_projection": "shared"}, options)
+        way, tried = search.settle()
+        distinct = sorted(set(way.ranks))
+        config = diff | {
+            "qk_projection": "shared",
+            "shared_scope": options["scope"],
+            "shared_rank": distinct[0] if len(distinct) == 1 else list(way.ranks),
+        }
+        made, checks = _parts(search, way, main_dtype(source.tensors))
+        plan = rewrite(source, DIFF, config, lambda member, info: made.get(member.name), checks)
+        downs = [check.targets[PARTS.index("down.weight")] for check in checks]
+        plan = replace(plan, waits=downs)  # for updates of zero
+        some = " or ".join(map(str, distinct))
+        lost = (
+            f"the part of the difference between heads with one base that rank {some} cannot hold"
+        )
+        settled: dict[str, Value | None] = {"scope": options["scope"]}
+        settled |= dict.fromkeys(("tolerance", "energy"))
+        settled["rank"] = ",".join(map(str, distinct if len(distinct) == 1 else way.ranks))
+        if "calibration" in options:
+            settled["shrinkage"] = str(way.shrinkage)
+        warnings = _larger_than_source(source, plan, way)
+        return Change([plan], "bounded", lost, settled, ranks=tried, warnings=warnings)
+
+
+def _parts(search: Search, way: Way, dtype: str) -> tuple[dict[str, Transform], list[Check]]:
+    """The transforms of all parts of projections, by name, and their checks."""
+    made: dict[str, Transform] = {}
+    checks = []
+    for layer, rank in enumerate(way.ranks):
+        for projection, heads in search.projections.items():
+            weight = weight_of(projection, layer)
+            module = weight.removesuffix(".weight")
+            names = [f"{module}.{part}" for part in PARTS]
+            moment = partial(search.moment, layer, way.shrinkage)
+            factors = _factors(heads, rank, moment, dtype, module)
+            why = f"best base and rank-{rank} updates, scope {heads.scope}"
+            for number, name in enumerate(names):
+                part = partial(factors, number)
+                made[name] = Computed((weight,), why, part, repeatable=False, dtype=dtype)
+            made[f"{module}.up.bias"] = Kept(f"{module}.bias")
+            judge = partial(judge_parts, module, heads, way.shrinkage < 1)
+            checks.append(Check((weight,), tuple(names), judge))
+    return made, checks
+
+
+def _larger_than_source(source: Model, plan: Plan, way: Way) -> list[str]:
+    """Warn if the parts have more parameters than the projections that they replace."""
+    before = bases = of_each_rank = after = 0
+    for check in plan.checks:
+        before += sum(source.tensors[name].elements for name in check.sources)
+        base, *updates = (plan.by_target[name].info.elements for name in check.targets)
+        bases += base
+        of_each_rank += sum(updates) // plan.by_target[check.targets[-1]].info.shape[1]
+        after += base + sum(updates)
+    if after <= before:
+        return []
+    most = (before - bases - 1) // of_each_rank
+    return [
+        f"rank {' or '.join(map(str, sorted(set(way.ranks))))} makes the model larger: "
+        f"{after:,} parameters replace {before:,} of the source's projections; "
+        + (f"ranks up to {most} hold fewer" if most > 0 else "no rank holds fewer")
+    ]
+
+
+def _factors(
+    heads: Heads, rank: int, moment: Callable[[], Tensor | None], dtype: str, seed: str
+) -> Callable[[int, Tensor], Tensor]:
+    """Make a function that computes the parts of one projection once, and keeps each until used.
+
+    The function takes an index into ``PARTS`` and the full projection,
+    [(signal + noise) · head_dim, hidden].
+    """
+    lock, kept = Lock(), dict[int, Tensor]()
+
+    def part(which: int, weight: Tensor) -> Tensor:
+        with lock:
+            if which not in kept:
+                stored = getattr(torch, TORCH_NAMES[dtype])
+                made = heads.factorise(weight.double(), rank, moment(), stored, seed)
+                kept.update(enumerate(made))
+            return kept.pop(which).contiguous()
+
+    return part
+
+
+def multiplied_out(source: Model, config: Config) -> Plan:
+    """Plan a model with full projections, and this config, from a Shared DIFF model."""
+    dtype, made = main_dtype(source.tensors), dict[str, Transform]()
+    for layer in range(config["num_hidden_layers"]):
+        for projection, heads in projections(DIFF.complete(source.config)).items():
+            weight = weight_of(projection, layer)
+            module = weight.removesuffix(".weight")
+            sources = tuple(f"{module}.{part}" for part in PARTS)
+            compute = partial(_product, heads, TORCH_NAMES[dtype])
+            made[weight] = Computed(sources, "multiplied out", compute, dtype=dtype)
+            made[f"{module}.bias"] = Kept(f"{module}.up.bias")
+    return rewrite(source, DIFF, config, lambda member, info: made.get(member.name))
+
+
+def _product(heads: Heads, dtype: str, *parts: Tensor) -> Tensor:
+    return heads.multiplied_out(*(part.double() for part in parts)).to(getattr(torch, dtype))
+
+
+WINDOWS = 64
+"""Number of windows of text, of 512 tokens each, for the second moments."""
+
+RANKS_PER_PASS = 8
+"""Number of ranks that are tried in one pass over the model."""
+
+SHRINKAGES = (0.0, 0.3, 0.6, 0.9, 0.97, 1.0)
+"""Values to try, from the weights of the text to equal weights."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to share.
+
+    Attributes:
+        ranks: ranks of the updates, layer by layer.
+        shrinkage: see ``Calibration``; 1 if all inputs have equal weights.
+    """
+
+    ranks: tuple[int, ...]
+    shrinkage: float
+
+
+def smallest_rank(
+    most: int, costs: Callable[[Sequence[int]], Mapping[int, float]], tolerance: float
+) -> tuple[int, dict[int, float]]:
+    """Find a rank that keeps a tolerance while the next smaller one does not.
+
+    Apart from noise, costs fall as ranks rise. Ranks are tried in a geometric series, then between
+    the largest rank that fails and the smallest that keeps the tolerance, until these are
+    neighbours.
+
+    Args:
+        most: the largest useful rank.
+        costs: maps ranks to the cost of each.
+        tolerance: the largest accepted cost.
+
+    Returns:
+        The rank, and the cost of every rank that was tried.
+
+    Raises:
+        InputError: no rank keeps the tolerance.
+    """
+    tried: dict[int, float] = {}
+    below, above = 0, most + 1
+    while above - below > 1:
+        between = range(below + 1, above)
+        ranks = list(between[:: -(-len(between) // RANKS_PER_PASS)])
+        if above > most:  # the first pass covers the whole range
+            steps = {round(most ** (i / (RANKS_PER_PASS - 1))) for i in range(RANKS_PER_PASS)}
+            ranks = sorted(steps | {1, most})
+        tried |= costs(ranks)
+        kept = [rank for rank, cost in tried.items() if within(cost, tolerance)]
+        if not kept:
+            raise InputError(
+                f"no rank keeps a tolerance of {tolerance:g}: rank {most} still costs "
+                f"{tried[most]:.3g}; pass a wider --dtype or a larger tolerance"
+            )
+        above = min(kept)
+        below = max((rank for rank in tried if rank < above), default=0)
+    return above, dict(sorted(tried.items()))
+
+
+def weight_of(projection: str, layer: int) -> str:
+    """The name of a projection's weight."""
+    return f"{ATTENTION.format(layer=layer)}{projection}.weight"
+
+
+def projections(config: Config) -> dict[str, Heads]:
+    """The shared projections of a model, each with its heads."""
+    sizes, scope = DIFF.sizes(config | {"qk_projection": "full"}), config["shared_scope"]
+    found = {"q_proj": Heads(sizes["signal_heads"], sizes["noise_heads"], scope)}
+    if config["noise_keys"] == "own":
+        found["k_proj"] = Heads(sizes["kv_heads"], sizes["kv_heads"], scope)
+    return found
+
+
+class Search:
+    """The choice of ranks and shrinkage for one model, by its options or by a search.
+
+    Attributes:
+        layers: number of layers.
+        projections: the heads of every shared projection.
+    """
+
+    def __init__(self, source: Model, config: Config, options: Mapping[str, str]) -> None:
+        self._source, self._options = source, options
+        self.layers: int = config["num_hidden_layers"]
+        self.projections = projections(config | {"shared_scope": options["scope"]})
+        self._full_rank = max(
+            heads.full_rank(source.tensors[weight_of(name, 0)].shape)
+            for name, heads in self.projections.items()
+        )
+        self._shrinkages: Sequence[float] = (1.0,)
+        if "calibration" in options:
+            given = options.get("shrinkage")
+            self._shrinkages = SHRINKAGES if given is None else (float(given),)
+
+    def _windows(self, count: int | None = None) -> Sequence[Tensor]:
+        from growkit.engine.prompts import make_prompts
+
+        text = Settings(self._options.get("calibration"), count)
+        return make_prompts(text, Path(self._source.where()), self._source.config).windows
+
+    @cached_property
+    def _calibration(self) -> Calibration:
+        return Calibration(self._source, self._windows(WINDOWS))
+
+    def moment(self, layer: int, shrinkage: float) -> Tensor | None:
+        """The second moment of a layer's inputs; None if all inputs have equal weights."""
+        return self._calibration.moment(layer, shrinkage) if shrinkage < 1 else None
+
+    def settle(self) -> tuple[Way, list[RankTried]]:
+        """Choose the way to share; return it with all ranks that were tried.
+
+        Raises:
+            InputError: the options contradict each other, or no rank keeps the tolerance.
+        """
+        options = self._options
+        goals = [name for name in ("tolerance", "energy") if name in options]
+        if "shrinkage" in options and "calibration" not in options:
+            raise InputError("shrinkage needs a calibration text; leave it out, or give a text")
+        if options["rank"] != "auto":
+            if goals:
+                raise InputError(f"{goals[0]} needs rank auto; leave it out, or choose auto")
+            return self._with_ranks(tuple(map(int, options["rank"].split(",")))), []
+        if len(goals) != 1:
+            raise InputError("rank auto needs either a tolerance or an energy to keep; give one")
+        if goals == ["energy"]:
+            return self._with_energy(float(options["energy"]))
+        return self._within_tolerance(float(options["tolerance"]))
+
+    def _with_ranks(self, ranks: tuple[int, ...]) -> Way:
+        if len(ranks) not in (1, self.layers):
+            raise InputError(f"{len(ranks)} ranks were given; the model has {self.layers} layers")
+        if max(ranks) > max(1, self._full_rank):  # no rank is below 1
+            raise InputError(
+                f"rank {max(ranks)} is useless: updates of rank {self._full_rank} already hold any "
+                f"difference between these heads exactly; choose at most {self._full_rank}"
+            )
+        ranks *= self.layers // len(ranks)
+        ways = [Way(ranks, shrinkage) for shrinkage in self._shrinkages]
+        return min(ways, key=self._costs(ways).__getitem__) if len(ways) > 1 else ways[0]
+
+    def _within_tolerance(self, tolerance: float) -> tuple[Way, list[RankTried]]:
+        tried: dict[Way, float] = {}
+
+        def cheapest(rank: int) -> Way:
+            return min((way for way in tried if way.ranks[0] == rank), key=tried.__getitem__)
+
+        def costs(ranks: Sequence[int]) -> Mapping[int, float]:
+            for shrinkage in self._shrinkages:  # one by one, to limit the hidden states in memory
+                tried.update(self._costs([Way((r,) * self.layers, shrinkage) for r in ranks]))
+            return {rank: tried[cheapest(rank)] for rank in ranks}
+
+        found, kl_by_rank = smallest_rank(self._full_rank, costs, tolerance)
+        return cheapest(found), [
+            RankTried(layer=None, rank=n, kl_nats_per_token=kl, energy=None, chosen=n == found)
+            for n, kl in kl_by_rank.items()
+        ]
+
+    def _costs(self, ways: Sequence[Way]) -> Mapping[Way, float]:
+        """Measure the cost of ways on the text, all in one pass over the model.
+
+        Returns:
+            KL(source ‖ source with shared projections) of every way, in nats per token.
+        """
+        from growkit.engine.calls import Call
+        from growkit.engine.metrics import distance_of
+
+        source, windows, model = self._source, self._windows(), _layerwise(self._source)
+        ranks = sorted({rank for way in ways for rank in way.ranks})
+        title, total = f"trying rank {', '.join(map(str, ranks))}", total_bytes(source.tensors)
+        states: dict[Way, list[Tensor]] = {}
+        with current().bytes(title, total) as advance:
+            for stage in model.stages([Call(window) for window in windows]):
+                if stage.layer is None:
+                    states = {way: list(stage.after) for way in ways}
+                    continue
+                advance(total // self.layers)
+                attention = next(m for m in stage.module.modules() if hasattr(m, "q_proj"))
+                modules = {name: getattr(attention, name) for name in self.projections}
+                weights = {name: source.read(weight_of(name, stage.layer)) for name in modules}
+                for way in ways:
+                    new = {n: self._shared(n, stage.layer, weights[n], way) for n in modules}
+                    with _replaced(modules, new):
+                        states[way] = [stage.again(i, state) for i, state in enumerate(states[way])]
+        with model.head() as head:
+            clean = head, stage.after
+            return {
+                way: distance_of(clean, (head, states[way]), windows).kl_per_token for way in ways
+            }
+
+    def _shared(self, projection: str, layer: int, weight: Tensor, way: Way) -> Tensor:
+        """The weight that a projection gets from its rounded parts."""
+        heads, moment = self.projections[projection], self.moment(layer, way.shrinkage)
+        dtype = getattr(torch, TORCH_NAMES[main_dtype(self._source.tensors)])
+        parts = heads.factorise(weight.double(), way.ranks[layer], moment, dtype)
+        return heads.multiplied_out(*(part.double() for part in parts))
+
+    def _with_energy(self, energy: float) -> tuple[Way, list[RankTried]]:
+        shrinkage = self._shrinkages[0]  # the smallest: the energy is measured on the text itself
+        tried: list[RankTried] = []
+        total = total_bytes(self._source.tensors)
+        with current().bytes("looking for ranks, layer by layer", total) as advance:
+            for layer in range(self.layers):
+                tried += self._energies(layer, energy, self.moment(layer, shrinkage))
+                advance(total // self.layers)
+        return Way(tuple(each["rank"] for each in tried if each["chosen"]), shrinkage), tried
+
+    def _energies(self, layer: int, energy: float, moment: Tensor | None) -> list[RankTried]:
+        """Find the rank of a layer; return all ranks that were tried."""
+        members = [
+            heads.members(self._source.read(weight_of(name, layer)).double())
+            for name, heads in self.projections.items()
+        ]
+        whole = sum(float(spread(each, moment).sum()) for each in members)
+
+        def costs(ranks: Sequence[int]) -> dict[int, float]:
+            return {
+                rank: sum(float(share(each, rank, moment).residual.sum()) for each in members)
+                for rank in ranks
+            }
+
+        # The last bits of computed residuals are rounding, not energy.
+        found, tried = smallest_rank(self._full_rank, costs, (1 - energy + 1e-12) * whole)
+        kept = {rank: max(0.0, 1 - cost / whole) if whole else 1.0 for rank, cost in tried.items()}
+        return [
+            RankTried(layer=layer, rank=n, kl_nats_per_token=None, energy=e, chosen=n == found)
+            for n, e in kept.items()
+        ]
+
+
+class Calibration:
+    """Second moments of the inputs of every layer's attention, on a text.
+
+    The model runs once, when the first moment is needed. The moments of all layers are as large as
+    a part of the model, so they are kept in a temporary folder, which is deleted with this object.
+
+    Args:
+        source: a DIFF Transformer.
+        windows: token ids, each [tokens].
+    """
+
+    def __init__(self, source: Model, windows: Sequence[Tensor]) -> None:
+        self._source, self._windows = source, windows
+        self._lock = Lock()
+        self._moments: Spool | None = None
+
+    def moment(self, layer: int, shrinkage: float = 0.0) -> Tensor:
+        """Σ x xᵀ over all tokens, where x is the input of queries and keys, [hidden, hidden].
+
+        Args:
+            layer: index of the layer.
+            shrinkage: part of the moment that is spread evenly over all directions, since rare
+                directions differ between texts (Ledoit and Wolf, "A well-conditioned estimator for
+                large-dimensional covariance matrices", 2004).
+
+        Returns:
+            The moment, in float64.
+
+        Raises:
+            InputError: the model cannot run, or there is no room for temporary files.
+        """
+        with self._lock:
+            self._moments = self._moments or _run(self._source, self._windows)
+        moment = self._moments[layer]
+        even = torch.eye(len(moment), dtype=moment.dtype) * moment.trace() / len(moment)
+        return moment.lerp(even, shrinkage)
+
+
+def _run(source: Model, windows: Sequence[Tensor]) -> Spool:
+    """Run a model, and record the moment of every layer."""
+    from growkit.engine.calls import Call, Spool
+
+    model, moments = _layerwise(source), Spool()
+    hidden = source.config["hidden_size"]
+    moment = torch.zeros(hidden, hidden, dtype=torch.float64, device=model.device)
+
+    def look(module: Any, args: tuple[Tensor, ...]) -> None:
+        read = args[0].flatten(0, -2).double()
+        moment.addmm_(read.T, read)
+
+    for module in model.model.modules():
+        if hasattr(module, "q_proj"):
+            module.q_proj.register_forward_pre_hook(look)
+    for stage in model.stages([Call(window) for window in windows]):
+        if stage.layer is not None:
+            moments.append(moment)
+            moment.zero_()
+    return moments
+
+
+@contextmanager
+def _replaced(modules: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Iterator[None]:
+    for name, module in modules.items():
+        weight = weights[name].to(dict(module.named_parameters())["weight"])
+        module.forward = partial(torch.nn.functional.linear, weight=weight, bias=module.bias)
+    try:
+        yield
+    finally:
+        for module in modules.values():
+            del module.forward
+
+
+def _layerwise(source: Model) -> Layerwise:
+    from growkit.engine.device import choose_device
+    from growkit.engine.layerwise import Layerwise
+
+    dtype = torch.float64 if main_dtype(source.tensors) == "F64" else torch.float32
+    return Layerwise(source, dtype, choose_device("auto", dtype))
+
+
+OPERATION = SharedDiff()

@@ -1,0 +1,291 @@
+"""Trace numbers through a running model.
+
+A product of matrices sums over a dimension of a parameter: the parameter reads that dimension.
+Dimensions whose elements are multiplied, added or compared one by one belong to one space. The
+stream of a layer is its input hidden states and everything that is added to them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from growkit.extras.inference.shrinking import stored_tensors
+
+Place = tuple[str, int]
+"""A parameter and one of its dimensions."""
+
+PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "mv": (0, 1), "bmm": (0, 1), "baddbmm": (1, 2)}
+"""Positions of the two factors among the arguments of torch's matrix products."""
+
+SUMS = frozenset({"add", "sub"})
+KEEPING = frozenset({"_to_copy", "clone", "div", "mul"})
+"""Operations that keep a stream if it is the only tensor: copies, and products with a number."""
+
+
+class Flow(TorchDispatchMode):
+    """Records what happens to the dimensions of parameters.
+
+    Attributes:
+        reads: dimensions that products sum over, or that are looked up.
+        stacks: dimensions along which matrices are stacked and used one at a time.
+        gains: parameters by which a stream is multiplied.
+        added: parameters that are zero if nothing is added to a stream.
+        used: parameters whose numbers were used.
+        factors: by parameter, the product of all scalars that multiply its input or output, in all
+            calls of its module.
+        calls: by parameter, the number of calls of its module.
+        uses: by parameter, the number of operations that used its numbers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reads: set[Place] = set()
+        self.stacks: set[Place] = set()
+        self.used: set[str] = set()
+        self.factors: dict[str, float] = {}
+        self._kept: list[torch.Tensor] = []  # so that no other tensor gets their memory
+        self._parameters: dict[int, list[tuple[int, int, Place]]] = {}
+        self._made: dict[int, list[tuple[int, int, Place]]] = {}
+        self.gains: set[str] = set()
+        self.added: set[str] = set()
+        self._stream: dict[int, bool] = {}  # and whether a norm was applied to it
+        self._makers: dict[int, set[str]] = {}
+        self._times: dict[int, float] = {}
+        self._joined: dict[Place, Place] = {}
+        self.calls: Counter[str] = Counter()
+        self.uses: Counter[str] = Counter()
+        for name, tensor in stored_tensors(model).items():
+            self._name(tensor, [(name, at) for at in range(tensor.dim())])
+        for prefix, module in model.named_modules():
+            if own := [name for name, _ in module.named_parameters(prefix, recurse=False)]:
+                module.register_forward_pre_hook(partial(self._count, own))
+
+    def _count(self, names: Iterable[str], *_: Any) -> None:
+        self.calls.update(names)
+
+    # Spaces.
+
+    def space(self, tensor: torch.Tensor, at: int) -> Place | None:
+        """The space of a dimension of a tensor; None if no parameter has that space."""
+        found = self._of_parameter(tensor, at)
+        if found is None and tensor.shape[at] > 1:
+            dimension = tensor.stride(at), tensor.shape[at]
+            known = self._made.get(_memory(tensor), [])
+            found = next((each for *like, each in known if (*like,) == dimension), None)
+        return found and self.root(found)
+
+    def root(self, place: Place) -> Place:
+        """The representative dimension of a space."""
+        while place in self._joined:
+            place = self._joined[place]
+        return place
+
+    def _join(self, places: Sequence[Place | None]) -> Place | None:
+        found = [self.root(each) for each in places if each]
+        for each in found[1:]:
+            if self.root(each) != found[0]:
+                self._joined[self.root(each)] = found[0]
+        return found[0] if found else None
+
+    # Streams.
+
+    def begin_stream(self, tensor: torch.Tensor) -> None:
+        """Start the stream of the next layer with hidden states."""
+        self._stream = {_memory(tensor): False}
+
+    def is_stream(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor belongs to the stream of the current layer."""
+        return _memory(tensor) in self._stream
+
+    def keep_normed(self, tensor: torch.Tensor) -> None:
+        """Treat the output of a norm of the stream as part of the stream."""
+        self._stream[_memory(tensor)] = True
+
+    # Operations of torch.
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        operation = func.overloadpacket.__name__
+        given = [*_floating(args), *_floating((kwargs or {}).values())]
+        if operation.endswith("_like") or operation.startswith("new_"):  # only the shape is used
+            given = []
+        self._follow_spaces(operation, args, given, made)
+        self._follow_numbers(operation, args, given, made)
+        return made
+
+    def _follow_spaces(self, operation: str, args: Any, given: list[Any], made: Any) -> None:
+        if operation in PRODUCTS:
+            one, other = (args[at] for at in PRODUCTS[operation])
+            self._multiply(one, other, args[0], made)
+        elif operation == "embedding":
+            self._read(args[0], 0)
+            self._keep(made, [*[None] * (made.dim() - 1), self.space(args[0], 1)])
+        elif operation == "convolution":
+            self._convolve(args[0], args[1], args[8], made)
+        elif operation in ("select", "unbind"):
+            if given and given[0].dim() > 2:
+                self._stack(given[0], args[1] if len(args) > 1 else 0)
+        else:
+            for outcome in _floating([made]):
+                self._keep_stream(given, outcome, operation.removesuffix("_"))
+                self._join_elementwise(given, outcome, operation)
+
+    def _follow_numbers(self, operation: str, args: Any, given: list[Any], made: Any) -> None:
+        learned = {each for tensor in given for each in self._named(tensor)}
+        self.used |= learned
+        if learned:
+            self._follow_parameters(learned, given, made, operation.removesuffix("_") in SUMS)
+        elif operation.removesuffix("_") in KEEPING:
+            self._follow_factor(given, args, made, operation.startswith("div"))
+        elif operation.endswith("_") and isinstance(made, torch.Tensor):
+            self._makers.pop(_memory(made), None)
+
+    def _multiply(self, one: Any, other: Any, added: Any, made: torch.Tensor) -> None:
+        for tensor, at in ((one, -1), (other, -2 if other.dim() > 1 else -1)):
+            self._read(tensor, at)
+            if tensor.dim() > 2:
+                self._stack(tensor, 0)
+        self._join([self.space(one, -1), self.space(other, -2 if other.dim() > 1 else -1)])
+        spaces = [None] * max(made.dim() - 2, 0) + [self.space(one, -2)]
+        if other.dim() > 1:
+            spaces.append(self.space(other, -1))
+            if added is not one and added.shape[-1:] == made.shape[-1:]:
+                self._join([spaces[-1], self.space(added, -1)])
+        self._keep(made, spaces)
+
+    def _convolve(self, given: Any, weight: Any, groups: int, made: torch.Tensor) -> None:
+        spaces: list[Place | None] = [None] * made.dim()
+        if groups == 1:
+            self._read(weight, 1)
+            self._join([self.space(given, 1), self.space(weight, 1)])
+            spaces[1] = self.space(weight, 0)
+        else:
+            spaces[1] = self._join([self.space(given, 1), self.space(weight, 0)])
+        self._keep(made, spaces)
+
+    def _join_elementwise(self, given: list[Any], made: torch.Tensor, operation: str) -> None:
+        spaces: list[Place | None] = []
+        for at in range(-made.dim(), 0):
+            along = [t for t in given if t.dim() >= -at and t.shape[at] == made.shape[at]]
+            spaces.append(self._join([self.space(tensor, at) for tensor in along]))
+        alone = [tensor for tensor in given if tensor.numel() > 1]
+        like = [tensor for tensor in alone if tensor.shape == made.shape]
+        copied = [self._of_parameter(like[0], at) for at in range(made.dim())] if like else []
+        if alone == like[:1] and any(copied) and _memory(made) not in self._parameters:
+            self._name(made, copied)  # in another dtype, say
+        elif operation.endswith("_") or _memory(made) not in map(_memory, given):
+            self._keep(made, spaces)
+
+    def _keep_stream(self, given: list[Any], made: torch.Tensor, operation: str) -> None:
+        """Follow a stream that is copied, added to, or multiplied by a number or a parameter."""
+        like = [_memory(tensor) for tensor in given if tensor.shape == made.shape]
+        streams = [memory for memory in like if memory in self._stream]
+        learned = {each for tensor in given for each in self._named(tensor)}
+        alone = all(tensor.numel() == 1 or _memory(tensor) in streams for tensor in given)
+        if streams and (operation in SUMS or (operation in KEEPING and (alone or learned))):
+            normed = all(self._stream[memory] for memory in streams)
+            self._stream[_memory(made)] = normed
+            if operation == "mul" and not normed:
+                self.gains |= learned
+            elif operation in SUMS and not normed:
+                others = (tensor for tensor in given if _memory(tensor) not in streams)
+                self.added |= {name for tensor in others for name in self._written_by(tensor)}
+
+    def _written_by(self, tensor: torch.Tensor) -> set[str]:
+        """The parameters that make a tensor, or else all that write to its space."""
+        if makers := self._makers.get(_memory(tensor)):
+            return makers
+        space = self.space(tensor, -1) if tensor.dim() else None
+        places = {*self._joined, *([space] if space else [])} - self.reads
+        return {name for name, at in places if self.root((name, at)) == space}
+
+    # Factors.
+
+    def _follow_parameters(
+        self, learned: set[str], given: list[Any], made: Any, adds: bool
+    ) -> None:
+        """Record the parameters that make a tensor, and the scale of the tensor that they read."""
+        self.uses.update(learned)
+        makers = set(learned)
+        for tensor in given:
+            self._scale(learned, self._times.get(_memory(tensor), 1.0))
+            if adds:  # a bias, to the product with its weight
+                makers |= self._makers.get(_memory(tensor), set())
+        for tensor in _floating([made]):
+            self._makers[_memory(tensor)] = makers
+
+    def _follow_factor(self, given: list[Any], args: Any, made: Any, divides: bool) -> None:
+        """Record that a tensor is multiplied by a scalar."""
+        (tensor, *others) = [each for each in given if each.numel() > 1] or [None]
+        if tensor is None or others:
+            return
+        numbers = [each for each in args[1:2] if isinstance(each, int | float)]
+        numbers += [
+            float(t) for t in given if t.numel() == 1 and _memory(t) not in self._parameters
+        ]
+        factor = prod(numbers) or 1.0
+        factor = 1 / factor if divides else factor
+        if makers := self._makers.get(_memory(tensor)):
+            self._scale(makers, factor)
+            self._makers[_memory(made)] = makers
+        else:
+            self._times[_memory(made)] = self._times.get(_memory(tensor), 1.0) * factor
+
+    def _scale(self, parameters: Iterable[str], factor: float) -> None:
+        for name in parameters:
+            self.factors[name] = self.factors.get(name, 1.0) * factor
+
+    # Dimensions of tensors.
+
+    def _named(self, tensor: torch.Tensor) -> set[str]:
+        """The parameter that a tensor is, or is a view of."""
+        return {name for *_, (name, _) in self._parameters.get(_memory(tensor), [])}
+
+    def _read(self, tensor: torch.Tensor, at: int) -> None:
+        if (place := self._of_parameter(tensor, at)) is not None:
+            self.reads.add(place)
+
+    def _stack(self, tensor: torch.Tensor, at: int) -> None:
+        if (place := self._of_parameter(tensor, at)) is not None:
+            self.stacks.add(place)
+
+    def _of_parameter(self, tensor: torch.Tensor, at: int) -> Place | None:
+        """The dimension of a parameter that a dimension of a view of it corresponds to."""
+        if not tensor.dim() or tensor.shape[at] < 2:
+            return None
+        known = self._parameters.get(_memory(tensor), [])
+        fitting = [each for each in known if each[1] > 1 and each[0] <= tensor.stride(at)]
+        return max(fitting)[2] if fitting else None
+
+    def _name(self, tensor: torch.Tensor, places: Sequence[Place | None]) -> None:
+        if tensor.numel():
+            self._kept.append(tensor)
+            dimensions = zip(tensor.stride(), tensor.shape, places, strict=True)
+            self._parameters[_memory(tensor)] = [(s, n, p) for s, n, p in dimensions if p]
+
+    def _keep(self, tensor: torch.Tensor, spaces: Sequence[Place | None]) -> None:
+        self._kept.append(tensor)
+        dimensions = zip(tensor.stride(), tensor.shape, spaces, strict=True)
+        known = self._made.setdefault(_memory(tensor), [])
+        known += [
+            (s, n, place) for s, n, place in dimensions if place and (s, n, place) not in known
+        ]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _floating(values: Any) -> Iterator[torch.Tensor]:
+    """All floating-point tensors, including those in lists."""
+    for each in values:
+        if isinstance(each, torch.Tensor) and each.is_floating_point():
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from _floating(each)

@@ -1,0 +1,420 @@
+"""Describe a family that growkit does not know, from its class in transformers.
+
+The shapes of a checkpoint suggest axes, but 4096 may be one of many sizes. So the class is
+examined: small configs show which shapes change with which key (``classes``), and a run of a small
+model shows how it uses its tensors (``running``). The candidates that remain (``proposing``) are
+tried: the small model is grown as described and must compute the same in strict float64. Sizes for
+which no description does are declared fixed.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from growkit.algebra.axes import Pattern
+from growkit.base.errors import InputError, foreign, reason, system_error
+from growkit.base.lazy import usual_torch
+from growkit.base.tensors import Config
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import report_faults, temporary
+from growkit.engine.calls import Call
+from growkit.engine.device import CPU
+from growkit.engine.layerwise import Layerwise, last_state
+from growkit.engine.metrics import error_of
+from growkit.engine.oracle import load_model, quiet
+from growkit.engine.strict import strict_float64
+from growkit.engine.user_family import described_family
+from growkit.extras.inference.classes import ModelClass
+from growkit.extras.inference.proposing import Proposal, choices, number
+from growkit.extras.inference.running import see
+from growkit.families.described import each_entry
+from growkit.families.description import MOST_LAYERS
+from growkit.families.family import described
+from growkit.families.model import Model
+from growkit.planning.plan import Planned, unused_tensors
+from growkit.recipe.planner import change
+from growkit.recipe.recipe import DEFAULT_METHOD, GrowStep
+from growkit.results import versions
+from growkit.results.operation import Evidence, Inference, Trial
+from growkit.sources import find, inside
+
+GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "hidden": tuple(
+        {"hidden": factor, **others, **head}
+        for head in ({}, {"untie": True})
+        for factor in ("x2", "x4")
+        for others in ({"ffn": "x1", "heads": "x1", "kv_heads": "x1"}, {})
+    ),
+    "ffn": ({"ffn": "x2"}, {"hidden": "x2"}),
+    "heads": ({"heads": "x2"}, {"hidden": "x2"}),
+    "kv_heads": ({"heads": "x2", "kv_heads": "x2"}, {"hidden": "x2"}),
+    "experts": ({"method": "experts", "experts": "x2"},),
+    "layers": ({"method": "depth", "layers": "x2"},),
+}
+"""Growths to try for each axis, until one is possible."""
+
+OTHER_DEPTHS = ("x1.5", "x3")
+"""Further numbers of layers to try."""
+
+DOES_NOT_RUN = "the grown model does not run"
+"""The start of the reason if a growth can be planned, but the class cannot run the result."""
+
+HANDS_ON = "a new layer hands on other values than it receives"
+"""The reason if a growth in depth would change what later layers receive beside hidden states."""
+
+MOST_TRIED = 10
+"""Maximum number of descriptions to try for an axis."""
+
+
+@report_faults()
+@usual_torch()
+def infer(folder: str | Path) -> Inference:
+    """Describe the family of a model from its class in transformers.
+
+    Args:
+        folder: folder of the model, or its name on the Hub; only headers are read.
+
+    Raises:
+        InputError: transformers has no such class, or parts of it cannot be described.
+    """
+    whole = find(folder).whole()
+    checkpoint = inside(whole) or whole
+    layers = checkpoint.config.get("num_hidden_layers")
+    if isinstance(layers, int) and len(checkpoint.tensors) < layers <= MOST_LAYERS:
+        raise InputError(
+            f"config.json in {checkpoint.where()} promises {layers:,} layers, but there are only "
+            f"{len(checkpoint.tensors)} tensors; correct it, or add what is missing"
+        )
+    found = InferredFamily(checkpoint.config, str(checkpoint.folder / "config.json"))
+    result = Inference(
+        model_class=found.asked.name,
+        family=found.description,
+        tensors=_evidence(checkpoint, found.description, found.ways),
+        trials=found.trials,
+        tried=found.tried,
+        sure=any(trial.exact for trial in found.trials) and "fixed" not in found.description,
+        yaml="",
+    )
+    result["yaml"] = "".join(f"{line}\n" for line in (*_head(result), *_body(result)))
+    return result
+
+
+class InferredFamily:
+    """A description of a class, in which every axis was tried.
+
+    Attributes:
+        asked: the class.
+        ways: the patterns that were possible, by tensor.
+        description: the description.
+        trials: the trial of every axis, and the number of descriptions that were tried.
+    """
+
+    def __init__(self, config: Config, where: str) -> None:
+        self.asked = ModelClass(config, where)
+        seen = see(self.asked)
+        self.proposal = Proposal(self.asked, seen)
+        self.ways = self.proposal.ways()
+        self._chosen = {name: found[0] for name, found in self.ways.items()}
+        self._more: dict[str, Any] = {}
+        self.tried = 0
+        self.trials: list[Trial] = []
+        with temporary("inference") as scratch:
+            small = _small_source(self.asked, scratch)
+            for axis in GROWTHS:
+                self._try(axis, *small)
+        self.description = self._describe(config)
+        fixed = {
+            axis: f"cannot grow: when it was tried, {failed}"
+            for trial in self.trials
+            if (failed := _failed(trial))
+            for axis in _grown_with(self.description, trial["axis"])
+        }
+        if seen.renumbered:
+            fixed["layers"] = (
+                f"cannot grow: files give {seen.renumbered} another number than its layer has in "
+                "the class"
+            )
+        for key in self.asked.cache_keys:
+            if (count := self.asked.value(key)) != self.asked.layers:
+                fixed["layers"] = (
+                    f"cannot grow: its class makes caches for as many as {key} says, {count}, "
+                    f"rather than {self.asked.layers_key}, {self.asked.layers}; make both equal"
+                )
+        if "experts" in _axes(self.description) and "experts" not in self.description:
+            fixed.setdefault("experts", "cannot grow: how its class chooses them was not found")
+        if fixed:
+            self.description["fixed"] = fixed
+
+    def _describe(self, config: Config) -> dict[str, Any]:
+        """Describe the model; a dimension that does not fit the description becomes a constant."""
+        found = self.proposal.description(self._chosen, self._more)
+        family, wrong = described(found, "the inferred family"), dict[str, set[int]]()
+        patterns, sizes = family.patterns(config), family.sizes(config)
+        for name in patterns.keys() & self.asked.shapes_here.keys():
+            here = self.asked.shapes_here[name]
+            for dimension, size in zip(patterns[name].dimensions, here, strict=True):
+                if dimension.size(sizes) != size:
+                    wrong.setdefault(str(dimension), set()).add(size)
+        constants = {said: number(min(each)) for said, each in wrong.items() if len(each) == 1}
+        for said, constant in constants.items():
+            words = re.compile(rf"(?<![\w.]){re.escape(said)}(?![\w.])")
+            self._chosen = {name: words.sub(constant, p) for name, p in self._chosen.items()}
+        return self.proposal.description(self._chosen, self._more) if constants else found
+
+    def _try(
+        self, axis: str, source: Checkpoint, ids: torch.Tensor, expected: torch.Tensor
+    ) -> None:
+        """Try descriptions until one is right for an axis, and keep the best."""
+        best: Trial | None = None
+        last: Trial | None = None
+        options = _descriptions(self.proposal, self.ways, self._chosen, axis, self._more)
+        for chosen, more in islice(options, MOST_TRIED):
+            description = self.proposal.description(chosen, more)
+            if axis not in _axes(description):
+                return
+            trial = _trial(source, axis, description, ids, expected)
+            self.tried += 1
+            if trial["error"] is None and last is not None and trial["why"] == last["why"]:
+                break  # no description makes it possible
+            last = trial
+            if best is None or _badness(trial) < _badness(best):
+                best = trial
+            if trial.exact:
+                self._chosen, self._more = chosen, more
+                break
+        if best is not None:
+            self.trials.append(best)
+
+
+def _descriptions(
+    proposal: Proposal,
+    ways: Mapping[str, list[str]],
+    chosen: Mapping[str, str],
+    axis: str,
+    more: Mapping[str, Any],
+) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """The current choice, then the alternatives for an axis."""
+    if axis == "experts":
+        for experts in proposal.experts(chosen):
+            yield dict(chosen), {**more, "experts": experts}
+        return
+    yield dict(chosen), dict(more)
+    if axis == "layers":
+        yield dict(chosen), {**more, "numbered": proposal.asked.layers_key}
+        return
+    others: list[dict[str, Any]] = [{}]
+    if axis == "hidden":
+        others += [{"places": {"heads": "slopes"}, "groups": {"heads": []}}]
+        yield from ((dict(chosen), {**more, **other}) for other in others[1:])
+    near = {"hidden", "heads"} if axis == "hidden" else {axis}
+    for changed in choices(ways, near | {"head_dim"} if "heads" in near else near):
+        yield from (({**chosen, **changed}, {**more, **other}) for other in others)
+
+
+def _failed(trial: Trial) -> str | None:
+    """The failure of a growth that could be planned; None if it did not fail."""
+    if trial.wrong:
+        return f"logits differed by {trial['error']:.1g}"
+    why = trial["why"] or ""
+    return why if why.startswith((DOES_NOT_RUN, HANDS_ON)) else None
+
+
+def _badness(trial: Trial) -> float:
+    return float("inf") if trial["error"] is None else float(trial["error"])
+
+
+def _evidence(
+    checkpoint: Checkpoint, description: Mapping[str, Any], ways: Mapping[str, list[str]]
+) -> list[Evidence]:
+    """The evidence for each pattern from the sizes in the checkpoint alone.
+
+    Raises:
+        InputError: a tensor is missing, or has another shape than the class would have it.
+    """
+    family = described(description, "the inferred family")
+    unused_tensors(checkpoint, family)
+    sizes = family.sizes(checkpoint.config)
+    every = (each for p in family.patterns(checkpoint.config).values() for each in p.dimensions)
+    forms = {str(dimension): dimension.size(sizes) for dimension in every}
+    found = []
+    for name, entry in each_entry(description["tensors"], "pattern"):
+        kinds = [patterns for kind, patterns in ways.items() if kind.rpartition("#")[0] == name]
+        said = str(entry["pattern"])
+        numbers = [each.size(sizes) for each in Pattern.parse(said).dimensions]
+        found.append(
+            Evidence(
+                tensor=name,
+                pattern=said,
+                by_number=[[f for f, size in forms.items() if size == n] for n in numbers],
+                others=[p for found in kinds if said in found for p in found if p != said],
+            )
+        )
+    return found
+
+
+def _small_source(
+    asked: ModelClass, scratch: Path
+) -> tuple[Checkpoint, torch.Tensor, torch.Tensor]:
+    """A small random model in a folder, some tokens, and its logits."""
+    model: Any = asked.small_model()
+    with quiet():
+        model.save_pretrained(scratch)
+    source = Checkpoint(scratch)
+    ids = torch.arange(48).view(4, 12) * 5 % asked.small["vocab"]
+    return source, ids, _logits(source, ids)
+
+
+def _told(why: InputError) -> str:
+    """Why a growth is not possible.
+
+    Raises:
+        InputError: the given one, if it follows from a fault of the place.
+    """
+    if system_error(why):
+        raise why
+    return reason(why)
+
+
+def _trial(
+    source: Checkpoint,
+    axis: str,
+    description: Mapping[str, Any],
+    ids: torch.Tensor,
+    expected: torch.Tensor,
+) -> Trial:
+    """Grow a small model along an axis, by the first growth that is possible.
+
+    Depth must be right for other sizes as well, with which new layers have other places.
+    """
+    impossible = []
+    axes = {*_axes(description), "untie"}
+
+    def grown_error(method: str, options: Mapping[str, Any]) -> float:
+        with foreign(DOES_NOT_RUN, "choose other sizes"):
+            grown: Model = source.with_family(described_family(description))
+            for plan in change(GrowStep(method, options), grown, 0).plans:
+                grown = Planned(grown, plan)
+            if axis == "layers" and _alters(grown, ids[0]):
+                raise InputError(HANDS_ON)
+            try:
+                return error_of(_logits(grown, ids), expected)
+            except InputError as why:  # its tensors are not those of the class, for example
+                named = re.escape(str(source.folder))  # it is temporary
+                cause = re.sub(rf"( in)? {named}\S*", "", reason(why)).partition("; ")[0]
+                raise InputError(f"{DOES_NOT_RUN} ({cause})") from None
+
+    for growth in GROWTHS[axis]:
+        method = growth.get("method", DEFAULT_METHOD)
+        shown = {name: value for name, value in growth.items() if name in axes}
+        try:
+            errors = [grown_error(method, shown)]
+        except InputError as why:
+            impossible.append(Trial(axis=axis, options=shown, error=None, why=_told(why)))
+            continue
+        for size in OTHER_DEPTHS if axis == "layers" else ():
+            try:
+                errors.append(grown_error(method, {"layers": size}))
+            except InputError as why:  # some numbers of layers are not possible
+                if _failed(
+                    other := Trial(axis=axis, options={axis: size}, error=None, why=_told(why))
+                ):
+                    return other
+        return Trial(axis=axis, options=shown, error=max(errors), why=None)
+    return next((trial for trial in impossible if _failed(trial)), impossible[0])
+
+
+def _grown_with(description: Mapping[str, Any], axis: str) -> set[str]:
+    """The axes of a description that grow when one axis does."""
+    kinds = description.get("kinds", {})
+    return {of for of in _sized(description) if kinds.get(of, of) == axis}
+
+
+def _axes(description: Mapping[str, Any]) -> set[str]:
+    """The axes of a description, and the axes that they grow with."""
+    return _sized(description) | {*description.get("kinds", {}).values()}
+
+
+def _sized(description: Mapping[str, Any]) -> set[str]:
+    """The axes of which sizes are the sums."""
+    return {axis for text in description["sizes"].values() for axis in text.split(" + ")}
+
+
+def _logits(model: Model, ids: torch.Tensor) -> torch.Tensor:
+    with strict_float64(), quiet(), torch.no_grad():
+        loaded: Any = load_model(model, torch.float64, CPU, "eager")
+        logits: torch.Tensor = loaded(input_ids=ids, use_cache=False).logits
+    return logits
+
+
+def _alters(model: Model, ids: torch.Tensor) -> bool:
+    """Whether an idle layer hands on other values than it receives; see ``Forward.altering``."""
+    with strict_float64(), suppress(InputError):  # the proof says which classes are no stacks
+        stack = Layerwise(model, torch.float64, CPU)
+        last_state(stack.stages([Call(ids)]))
+        return bool(stack.altering)
+    return False
+
+
+# The description as YAML, with the evidence in comments.
+
+
+def _head(found: Inference) -> Iterator[str]:
+    version = versions().get("transformers", "")
+    yield f"# Inferred from {found['model_class']} of transformers {version}. To be used as"
+    yield "#   growkit grow SRC OUT --family THIS-FILE ..."
+    yield "# What grew in a small random model of the class, and computed the same in float64:"
+    yield from dict.fromkeys(f"#   {_trial_line(trial)}" for trial in found["trials"])
+    others = found["tried"] - 1
+    if others:
+        yield f"# It is the best of {found['tried']} descriptions that were tried."
+    yield f"# {_verdict(found)}"
+
+
+def _trial_line(trial: Trial) -> str:
+    options = ", ".join(f"{name} {value}" for name, value in trial["options"].items())
+    if trial["error"] is None:
+        return f"{options}: not possible ({trial['why']})"
+    outcome = "the same" if trial.exact else "NOT the same"
+    return f"{options}: {outcome}, within {trial['error']:.1e}"
+
+
+def _verdict(found: Inference) -> str:
+    if found["sure"]:
+        return "Sure: everything that could be tried computes the same."
+    if not any(trial.exact for trial in found["trials"]):
+        return "Not sure: nothing that was tried computes the same. Correct it before you use it."
+    return "Sure of what may grow; what is fixed below depends on something that is not described."
+
+
+def _body(found: Inference) -> Iterator[str]:
+    evidence = {each["tensor"]: each for each in found["tensors"]}
+    for key, value in found["family"].items():
+        if not isinstance(value, Mapping):
+            yield f"{key}: {_inline(value)}"
+            continue
+        yield f"{key}:" if value else f"{key}: {{}}"
+        for name, entry in value.items():
+            why = f"  # {_why(evidence[name])}" if key == "tensors" else ""
+            yield f"  {_inline(name)}: {_inline(entry)}{why}"
+
+
+def _why(evidence: Evidence) -> str:
+    """The certainty of a pattern, from the checkpoint's sizes and from the class."""
+    if evidence["others"]:
+        return f"tried; by its shape also {' or '.join(evidence['others'])}"
+    open_ones = [each for each in evidence["by_number"] if len(each) > 1]
+    if not open_ones:
+        return "its numbers are those of nothing else"
+    could = "; ".join(dict.fromkeys(" or ".join(each) for each in open_ones))
+    return f"its class says so; by its numbers {could}"
+
+
+def _inline(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...").strip()

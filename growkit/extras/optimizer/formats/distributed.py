@@ -1,0 +1,253 @@
+"""A folder of torch.distributed.checkpoint, with entries by the names of parameters.
+
+torch writes an optimizer's state as entries such as ``optimizer.state.NAME.exp_avg``. Options are
+entries of parameters if the state was flattened (``optimizer.param_groups.NAME.lr``, torchtitan),
+and otherwise of numbered groups (``optimizer.param_groups.0.lr``, accelerate with FSDP2). Such
+folders are read and written like those of weights (``growkit.checkpoint.distributed_file``).
+"""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from growkit.base.errors import InputError
+from growkit.checkpoint import distributed_file
+from growkit.checkpoint.distributed_file import REMEDY, DistributedFile, Listed
+from growkit.checkpoint.folder import LIST, Folder
+from growkit.checkpoint.writing import Save
+from growkit.extras.optimizer.groups import Parameters, ParamGroup
+from growkit.extras.optimizer.schedule import OF_GROUPS, holds_schedule
+from growkit.extras.optimizer.state import (
+    CARRIED,
+    NO_MOMENTS,
+    SCALED,
+    STEP,
+    Format,
+    State,
+    TargetState,
+)
+
+FOLDER = "optimizer"
+"""Name of the state in the folder of a model."""
+
+OF_ACCELERATE = re.compile(r"optimizer_[0-9]+")
+"""Names of the state in a checkpoint of accelerate, which looks for them there."""
+
+WEIGHTS = "weights"
+"""Name for tensors that are not the optimizer's."""
+
+ENTRY = re.compile(
+    r"(?P<before>(?:\w+\.){0,2}?)(?P<part>state|param_groups)\.(?P<of>.+)\.(?P<key>\w+)"
+)
+"""Names of an optimizer's entries."""
+
+PARAMS = "params"
+"""Key for the names of the parameters of a numbered group."""
+
+SHARD_BYTES = 5 * 10**9
+"""Limit for a written file, in bytes; a larger tensor gets a file of its own."""
+
+MOST_VALUE = 1 << 20
+"""Limit for an entry that is not a tensor, in bytes."""
+
+
+def _open(path: Path, parameters: Parameters) -> State:
+    folder = Folder(path)
+    listed = distributed_file.read_list(folder)
+    options: dict[str, dict[str, Any]] = {}
+    steps: dict[str, float] = {}
+    tensors: dict[str, Listed] = {}
+    befores, others = set(), {}
+    for entry, of in listed.items():
+        found = ENTRY.fullmatch(entry)
+        if not found:
+            others[entry] = of
+            continue
+        befores.add(found["before"])
+        name, key = found["of"], found["key"]
+        if found["part"] == "param_groups":
+            options.setdefault(name, {})[key] = _option(folder, entry, of)
+        elif key == STEP:
+            steps[name] = _option(folder, entry, of)
+        elif of.shape is not None:
+            tensors[f"{name}.{key}"] = of
+    if len(befores) == 1 and not tensors:
+        raise InputError(f"{path} {NO_MOMENTS}")
+    numbered = any(PARAMS in each for each in options.values())
+    if len(befores) != 1 or (numbered and not all(map(_is_numbered, options.items()))):
+        raise InputError(
+            f"{path} has no entries of one optimizer like optimizer.state.NAME.exp_avg and "
+            "optimizer.param_groups.NAME.lr; save get_optimizer_state_dict(model, optimizer) again"
+        )
+    groups = _numbered(options) if numbered else _groups(options, parameters)
+    carried, beside = _carried(folder, others, parameters)
+    schedules = _schedules(path, carried, groups)
+    for parent, kept in schedules.items():
+        beside[f"{parent}{min(kept)}".partition(".")[0]] = SCALED
+        for key in kept:
+            del carried[f"{parent}{key}"]
+    names = {LIST} | {part.file for each in listed.values() for part in each.parts}
+    return State(
+        FORMAT,
+        path,
+        tuple(path / name for name in sorted(names)),
+        groups,
+        steps,
+        DistributedFile(folder, tensors),
+        partial(_write, path, befores.pop(), numbered, carried),
+        beside,
+        {str(path): schedules} if schedules else {},
+    )
+
+
+def _value(folder: Folder, entry: str, of: Listed) -> Any:
+    """Read a plain value or a small tensor."""
+    if of.shape is not None:
+        return DistributedFile(folder, {entry: of}).read(entry)
+    with distributed_file.explain_entry(folder, entry):
+        (place,) = of.parts
+        if place.length > MOST_VALUE:
+            raise ValueError(f"it has more than {MOST_VALUE:,} bytes")
+        with folder.open(place.file) as stream:
+            stream.seek(place.begin)
+            return torch.load(io.BytesIO(stream.read(place.length)), weights_only=True)
+
+
+def _option(folder: Folder, entry: str, of: Listed) -> Any:
+    """Read an option of a group, or a step; tensors with one number become floats."""
+    if of.shape is not None and prod(of.shape) != 1:
+        raise InputError(f"{entry} in {folder} has shape {list(of.shape)}; {REMEDY}")
+
+    def number(value: Any) -> Any:
+        return float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+
+    return tree_map(number, _value(folder, entry, of))
+
+
+def _carried(
+    folder: Folder, entries: Mapping[str, Listed], parameters: Parameters
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values of entries that are carried over, and the action for all entries, by first name."""
+    values: dict[str, Any] = {}
+    becomes: dict[str, str] = {}
+    for entry, of in entries.items():
+        known = entry in parameters.shapes or entry.removeprefix("model.") in parameters.shapes
+        if known or prod(of.shape or ()) > 1:
+            becomes.setdefault(WEIGHTS, "left: they are in the files of the model")
+            continue
+        first = entry.partition(".")[0]
+        try:
+            values[entry] = _value(folder, entry, of)
+            becomes.setdefault(first, CARRIED)
+        except InputError:
+            becomes[first] = "left: it holds more than plain values"
+    return values, becomes
+
+
+def _schedules(
+    path: Path, values: Mapping[str, Any], groups: Sequence[ParamGroup]
+) -> dict[str, dict[str, Any]]:
+    """Entries that belong to schedules, by the prefix of their names.
+
+    Raises:
+        InputError: groups have different rates, and their order is unknown.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for entry, value in values.items():
+        before, dot, key = entry.rpartition(".")
+        found.setdefault(before + dot, {})[key] = value
+    found = {parent: kept for parent, kept in found.items() if holds_schedule(kept)}
+    for parent, kept in found.items():
+        for key in OF_GROUPS & kept.keys():
+            option = {"base_lrs": "initial_lr", "_last_lr": "lr"}.get(key, key)
+            own, of_groups = kept[key], [each.options.get(option) for each in groups]
+            if isinstance(own, list) and any(each != own[0] for each in own) and own != of_groups:
+                raise InputError(
+                    f"{parent}{key} in {path} differs between groups, whose order torch does not "
+                    "keep; save the schedule elsewhere, with the names of the parameters"
+                )
+    return found
+
+
+def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> list[ParamGroup]:
+    """Group parameters with the same options."""
+    alike: dict[str, list[str]] = {}
+    for name in dict.fromkeys((*parameters.shapes, *options)):
+        if name in options:
+            alike.setdefault(repr(sorted(options[name].items())), []).append(name)
+    return [ParamGroup(tuple(names), options[names[0]]) for names in alike.values()]
+
+
+def _is_numbered(group: tuple[str, dict[str, Any]]) -> bool:
+    """Whether a group has a number, and a list of the names of its parameters."""
+    number, options = group
+    names = options.get(PARAMS)
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return number.isascii() and number.isdecimal() and is_list
+
+
+def _numbered(options: Mapping[str, dict[str, Any]]) -> list[ParamGroup]:
+    """Groups in the order of their numbers."""
+    return [
+        ParamGroup(tuple(of[PARAMS]), {key: of[key] for key in of if key != PARAMS})
+        for _, of in sorted(options.items(), key=lambda group: int(group[0]))
+    ]
+
+
+def _write(
+    source: Path,
+    before: str,
+    numbered: bool,
+    carried: Mapping[str, Any],
+    grown: TargetState,
+    folder: Path,
+    save: Save,
+) -> None:
+    """Write a state.
+
+    Args:
+        source: the folder of the source's state.
+        before: prefix of the names of entries.
+        numbered: whether groups have numbers.
+        carried: values of entries that belong neither to the optimizer nor to a schedule.
+        grown: see ``State.write``.
+        folder: see ``State.write``.
+        save: see ``State.write``.
+    """
+    made = folder / (source.name if OF_ACCELERATE.fullmatch(source.name) else FOLDER)
+    made.mkdir()
+    shards = distributed_file.distributed_shards(grown.tensors, SHARD_BYTES)
+    save(grown, made, shards)
+    values = dict(carried)
+    for number, group in enumerate(grown.groups):
+        options = {**group.options, **({PARAMS: list(group.parameters)} if numbered else {})}
+        for owner in [number] if numbered else group.parameters:
+            for key, value in options.items():
+                values[f"{before}param_groups.{owner}.{key}"] = value
+    schedules = grown.schedules().get(str(source), {})
+    values |= {
+        f"{parent}{key}": of for parent in schedules for key, of in schedules[parent].items()
+    }
+    names = {f"{before}state.{key}": key for key in grown.tensors}
+    distributed_file.write_list(shards, made, names, values, partial(_path, before, numbered))
+
+
+def _path(before: str, numbered: bool, entry: str) -> tuple[str | int, ...]:
+    """The path of an entry in the nested state that torch loads."""
+    parent, found = before.split(".")[:-1], ENTRY.fullmatch(entry)
+    if numbered and found:
+        owner = int(found["of"]) if found["part"] == "param_groups" else found["of"]
+        return *parent, found["part"], owner, found["key"]
+    return (*parent, entry.removeprefix(before)) if entry.startswith(before) else (entry,)
+
+
+NAME = "torch.distributed.checkpoint"
+FORMAT = Format(NAME, (FOLDER, "optimizer_[0-9]*"), lambda path: (path / LIST).is_file(), _open)

@@ -1,0 +1,73 @@
+"""Files that grow with a model, such as an optimizer's state.
+
+Each kind of them is the module ``companion`` of an extra, which defines ``COMPANION``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from growkit.base.lazy import of_extras
+from growkit.base.progress import Progress
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.writing import Hashes
+from growkit.planning.plan import Lineage
+from growkit.planning.updates import Law
+
+if TYPE_CHECKING:
+    from growkit.recipe.recipe import Recipe
+
+
+class Opened(Protocol):
+    """The files of one recipe, and what becomes of them."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """All files that are read."""
+
+    @property
+    def bytes(self) -> int:
+        """Approximate size of what is written."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Warnings for users of the output."""
+
+    def result(self) -> Any:
+        """Describe the growth."""
+
+    def write(self, folder: Path, law: Law, progress: Progress, hashes: Hashes) -> Any:
+        """Write what was grown into the folder of the written target, and describe it."""
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A kind of files that grow with a model.
+
+    Attributes:
+        key: the key of recipes that names them.
+        what: what they are, in messages.
+        inputs: from their path, the files and the states that a run must not write to.
+        open: reads them: path, source, lineage of the target, and name of the output.
+        outputs: patterns of all such files in a model's folder, for ``Folder.names``.
+    """
+
+    key: str
+    what: str
+    inputs: Callable[[Path], tuple[list[Path], list[Path]]]
+    open: Callable[[Path, Checkpoint, Lineage, str], Opened]
+    outputs: Callable[[], Collection[str]]
+
+    def path(self, recipe: Recipe) -> Path | None:
+        """The path of the files of a recipe; None if it has none."""
+        path = getattr(recipe, self.key)
+        return None if path is None else Path(path)
+
+
+def companions() -> list[Companion]:
+    """All kinds of files that grow with a model."""
+    return [cast(Companion, import_module(name).COMPANION) for name in of_extras("companion")]
