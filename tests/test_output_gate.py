@@ -1,6 +1,7 @@
 """An output gate for attention, judged by the class that has it in strict float64."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,13 @@ def test_a_norm_that_an_earlier_step_halves_is_refused_in_the_plan(tmp_path: Pat
     source = save_model(tmp_path / "source", "qwen3", tie_word_embeddings=True)
     gate, wider = ConvertStep("output-gate", {}), GrowStep("hypercloning", {"hidden": "x2"})
     recipe = Recipe(str(source), (wider, gate), str(tmp_path / "out"), QUICK)
-    with pytest.raises(InputError, match=r"model\.norm\.weight .* this rounds in torch\.float32"):
-        growkit.run(recipe, dry_run=True)
+    for plan in (growkit.plan, partial(growkit.run, dry_run=True)):
+        with pytest.raises(
+            InputError, match=r"model\.norm\.weight .* this rounds in torch\.float32"
+        ):
+            plan(recipe)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "config.json").write_bytes((source / "config.json").read_bytes())
+    assert "values of 9 tensors" in growkit.plan(replace(recipe, source=str(alone)))["warnings"][-1]
     assert growkit.run(replace(recipe, steps=(gate, wider)))["kept"]

@@ -39,6 +39,7 @@ from growkit.recipe import recipe as recipes
 from growkit.recipe.companion import companions
 from growkit.results import operation as results
 from growkit.results.operation import Abilities, Answer, Inspection, Possible
+from growkit.results.proof import counted
 from growkit.sources import Inside, family_for, find
 
 FACTORS = ("x3/2", "x2", "x4")
@@ -342,8 +343,9 @@ def plan(
     """Estimate the files, disk, memory and time of a recipe. Nothing is written.
 
     Args:
-        recipe: as in ``growkit.run``. Only headers of its source are read, or only its
-            ``config.json`` if it has no weights; weights on the Hub are not downloaded.
+        recipe: as in ``growkit.run``. Only headers of its source are read, with the few tensors
+            whose values decide, or only its ``config.json`` if it has no weights; weights on the
+            Hub are not downloaded.
         bandwidth: bytes per second of reading and writing, e.g. ``2GB``; None if only computation
             limits the speed.
 
@@ -360,6 +362,13 @@ def plan(
     recipe = replace(recipe, source=found.name)
     prepared = planner.plan_recipe(recipe, source)
     described = planner.describe(recipe, source, prepared)
+    if not isinstance(source, Headers):
+        prepared.lineage.check_values()
+    elif deciding := prepared.lineage.deciding:
+        described.warnings.append(
+            f"whether this is possible depends on the values of {counted(len(deciding), 'tensor')} "
+            f"(first {deciding[0]}), which this folder does not have"
+        )
     target, exact = prepared.lineage.target, described.promise == "exact"
     stored = source.stored if isinstance(source, Dequantised) else source
     shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))

@@ -480,6 +480,12 @@ class Lineage:
                 if rule.transform.refuses:
                     stage.read(rule.target)
 
+    @property
+    def deciding(self) -> list[str]:
+        """The targets that a step may refuse for their values."""
+        rules = (rule for plan in self.plans for rule in plan.rules)
+        return [rule.target for rule in rules if rule.transform.refuses]
+
     def replaced(self, target: str) -> list[str]:
         """The source tensors from which a tensor is made, or that it replaces."""
         names = [target]
