@@ -25,7 +25,7 @@ from growkit.engine import lending
 from growkit.engine.oracle import uninitialised
 from growkit.engine.strict import strict_float64
 from growkit.modeling import register
-from growkit.proof import usage
+from growkit.proof import modes
 
 logging.disable_progress_bar()
 logging.set_verbosity_error()
@@ -272,7 +272,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def quick_proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole models are saved and generate in the tests marked ``usage`` only: it takes a while."""
     if "usage" not in request.keywords:
-        monkeypatch.setattr(usage, "run_whole_models", lambda *args: iter(()))
+        monkeypatch.setattr(modes, "run_whole_models", lambda *args: iter(()))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from growkit.engine.strict import strict_float64
 from growkit.proof.control import MAX_TOKENS, Controls, Coverage
 from growkit.proof.fingerprint import computed_in, fingerprint, widest
 from growkit.proof.localisation import tensor_fault
-from growkit.proof.modes import ATTENTION, SHORT, Mode, NotAskedError, kernel_modes
+from growkit.proof.modes import ATTENTION, NO_NUMBERS, SHORT, Mode, NotAskedError, kernel_modes
 from growkit.proof.pair import Pair
 from growkit.proof.preflight import vocabulary_error
 from growkit.proof.side_by_side import Comparison, Models, SideBySide, computed_on
@@ -48,8 +48,6 @@ from growkit.results.proof import (
 
 FEW = 100
 """With fewer predictions, the verdict reports their number."""
-
-NO_NUMBERS = "the source computes NaN or infinite logits"
 
 INFLATED = 16
 """Largest ratio of a device's limit, on long prompts, to the CPU's limit on a short one."""

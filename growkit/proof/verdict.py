@@ -26,10 +26,9 @@ from growkit.proof.function import (
     fault_of,
     logits_section,
 )
-from growkit.proof.modes import modes
+from growkit.proof.modes import modes, modes_section
 from growkit.proof.pair import Pair, open_pair
 from growkit.proof.side_by_side import SideBySide
-from growkit.proof.usage import modes_section
 from growkit.proof.weights import check_order, compare_weights
 from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe

@@ -313,6 +313,6 @@ def _peak() -> int:
 
 def quickly() -> None:
     """Leave whole models out of proofs: saving, loading and generating take a while."""
-    from growkit.proof import usage
+    from growkit.proof import modes
 
-    patch.object(usage, "run_whole_models", lambda *args: iter(())).start()
+    patch.object(modes, "run_whole_models", lambda *args: iter(())).start()
