@@ -149,17 +149,17 @@ class Function:
         return None, self.strict.side.models[1].output[0] if known else None
 
 
-def compare_function(side: SideBySide, modes: Sequence[Mode]) -> Function:
+def compare_function(pair: Pair, side: SideBySide, modes: Sequence[Mode]) -> Function:
     """Compare both models in strict float64 and in the storage dtype.
 
     Args:
-        side: both models.
+        pair: source and target.
+        side: both, ready to run.
         modes: modes to run; those that the source does not support are left out.
 
     Raises:
         InputError: the source computes NaN or infinity, or a class cannot run.
     """
-    pair = side.pair
     strict = compare_strictly(side, modes)
     try:
         native = _compare_natively(strict)
@@ -191,7 +191,7 @@ def compare_strictly(side: SideBySide, modes: Sequence[Mode]) -> Strict:
             fault = unlike_cpu(strict)
             if not fault:
                 return strict
-    return replace(run_modes(side.moved_to_cpu(), modes), fault=fault)
+    return replace(run_modes(replace(side, place=CPU), modes), fault=fault)
 
 
 def run_modes(side: SideBySide, modes: Sequence[Mode]) -> Strict:
@@ -318,7 +318,7 @@ def _compare_natively(strict: Strict) -> Native:
 def _run_natively(strict: Strict, dtype: str, device: torch.device) -> Native:
     """Compare in the storage dtype, and measure the source's own rounding in it."""
     side = strict.side
-    models = side.computing_in(getattr(torch, dtype), device)
+    models = side.open(getattr(torch, dtype), device)
     kernels: list[Mode] = []
     modes = [mode for mode in strict.modes if not mode.strict]
     if device != CPU:

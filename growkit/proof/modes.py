@@ -17,6 +17,7 @@ from growkit.base.limits import within
 from growkit.base.tensors import Config, total_parameters
 from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import in_temporary
 from growkit.engine.calls import Call
 from growkit.engine.device import RUNS
 from growkit.engine.metrics import error_of, finite

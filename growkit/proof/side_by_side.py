@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -107,36 +107,44 @@ class SideBySide:
     Attributes:
         pair: source and target.
         place: device of strict float64.
-        models: both in strict float64.
         question: the question of the fingerprint.
-        copies: where the device keeps the tensors of both.
+        copies: where the pair's device keeps the tensors of both.
     """
 
     pair: Pair
     place: torch.device
-    models: Models
     question: Question
     copies: Sequence[Copies | None]
 
     @classmethod
-    def open(cls, pair: Pair) -> SideBySide:
-        """Open both models in strict float64, on the pair's device if it has float64."""
+    def of(cls, pair: Pair) -> SideBySide:
+        """Both models of a pair, in strict float64 on its device if that has float64."""
         place = pair.device if has(pair.device, torch.float64) else CPU
-        copies = copies_on(pair.device, (pair.before, pair.after))
-        longest = max(map(len, pair.prompts.windows))
-        with strict_float64():
-            models = _open(pair, torch.float64, place, copies if place == pair.device else ())
-        return cls(pair, place, models, question(pair.before, longest), copies)
+        asked = question(pair.before, max(map(len, pair.prompts.windows)))
+        return cls(pair, place, asked, copies_on(pair.device, (pair.before, pair.after)))
 
-    def moved_to_cpu(self) -> SideBySide:
-        """The same models, but in strict float64 on the CPU."""
+    @cached_property
+    def models(self) -> Models:
+        """Both models in strict float64."""
         with strict_float64():
-            models = self.models if self.place == CPU else _open(self.pair, torch.float64, CPU)
-        return replace(self, place=CPU, models=models)
+            return self.open(torch.float64, self.place)
 
-    def computing_in(self, dtype: torch.dtype, device: torch.device) -> Models:
-        """Both models in another dtype."""
-        return _open(self.pair, dtype, device, self.copies if device == self.pair.device else ())
+    def open(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        weights: Sequence[Model] = (),
+        depths: Sequence[int] = (),
+    ) -> Models:
+        """Open both models, or two with the same vocabularies in their place."""
+        before, after = weights or (self.pair.before, self.pair.after)
+        tokens = self.pair.before.config["vocab_size"] if self.pair.more_tokens else None
+        source_depth, target_depth = depths or (None, None)
+        copies = self.copies if device == self.pair.device and not weights else (None, None)
+        return (
+            Layerwise(before, dtype, device, None, copies[0], source_depth),
+            Layerwise(after, dtype, device, tokens, copies[1], target_depth),
+        )
 
     @cached_property
     def layers(self) -> Sequence[int | None] | None:
@@ -179,9 +187,8 @@ class SideBySide:
             depths: number of layers of both models; empty for all.
         """
         controls = self.controls(Call(ids), only=only)
-        copies = self.copies if device == self.pair.device and not weights else ()
         with strict_float64():
-            models = _open(self.pair, torch.float64, device, copies, weights, depths)
+            models = self.open(torch.float64, device, weights, depths)
             modes = [Mode(PREFILL, (controls.call,))]
             return self.compare(models, modes, "float64", controls, place=device), controls
 
@@ -310,25 +317,6 @@ class SideBySide:
         numbers = [-1 if number is None else number for number in self.layers]
         target = next((i for i, number in enumerate(numbers) if number >= depth), len(numbers))
         return (depth, target) if depth < len(kinds) and target < len(numbers) else ()
-
-
-def _open(
-    pair: Pair,
-    dtype: torch.dtype,
-    device: torch.device,
-    copies: Sequence[Copies | None] = (),
-    weights: Sequence[Model] = (),
-    depths: Sequence[int] = (),
-) -> Models:
-    """Open both models, or two with the same vocabularies in their place; see ``LayeredModel``."""
-    before, after = weights or (pair.before, pair.after)
-    tokens = pair.before.config["vocab_size"] if pair.more_tokens else None
-    of_source, of_target = copies or (None, None)
-    source_depth, target_depth = depths or (None, None)
-    return (
-        Layerwise(before, dtype, device, None, of_source, source_depth),
-        Layerwise(after, dtype, device, tokens, of_target, target_depth),
-    )
 
 
 def computed_on(place: torch.device, head: Head) -> Head:

@@ -123,14 +123,14 @@ def prove(
         for check in checks().values():
             if check.refuse:
                 check.refuse(pair)
-        side = SideBySide.open(pair)
+        side = SideBySide.of(pair)
         layer_settings = side.changed_layer_settings()
         files = compare_folders(pair.before, pair.after, pair.origin, layer_settings).section
         recovered = compare_weights(pair.origin, pair.after)
         if pair.exact and recovered.all_recovered and not files.changed:
             pair = pair.if_weights_recovered()
         asked = modes(pair.prompts.windows, pair.before.config, pair.after.config)
-        function = compare_function(replace(side, pair=pair), asked)
+        function = compare_function(pair, side, asked)
         sections = Sections(
             weights=recovered.section(pair.lineage.promise, pair.before, pair.after),
             files=files,
