@@ -20,7 +20,7 @@ from growkit.growth.depth import arrangement
 from growkit.recipe.planner import plan_recipe
 from growkit.results.proof import trainability_sentence
 from tests import architectures
-from tests.conftest import edit_config, edit_json, edit_weights, relative_error, seeded
+from tests.conftest import edit_config, edit_json, edit_weights, relative_error, save_model, seeded
 from tests.families import CONFIGS, IDENTITY, Config, coin, save_lively
 
 QUICK = growkit.Settings(prompts=1, length=16)
@@ -338,6 +338,11 @@ def test_types_follow_a_period_that_the_class_does_not_read(name: str, tmp_path:
             {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 4},
             {"kda_layers": [1, 2, 3, 4, 5], "full_attn_layers": [6, 7], "num_heads": 4},
         ),
+        ("rate_by_layer", [0.4, 0.3, 0.2, 0.1], [0.4, 0.4, 0.3, 0.3, 0.2, 0.1, 0.1]),
+        ("image_token_ids", [5, 6, 7, 8], [5, 6, 7, 8]),
+        ("stop_token_ids", [5, 6, 7, 8], [5, 6, 7, 8]),
+        ("vision_feature_layer", [-2, 3, 7, 9], [-2, 3, 7, 9]),
+        ("vision_config", {"fullatt_block_indexes": [0, 1]}, {"fullatt_block_indexes": [0, 1]}),
         ("hidden_layer_act", "gelu", "gelu"),
         ("bad_words_ids", [1, 2], [1, 2]),
         ("mtp_layers_block_type", ["attention"], ["attention"]),
@@ -345,6 +350,20 @@ def test_types_follow_a_period_that_the_class_does_not_read(name: str, tmp_path:
 )
 def test_keys_that_list_layers_follow_them(key: str, before: Any, after: Any) -> None:
     assert rearranged(key, before, [0, 0, 1, 1, 2, 3, 3], 4) == after
+
+
+def test_lists_as_long_as_the_layers_are_proved(tmp_path: Path) -> None:
+    """That of a class is told from one of tokens by its name, and a proof expects the same."""
+    lists = {"rate_by_layer": [3, 4, 5, 6], "image_token_ids": [3, 4, 5, 6]}
+    source = save_model(tmp_path / "source", "llama", num_hidden_layers=4)
+    edit_config(source, **lists)
+    made = growkit.grow(source, tmp_path / "out", method="depth", layers="x2", verify=QUICK)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["rate_by_layer"] == [3, 3, 4, 4, 5, 5, 6, 6]
+    assert config["image_token_ids"] == lists["image_token_ids"]
+    assert made["kept"]
+    edit_config(tmp_path / "out", image_token_ids=[3, 3, 4, 4, 5, 5, 6, 6])
+    assert not growkit.verify(source, tmp_path / "out", QUICK)["kept"]
 
 
 @pytest.mark.parametrize("layers", ["x2", "x1.5"])

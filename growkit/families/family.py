@@ -311,6 +311,9 @@ OF_LAYERS = re.compile(
 )
 """Names of keys that may describe layers one by one."""
 
+OF_OTHER_PARTS = re.compile(r"vision|visual|image|audio|speech|mm_")
+"""Beginnings of names of keys that describe another part of a multimodal model."""
+
 OF_INDICES = re.compile(r"(idxs|ids|indices|layers)$")
 """Names of lists of indices of layers."""
 
@@ -325,7 +328,8 @@ def rearranged(key: str, value: Any, layers: Sequence[int], count: int, first: i
         count: its number of layers.
         first: see ``by_layer``.
     """
-    if isinstance(value, dict) and "model_type" not in value:
+    other = OF_OTHER_PARTS.match(key)
+    if isinstance(value, dict) and "model_type" not in value and not other:
         first = first_index(value, count)
         return {k: rearranged(k, each, layers, count, first) for k, each in value.items()}
     entries = by_layer(key, value, count, first)
@@ -348,7 +352,7 @@ def by_layer(key: str, value: Any, count: int, first: int = 0) -> Any:
         count: the number of layers.
         first: the index of the first layer in lists of indices.
     """
-    if not OF_LAYERS.search(key):
+    if OF_OTHER_PARTS.match(key) or not OF_LAYERS.search(key):
         return value
     listed = isinstance(value, list) and len(value) == count
     indices = _increase(value) and first <= value[0] and value[-1] < first + count
