@@ -139,6 +139,24 @@ def test_a_library_that_cannot_read_a_disk_judges_no_model(error: Exception, pla
     assert isinstance(raised.value, PlaceError) == place
 
 
+@pytest.mark.parametrize("call", ["open", "stat"])
+def test_a_failing_disk_is_no_property_of_a_source(
+    call: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where settings that cannot be read are left out."""
+    source, real = make("llama"), getattr(os, call)
+
+    def fail(path: Any, *arguments: Any, **options: Any) -> Any:
+        follows = options.get("follow_symlinks", True)
+        if follows and str(path) == str(source / "generation_config.json"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(PlaceError, match="Input/output"):
+        growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
+
+
 @pytest.mark.usage
 def test_a_temporary_folder_needs_a_name_in_utf_8(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
-from growkit.base.errors import InputError, reason
+from growkit.base.errors import DISK, InputError, PlaceError, reason
 from growkit.base.parsing import parse_json, parse_yaml
 from growkit.base.tensors import Config
 from growkit.base.units import size
@@ -204,6 +204,8 @@ class Folder:
             real = path.resolve(strict=True)
             mode = real.stat().st_mode
         except (OSError, RuntimeError) as error:
+            if isinstance(error, OSError) and error.errno in DISK:
+                raise _unreadable(path, error) from None
             raise InputError(
                 f"{path} is a link that leads nowhere ({reason(error)}); copy the file itself there"
             ) from None
@@ -537,6 +539,8 @@ def _irregular(path: Path, mode: int) -> InputError:
 def _unreadable(path: Path | str, error: OSError | ValueError) -> InputError:
     if isinstance(error, FileNotFoundError):
         return InputError(f"{path} cannot be read (there is no such file); check its name")
+    if isinstance(error, OSError) and error.errno in DISK:
+        return PlaceError(f"{path} cannot be read ({error.strerror}); check the disk")
     why = error.strerror if isinstance(error, OSError) else error
     return InputError(f"{path} cannot be read ({why}); check its name, and make it readable")
 
