@@ -20,7 +20,7 @@ from growkit.base.errors import PlaceError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.user_family import described_family
 from growkit.extras.inference.classes import ModelClass, as_in_files
-from growkit.extras.inference.inferring import InferredFamily, _small_source, _trial
+from growkit.extras.inference.inferring import InferredFamily, SmallModel, try_growth
 from growkit.families.family import Family, described, families
 from growkit.planning.plan import Planned
 from growkit.recipe.planner import change
@@ -357,8 +357,8 @@ def test_a_wrong_axis_is_caught(arcee: Path, found: growkit.Inference, tmp_path:
     assert wrong["tensors"][name] == "hidden <- heads.head_dim"
     wrong["tensors"][name] = "hidden <- head_dim.heads"
     asked = ModelClass(json.loads((arcee / "config.json").read_text()), "here")
-    small, ids, expected = _small_source(asked, tmp_path / "small")
-    assert _trial(small, "heads", wrong, ids, expected).wrong
+    small = SmallModel.saved(asked, tmp_path / "small")
+    assert try_growth(small, "heads", wrong).wrong
     assert all(trial.exact for trial in found["trials"])
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(wrong))
     code, said = command(

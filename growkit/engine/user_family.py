@@ -195,7 +195,7 @@ def _check_shapes(family: Family, config: Config, model: Any) -> None:
 
 
 def _check_sizes(family: Family, config: Config, model: Any) -> None:
-    cls, grown = type(model).__name__, _grown_axes()
+    cls, grown, digest = type(model).__name__, _grown_axes(), _digest_of(model)
     names = {short: common for common, short in model.config.attribute_map.items()}
     ratios = {key: (*over, under) for key, (over, under) in family.ratios.items()}
     sized = family.axes_of(config)
@@ -226,7 +226,7 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
         counted = axes == ("layers",) and _counts_layers(key, config)
         if common in ALWAYS_SIZES or computed or counted or (cls, key, said) in _sizes:
             continue
-        if not _changes_shapes(key, config, partners[key]):
+        if not _changes_shapes(key, config, digest, partners[key]):
             raise InputError(
                 f"the description of {family.name} has {key} among its sizes, but no tensor of "
                 f"{cls} has another shape with another {key}, so it is a setting; remove it from "
@@ -332,19 +332,22 @@ def tensors_digest(config: Config) -> str | None:
 @lru_cache(1 << 12)  # every axis is tried with the same configs
 def _digest(config: str) -> str | None:
     model = _empty(json.loads(config))
-    if model is None:
-        return None
+    return None if model is None else _digest_of(model)
+
+
+def _digest_of(model: Any) -> str:
     shapes = [f"{name} {[*tensor.shape]}" for name, tensor in model.state_dict().items()]
     shapes += [name for name, _ in model.named_parameters()]  # without those that are tied
     return sha256("\n".join(sorted(shapes)).encode()).hexdigest()
 
 
-def _changes_shapes(key: str, config: Config, partners: Iterable[str]) -> bool:
+def _changes_shapes(key: str, config: Config, digest: str, partners: Iterable[str]) -> bool:
     """Whether another value of a key changes the tensors or their shapes.
 
     Args:
         key: of a size, or of a ratio of sizes.
         config: complete config of a model.
+        digest: see ``tensors_digest``, of this config.
         partners: keys that the class may want to change with it.
     """
     value = value_at(config, key)
@@ -355,7 +358,7 @@ def _changes_shapes(key: str, config: Config, partners: Iterable[str]) -> bool:
         for partner in partners:
             size = value_at(config, partner) or 0
             others += [with_value(others[0], partner, each) for each in (2 * size, size // 2)]
-    return any(tensors_digest(each) not in (None, tensors_digest(config)) for each in others)
+    return any(tensors_digest(each) not in (None, digest) for each in others)
 
 
 def _grown_axes() -> set[str]:

@@ -106,6 +106,7 @@ class ModelClass:
             key: value for key, value in _decoded(config).items() if key not in OF_LOADING
         }
         self._built: dict[str, Shapes | None] = {}
+        self._by_config: dict[str, Shapes] = {}
         self.divided = self.derived = False
         self.ratio: tuple[str, tuple[str, ...], str] | None = None
         self.width: tuple[str, int] | None = None
@@ -224,7 +225,11 @@ class ModelClass:
         if asked not in self._built:
             self._built[asked] = None
             with suppress(Exception), quiet():  # of a class that cannot have these sizes
-                self._built[asked] = self._stored(self.model(self.config(changes, layers), "meta"))
+                config = self.config(changes, layers)
+                same = repr(config.to_dict())
+                if same not in self._by_config:
+                    self._by_config[same] = self._stored(self.model(config, "meta"))
+                self._built[asked] = self._by_config[same]
         return self._built[asked]
 
     def _stored(self, model: nn.Module) -> Shapes:

@@ -7,9 +7,14 @@ tried: the small model is grown as described and must compute the same in strict
 which no description does are declared fixed.
 """
 
+from __future__ import annotations
+
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -125,9 +130,9 @@ class InferredFamily:
         self.tried = 0
         self.trials: list[Trial] = []
         with temporary("inference") as scratch:
-            small = _small_source(self.asked, scratch)
+            small = SmallModel.saved(self.asked, scratch)
             for axis in GROWTHS:
-                self._try(axis, *small)
+                self._try(axis, small)
         self.description = self._describe(config)
         fixed = {
             axis: f"cannot grow: when it was tried, {failed}"
@@ -167,9 +172,7 @@ class InferredFamily:
             self._chosen = {name: words.sub(constant, p) for name, p in self._chosen.items()}
         return self.proposal.description(self._chosen, self._more) if constants else found
 
-    def _try(
-        self, axis: str, source: Checkpoint, ids: torch.Tensor, expected: torch.Tensor
-    ) -> None:
+    def _try(self, axis: str, small: SmallModel) -> None:
         """Try descriptions until one is right for an axis, and keep the best."""
         best: Trial | None = None
         last: Trial | None = None
@@ -178,7 +181,7 @@ class InferredFamily:
             description = self.proposal.description(chosen, more)
             if axis not in _axes(description):
                 return
-            trial = _trial(source, axis, description, ids, expected)
+            trial = try_growth(small, axis, description)
             self.tried += 1
             if trial["error"] is None and last is not None and trial["why"] == last["why"]:
                 break  # no description makes it possible
@@ -258,16 +261,46 @@ def _evidence(
     return found
 
 
-def _small_source(
-    asked: ModelClass, scratch: Path
-) -> tuple[Checkpoint, torch.Tensor, torch.Tensor]:
-    """A small random model in a folder, some tokens, and its logits."""
-    model: Any = asked.small_model()
-    with quiet():
-        model.save_pretrained(scratch)
-    source = Checkpoint(scratch)
-    ids = torch.arange(48).view(4, 12) * 5 % asked.small["vocab"]
-    return source, ids, _logits(source, ids)
+@dataclass(frozen=True)
+class SmallModel:
+    """A small random model of a class, to try growths.
+
+    Attributes:
+        source: the model, in a folder.
+        ids: some tokens, [prompts, tokens].
+        logits: its logits of them, [prompts, tokens, vocabulary].
+        errors: how far logits of grown models are apart, by a digest of the grown model: many
+            descriptions make the same one.
+    """
+
+    source: Checkpoint
+    ids: torch.Tensor
+    logits: torch.Tensor
+    errors: dict[bytes, float] = field(default_factory=dict)
+
+    @classmethod
+    def saved(cls, asked: ModelClass, folder: Path) -> SmallModel:
+        """Save a small random model of a class in a folder, and run it."""
+        model: Any = asked.small_model()
+        with quiet():
+            model.save_pretrained(folder)
+        source = Checkpoint(folder)
+        ids = torch.arange(48).view(4, 12) * 5 % asked.small["vocab"]
+        return cls(source, ids, _logits(source, ids))
+
+    def error_of(self, grown: Model) -> float:
+        """How far the logits of a grown model are apart.
+
+        Raises:
+            InputError: it does not run.
+        """
+        content = sha256(json.dumps(grown.config, sort_keys=True, default=str).encode())
+        for name in grown.tensors:
+            content.update(name.encode() + grown.read(name).numpy().tobytes())
+        if content.digest() not in self.errors:
+            error = error_of(_logits(grown, self.ids), self.logits)
+            self.errors[content.digest()] = error
+        return self.errors[content.digest()]
 
 
 def _told(why: InputError) -> str:
@@ -281,13 +314,7 @@ def _told(why: InputError) -> str:
     return reason(why)
 
 
-def _trial(
-    source: Checkpoint,
-    axis: str,
-    description: Mapping[str, Any],
-    ids: torch.Tensor,
-    expected: torch.Tensor,
-) -> Trial:
+def try_growth(small: SmallModel, axis: str, description: Mapping[str, Any]) -> Trial:
     """Grow a small model along an axis, by the first growth that is possible.
 
     Depth must be right for other sizes as well, with which new layers have other places.
@@ -297,15 +324,15 @@ def _trial(
 
     def grown_error(method: str, options: Mapping[str, Any]) -> float:
         with foreign(DOES_NOT_RUN, "choose other sizes"):
-            grown: Model = source.with_family(described_family(description))
+            grown: Model = small.source.with_family(described_family(description))
             for plan in change(GrowStep(method, options), grown, 0).plans:
                 grown = Planned(grown, plan)
-            if axis == "layers" and _alters(grown, ids[0]):
+            if axis == "layers" and _alters(grown, small.ids[0]):
                 raise InputError(HANDS_ON)
             try:
-                return error_of(_logits(grown, ids), expected)
+                return small.error_of(grown)
             except InputError as why:  # its tensors are not those of the class, for example
-                named = re.escape(str(source.folder))  # it is temporary
+                named = re.escape(str(small.source.folder))  # it is temporary
                 cause = re.sub(rf"( in)? {named}\S*", "", reason(why)).partition("; ")[0]
                 raise InputError(f"{DOES_NOT_RUN} ({cause})") from None
 
