@@ -265,7 +265,9 @@ def test_the_verdict_in_words_and_color(changes: dict[str, Any], kind: str) -> N
     assert f"{verdict}</h1>" in shown
     assert f"<title>{verdict}: " in shown
     assert re.findall(r'class="verdict (\w+)"', shown) == [kind]
-    assert result["reason"][1:] in Tags(shown).text
+    explanation = result["reason"].partition(": ")[2]
+    assert explanation[1:] in Tags(shown).text
+    assert result["reason"][1:] not in Tags(shown).text  # the heading has said it
 
 
 def test_on_a_failure_where_why_and_what_to_do_come_first() -> None:
@@ -417,6 +419,7 @@ def test_a_real_proof(tmp_path: Path, make: Callable[..., Path]) -> None:
     shown = page(proof_view(result, recorded))
     tags = Tags(shown)
     assert "<title>Preserved: source → target" in shown
+    assert '</span> Preserved</h1>\n<p class="reason">Every weight is recovered' in shown
     assert f"{result.sections.logits.strict_float64.relative:.3g}" in tags.text
     assert recorded["source_files"]["config.json"] in tags.text
     other = growkit.verify(make("diffllama", seed=1), tmp_path / "target", prompts=2, length=12)
@@ -492,7 +495,7 @@ def test_what_was_lost_comes_first(
     assert "largest difference" not in found
     assert lossy.sections.modes.modes[0].kept is None
     assert " without a limit" in found["inference modes"]
-    assert lossy.reason.startswith(f"changed as requested ({lossy.lost}): the loss goes")
+    assert lossy.reason.startswith(f"changed as requested: {lossy.lost}; the loss goes")
     assert "of the likeliest next tokens are the same" in lossy.reason
     assert (exact.lost, bool(lossy.lost)) == (None, True)
 

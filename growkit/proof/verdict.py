@@ -224,5 +224,5 @@ def reason_of(result: VerifyResult) -> str:
     parts += proof.notes_of(result)
     # What was given up may also be why logits differ by more than rounding explains.
     named = first is None or (first is strict and not exact)
-    given_up = f" ({result.lost})" if result.lost and named else ""
-    return f"{result.verdict}{given_up}: {'; '.join(parts)}"
+    given_up = [result.lost] if result.lost and named else []
+    return f"{result.verdict}: {'; '.join([*given_up, *parts])}"

@@ -181,6 +181,11 @@ class View:
     warnings: Sequence[str] = ()
     glance: Found = field(default_factory=dict)
 
+    @property
+    def explanation(self) -> str:
+        """The reason without the heading, with which that of a verdict begins."""
+        return self.reason.removeprefix(f"{self.heading.lower()}: ")
+
     def brief(self) -> Iterator[Part]:
         """The part that the terminal shows."""
         yield Paragraph(self.reason, self.kind)
