@@ -12,7 +12,7 @@ LONGEST_SENTENCE = 2000
 
 DISK = frozenset(
     {errno.EIO, errno.ENXIO, errno.ENODEV, errno.EFBIG, errno.ENOSPC, errno.EROFS, errno.ESTALE}
-    | {errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+    | {errno.EDQUOT, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 )
 """Numbers of errors of the system that say nothing about a file's contents."""
 
