@@ -429,7 +429,7 @@ def _remove_weights(folder: Path, digests: Mapping[str, str]) -> dict[str, list[
     paths = {file.relative_to(folder).as_posix() for file in checkpoint.files}
     paths |= {*checkpoint.opened.names("*.index.json")}
     for companion in companions():
-        paths |= {*checkpoint.opened.names(*companion.outputs())}
+        paths |= {*checkpoint.opened.names(*companion.outputs())} if companion.large else set()
     found: dict[str, list[Any]] = {}
     for name in sorted(paths):
         found[name] = [(folder / name).stat().st_size, digests[name]]

@@ -54,6 +54,7 @@ class Companion:
         inputs: from their path, the files and the states that a run must not write to.
         open: reads them: path, source, lineage of the target, and name of the output.
         outputs: patterns of all such files in a model's folder, for ``Folder.names``.
+        large: whether they are as large as the weights, and go with these if only the proof stays.
     """
 
     key: str
@@ -61,6 +62,7 @@ class Companion:
     inputs: Callable[[Path], tuple[list[Path], list[Path]]]
     open: Callable[[Path, Checkpoint, Lineage, str], Opened]
     outputs: Callable[[], Collection[str]]
+    large: bool = False
 
     def path(self, recipe: Recipe) -> Path | None:
         """The path of the files of a recipe; None if it has none."""

@@ -28,4 +28,4 @@ def _outputs() -> Collection[str]:
     return outputs()
 
 
-COMPANION = Companion("optimizer", "optimizer's state", _inputs, _open, _outputs)
+COMPANION = Companion("optimizer", "optimizer's state", _inputs, _open, _outputs, large=True)
