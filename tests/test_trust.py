@@ -304,6 +304,15 @@ def test_what_is_printed_of_a_folder(source: Path) -> None:
     assert json.loads(printed)["model_class"] == STEERING
 
 
+def test_written_files_steer_no_terminal(source: Path, tmp_path: Path) -> None:
+    edit_config(source, note=STEERING)
+    said = ("--prompts", 1, "--length", 10, "--report", tmp_path / "report.json")
+    assert cli("grow", source, tmp_path / "out", "--hidden", "x2", *said).exit_code == 0
+    for file in (tmp_path / "report.json", *(tmp_path / "out").glob("*.json")):
+        assert all(char.isprintable() or char == "\n" for char in file.read_text("utf-8"))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["note"] == STEERING
+
+
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 
 

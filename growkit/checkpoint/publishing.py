@@ -54,9 +54,8 @@ _log = getLogger("growkit")
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write JSON; names that are not valid Unicode are escaped."""
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    file.write_bytes(text.encode("utf-8", "backslashreplace"))
+    """Write JSON in ASCII, so that no character in it controls a terminal or an editor."""
+    file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="ascii")
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any], known: Mapping[str, str]) -> None:

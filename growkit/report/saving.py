@@ -118,7 +118,7 @@ def write_report(
         manifest = opened.json(MANIFEST) if opened and opened.has(MANIFEST) else None
         view = proofs.proof_view(result, manifest)
     try:
-        text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(result, indent=2, allow_nan=False) + "\n"
         write_whole(file, page(view) if file.suffix == ".html" else text)
     except OSError as error:
         where = error.filename or file
