@@ -1,6 +1,7 @@
 """The config.json of a grown model has its publisher's keys, for whatever software reads it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,14 @@ def test_sizes_and_kinds_of_layers_change_under_every_name(tmp_path: Path) -> No
     written = (tmp_path / "grown" / "config.json").read_bytes()
     changed(tmp_path, name, hidden="x2", family=family)
     assert (tmp_path / "grown" / "config.json").read_bytes() == written
+    other = shutil.copytree(tmp_path / "grown", tmp_path / "other")
+    (other / "growkit.json").unlink()
+    assert growkit.verify(tmp_path / "source", other, SHORT)["kept"]
+    with edit_json(other / "config.json") as config:
+        config["num_heads"] = CONFIGS[name]["num_heads"]  # which other software reads
+    stale = growkit.verify(tmp_path / "source", other, SHORT)["reason"]
+    assert "num_heads in config.json is not what growkit" in stale
+    assert "4 in place of 8" in stale
     deeper = changed(tmp_path, name, method="depth", layers="x2", family=family)
     assert deeper == {"num_hidden_layers": 8, "full_attn_idxs": [2, 3, 6, 7]}
 

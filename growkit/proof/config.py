@@ -334,14 +334,32 @@ def _is_size(key: str, first: Config, second: Config) -> bool:
     """Whether tensors show a key's value, or it repeats a size under another name, as plans do."""
     if key in SHARED | WINDOWS:
         return False
-    sizes = {size: (first.get(size), second.get(size)) for size in _sizes(second)}
-    changed = {size: values for size, values in sizes.items() if values[0] != values[1]}
-    missing: Any = object()
-    if other_names({key: first.get(key)}, changed).get(key, missing) == second.get(key):
+    if _repeated_size(key, first, second) == second.get(key, False):
         return True
     # A prompt reads only as many rows of a table of positions as it has tokens.
     same_context = longest_context({**first, key: second.get(key)}) == longest_context(first)
     return same_context and shown_by_tensors(key, first, second)
+
+
+def _repeated_size(key: str, first: Config, second: Config) -> Any:
+    """The value of a key that repeats a size under another name, as plans write it; else None."""
+    sizes = {size: (first.get(size), second.get(size)) for size in _sizes(second)}
+    changed = {size: values for size, values in sizes.items() if values[0] != values[1]}
+    return other_names({key: first.get(key)}, changed).get(key)
+
+
+def stale_sizes(first: Config, second: Config) -> dict[str, Any]:
+    """Keys of other software that still have a size of the source, with what plans write instead.
+
+    The class reads none of them.
+    """
+    read = resolved({"model_type": second.get("model_type")})
+    if read is None or first.get("model_type") != second.get("model_type"):
+        return {}
+    apart = {*read, *SHARED, *WINDOWS}
+    same = (key for key in second.keys() - apart if second[key] == first.get(key))
+    sizes = {key: _repeated_size(key, first, second) for key in sorted(same)}
+    return {key: size for key, size in sizes.items() if size not in (None, second[key])}
 
 
 def _entries(config: Config, count: int, key: str, missing: Any) -> Any:

@@ -241,7 +241,8 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     now = _without_old_keys(source, was, now)
     fits = partial(configs.follows, copied)
     keys, other_keys = configs.different_settings(was, now, configs.judge(source), fits)
-    values = [_changed_value(key, was, now) for key in keys]
+    stale = configs.stale_sizes(was, now)
+    values = [_changed_value(key, {**was, **stale}, now) for key in (*keys, *stale)]
     changed = [each["name"] for each in values]
     named = [f"{key} in config.json differs" for key in other_keys]
     if was.get("model_type") != now.get("model_type"):
@@ -271,7 +272,8 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     names = [name for name in target.opened.names() if name not in known]
     unknown = [name for name in names if not _is_of_source(name, source, target)]
     changed = [*dict.fromkeys(changed)]
-    return FolderDifferences(changed, named, unknown, values, [*changed])
+    of_source = [name for name in changed if name.removesuffix(" in config.json") not in stale]
+    return FolderDifferences(changed, named, unknown, values, of_source)
 
 
 def _dtype(checkpoint: Checkpoint) -> str:
