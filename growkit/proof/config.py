@@ -5,7 +5,7 @@ tokens show. Every other difference makes another model.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from copy import copy
 from functools import cache
@@ -334,7 +334,7 @@ def _is_size(key: str, first: Config, second: Config) -> bool:
     """Whether tensors show a key's value, or it repeats a size under another name, as plans do."""
     if key in SHARED | WINDOWS:
         return False
-    if _repeated_size(key, first, second) == second.get(key, False):
+    if (size := _repeated_size(key, first, second)) is not None and size == second.get(key):
         return True
     # A prompt reads only as many rows of a table of positions as it has tokens.
     same_context = longest_context({**first, key: second.get(key)}) == longest_context(first)
@@ -342,10 +342,18 @@ def _is_size(key: str, first: Config, second: Config) -> bool:
 
 
 def _repeated_size(key: str, first: Config, second: Config) -> Any:
-    """The value of a key that repeats a size under another name, as plans write it; else None."""
-    sizes = {size: (first.get(size), second.get(size)) for size in _sizes(second)}
-    changed = {size: values for size, values in sizes.items() if values[0] != values[1]}
+    """The value of a key that repeats a size under another name, as plans write it; else None.
+
+    The class reads that size, so it is compared itself.
+    """
+    sizes = first.keys() & second.keys() & _read_keys(second) - {key}
+    changed = {size: (first[size], second[size]) for size in sizes if first[size] != second[size]}
     return other_names({key: first.get(key)}, changed).get(key)
+
+
+def _read_keys(config: Config) -> Set[str]:
+    """The keys that a config's class reads."""
+    return (resolved({"model_type": config.get("model_type")}) or config).keys()
 
 
 def stale_sizes(first: Config, second: Config) -> dict[str, Any]:
@@ -353,12 +361,11 @@ def stale_sizes(first: Config, second: Config) -> dict[str, Any]:
 
     The class reads none of them.
     """
-    read = resolved({"model_type": second.get("model_type")})
-    if read is None or first.get("model_type") != second.get("model_type"):
+    if first.get("model_type") != second.get("model_type"):
         return {}
-    apart = {*read, *SHARED, *WINDOWS}
-    same = (key for key in second.keys() - apart if second[key] == first.get(key))
-    sizes = {key: _repeated_size(key, first, second) for key in sorted(same)}
+    unread = second.keys() - _read_keys(second) - SHARED - WINDOWS
+    same = sorted(key for key in unread if second[key] == first.get(key))
+    sizes = {key: _repeated_size(key, first, second) for key in same}
     return {key: size for key, size in sizes.items() if size not in (None, second[key])}
 
 
