@@ -116,3 +116,12 @@ def test_noise_breaks_no_tie_between_equal_tokens(tokens: int, tmp_path: Path) -
     with edit_weights(tmp_path / "out") as weights:
         weights["model.layers.0.self_attn.dt_proj.weight"].mul_(1.01)
     assert not growkit.verify(source, tmp_path / "out", few)["kept"]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("options", [{"hidden": "x2"}, {"heads": "x2", "kv_heads": "x2"}])
+def test_lower_settings_leave_buffers_of_files(options: dict[str, str], tmp_path: Path) -> None:
+    """MiniMax's class computes other decays for more heads than the file holds, its old ones."""
+    source, out = save("minimax", tmp_path / "source"), tmp_path / "out"
+    assert growkit.grow(source, out, verify=FEW, **options)["kept"]
+    assert error(source, out) < 1e-12

@@ -6,7 +6,7 @@ models alike, shows in a short prompt what the setting does in a long one.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -80,6 +80,8 @@ def changed(config: Config, changes: Mapping[str, int]) -> Config:
 class Lowered:
     """What differs in the modules of a model if some of its settings have lower values.
 
+    Buffers that files hold stay: the class computes them only where there is no file.
+
     Args:
         model: the model.
         weights: its weights, with its config.
@@ -97,13 +99,16 @@ class Lowered:
         for name, module in model.named_modules():
             if name in of_other:  # else it was added to the class
                 self._compare(vars(module), vars(of_other[name]))
-                self._compare(module._buffers, of_other[name]._buffers)
+                stored = module._buffers.keys() - module._non_persistent_buffers_set
+                self._compare(module._buffers, of_other[name]._buffers, stored)
 
-    def _compare(self, mine: dict[str, Any], others: Mapping[str, Any]) -> None:
+    def _compare(
+        self, mine: dict[str, Any], others: Mapping[str, Any], kept: Set[str] = OF_MODULES
+    ) -> None:
         if id(mine) in self._compared:
             return
         self._compared.add(id(mine))
-        both = mine.keys() & others.keys() - OF_MODULES
+        both = mine.keys() & others.keys() - kept
         differing = {key: others[key] for key in both if _differ(mine[key], others[key])}
         if differing:
             self._changes.append((mine, differing))
