@@ -130,8 +130,9 @@ def using(scratch: Scratch) -> Iterator[None]:
 
 def _cause(error: Exception, folder: Path) -> BaseException | None:
     """The error of the system with files in a temporary folder that led to an error, if any."""
-    if not os.path.isdir(folder):  # something deleted it, or it could not be made
-        return error if isinstance(error, OSError) else error.__cause__ or error.__context__
+    unopened = isinstance(error, FileNotFoundError) and error.errno is None  # by safetensors
+    if unopened or not os.path.isdir(folder):  # something deleted it, or it could not be made
+        return error
     cause, _ = system_error(error) or (None, 0)
     file = cause.filename if isinstance(cause, OSError) else None
     ours = not isinstance(file, str) or Path(file).is_relative_to(folder.parent)
