@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import Scratch
 from growkit.engine import oracle
+from growkit.engine.calls import Spool
 from growkit.proof import modes as ways
 from growkit.proof.trainability import Gradients
 from growkit.recipe.planner import plan_recipe
@@ -97,6 +99,20 @@ def test_no_fault_of_the_place_becomes_a_verdict(
     with pytest.raises(PlaceError, match=r"cannot hold temporary files .*Stale"):
         growkit.grow(make("llama"), tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
     assert not [*tmp_path.glob("*out*")]
+
+
+@pytest.mark.parametrize("gone", ["file", "folder"])
+def test_a_temporary_file_that_cannot_be_opened_is_a_fault_of_the_place(gone: str) -> None:
+    """Of which safetensors says that there is no such file, whatever the system says."""
+    spool = Spool()
+    spool.append(torch.ones(2))
+    (file,) = spool._files
+    if gone == "file":
+        file.unlink()
+    else:
+        shutil.rmtree(file.parent)
+    with pytest.raises(PlaceError, match="cannot hold temporary files"):
+        spool[0]
 
 
 @pytest.mark.usage
