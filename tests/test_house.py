@@ -5,10 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit import conversions, families, growth, proof
 from growkit.checkpoint import quantised
+from growkit.extras.differential import own_classes
+from growkit.extras.optimizer import formats
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
 from growkit.planning.operation import operations
@@ -43,6 +47,83 @@ class Unscaled(OnDiffTransformer):
 
 
 OPERATION = Unscaled()
+"""
+TO_A_CLASS = """
+from growkit.families.family import known_family
+from growkit.planning.operation import Change, Operation
+from growkit.planning.rewriting import rewrite
+
+
+class ToMistral(Operation):
+    name, paper = "mistral-for-this-test", "-"
+
+    def plan(self, source, options, seed):
+        config = {**source.config, "model_type": "mistral", "sliding_window": None}
+        return Change([rewrite(source, known_family("mistral"), config)])
+
+
+OPERATION = ToMistral()
+"""
+OWN_CLASS = """
+from dataclasses import replace
+
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from growkit.families.family import described
+from growkit.planning.own_class import OwnClass
+
+CODE = '''
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class TwinConfig(LlamaConfig):
+    model_type = "twin"
+
+
+class TwinForCausalLM(LlamaForCausalLM):
+    config_class = TwinConfig
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = 2 * output.logits
+        return output
+'''
+exec(CODE)
+FAMILY = replace(
+    described({"family": "Twin", "model_type": "twin", "extends": "llama"}, "Twin"),
+    architecture="TwinForCausalLM",
+    auto_map={"AutoConfig": "twin.TwinConfig", "AutoModelForCausalLM": "twin.TwinForCausalLM"},
+    code=lambda: {"twin.py": CODE.encode()},
+)
+
+
+def register():
+    AutoConfig.register("twin", TwinConfig, exist_ok=True)
+    AutoModelForCausalLM.register(TwinConfig, TwinForCausalLM, exist_ok=True)
+
+
+OWN_CLASS = OwnClass(FAMILY, register, lambda family: False, lambda config, where: config, None)
+"""
+STATES = """
+from dataclasses import replace
+
+from growkit.extras.optimizer.formats import trainer
+from growkit.extras.optimizer.state import Format
+
+
+def holds(path):
+    return (path / "moments.pt").exists()
+
+
+def open_state(path, parameters):
+    return replace(trainer._open_file(path / "moments.pt", parameters), format=FORMAT, write=write)
+
+
+def write(target, folder, save):
+    (folder / "grown.state").write_text(f"{len(target.tensors)} tensors")
+
+
+FORMAT = Format("states of this test", ("grown.state",), holds, open_state)
 """
 FORMAT = """
 from growkit.checkpoint.dequantising import Scheme
@@ -108,6 +189,51 @@ def test_a_conversion_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result["verification"]["promise"] == "different"
     assert "the factor 1 - λ_init" in result["verification"]["reason"]
     assert relative_error(source, tmp_path / "out") > 1e-3
+
+
+def test_a_conversion_to_another_class_is_one_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "to_mistral_for_this_test.py").write_text(TO_A_CLASS)
+    monkeypatch.setattr(conversions, "__path__", [*conversions.__path__, str(tmp_path)])
+    source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
+    assert growkit.convert(source, out, to="mistral-for-this-test")["kept"]
+    assert type(AutoModelForCausalLM.from_pretrained(out)).__name__ == "MistralForCausalLM"
+    assert relative_error(source, out) < 1e-12
+
+
+def test_a_class_of_ones_own_is_one_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The written folder has its code, and loads without growkit's registration."""
+    (tmp_path / "twin.py").write_text(OWN_CLASS)
+    monkeypatch.setattr(own_classes, "__path__", [*own_classes.__path__, str(tmp_path)])
+    source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
+    edit_config(source, model_type="twin", architectures=["TwinForCausalLM"])
+    assert growkit.grow(source, out, hidden="x2", verify=growkit.Settings(prompts=1))["kept"]
+    assert "class TwinForCausalLM" in (out / "twin.py").read_text()
+    assert json.loads((out / "config.json").read_text())["auto_map"]["AutoConfig"]
+    with edit_weights(out) as tensors:
+        tensors["model.norm.weight"] *= 2
+    assert not growkit.verify(source, out, prompts=1)["kept"]
+
+
+def test_a_format_of_optimizer_states_is_one_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "states_for_this_test.py").write_text(STATES)
+    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
+    source = save_model(tmp_path / "source", "llama")
+    model = AutoModelForCausalLM.from_pretrained(source)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
+    optimizer.step()
+    (tmp_path / "run").mkdir()
+    torch.save(optimizer.state_dict(), tmp_path / "run" / "moments.pt")
+    state = {"optimizer": tmp_path / "run", "verify": False}
+    result = growkit.grow(source, tmp_path / "out", hidden="x2", **state)
+    assert result["optimizer"]["format"] == "states of this test"
+    assert (tmp_path / "out" / "grown.state").read_text().endswith("tensors")
 
 
 def test_a_family_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

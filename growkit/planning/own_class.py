@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 from growkit.base.lazy import registered
 from growkit.base.tensors import Config
@@ -45,7 +44,6 @@ def own_classes() -> dict[str, OwnClass]:
     return registered("own_classes", "OWN_CLASS")
 
 
-@cache
 def register() -> None:
     """Register all classes with transformers' auto classes."""
     for own in own_classes().values():
