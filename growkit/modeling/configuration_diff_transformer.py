@@ -213,7 +213,7 @@ class DiffTransformerConfig(BaseConfig):  # type: ignore[misc]
             layers = range(self.num_hidden_layers)
             self.lambda_init = [0.8 - 0.6 * math.exp(-0.3 * layer) for layer in layers]
         elif self.lambda_init is not None:
-            self.lambda_init = [float(each) for each in self.lambda_init]
+            self.lambda_init = [float(value) for value in self.lambda_init]
         # A mean over all rows changes with every token, so nothing can be cached.
         self.use_cache = self.use_cache and self.integral != "column_mean"
 
@@ -265,10 +265,10 @@ class DiffTransformerConfig(BaseConfig):  # type: ignore[misc]
         """Find other wrong numbers, and unknown activations."""
         limits = [(key, 1.0, "between 0 and 1") for key in ("rms_norm_eps", "head_norm_eps")]
         limits += [(key, math.inf, "above 0") for key in MULTIPLIERS]
-        for key, most, expected in limits:
+        for key, limit, expected in limits:
             value = getattr(self, key)
             number = isinstance(value, float | int) and not isinstance(value, bool)
-            if not number or not 0 < value < most:
+            if not number or not 0 < value < limit:
                 yield f"{key} is {value!r}; a number {expected} was expected"
         if self.hidden_act != "poly_norm" and self.hidden_act not in ACT2FN:
             yield f"hidden_act is {self.hidden_act!r}; choose poly_norm or one of transformers'"

@@ -202,12 +202,12 @@ def _attention_and_log_sums(
 
 def _of_one_width(*heads: Tensor) -> Iterator[Tensor]:
     """Queries, keys and values with as many coordinates each, as fused kernels need them."""
-    common = max(each.shape[3] for each in heads)
+    common = max(head.shape[3] for head in heads)
     if heads[0].device.type != "cpu":
         common += -common % FUSED_MULTIPLE
-    for each in heads:  # padding by nothing would copy
-        missing = common - each.shape[3]
-        yield functional.pad(each, (0, missing)) if missing else each
+    for head in heads:  # padding by nothing would copy
+        missing = common - head.shape[3]
+        yield functional.pad(head, (0, missing)) if missing else head
 
 
 class Sums(NamedTuple):
@@ -270,16 +270,16 @@ def causal_integral(
             counts = real.cumsum(-1)[:, first:last].clamp_min(1)
         counts = counts[:, None, :, None].to(maps.dtype)
         weights, added = _integral(running / counts, visible, real is not None, counts, rest)
-        found = _grouped_matmul((maps + gamma * weights).to(value.dtype), value)
-        found = found if added is None else (wide(found) + gamma * added).to(value.dtype)
-        return found, sums + maps.sum(-2)
+        output = _grouped_matmul((maps + gamma * weights).to(value.dtype), value)
+        output = output if added is None else (wide(output) + gamma * added).to(value.dtype)
+        return output, sums + maps.sum(-2)
 
     heads = []
     for first, last in _blocks(rows):
         end, weight = past + last, gamma if gamma.shape[2] == 1 else gamma[:, :, first:last]
         part = query[:, :, first:last], key[:, :, :end], value[:, :, :end], weight
-        found, sums = _checkpointed(block, *part, functional.pad(sums, (0, last - first)))
-        heads.append(found)
+        head, sums = _checkpointed(block, *part, functional.pad(sums, (0, last - first)))
+        heads.append(head)
     return torch.cat(heads, dim=2), Sums(sums.detach(), rest)
 
 
@@ -363,13 +363,13 @@ def integral_series(
 
     # From here on, signal heads are [key_heads, group].
     query, output, weights = (
-        each.unflatten(1, (key_heads, -1)) for each in (query, output, weights)
+        tensor.unflatten(1, (key_heads, -1)) for tensor in (query, output, weights)
     )
     gamma = gamma[:, None] if gamma.shape[1] == 1 else gamma.unflatten(1, (key_heads, -1))
     key, value = key[:, :, None], value[:, :, None]
     places, starts = columns[:, :, None, None], starts[:, :, None, None]
-    some = places.clamp_max(rows - 1).mT
-    keys, values = (wide(each.take_along_dim(some, 3)) for each in (key, value))
+    indices = places.clamp_max(rows - 1).mT
+    keys, values = (wide(tensor.take_along_dim(indices, 3)) for tensor in (key, value))
     keys = keys.mT * scaling
 
     def masses_of(query: Tensor, weights: Tensor, row: Tensor) -> Tensor:
@@ -400,29 +400,29 @@ def integral_series(
         weight = gamma / (count + 1 + beyond.sum(-1, keepdim=True))
         ones = torch.ones_like(beyond[..., :1])
         factors = torch.cat([beyond, ones / count, ones], -1)
-        found = factors @ torch.cat([values.expand(-1, -1, before.shape[2], -1, -1), before], 3)
+        integral = factors @ torch.cat([values.expand(-1, -1, before.shape[2], -1, -1), before], 3)
         output, value = wide(output), wide(value)
         outputs, sums = output.cumsum(3), value.cumsum(3)
-        found = found.addcdiv_(outputs, count).add_(sums)
+        integral = integral.addcdiv_(outputs, count).add_(sums)
         ends = torch.broadcast_tensors(outputs[..., -1:, :], sums[..., -1:, :])
         after = before + torch.cat(ends, 3)
-        return torch.addcmul(output, weight, found).to(value.dtype), masses[..., -1:, :], after
+        return torch.addcmul(output, weight, integral).to(value.dtype), masses[..., -1:, :], after
 
     row, count = torch.arange(rows, device=query.device)[:, None], wide(counts)[..., None]
     count = count[:, None, None]
     mass = masses_of(query[..., :exact, :], weights[..., :exact, :], row[:exact])
     mass = mass.sum(3, keepdim=True)
-    parts = [wide(each[..., :exact, :]).sum(3, keepdim=True) for each in (output, value)]
+    parts = [wide(tensor[..., :exact, :]).sum(3, keepdim=True) for tensor in (output, value)]
     before, heads = torch.cat(torch.broadcast_tensors(*parts), 3), [head]
     step = _at_once(SERIES_ROWS, query.device)
     for start in range(exact, rows, step):
         part = slice(start, start + step)
         weight = gamma if gamma.shape[3] == 1 else gamma[..., part, :]
-        given = (each[..., part, :] for each in (query, value, output, weights))
-        found, mass, before = _checkpointed(
-            block, *given, weight, row[part], count[..., part, :], mass, before
+        slices = (tensor[..., part, :] for tensor in (query, value, output, weights))
+        part_heads, mass, before = _checkpointed(
+            block, *slices, weight, row[part], count[..., part, :], mass, before
         )
-        heads.append(found.flatten(1, 2))
+        heads.append(part_heads.flatten(1, 2))
     return torch.cat(heads, dim=2), _sums(before, mass, values, columns, counts)
 
 
@@ -536,7 +536,7 @@ class Projected(NamedTuple):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Projected:
         """Apply a function to every tensor."""
-        return Projected(*(None if each is None else change(each) for each in self))  # type: ignore[arg-type]
+        return Projected(*(None if tensor is None else change(tensor) for tensor in self))  # type: ignore[arg-type]
 
 
 def differential_heads(
@@ -577,13 +577,13 @@ def differential_heads(
         assert gamma is not None
         # Graphs would unroll its loops, and again for every length.
         run = _looped if torch.compiler.is_compiling() else _loop
-        given = query, key, value, gamma, scaling, past, real
+        arguments = query, key, value, gamma, scaling, past, real
         before: Any = past_sums or (None, None)
-        found, columns, rest = run(*given, *before, integral)  # type: ignore[call-arg]
+        heads, columns, rest = run(*arguments, *before, integral)  # type: ignore[call-arg]
         if integral == "column_mean":
-            signal, added = attend(query, key, value), values_of(found[:, :, None], value)
+            signal, added = attend(query, key, value), values_of(heads[:, :, None], value)
         else:
-            signal, sums = found, Sums(columns, rest if rest.numel() else None)
+            signal, sums = heads, Sums(columns, rest if rest.numel() else None)
     if noise_query is not None:
         assert noise_key is not None
         noise = attend(noise_query, noise_key, value)
@@ -681,16 +681,16 @@ def _looped_backward(
     """Gradients of queries, keys, values and γ; operations run below autograd otherwise."""
     key_of_autograd = torch._C.DispatchKey.AutogradFunctionality
     with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(key_of_autograd, False):
-        inputs = [each.detach().requires_grad_() for each in (query, key, value, gamma)]
+        inputs = [tensor.detach().requires_grad_() for tensor in (query, key, value, gamma)]
         others: Any = scaling, past, real, columns, rest, integral
         heads = _loop(inputs[0], inputs[1], inputs[2], inputs[3], *others)[0]
-        found = torch.autograd.grad(heads, inputs, gradient, materialize_grads=True)
-    return tuple(each.contiguous() for each in found)  # type: ignore[return-value]
+        gradients = torch.autograd.grad(heads, inputs, gradient, materialize_grads=True)
+    return tuple(tensor.contiguous() for tensor in gradients)  # type: ignore[return-value]
 
 
 @_looped_backward.register_fake
 def _(gradient: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    return tuple(each.new_empty(each.shape) for each in inputs[:4])
+    return tuple(tensor.new_empty(tensor.shape) for tensor in inputs[:4])
 
 
 def _keep_inputs(ctx: Any, inputs: Any, output: Any) -> None:

@@ -122,7 +122,7 @@ class HeadUpdates(nn.Module):
         if self.per_layer:
             weights = self.weight.split(self.rows)
             update = torch.cat(
-                [functional.linear(low[..., i, :], each) for i, each in enumerate(weights)], -1
+                [functional.linear(low[..., i, :], weight) for i, weight in enumerate(weights)], -1
             )
         else:
             weight = self.weight.view(-1, self.head_dim, self.weight.shape[1])
@@ -329,8 +329,8 @@ class DiffTransformerAttention(nn.Module):
         batch, heads, rows, head_dim = query.shape
         width = value.shape[3]
         query, key, value = (  # kernels need heads of one width
-            functional.pad(each, (0, max(head_dim, width) - each.shape[3]))
-            for each in (query, key, value)
+            functional.pad(tensor, (0, max(head_dim, width) - tensor.shape[3]))
+            for tensor in (query, key, value)
         )
         self.num_key_value_groups = heads // key.shape[1]
         output, _ = attend(
@@ -414,19 +414,19 @@ class DiffTransformerAttention(nn.Module):
         not know where padding ends.
         """
         config, query = self.config, projected.signal_query
-        whole = not isinstance(past, Tensor) and past == 0
+        complete = not isinstance(past, Tensor) and past == 0
         tiles = query.shape[2] > 1 and projected.value.shape[3] % 8 == 0 and runs_kernels(query)
         # Their gradients are added up in any order.
         tiles &= not (torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled())
-        if config.integral == "causal" and whole and tiles:
+        if config.integral == "causal" and complete and tiles:
             return "tiles"
         if config.integral != "causal" or config.integral_method == "exact":
             return config.integral
         rows = SHORTEST_SERIES if config.integral_method == "auto" else EXACT_ROWS + 1
-        whole = whole and query.shape[2] >= rows
+        complete = complete and query.shape[2] >= rows
         graph = isinstance(layer, StaticIntegralLayer)
         graph = graph or (torch.compiler.is_compiling() and real is not None)
-        return "series" if whole and not graph and query.dtype != torch.float64 else "causal"
+        return "series" if complete and not graph and query.dtype != torch.float64 else "causal"
 
     def _update_pages(
         self, cache: Any, key: Tensor, value: Tensor, kwargs: dict[str, Any]
@@ -522,7 +522,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
             ValueError: it cannot run this model.
         """
         name: str = super().get_correct_attn_implementation(requested_attention, is_init_check)
-        known = (*EXTERNAL, *(f"paged|{each}" for each in ("sdpa", *EXTERNAL)))
+        known = (*EXTERNAL, *(f"paged|{kernel}" for kernel in ("sdpa", *EXTERNAL)))
         if name not in BUILT_IN and (self.config.integral != "none" or name not in known):
             why = "has no integral" if name in known else "is not known to fit its heads"
             raise ValueError(

@@ -165,8 +165,8 @@ def find_visibility(
         real = _real_tokens(attention_mask, None if unknown else int(past) + rows, averaged)
         # A traced graph cannot loop over rows or texts.
         exporting = torch.compiler.is_exporting() and (averaged or cache is not None)
-        alone = attention_mask is None and cache is None
-        texts = position_ids if packed or (is_tracing() and alone) else None
+        unmasked = attention_mask is None and cache is None
+        texts = position_ids if packed or (is_tracing() and unmasked) else None
         if not (eager or unknown or exporting or (is_tracing() and texts is not None)):
             return Visibility(real, packed)
         visible = (torch.arange(columns, device=own.device) <= own)[None, None]

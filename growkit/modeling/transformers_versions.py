@@ -74,8 +74,8 @@ def update(cache: Cache, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor
     if UPDATES_AT_POSITIONS:
         rows = torch.arange(key.shape[2], device=key.device)
         where = ({"cache_position": rows + cache.get_seq_length(layer)},)
-    found: tuple[Tensor, Tensor] = cache.update(key, value, layer, *where)
-    return found
+    cached: tuple[Tensor, Tensor] = cache.update(key, value, layer, *where)
+    return cached
 
 
 def causal_mask(config: Any, hidden_states: Tensor, cache: Any, **kwargs: Any) -> Any:

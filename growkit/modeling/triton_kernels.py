@@ -83,7 +83,7 @@ def _rotate_kernel(
 def _rotate(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, sign: float
 ) -> tuple[Tensor, Tensor]:
-    query, key, cos, sin = (_dense(each) for each in (query, key, cos, sin))
+    query, key, cos, sin = (_dense(tensor) for tensor in (query, key, cos, sin))
     batch, heads, rows, width = query.shape
     out = query.new_empty(batch, rows, heads, width)
     key_out = query.new_empty(batch, rows, key.shape[1], width)
@@ -139,17 +139,17 @@ def _lambda_kernel(q1, k1, q2, k2, out, initial, WIDTH: tl.constexpr, PADDED: tl
 
 class _Lambda(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        ctx.save_for_backward(*given[:4])
-        return _lambda(*given)
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        ctx.save_for_backward(*inputs[:4])
+        return _lambda(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         vectors = ctx.saved_tensors  # once: checkpoints count
-        given = [each.float() for each in vectors]
-        products = [(query * key).sum().exp() for query, key in (given[:2], given[2:])]
-        first, second = (each * gradients[0].sum() for each in products)
-        q1, k1, q2, k2 = given
+        floats = [vector.float() for vector in vectors]
+        products = [(query * key).sum().exp() for query, key in (floats[:2], floats[2:])]
+        first, second = (product * gradients[0].sum() for product in products)
+        q1, k1, q2, k2 = floats
         parts = first * k1, first * q1, -second * k2, -second * q2
         return *(a.to(b.dtype) for a, b in zip(parts, vectors, strict=True)), None
 
@@ -167,10 +167,10 @@ def lambda_of_vectors(
     lambda_q1: Tensor, lambda_k1: Tensor, lambda_q2: Tensor, lambda_k2: Tensor, initial: float
 ) -> Tensor:
     """λ of a layer, as in ``differential_attention``, [1, 1, 1, 1]."""
-    given = lambda_q1, lambda_k1, lambda_q2, lambda_k2, initial
+    inputs = lambda_q1, lambda_k1, lambda_q2, lambda_k2, initial
     if not torch.is_grad_enabled():
-        return _lambda(*given)
-    out: Tensor = _Lambda.apply(*given)
+        return _lambda(*inputs)
+    out: Tensor = _Lambda.apply(*inputs)
     return out
 
 
@@ -292,11 +292,13 @@ class _Combination(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> Tensor:
         batch, heads, rows, width = signal.shape
-        parts = [_dense(signal if each is None else each) for each in (signal, noise, integral)]
-        weights = [
-            signal.new_ones(1, 1, 1, 1) if each is None else each for each in (lambda_, gamma)
+        parts = [
+            _dense(signal if tensor is None else tensor) for tensor in (signal, noise, integral)
         ]
-        of_rows = [each.expand(batch, heads, rows, 1).stride()[:3] for each in weights]
+        weights = [
+            signal.new_ones(1, 1, 1, 1) if weight is None else weight for weight in (lambda_, gamma)
+        ]
+        of_rows = [weight.expand(batch, heads, rows, 1).stride()[:3] for weight in weights]
         ctx.block = max(1, min(16, 8192 // triton.next_power_of_2(width)))
         ctx.options = {
             "NOISE": noise is not None,
@@ -308,8 +310,8 @@ class _Combination(torch.autograd.Function):
             "PADDED": triton.next_power_of_2(width),
             "ROWS": ctx.block,
         }
-        ctx.numbers, ctx.shapes = (rows, heads, eps, scale), [each.shape for each in weights]
-        ctx.strides = [s for each in parts for s in _strides(each)] + [
+        ctx.numbers, ctx.shapes = (rows, heads, eps, scale), [weight.shape for weight in weights]
+        ctx.strides = [s for part in parts for s in _strides(part)] + [
             s for o in of_rows for s in o
         ]
         weight = signal if weight is None else weight
@@ -325,19 +327,19 @@ class _Combination(torch.autograd.Function):
         *parts, lambda_, gamma, weight = ctx.saved_tensors
         signal, (rows, heads) = parts[0], ctx.numbers[:2]
         batch, options = len(signal), ctx.options
-        outputs = [torch.empty_like(each) for each in parts]
-        outputs = [_dense(each) for each in outputs]
+        outputs = [torch.empty_like(part) for part in parts]
+        outputs = [_dense(gradient) for gradient in outputs]
         grid = triton.cdiv(rows, ctx.block), batch * heads // options["GROUP"]
         of_rows = signal.new_empty(2, batch, heads, rows, 1, dtype=torch.float32)
         of_weight = signal.new_empty(*grid, options["WIDTH"], dtype=torch.float32)
         _combine_backward_kernel[grid](
             *parts, lambda_, gamma, weight, gradients[0].contiguous(),
             *outputs, *of_rows, of_weight, *ctx.numbers, *ctx.strides,
-            *(s for each in outputs for s in _strides(each)), **options,
+            *(s for gradient in outputs for s in _strides(gradient)), **options,
         )  # fmt: skip
         d_lambda, d_gamma = (
-            each.sum_to_size(shape).to(to.dtype)
-            for each, shape, to in zip(of_rows, ctx.shapes, (lambda_, gamma), strict=True)
+            gradient.sum_to_size(shape).to(to.dtype)
+            for gradient, shape, to in zip(of_rows, ctx.shapes, (lambda_, gamma), strict=True)
         )
         return (
             outputs[0],
@@ -377,10 +379,10 @@ def combine(
     Returns:
         [batch, rows, signal · width].
     """
-    given = signal, noise, lambda_, integral, gamma, weight, eps, norm, scale, dtype
+    inputs = signal, noise, lambda_, integral, gamma, weight, eps, norm, scale, dtype
     if not torch.is_grad_enabled():
-        return _Combination.forward(_Context(), *given)
-    out: Tensor = _Combination.apply(*given)
+        return _Combination.forward(_Context(), *inputs)
+    out: Tensor = _Combination.apply(*inputs)
     return out
 
 
@@ -561,10 +563,10 @@ def _integral_kernel(
     error = 0.0
     place = head * blocks + block
     for first in range(0, block + 1, AT_ONCE):
-        some = first + tl.arange(0, AT_ONCE)
-        of_some = tl.load(bounds + place * blocks + some, some <= block, 0.0)
-        error += tl.sum(tl.where(of_some > tolerance, 0.0, of_some))
-        if tl.max(of_some) > tolerance:
+        columns = first + tl.arange(0, AT_ONCE)
+        of_columns = tl.load(bounds + place * blocks + columns, columns <= block, 0.0)
+        error += tl.sum(tl.where(of_columns > tolerance, 0.0, of_columns))
+        if tl.max(of_columns) > tolerance:
             for column in range(first, min(first + AT_ONCE, block + 1)):
                 if tl.load(bounds + place * blocks + column) > tolerance:
                     j = column * TILE + tl.arange(0, TILE)
@@ -724,12 +726,14 @@ def _tiles_backward_kernel(
     of_query = tl.zeros([TILE, PADDED], tl.float32)
     of_rows = tl.zeros([TILE], tl.float32)
     for first in range(0, block + 1, AT_ONCE):
-        some = first + tl.arange(0, AT_ONCE)
+        columns = first + tl.arange(0, AT_ONCE)
         if FIRST:
-            of_some = tl.load(bounds + place * blocks + some, some <= block, 0.0) > tolerance
+            of_columns = (
+                tl.load(bounds + place * blocks + columns, columns <= block, 0.0) > tolerance
+            )
         else:
-            of_some = tl.load(last + head * blocks + some, some <= block, -1) >= block
-        if tl.max(of_some.to(tl.int32)) > 0:
+            of_columns = tl.load(last + head * blocks + columns, columns <= block, -1) >= block
+        if tl.max(of_columns.to(tl.int32)) > 0:
             for column in range(first, min(first + AT_ONCE, block + 1)):
                 counted = tl.load(bounds + place * blocks + column) > tolerance
                 visited = counted
@@ -836,11 +840,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[T
     if limit:
         parts = [
             torch.ops.aten._scaled_dot_product_cudnn_attention(
-                query, key, each, None, True, 0.0, True, scale=scaling
+                query, key, values, None, True, 0.0, True, scale=scaling
             )
-            for each in value.split(limit, -1)
+            for values in value.split(limit, -1)
         ]
-        output = parts[0][0] if len(parts) == 1 else torch.cat([each[0] for each in parts], -1)
+        output = parts[0][0] if len(parts) == 1 else torch.cat([part[0] for part in parts], -1)
     else:
         parts = [
             torch.ops.aten._scaled_dot_product_efficient_attention(
@@ -871,14 +875,14 @@ def attend_backward(
                 scale=scaling,
             )
             for of_output, of_value, out in zip(
-                *(each.split(limit, -1) for each in (gradient, value, output)), strict=True
+                *(tensor.split(limit, -1) for tensor in (gradient, value, output)), strict=True
             )
         ]
         d_query, d_key, d_value = parts[0]
-        for each in parts[1:]:
-            d_query, d_key = d_query.add_(each[0]), d_key.add_(each[1])
+        for part in parts[1:]:
+            d_query, d_key = d_query.add_(part[0]), d_key.add_(part[1])
         if len(parts) > 1:
-            d_value = torch.cat([each[2] for each in parts], -1)
+            d_value = torch.cat([part[2] for part in parts], -1)
         return d_query, d_key, d_value
     padded = -rows % 32  # what the kernel expects
     log_sums = torch.nn.functional.pad(log_sums, (0, padded))
@@ -888,7 +892,7 @@ def attend_backward(
         scale=scaling,
     )
     groups = key.shape[1]
-    d_key, d_value = (each.unflatten(1, (groups, -1)).sum(2) for each in (d_key, d_value))
+    d_key, d_value = (grad.unflatten(1, (groups, -1)).sum(2) for grad in (d_key, d_value))
     return d_query[..., : query.shape[3]], d_key[..., : key.shape[3]], d_value
 
 
@@ -918,14 +922,14 @@ def _for_efficient(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     """Queries, keys and values as the kernel for all other dtypes and shapes takes them."""
     group = query.shape[1] // key.shape[1]
     pad = torch.nn.functional.pad
-    query, key, value = (pad(each, (0, -each.shape[3] % 8)) for each in (query, key, value))
-    return [query, *(each.repeat_interleave(group, 1) for each in (key, value))]
+    query, key, value = (pad(tensor, (0, -tensor.shape[3] % 8)) for tensor in (query, key, value))
+    return [query, *(tensor.repeat_interleave(group, 1) for tensor in (key, value))]
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        query, key, value = (_dense(each) for each in (query, key, value))
+        query, key, value = (_dense(tensor) for tensor in (query, key, value))
         output, log_sums = attend(query, key, value, scaling)
         ctx.save_for_backward(query, key, value, output, log_sums)
         ctx.scaling = scaling
@@ -939,7 +943,7 @@ class _Attention(torch.autograd.Function):
 def attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
     """Attention without an integral; see ``attend``."""
     if not torch.is_grad_enabled():
-        return attend(*(_dense(each) for each in (query, key, value)), scaling)[0]
+        return attend(*(_dense(tensor) for tensor in (query, key, value)), scaling)[0]
     attended: Tensor = _Attention.apply(query, key, value, scaling)
     return attended
 
@@ -999,7 +1003,7 @@ def _forward(
 ) -> Attended:
     batch, heads, rows, _ = query.shape
     width, blocks = value.shape[3], triton.cdiv(rows, TILE)
-    query, key, value = (_dense(each) for each in (query, key, value))
+    query, key, value = (_dense(tensor) for tensor in (query, key, value))
     output, log_sums = attend(*hide_padding(query, key, real), value, scaling)
     output = output.transpose(1, 2).contiguous().transpose(1, 2)
     counts = _counts(real, rows, query.device)
@@ -1018,7 +1022,7 @@ def _forward(
         query, key, real, log_sums, counts, before, bounds, last, sums,
         rows, heads, scaling, tolerance, *of_heads, of_counts, **shapes, num_stages=2,
     )  # fmt: skip
-    values, outputs = (_sums_beyond(each, seen[:, None]) for each in (value, output))
+    values, outputs = (_sums_beyond(tensor, seen[:, None]) for tensor in (value, output))
     integral, chunk = torch.empty_like(output), _chunk(width)
     _integral_kernel[blocks, batch * heads, triton.cdiv(width, chunk)](
         query, key, value, output, real, log_sums, counts, before, bounds, values, outputs,
@@ -1042,13 +1046,15 @@ def _backward(
     batch, heads, rows, width = attended.output.shape
     blocks, device = triton.cdiv(rows, TILE), query.device
     query, key, value, d_output, d_integral = (
-        _dense(each) for each in (query, key, value, d_output, d_integral)
+        _dense(tensor) for tensor in (query, key, value, d_output, d_integral)
     )
     output, integral = attended.output, attended.integral
     counts = _counts(real, rows, device)
     weights = 1 / attended.totals if real is None else real[:, None] / attended.totals
     means = weights / counts[:, None]
-    after, after_means = (_sums_beyond(d_integral, each, reverse=True) for each in (weights, means))
+    after, after_means = (
+        _sums_beyond(d_integral, factors, reverse=True) for factors in (weights, means)
+    )
     chunk, grid = _chunk(width), (blocks, batch * heads)
     gradient = torch.empty_like(output)
     d_value = output.new_empty(batch, heads, rows, width, dtype=torch.float32)
@@ -1093,10 +1099,10 @@ def _backward(
     hidden = hide_padding(query, key, real)
     of_maps = attend_backward(gradient, *hidden, value, shifted, attended.log_sums, scaling)
     if heads != key.shape[1]:
-        d_key, d_value = (each.unflatten(1, (key.shape[1], -1)).sum(2) for each in (d_key, d_value))
-    added, maps = (d_query, d_key, d_value), (each.contiguous() for each in of_maps)
+        d_key, d_value = (grad.unflatten(1, (key.shape[1], -1)).sum(2) for grad in (d_key, d_value))
+    added, maps = (d_query, d_key, d_value), (grad.contiguous() for grad in of_maps)
     parts = zip(added, maps, strict=True)
-    return tuple(each[..., : mine.shape[3]].add_(mine).contiguous() for mine, each in parts)  # type: ignore[return-value]
+    return tuple(grad[..., : mine.shape[3]].add_(mine).contiguous() for mine, grad in parts)  # type: ignore[return-value]
 
 
 # Graphs take both as they are: custom operations, whose names differ between copies of this file.
@@ -1141,7 +1147,7 @@ def _with_integral_backward(
 def _(
     d_output: Tensor, d_integral: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any
 ) -> Any:
-    return tuple(each.new_empty(each.shape) for each in (query, key, value))
+    return tuple(tensor.new_empty(tensor.shape) for tensor in (query, key, value))
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
@@ -1206,12 +1212,12 @@ def attention_with_integral(
 
 
 @triton.jit
-def _add_block(q, k, v, seen, most, total, output, scale):
+def _add_block(q, k, v, seen, peak, total, output, scale):
     """Softmax over some columns more: scores, and the sums so far."""
     scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, -1e30)
-    highest = tl.maximum(most, tl.max(scores, 1))
+    highest = tl.maximum(peak, tl.max(scores, 1))
     p = tl.where(seen, tl.exp(scores - highest[:, None]), 0.0)
-    less = tl.exp(most - highest)
+    less = tl.exp(peak - highest)
     total = total * less + tl.sum(p, 1)
     output = output * less[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
     return scores, highest, total, output
@@ -1232,9 +1238,9 @@ def _row_kernel(
     of_width, of_value = (d < WIDTH)[None, :], (w < VALUE_WIDTH)[None, :]
     place = query + b * q_b + (kh * SIGNAL + r)[:, None] * q_h + d[None, :]
     q = tl.load(place, (r < SIGNAL)[:, None] & of_width, 0.0)
-    most, total = tl.full([HEADS], -1e30, tl.float32), tl.zeros([HEADS], tl.float32)
+    peak, total = tl.full([HEADS], -1e30, tl.float32), tl.zeros([HEADS], tl.float32)
     output = tl.zeros([HEADS, VALUE_PADDED], tl.float32)
-    noise_most, noise_total, noise_output = most, total, output
+    noise_peak, noise_total, noise_output = peak, total, output
     noise_q = q
     if NOISE:
         place = noise_query + b * nq_b + (kh * NOISE + r)[:, None] * nq_h + d[None, :]
@@ -1247,7 +1253,7 @@ def _row_kernel(
             seen &= tl.load(real + b * real_b + j, j < columns, 0) != 0
         v = tl.load(value + b * v_b + kh * v_h + at * v_n + w[None, :], inside & of_value, 0.0)
         k = tl.load(key + b * k_b + kh * k_h + at * k_n + d[None, :], inside & of_width, 0.0)
-        of_row, most, total, output = _add_block(q, k, v, seen[None, :], most, total, output, scale)
+        of_row, peak, total, output = _add_block(q, k, v, seen[None, :], peak, total, output, scale)
         if KEEP:
             heads = (b * key_heads + kh) * SIGNAL + r
             to = scores + heads[:, None] * columns + j[None, :]
@@ -1255,20 +1261,20 @@ def _row_kernel(
         if NOISE:
             of_noise = noise_key + b * nk_b + kh * nk_h + at * nk_n + d[None, :]
             k = tl.load(of_noise, inside & of_width, 0.0)
-            _, noise_most, noise_total, noise_output = _add_block(
-                noise_q, k, v, seen[None, :], noise_most, noise_total, noise_output, scale
+            _, noise_peak, noise_total, noise_output = _add_block(
+                noise_q, k, v, seen[None, :], noise_peak, noise_total, noise_output, scale
             )
     every = key_heads * (SIGNAL + NOISE)
     place = (b * every + kh * SIGNAL + r) * parts + split
     kept = r < SIGNAL
-    tl.store(marks + 2 * place, most, kept)
+    tl.store(marks + 2 * place, peak, kept)
     tl.store(marks + 2 * place + 1, total, kept)
     to = outputs + place[:, None] * VALUE_WIDTH + w[None, :]
     tl.store(to, output, kept[:, None] & of_value)
     if NOISE:
         place = (b * every + key_heads * SIGNAL + kh * NOISE + r) * parts + split
         kept = r < NOISE
-        tl.store(marks + 2 * place, noise_most, kept)
+        tl.store(marks + 2 * place, noise_peak, kept)
         tl.store(marks + 2 * place + 1, noise_total, kept)
         to = outputs + place[:, None] * VALUE_WIDTH + w[None, :]
         tl.store(to, noise_output, kept[:, None] & of_value)
@@ -1286,9 +1292,9 @@ def _row_integral_kernel(
     b, h = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
     part, w = tl.arange(0, PARTS), tl.arange(0, PADDED)
     place = marks + 2 * ((b * every + h) * parts + part)
-    most = tl.load(place, part < parts, -1e30)
-    highest = tl.max(most, 0)
-    whole = tl.sum(tl.exp(most - highest) * tl.load(place + 1, part < parts, 0.0), 0)
+    maxima = tl.load(place, part < parts, -1e30)
+    highest = tl.max(maxima, 0)
+    divisor = tl.sum(tl.exp(maxima - highest) * tl.load(place + 1, part < parts, 0.0), 0)
     count = tl.load(counts + b)
     of_row = 1.0
     if PADDING:
@@ -1301,7 +1307,7 @@ def _row_integral_kernel(
         if PADDING:
             seen &= tl.load(real + b * real_b + j, j < columns, 0) != 0
         score = tl.load(scores + row * columns + j, j < columns, -1e30)
-        p = tl.where(seen, tl.exp(score - highest) / whole, 0.0) * of_row
+        p = tl.where(seen, tl.exp(score - highest) / divisor, 0.0) * of_row
         new = p + tl.load(sums + b * sums_b + h * sums_h + j, j < columns - 1, 0.0)
         tl.store(new_sums + row * columns + j, new, j < columns)
         weight = tl.where(seen, tl.exp(new / count), 0.0) * of_row
@@ -1318,8 +1324,8 @@ def _row_integral_kernel(
 def _merged(outputs, marks, place, w, parts, WIDTH: tl.constexpr, PARTS: tl.constexpr):
     """Attention over all parts of the columns."""
     part = tl.arange(0, PARTS)
-    most = tl.load(marks + 2 * (place + part), part < parts, -1e30)
-    less = tl.exp(most - tl.max(most, 0))
+    maxima = tl.load(marks + 2 * (place + part), part < parts, -1e30)
+    less = tl.exp(maxima - tl.max(maxima, 0))
     total = tl.sum(less * tl.load(marks + 2 * (place + part) + 1, part < parts, 0.0), 0)
     at = outputs + (place + part[:, None]) * WIDTH + w[None, :]
     output = tl.load(at, (part < parts)[:, None] & (w < WIDTH)[None, :], 0.0)
@@ -1405,8 +1411,8 @@ def row_of_heads(
     key_heads, columns, value_width = value.shape[1:]
     noise = 0 if noise_query is None else noise_query.shape[1]
     query, key, noise_q, noise_k, value = (
-        _dense(signal_query if each is None else each)
-        for each in (signal_query, signal_key, noise_query, noise_key, value)
+        _dense(signal_query if tensor is None else tensor)
+        for tensor in (signal_query, signal_key, noise_query, noise_key, value)
     )
     length = max(PART, -(-columns // MOST_PARTS))
     length += -length % 64
@@ -1446,7 +1452,9 @@ def row_of_heads(
             PARTS=of_parts, BLOCK=64,
         )  # fmt: skip
     out = value.new_empty(batch, 1, heads * value_width)
-    weights = [outputs.view(-1, 1, 1, 1) if each is None else each for each in (lambda_, gamma)]
+    weights = [
+        outputs.view(-1, 1, 1, 1) if weight is None else weight for weight in (lambda_, gamma)
+    ]
     of_heads = [s * (n > 1) for e in weights for s, n in zip(e.stride()[:2], e.shape, strict=False)]
     _row_end_kernel[(batch * heads,)](
         outputs, marks, integrals, totals, *weights, value if weight is None else weight, out,
