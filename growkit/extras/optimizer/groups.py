@@ -121,7 +121,9 @@ def decayed(model: nn.Module) -> frozenset[str]:
     # Wrappers of a whole model (FSDP, checkpointing) do not occur in its parameters' names, but do
     # in these paths. Paths of norms without weights lead to None.
     chosen = {id(reduce(getattr, path.split("."), model)) for path in paths}
-    return frozenset(name for name, each in model.named_parameters() if id(each) in chosen)
+    return frozenset(
+        name for name, parameter in model.named_parameters() if id(parameter) in chosen
+    )
 
 
 # The law of updates
@@ -201,8 +203,8 @@ class ParamGroup:
         for name in self.parameters:
             alike.setdefault(factors.get(name, Factors()), []).append(name)
         return [
-            ParamGroup(tuple(names), each.scaled(self.options), each.lr, origin)
-            for each, names in alike.items()
+            ParamGroup(tuple(names), scaling.scaled(self.options), scaling.lr, origin)
+            for scaling, names in alike.items()
         ]
 
 
@@ -234,31 +236,32 @@ def _combine(
     by_element: bool,
 ) -> Update:
     """Combine the updates of the tensors that transformers makes into a parameter."""
-    of = [updates[each] for each in conversion.sources]
+    of = [updates[source] for source in conversion.sources]
     distinct = {
-        each if each.n_out.size > 1 else (each.rate, each.eps, each.new, each.why) for each in of
+        update if update.n_out.size > 1 else (update.rate, update.eps, update.new, update.why)
+        for update in of
     }
     if conversion.transform is None or len(distinct) == 1:
         return of[0]
-    rates = [each.rate for each in of]
+    rates = [update.rate for update in of]
     if by_element:
         factors = {
             pattern: [
                 torch.from_numpy(
-                    np.broadcast_to(updates[each].gradient, checkpoint.tensors[each].shape).copy()
+                    np.broadcast_to(updates[part].gradient, checkpoint.tensors[part].shape).copy()
                 )
-                for each in names
+                for part in names
             ]
             for pattern, names in conversion.tensors.items()
         }
         with torch._C.DisableTorchFunction():
             n_out = 1 / converted(conversion, factors)[name].numpy()
     else:
-        shared = [each.n_out * each.factor for each in of]
-        least, most = min(each.min() for each in shared), max(each.max() for each in shared)
-        n_out = np.asarray((least + most) / 2)
-    found = replace(of[0], n_in=len(rates) / sum(rates), n_out=n_out, factor=1.0)
-    return found if len(set(rates)) == 1 else found.because("its parts have different rates")
+        shared = [update.n_out * update.factor for update in of]
+        least, greatest = min(scale.min() for scale in shared), max(scale.max() for scale in shared)
+        n_out = np.asarray((least + greatest) / 2)
+    combined = replace(of[0], n_in=len(rates) / sum(rates), n_out=n_out, factor=1.0)
+    return combined if len(set(rates)) == 1 else combined.because("its parts have different rates")
 
 
 # Groups for training
@@ -331,9 +334,9 @@ def param_groups(
         for names, decay in ((decaying, weight_decay), (others, 0.0))
     ]
     return [
-        {"params": [parameters[name] for name in each.parameters], **each.options}
+        {"params": [parameters[name] for name in part.parameters], **part.options}
         for group in groups
-        for each in group.split(factors)
+        for part in group.split(factors)
     ]
 
 
@@ -358,7 +361,7 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
     """
     opened = Folder(folder)
     if opened.has(ADAPTER):
-        name = next((each for each in ADAPTER_WEIGHTS if opened.find(each)), ADAPTER_WEIGHTS[0])
+        name = next((file for file in ADAPTER_WEIGHTS if opened.find(file)), ADAPTER_WEIGHTS[0])
         headers: Mapping[str, TensorInfo] = open_weights(opened, name).tensors
         checkpoint = None
     else:
@@ -368,18 +371,22 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
     shapes = {name: info.shape for name, info in headers.items()}
     if checkpoint and not substitute(checkpoint.config):
         known = class_updates(checkpoint, known, by_element=False)
-        shapes = {n: s for each in loading(checkpoint).conversions for n, s in each.shapes.items()}
+        shapes = {
+            n: s
+            for conversion in loading(checkpoint).conversions
+            for n, s in conversion.shapes.items()
+        }
     modules = (getattr(module, "all_tied_weights_keys", None) for module in model.modules())
     # Of the model itself, or of the first module that is not a wrapper.
-    ties: dict[str, str] = next((each for each in modules if isinstance(each, dict)), {})
-    updates, found = {}, {}
+    ties: dict[str, str] = next((tied for tied in modules if isinstance(tied, dict)), {})
+    updates, expected = {}, {}
     for name, _ in model.named_parameters():
         alike = tied_names(class_name(name), ties) if checkpoint else [_adapter_key(name)]
-        key = next((each for each in alike if each in known), None)
+        key = next((alias for alias in alike if alias in known), None)
         updates[name] = known[key] if key else Update()
         if key:
-            found[name] = shapes[key]
-    check_same(model, found, folder)
+            expected[name] = shapes[key]
+    check_same(model, expected, folder)
     return updates
 
 

@@ -180,7 +180,7 @@ class GrownState(TargetState):
         self.state, self._before, self._after = state, before, after
         self._lineage = lineage
         self._made = {}
-        for kind in sorted({kind for each in state.kinds.values() for kind in each}):
+        for kind in sorted({kind for kinds in state.kinds.values() for kind in kinds}):
             stage: Model = _StoredMoments(state, kind, before, lineage.source)
             for plan in lineage.plans:
                 stage = _grow_moments(plan, stage, ORDERS[kind])
@@ -193,9 +193,9 @@ class GrownState(TargetState):
             if not all(name in self._made[kind].tensors for kind in known)
         }
         self.groups = [
-            each
+            part
             for number, (group, known) in enumerate(groups)
-            for each in group.split(self._factors(group, known, updates), number)
+            for part in group.split(self._factors(group, known, updates), number)
         ]
         self.steps = {
             name: 0.0 if name in self.reset else state.steps[self._origins[name]]
@@ -217,8 +217,11 @@ class GrownState(TargetState):
         Raises:
             InputError: see ``grown_schedule``.
         """
-        count, found = len(self.state.groups), self.state.schedules.items()
-        return {where: grown_schedule(each, where, count, self.groups) for where, each in found}
+        count, schedules = len(self.state.groups), self.state.schedules.items()
+        return {
+            where: grown_schedule(schedule, where, count, self.groups)
+            for where, schedule in schedules
+        }
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """A tensor, as consecutive blocks along dimension 0."""
@@ -236,7 +239,7 @@ class GrownState(TargetState):
         if kind == STEP:
             return torch.tensor(self.steps[parameter], dtype=torch.float32)
         if parameter in self.reset:
-            sizes = [each.stop - each.start for each in full(info.shape, where)]
+            sizes = [span.stop - span.start for span in full(info.shape, where)]
             return torch.zeros(sizes, dtype=info.torch_dtype)
         return self._made[kind].read(parameter, *where).to(info.torch_dtype)
 
@@ -251,21 +254,21 @@ class GrownState(TargetState):
         """For each parameter of the target, the first of the source from which it is made."""
         parameter = {
             tensor: name
-            for each in self._before.conversions
-            for name in each.shapes
-            for tensor in each.sources
+            for source in self._before.conversions
+            for name in source.shapes
+            for tensor in source.sources
         }
-        found: dict[str, str] = {}
-        for each in self._after.conversions:
+        origins: dict[str, str] = {}
+        for conversion in self._after.conversions:
             named = [
                 parameter[name]
-                for target in each.sources
+                for target in conversion.sources
                 if target in self._lineage.plans[-1].by_target
                 for name in self._lineage.replaced(target)
                 if parameter.get(name) in self._before.shapes
             ]
-            found |= {name: named[0] for name in each.shapes if named}
-        return found
+            origins |= {name: named[0] for name in conversion.shapes if named}
+        return origins
 
     def _factors(
         self, group: ParamGroup, kinds: frozenset[str], updates: Mapping[str, Update]
@@ -302,29 +305,29 @@ class GrownState(TargetState):
             if origin is None or (by_muon.get(origin) and len(shape) != 2):  # as experts are
                 if (muon := trains.get(name in self._after.hidden_matrices)) is not None:
                     traits = ((muon, trait) for trait in (*_traits(self._after, name), None))
-                    names[next(alike[each] for each in traits if each in alike)].append(name)
+                    names[next(alike[key] for key in traits if key in alike)].append(name)
             elif origin in number_of:  # otherwise another optimizer trains it
                 names[number_of[origin]].append(name)
-        found = []
-        for each, of in zip(groups, names, strict=True):
+        assigned = []
+        for group, of in zip(groups, names, strict=True):
             # Parameters of a group have the same moments, except those that never had a gradient.
-            known = [kinds[name] for name in each.parameters]
+            known = [kinds[name] for name in group.parameters]
             shared = frozenset.intersection(*known) if known else frozenset[str]()
-            found.append((ParamGroup(tuple(of), each.options), shared))
-        return found
+            assigned.append((ParamGroup(tuple(of), group.options), shared))
+        return assigned
 
     def _info(self, name: str, kind: str) -> TensorInfo:
-        found = self._made[kind].tensors.get(name)
-        if found is not None:
-            return found
+        header = self._made[kind].tensors.get(name)
+        if header is not None:
+            return header
         headers = self.state.numbers.tensors.items()
         dtype = next(info.dtype for key, info in headers if key.endswith(f".{kind}"))
         return TensorInfo(self._after.shapes[name], _moments_dtype(dtype))
 
     def _why(self, name: str) -> str:
         """The reason why a parameter has no moments, preferably in the words of the plan."""
-        for each in self._after.conversions:
-            for target in each.sources if name in each.shapes else ():
+        for conversion in self._after.conversions:
+            for target in conversion.sources if name in conversion.shapes else ():
                 for rules in self._lineage.steps(target):
                     for rule in rules:
                         if not rule.sources or rule.transform.moments(1) is None:
@@ -340,7 +343,9 @@ def _traits(parameters: Parameters, name: str) -> tuple[object, object]:
 
 def _for_class(stage: Model, conversions: Sequence[Conversion]) -> ClassWeights:
     """Convert moments to parameters of the class, if all tensors of a parameter have them."""
-    complete = [each for each in conversions if stage.tensors.keys() >= set(each.sources)]
+    complete = [
+        conversion for conversion in conversions if stage.tensors.keys() >= set(conversion.sources)
+    ]
     return ClassWeights(stage, tuple(complete))
 
 
@@ -379,16 +384,16 @@ class _StoredMoments(Model):
         numbers = state.numbers.tensors
         self._conversions: dict[str, Conversion] = {}
         self.tensors = {}
-        for each in parameters.conversions:
-            if any(f"{name}.{kind}" not in numbers for name in each.shapes):
+        for conversion in parameters.conversions:
+            if any(f"{name}.{kind}" not in numbers for name in conversion.shapes):
                 continue
-            if each.transform is not None:
-                part = one_row(each, 0) if stacks(each) else each
+            if conversion.transform is not None:
+                part = one_row(conversion, 0) if stacks(conversion) else conversion
                 if self._unconverted.places(part) is None:
                     continue
-            dtype = _moments_dtype(numbers[f"{next(iter(each.shapes))}.{kind}"].dtype)
-            for tensor in each.sources:
-                self._conversions[tensor] = each
+            dtype = _moments_dtype(numbers[f"{next(iter(conversion.shapes))}.{kind}"].dtype)
+            for tensor in conversion.sources:
+                self._conversions[tensor] = conversion
                 self.tensors[tensor] = TensorInfo(model.tensors[tensor].shape, dtype)
 
     def where(self, name: str | None = None) -> str:
@@ -415,22 +420,24 @@ class _StoredMoments(Model):
         if stacks(conversion):
             number = next(n.index(name) for n in conversion.tensors.values() if name in n)
             conversion, part = one_row(conversion, number), slice(number, number + 1)
-        made = {each: self._numbers(each, part) for each in conversion.shapes}
-        found = self._unconverted(conversion, made)
-        assert found is not None, f"{name} has no way back"
-        return cut(dict(found)[name], where)
+        by_parameter = {
+            parameter: self._numbers(parameter, part) for parameter in conversion.shapes
+        }
+        restored = self._unconverted(conversion, by_parameter)
+        assert restored is not None, f"{name} has no way back"
+        return cut(dict(restored)[name], where)
 
     def _numbers(self, parameter: str, *where: slice | None) -> Tensor:
-        found = self._state.numbers.read(f"{parameter}.{self._kind}", *where)
-        wrong = "NaN or infinity" if not found.isfinite().all() else ""
-        if not wrong and ORDERS[self._kind] == 2 and found.numel() and found.min() < 0:
+        tensor = self._state.numbers.read(f"{parameter}.{self._kind}", *where)
+        wrong = "NaN or infinity" if not tensor.isfinite().all() else ""
+        if not wrong and ORDERS[self._kind] == 2 and tensor.numel() and tensor.min() < 0:
             wrong = "negative squares"
         if wrong:
             raise InputError(
                 f"{self._kind} of {parameter} in {self._state.where} holds {wrong}; use the state "
                 "of an earlier checkpoint"
             )
-        return found.float() if found.dtype == torch.float16 else found
+        return tensor.float() if tensor.dtype == torch.float16 else tensor
 
 
 class _InMemory(Model):
@@ -466,16 +473,18 @@ def grown_moments(
         shapes = {rule.target: rule.info.shape for rule in plans[-1].rules}
     else:
         conversions = loading(after).conversions
-        shapes = {name: shape for each in conversions for name, shape in each.shapes.items()}
-    found: Moments = {name: {} for name in shapes}
+        shapes = {
+            name: shape for conversion in conversions for name, shape in conversion.shapes.items()
+        }
+    grown: Moments = {name: {} for name in shapes}
     for kind in MOMENTS:
         stored = StoredGradients(before)
         contents = {n: t for name, of in moments.items() for n, t in stored(name, of[kind].cpu())}
         stage: Model = _InMemory(contents, before.config)
         for plan in plans:
             stage = _grow_moments(plan, stage, ORDERS[kind])
-        made = stage if own else _for_class(stage, conversions)
+        weights = stage if own else _for_class(stage, conversions)
         for name, shape in shapes.items():
             empty = torch.zeros(shape, dtype=torch.float64)
-            found[name][kind] = made.read(name).double() if name in made.tensors else empty
-    return found
+            grown[name][kind] = weights.read(name).double() if name in weights.tensors else empty
+    return grown

@@ -69,27 +69,27 @@ def grown_schedule(content: Any, where: str, groups: int, grown: Sequence[ParamG
         InputError: a schedule has a rate that cannot be scaled, or belongs to other groups.
     """
     if isinstance(content, dict):
-        made = copy(content)  # it may be a Counter
+        converted = copy(content)  # it may be a Counter
         strict = is_schedule(content)
         for key, value in content.items():
             if strict and key != INNER:
-                made[key] = _grown(key, value, where, groups, grown)
+                converted[key] = _grown(key, value, where, groups, grown)
             else:
-                made[key] = grown_schedule(value, where, groups, grown)
-        return made
+                converted[key] = grown_schedule(value, where, groups, grown)
+        return converted
     if isinstance(content, list | tuple):
-        return type(content)(grown_schedule(each, where, groups, grown) for each in content)
+        return type(content)(grown_schedule(entry, where, groups, grown) for entry in content)
     return content
 
 
 def _grown(key: str, value: Any, where: str, groups: int, grown: Sequence[ParamGroup]) -> Any:
     """Convert an entry of a schedule."""
-    scales = sorted({each.rate for each in grown})
+    scales = sorted({group.rate for group in grown})
     if key in OF_GROUPS:
         values = _of_groups(key, value, where, groups)
         return [
-            values[each.origin] * each.rate if key in RATES else values[each.origin]
-            for each in grown
+            values[group.origin] * group.rate if key in RATES else values[group.origin]
+            for group in grown
         ]
     if scales == [1.0]:
         return value
@@ -124,7 +124,7 @@ def _of_groups(key: str, value: Any, where: str, groups: int) -> Sequence[Any]:
     if isinstance(value, list | tuple) and (key not in RATES or all(map(is_number, value))):
         if len(value) == groups:
             return value
-        if value and all(each == value[0] for each in value):
+        if value and all(entry == value[0] for entry in value):
             return [value[0]] * groups
     raise InputError(
         f"{where} has a schedule with {key} = {str(value)[:40]}, where a list for the {groups} "

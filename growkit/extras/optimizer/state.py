@@ -115,11 +115,11 @@ class State:
     @property
     def kinds(self) -> dict[str, frozenset[str]]:
         """The kinds of tensors that every parameter has."""
-        found: dict[str, set[str]] = {}
+        by_parameter: dict[str, set[str]] = {}
         for name in self.numbers.tensors:
             parameter, _, kind = name.rpartition(".")
-            found.setdefault(parameter, set()).add(kind)
-        return {parameter: frozenset(kinds) for parameter, kinds in found.items()}
+            by_parameter.setdefault(parameter, set()).add(kind)
+        return {parameter: frozenset(kinds) for parameter, kinds in by_parameter.items()}
 
 
 class TargetState(Weights, ABC):
@@ -167,7 +167,7 @@ def formats() -> list[Format]:
 
 def outputs() -> list[str]:
     """Patterns of all files of an optimizer's state in the folder of a model."""
-    return [pattern for each in formats() for pattern in each.outputs]
+    return [pattern for state_format in formats() for pattern in state_format.outputs]
 
 
 def open_state(path: Path, parameters: Parameters) -> State:
@@ -177,21 +177,21 @@ def open_state(path: Path, parameters: Parameters) -> State:
         InputError: the format is unknown, or the state is damaged, or belongs to another model or
             optimizer.
     """
-    for each in formats():
-        if each.holds(path):
-            state = each.open(path, parameters)
+    for state_format in formats():
+        if state_format.holds(path):
+            state = state_format.open(path, parameters)
             check_state(state, parameters)
             return state
-    known = ", ".join(each.name for each in formats())
+    known = ", ".join(state_format.name for state_format in formats())
     raise InputError(f"{path} holds no optimizer's state that growkit reads; give {known}")
 
 
 def written_in(folder: Path) -> Path | None:
     """Find the optimizer's state that growkit wrote into a model's folder; None for none."""
-    for each in formats():
-        for pattern in each.outputs:
+    for state_format in formats():
+        for pattern in state_format.outputs:
             for place in sorted(folder.glob(pattern)) if pattern.startswith(STATE) else ():
-                if each.holds(place):
+                if state_format.holds(place):
                     return place
     return None
 
@@ -228,9 +228,9 @@ def _missing(parameters: Parameters, kinds: Mapping[str, frozenset[str]]) -> Ite
     It may be Muon, which trains hidden matrices, or the optimizer of all other parameters.
     """
     missing = [name for name in parameters.shapes if name not in kinds]
-    hidden, alone = parameters.hidden_matrices, set(kinds.values()) == {MUON}
+    hidden, only_muon = parameters.hidden_matrices, set(kinds.values()) == {MUON}
     if hidden != set(missing):
-        yield from (name for name in missing if name in hidden or not alone)
+        yield from (name for name in missing if name in hidden or not only_muon)
 
 
 def _check_moments(
@@ -270,7 +270,7 @@ def _check_optimizer(state: State, group: ParamGroup, name: str, kinds: frozense
     if kinds == ADAMW and group.options.get("amsgrad"):
         _refuse(state, f"no max_exp_avg_sq of {name}, whose group has amsgrad")
     for key, value in group.options.items():
-        remark = all(each is None or isinstance(each, str) for each in _parts(value))
+        remark = all(part is None or isinstance(part, str) for part in _parts(value))
         if key not in law.known and not remark:
             _refuse(
                 state,
@@ -291,12 +291,12 @@ def _check_options(state: State, group: ParamGroup) -> None:
     """Check that all values of options are plain, and that numbers can be scaled."""
     for key, value in group.options.items():
         parts = _parts(value)
-        fit = all(isinstance(each, bool | int | float | str | None) for each in parts)
+        fit = all(isinstance(part, bool | int | float | str | None) for part in parts)
         if key in (*RATES, "weight_decay", "eps"):
             unset = value is None and key not in ("lr", "weight_decay", "eps")
             fit &= unset or (is_number(value) and value >= 0)
         if key == "betas":
-            fit &= len(parts) == 2 and all(is_number(each) and 0 <= each < 1 for each in parts)
+            fit &= len(parts) == 2 and all(is_number(beta) and 0 <= beta < 1 for beta in parts)
         if not fit:
             raise InputError(
                 f"{key} of a group in {state.where} is {str(value)[:40]}, which no optimizer "

@@ -108,8 +108,10 @@ class StrictTraining:
         for name, (parameter, factor) in self._trained.items():
             state = self._optimizer.state[parameter]
             state["step"] = torch.tensor(float(beginning.steps[name]), dtype=torch.float32)
-            for key, found in beginning.moments[name].items():
-                state[key] = found.to(parameter) / (factor if key == "exp_avg" else factor.square())
+            for key, moment in beginning.moments[name].items():
+                state[key] = moment.to(parameter) / (
+                    factor if key == "exp_avg" else factor.square()
+                )
 
     def step(self, windows: Sequence[Tensor]) -> float:
         """Take a step on windows of tokens, each [tokens]; return their mean loss before it."""
@@ -174,8 +176,8 @@ class _Run:
         scale = self.logits.square().mean().sqrt()
         known = other.logits[..., : self.logits.shape[-1]]  # new tokens come last
         logits = float((self.logits - known).abs().max() / scale)
-        found = max(max(losses) / max(abs(self.losses[0]), 1e-300), logits)
-        return found if math.isfinite(found) else math.inf
+        distance = max(max(losses) / max(abs(self.losses[0]), 1e-300), logits)
+        return distance if math.isfinite(distance) else math.inf
 
 
 def _batches(settings: Settings, source: Checkpoint) -> list[list[Tensor]]:
@@ -263,7 +265,7 @@ def prove_training(
         first = _trained(after, both[1], batches[:3], device, faulty)
         off = abs(first.losses[1] - source.losses[1]) / max(abs(source.losses[0]), 1e-300)
         caught = not within(off, tolerance)
-    still = sum(each.new for each in updates.values())
+    still = sum(update.new for update in updates.values())
     kept, sentence = _judge(law, source, target, tolerance, still, caught)
     if unlike:
         kept, sentence = False, f"the optimizer's state is not the source's, grown: {unlike}"
@@ -285,8 +287,8 @@ def prove_training(
         steps=len(batches) - 2,
         why=list(law.why),
         begun=begun,
-        losses_source=[finite(each) for each in source.losses],
-        losses_target=[finite(each) for each in target.losses],
+        losses_source=[finite(loss) for loss in source.losses],
+        losses_target=[finite(loss) for loss in target.losses],
         relative=finite(relative),
         tolerance=tolerance and finite(tolerance),
         own=finite(own),
@@ -323,7 +325,7 @@ def first_moments(
     """The source's state after one step on some windows, and that state grown for the target."""
     moments = _loaded(before, device).gather(windows)
     grown = grown_moments(moments, before, after, lineage.plans)
-    one, other = (Beginning(each, dict.fromkeys(each, 1.0)) for each in (moments, grown))
+    one, other = (Beginning(by_name, dict.fromkeys(by_name, 1.0)) for by_name in (moments, grown))
     return one, other
 
 
@@ -348,9 +350,9 @@ def _trained(
 
 def _with_fault(updates: Updates) -> tuple[str, Updates]:
     """Insert a fault into the factors of one parameter; return its description and all factors."""
-    trained = [name for name, each in updates.items() if not each.new]
+    trained = [name for name, update in updates.items() if not update.new]
     matrices = [name for name in trained if "norm" not in name] or trained
-    name = max(matrices, key=lambda each: updates[each].n_in)
+    name = max(matrices, key=lambda matrix: updates[matrix].n_in)
     return f"learning rate of {name} × {FAULT:g}", {**updates, name: updates[name].times(FAULT)}
 
 
@@ -369,10 +371,10 @@ def _judge(
     times = counted(steps, "step")
     besides = f", while {still} new parameters were not trained" if still else ""
     if tolerance is None:
-        apart = [abs(a - b) for a, b in zip(source.losses, target.losses, strict=True)]
+        differences = [abs(a - b) for a, b in zip(source.losses, target.losses, strict=True)]
         return None, (
-            f"both were also trained for {times}: {_path(law)}; the losses are {apart[0]:.1e} nats "
-            f"per token apart before the first step and {apart[-1]:.1e} after the last{besides}"
+            f"both were also trained for {times}: {_path(law)}; the losses are {differences[0]:.1e} nats "
+            f"per token apart before the first step and {differences[-1]:.1e} after the last{besides}"
         )
     if not within(relative, tolerance):
         return False, (
@@ -407,7 +409,7 @@ class StatePaths:
 
 
 def state_paths(
-    before: Checkpoint, after: Checkpoint, recipe: Recipe | None, given: Path | None
+    before: Checkpoint, after: Checkpoint, recipe: Recipe | None, path: Path | None
 ) -> StatePaths:
     """Find the states of two optimizers.
 
@@ -416,19 +418,19 @@ def state_paths(
         after: the target.
         recipe: the recipe in the target's manifest, which is not trusted: a state is looked up only
             in the source's folder.
-        given: the path of the source's state, from the user; None if the user gave none.
+        path: the path of the source's state, from the user; None if the user gave none.
 
     Raises:
         InputError: a path is given, but the target has no state.
     """
     target = written_in(after.folder)
-    if given is not None and target is None:
+    if path is not None and target is None:
         raise InputError(
-            f"{after.folder} holds no optimizer's state that could be compared with {given}; "
+            f"{after.folder} holds no optimizer's state that could be compared with {path}; "
             "leave --optimizer out, or grow the model with it"
         )
-    if given is not None:
-        return StatePaths(given, target)
+    if path is not None:
+        return StatePaths(path, target)
     if target is None or recipe is None or recipe.optimizer is None:
         return StatePaths(None, None)
     inside = before.folder / Path(recipe.optimizer).name
@@ -461,12 +463,12 @@ def compare_states(
 
 
 def _differences(grown: GrownState, target: State) -> Iterator[str]:
-    expected, found, where = _settings(grown.groups), _settings(target.groups), target.where
-    for name in sorted(found.keys() ^ expected.keys()):
+    expected, stored, where = _settings(grown.groups), _settings(target.groups), target.where
+    for name in sorted(stored.keys() ^ expected.keys()):
         yield f"{name} is in {'no' if name in expected else 'a'} group of {where}"
     for name, options in expected.items():
         for key, value in options.items():
-            if (actual := found[name].get(key)) != value:
+            if (actual := stored[name].get(key)) != value:
                 yield f"{key} of {name} in {where} is {actual}; {value} was expected"
     for name, step in target.steps.items():
         if step != (wanted := grown.steps.get(name, step)):
@@ -480,12 +482,12 @@ def _differences(grown: GrownState, target: State) -> Iterator[str]:
 def _same(grown: GrownState, numbers: Weights, name: str) -> bool:
     if numbers.tensors.get(name) != grown.tensors[name]:
         return False
-    begin = 0
+    start = 0
     for block in grown.blocks(name):
-        rows = slice(begin, begin + len(block)) if block.dim() else None
+        rows = slice(start, start + len(block)) if block.dim() else None
         if not torch.equal(block, numbers.read(name, rows)):
             return False
-        begin += len(block) if block.dim() else 0
+        start += len(block) if block.dim() else 0
     return True
 
 

@@ -67,13 +67,13 @@ def _open(path: Path, parameters: Parameters) -> State:
     tensors: dict[str, Listed] = {}
     befores, others = set(), {}
     for entry, of in listed.items():
-        found = ENTRY.fullmatch(entry)
-        if not found:
+        match = ENTRY.fullmatch(entry)
+        if not match:
             others[entry] = of
             continue
-        befores.add(found["before"])
-        name, key = found["of"], found["key"]
-        if found["part"] == "param_groups":
+        befores.add(match["before"])
+        name, key = match["of"], match["key"]
+        if match["part"] == "param_groups":
             options.setdefault(name, {})[key] = _option(folder, entry, of)
         elif key == STEP:
             steps[name] = _option(folder, entry, of)
@@ -81,20 +81,20 @@ def _open(path: Path, parameters: Parameters) -> State:
             tensors[f"{name}.{key}"] = of
     if len(befores) == 1 and not tensors:
         raise InputError(f"{path} {NO_MOMENTS}")
-    numbered = any(PARAMS in each for each in options.values())
+    numbered = any(PARAMS in group for group in options.values())
     if len(befores) != 1 or (numbered and not all(map(_is_numbered, options.items()))):
         raise InputError(
             f"{path} has no entries of one optimizer like optimizer.state.NAME.exp_avg and "
             "optimizer.param_groups.NAME.lr; save get_optimizer_state_dict(model, optimizer) again"
         )
     groups = _numbered(options) if numbered else _groups(options, parameters)
-    carried, beside = _carried(folder, others, parameters)
+    carried, becomes = _carried(folder, others, parameters)
     schedules = _schedules(path, carried, groups)
     for parent, kept in schedules.items():
-        beside[f"{parent}{min(kept)}".partition(".")[0]] = SCALED
+        becomes[f"{parent}{min(kept)}".partition(".")[0]] = SCALED
         for key in kept:
             del carried[f"{parent}{key}"]
-    names = {LIST} | {part.file for each in listed.values() for part in each.parts}
+    names = {LIST} | {part.file for listing in listed.values() for part in listing.parts}
     return State(
         FORMAT,
         path,
@@ -103,7 +103,7 @@ def _open(path: Path, parameters: Parameters) -> State:
         steps,
         DistributedFile(folder, tensors),
         partial(_write, path, befores.pop(), numbered, carried),
-        beside,
+        becomes,
         {str(path): schedules} if schedules else {},
     )
 
@@ -160,21 +160,21 @@ def _schedules(
     Raises:
         InputError: groups have different rates, and their order is unknown.
     """
-    found: dict[str, dict[str, Any]] = {}
+    schedules: dict[str, dict[str, Any]] = {}
     for entry, value in values.items():
         before, dot, key = entry.rpartition(".")
-        found.setdefault(before + dot, {})[key] = value
-    found = {parent: kept for parent, kept in found.items() if holds_schedule(kept)}
-    for parent, kept in found.items():
+        schedules.setdefault(before + dot, {})[key] = value
+    schedules = {parent: kept for parent, kept in schedules.items() if holds_schedule(kept)}
+    for parent, kept in schedules.items():
         for key in OF_GROUPS & kept.keys():
             option = {"base_lrs": "initial_lr", "_last_lr": "lr"}.get(key, key)
-            own, of_groups = kept[key], [each.options.get(option) for each in groups]
-            if isinstance(own, list) and any(each != own[0] for each in own) and own != of_groups:
+            own, of_groups = kept[key], [group.options.get(option) for group in groups]
+            if isinstance(own, list) and any(value != own[0] for value in own) and own != of_groups:
                 raise InputError(
                     f"{parent}{key} in {path} differs between groups, whose order torch does not "
                     "keep; save the schedule elsewhere, with the names of the parameters"
                 )
-    return found
+    return schedules
 
 
 def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> list[ParamGroup]:
@@ -222,10 +222,10 @@ def _write(
         folder: see ``State.write``.
         save: see ``State.write``.
     """
-    made = folder / (source.name if OF_ACCELERATE.fullmatch(source.name) else FOLDER)
-    made.mkdir()
+    subfolder = folder / (source.name if OF_ACCELERATE.fullmatch(source.name) else FOLDER)
+    subfolder.mkdir()
     shards = distributed_file.distributed_shards(grown.tensors, SHARD_BYTES)
-    save(grown, made, shards)
+    save(grown, subfolder, shards)
     values = dict(carried)
     for number, group in enumerate(grown.groups):
         options = {**group.options, **({PARAMS: list(group.parameters)} if numbered else {})}
@@ -237,15 +237,15 @@ def _write(
         f"{parent}{key}": of for parent in schedules for key, of in schedules[parent].items()
     }
     names = {f"{before}state.{key}": key for key in grown.tensors}
-    distributed_file.write_list(shards, made, names, values, partial(_path, before, numbered))
+    distributed_file.write_list(shards, subfolder, names, values, partial(_path, before, numbered))
 
 
 def _path(before: str, numbered: bool, entry: str) -> tuple[str | int, ...]:
     """The path of an entry in the nested state that torch loads."""
-    parent, found = before.split(".")[:-1], ENTRY.fullmatch(entry)
-    if numbered and found:
-        owner = int(found["of"]) if found["part"] == "param_groups" else found["of"]
-        return *parent, found["part"], owner, found["key"]
+    parent, match = before.split(".")[:-1], ENTRY.fullmatch(entry)
+    if numbered and match:
+        owner = int(match["of"]) if match["part"] == "param_groups" else match["of"]
+        return *parent, match["part"], owner, match["key"]
     return (*parent, entry.removeprefix(before)) if entry.startswith(before) else (entry,)
 
 

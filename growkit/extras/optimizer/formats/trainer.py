@@ -83,13 +83,13 @@ def _open(path: Path, parameters: Parameters) -> State:
         return _open_file(path, parameters)
     folder = Folder(path)
     known = (NAME, BIN, *BECOMES, *ELSE)
-    found = [name for name in folder.names(*known) if folder.find(name)]
+    names = [name for name in folder.names(*known) if folder.find(name)]
     if _is_sharded(path):
         state = distributed.FORMAT.open(path / SHARDED, parameters)
     else:
-        state = _open_file(path / (NAME if NAME in found else BIN), parameters)
-    becomes = {name: BECOMES[name] for name in BECOMES if name in found}
-    carried = [name for name in found if name not in (NAME, BIN, *BECOMES) and "/" not in name]
+        state = _open_file(path / (NAME if NAME in names else BIN), parameters)
+    becomes = {name: BECOMES[name] for name in BECOMES if name in names}
+    carried = [name for name in names if name not in (NAME, BIN, *BECOMES) and "/" not in name]
     becomes |= dict.fromkeys(carried, CARRIED)
     schedules = _check_rest(folder, becomes, carried)
     return replace(
@@ -132,7 +132,7 @@ def _open_file(file: Path, parameters: Parameters) -> State:
         FORMAT,
         file,
         (file,),
-        [ParamGroup(tuple(of), each) for of, each in zip(names, options, strict=True)],
+        [ParamGroup(tuple(of), settings) for of, settings in zip(names, options, strict=True)],
         steps,
         select(lambda _: moments),
         partial(_write, by_name, BIN if file.name == BIN else NAME),
@@ -149,9 +149,9 @@ def _with_numbers(select: Select, content: Any) -> Any:
     """Replace tensors with one number by the number, also in pairs such as ``betas``."""
     leaves, structure = tree_flatten(content)
     every = {str(place): leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
-    found = {place: tensor for place, tensor in every.items() if tensor.numel() == 1}
-    numbers = select(lambda _: found)
-    for place in found:
+    scalars = {place: tensor for place, tensor in every.items() if tensor.numel() == 1}
+    numbers = select(lambda _: scalars)
+    for place in scalars:
         leaves[int(place)] = float(numbers.read(place))
     return tree_unflatten(leaves, structure)
 
@@ -238,8 +238,8 @@ def _write(by_name: bool, file: str, grown: TargetState, folder: Path, save: Sav
         content["state"].setdefault(ids[name], {})[kind] = placeholder(info)
     for group in grown.groups:
         names = list(group.parameters)  # after the split, numbers alone would be ambiguous
-        made = {"params": [ids[name] for name in names], "param_names": names}
-        content["param_groups"].append({**group.options, **made})
+        members = {"params": [ids[name] for name in names], "param_names": names}
+        content["param_groups"].append({**group.options, **members})
     named = {number: name for name, number in ids.items()}
 
     def tensors(content: Any) -> dict[str, Tensor]:
@@ -259,7 +259,7 @@ def _write(by_name: bool, file: str, grown: TargetState, folder: Path, save: Sav
 
 def _ids(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The identifiers of parameters in all groups, in order."""
-    return [each for group in groups for each in group["params"]]
+    return [identifier for group in groups for identifier in group["params"]]
 
 
 def _named(
@@ -282,9 +282,9 @@ def _named(
         raise InputError(
             f"{file} has a parameter in two groups, or in none; {OF_TORCH}, save it again"
         )
-    by_name = all(isinstance(each, str) for each in every)
+    by_name = all(isinstance(identifier, str) for identifier in every)
     key = "params" if by_name else "param_names"
-    listed = [[class_name(str(each)) for each in group.get(key, [])] for group in groups]
+    listed = [[class_name(str(name)) for name in group.get(key, [])] for group in groups]
     if all(len(of) == len(group["params"]) for of, group in zip(listed, groups, strict=True)):
         return by_name, "", listed
     if any(listed):
@@ -313,15 +313,15 @@ def _fitting(
         pairs = zip(chain.from_iterable(order), shapes, strict=True)
         return all(shape in (None, parameters.shapes[name]) for name, shape in pairs)
 
-    found: dict[str, list[list[str]]] = {}
+    orders: dict[str, list[list[str]]] = {}
     for custom, order in _orders(parameters):
-        if list(map(len, order)) == lengths and order not in found.values():
-            found[custom] = order
-    if len(found) > 1:  # else a wrong shape is reported later
-        found = {custom: order for custom, order in found.items() if fits(order)}
-    if len(found) == 1:
-        return next(iter(found.items()))
-    if found:
+        if list(map(len, order)) == lengths and order not in orders.values():
+            orders[custom] = order
+    if len(orders) > 1:  # else a wrong shape is reported later
+        orders = {custom: order for custom, order in orders.items() if fits(order)}
+    if len(orders) == 1:
+        return next(iter(orders.items()))
+    if orders:
         raise InputError(
             f"{file} has no names of parameters, and more than one order of them fits; "
             "create the optimizer with model.named_parameters() and save it again"
@@ -349,7 +349,7 @@ def _parts(file: Path, content: Any) -> tuple[dict[Any, Any], list[dict[str, Any
         or not all(isinstance(kind, str) for kept in state.values() for kind in kept)
         or not all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
         or not all(isinstance(key, str) for group in groups for key in group)
-        or not all(isinstance(each, int | str) for g in groups for each in g["params"])
+        or not all(isinstance(identifier, int | str) for g in groups for identifier in g["params"])
     ):
         raise InputError(f"{file} does not hold the state of an optimizer; {OF_TORCH}")
     if not any(state.values()):
@@ -378,8 +378,10 @@ def _orders(parameters: Parameters) -> Iterator[tuple[str, list[list[str]]]]:
 
 def _shape(kept: Mapping[str, Any] | None) -> tuple[int, ...] | None:
     """The shape of a parameter, from its moments; None if they do not show it."""
-    found = [kept[kind] for kind in ("exp_avg", "momentum_buffer") if kind in kept] if kept else []
-    return tuple(found[0].shape) if found and isinstance(found[0], Tensor) else None
+    moments = (
+        [kept[kind] for kind in ("exp_avg", "momentum_buffer") if kind in kept] if kept else []
+    )
+    return tuple(moments[0].shape) if moments and isinstance(moments[0], Tensor) else None
 
 
 FORMAT = Format(
