@@ -170,7 +170,7 @@ def check_patterns(config: Config, modules: Iterable[str], where: str) -> None:
     Raises:
         InputError: the message has the pattern.
     """
-    names, work, given = [*modules], [], []
+    names, work, descriptions = [*modules], [], []
     for key, value in config.items():
         if key.endswith("_pattern"):
             inside = r".*\.{}\.(\d+)\." if key == "layers_pattern" else WHOLE_NAME
@@ -181,8 +181,8 @@ def check_patterns(config: Config, modules: Iterable[str], where: str) -> None:
             work.append((value, "fullmatch", names))
         else:
             continue
-        given += [f"{key} in {where} has the pattern {pattern!r}, " for pattern in patterns]
-    for what, (pattern, *_) in zip(given, work, strict=True):
+        descriptions += [f"{key} in {where} has the pattern {pattern!r}, " for pattern in patterns]
+    for what, (pattern, *_) in zip(descriptions, work, strict=True):
         try:
             re.compile(pattern)
         except re.error as error:
@@ -194,7 +194,7 @@ def check_patterns(config: Config, modules: Iterable[str], where: str) -> None:
             subprocess.run(command, input=text, timeout=MOST_SECONDS, stdout=PIPE, check=True)  # noqa: S603
     except subprocess.TimeoutExpired as error:
         raise InputError(
-            f"{given[int((error.output or b'0').split()[-1])]}which takes too long to compare with "
+            f"{descriptions[int((error.output or b'0').split()[-1])]}which takes too long to compare with "
             "the names of modules; write it without a repetition inside of another"
         ) from None
 
@@ -214,8 +214,10 @@ def scaling(config: Config, module: str, rank: int) -> float:
 
 def pattern_value(config: Config, key: str, module: str) -> Any:
     """The value of the first pattern that matches a module, as in PEFT; None if none does."""
-    found = (config.get(key) or {}).items()
-    return next((value for each, value in found if re.match(WHOLE_NAME.format(each), module)), None)
+    settings = (config.get(key) or {}).items()
+    return next(
+        (value for pattern, value in settings if re.match(WHOLE_NAME.format(pattern), module)), None
+    )
 
 
 class AdapterFolder:
@@ -239,7 +241,7 @@ class AdapterFolder:
             raise InputError(f"{path} has no {ADAPTER}; give the folder of a PEFT adapter")
         self.config: Config = self.opened.json(ADAPTER)
         self.method = method_of(self.config, str(path / ADAPTER))
-        name = next((each for each in ADAPTER_WEIGHTS if self.opened.find(each)), None)
+        name = next((file for file in ADAPTER_WEIGHTS if self.opened.find(file)), None)
         if name is None:
             raise InputError(f"{path} has no {ADAPTER_WEIGHTS[0]}; copy the adapter again")
         self.file = open_weights(self.opened, name)

@@ -148,9 +148,9 @@ def _lineage_of(parts: AdapterTensors, lineage: Lineage) -> tuple[Lineage, dict[
     stage: Weights = parts
     entries, plans = parts.entries, []
     for base, plan in zip(lineage.stages, lineage.plans, strict=False):
-        made = _Step(parts, base, stage, entries).rules(plan)
-        entries = {entry.name: entry for entry, _ in made}
-        plans.append(Plan(plan.config, tuple(rule for _, rule in made), layers=plan.layers))
+        derived = _Step(parts, base, stage, entries).rules(plan)
+        entries = {entry.name: entry for entry, _ in derived}
+        plans.append(Plan(plan.config, tuple(rule for _, rule in derived), layers=plan.layers))
         stage = Planned(stage, plans[-1])
     how = lineage.promise, lineage.lost
     rounding, ties = lineage.by_rounding, lineage.by_ties
@@ -184,17 +184,17 @@ class _Step:
         attached: dict[str, list[Entry]] = {}
         for entry in self._entries.values():
             attached.setdefault(entry.tensor, []).append(entry)
-        made, used = [], set[str]()
+        derived, used = [], set[str]()
         for rule in plan.rules:
             for origin in rule.replaced:
                 for entry in attached.get(origin, ()):
                     if self._follows(entry, rule.target, plan):
-                        made.append(self._rule(entry, rule))
+                        derived.append(self._rule(entry, rule))
                         used.add(entry.name)
         for name, entry in self._entries.items():
             if name not in used:
                 raise self._refusal(entry, f"is dropped ({plan.dropped.get(entry.tensor)})")
-        return made
+        return derived
 
     def _follows(self, entry: Entry, target: str, plan: Plan) -> bool:
         """Whether a tensor follows its weight to this target.
@@ -244,7 +244,7 @@ class _Step:
         module = entry.origin.rpartition(".")[0]
         scale = scaling(self._parts.adapter.config, module, low.info.shape[0])
         model = Planned(self._base, Plan({}, (rule,)))
-        rules = tuple(made for _, made in (self._rule(low, rule), self._rule(high, rule)))
+        rules = tuple(derived for _, derived in (self._rule(low, rule), self._rule(high, rule)))
         adapter, names = Planned(self._stage, Plan({}, rules)), (rules[0].target, rules[1].target)
         narrow = entry.info.dtype != "F64"
         return Magnitudes(
@@ -291,14 +291,14 @@ class Direction:
     def norms(self) -> Tensor:
         """The norm of every row, [outputs] in float64."""
         low, high = (self.adapter.read(name).double() for name in self.factors)
-        step, found = max(1, AT_ONCE // max(1, low.shape[1])), []
-        for begin in range(0, len(high), step):
-            rows = slice(begin, min(begin + step, len(high)))
+        step, norms = max(1, AT_ONCE // max(1, low.shape[1])), []
+        for start in range(0, len(high), step):
+            rows = slice(start, min(start + step, len(high)))
             where = (None, rows) if self.transposed else (rows, None)
             weight = self.model.read(self.weight, *where).double()
             update = self.scale * high[rows] @ low
-            found.append(((weight.T if self.transposed else weight) + update).norm(dim=1))
-        return torch.cat(found)
+            norms.append(((weight.T if self.transposed else weight) + update).norm(dim=1))
+        return torch.cat(norms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,8 +355,8 @@ class Magnitudes(Transform):
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``; each of n equal parts of a row has 1/√n of its norm."""
         weight = self.split.update([Update()])
-        made = self.copied.update(before).times(weight.factor / math.sqrt(weight.n_in))
-        return made.because(weight.why)
+        combined = self.copied.update(before).times(weight.factor / math.sqrt(weight.n_in))
+        return combined.because(weight.why)
 
     @cached_property
     def _ratios(self) -> Tensor:

@@ -46,7 +46,9 @@ class Modules:
         require_class(checkpoint.config, where, "PEFT cannot adapt it; leave out --adapter")
         self.tensors = checkpoint.tensors
         self.conversions = {
-            n: each for each in loading(checkpoint).conversions for n in each.shapes
+            n: conversion
+            for conversion in loading(checkpoint).conversions
+            for n in conversion.shapes
         }
         self.model, _, stored = empty_model(checkpoint, torch.float32)
         self.stored = {n: stored(n) for n in self.model.state_dict()}
@@ -54,8 +56,8 @@ class Modules:
     @cached_property
     def by_tensor(self) -> Mapping[str, str]:
         """The parameter to which every tensor belongs."""
-        made = self.conversions.items()
-        return {tensor: name for name, each in made for tensor in each.sources}
+        conversions = self.conversions.items()
+        return {tensor: name for name, conversion in conversions for tensor in conversion.sources}
 
     def conversion(self, parameter: str) -> Conversion | None:
         """The conversion that makes a parameter; None if there is no such parameter."""
@@ -71,8 +73,8 @@ class Modules:
             depth: number of wrappers around the wrapper in question.
         """
         own = (name for name in self.stored if name.rpartition(".")[0] == module)
-        found = [name for name in own if _ends(name, targets)]
-        return found[-1 - depth] if depth < len(found) else f"{module}.weight"
+        adapted = [name for name in own if _ends(name, targets)]
+        return adapted[-1 - depth] if depth < len(adapted) else f"{module}.weight"
 
     def places(self, parameter: str) -> dict[str, int]:
         """The dimension of each meaning in a matrix, or in the matrix of each expert."""
@@ -89,9 +91,13 @@ def experts_of(made: Conversion) -> list[list[str]] | None:
     """
     if made.transform is None or not stacks(made):
         return None
-    if any(each.dim != 1 for each in made.transform.operations[1:]):
+    if any(operation.dim != 1 for operation in made.transform.operations[1:]):
         return None
-    return [made.tensors[each] for each in made.transform.source_patterns if each in made.tensors]
+    return [
+        made.tensors[pattern]
+        for pattern in made.transform.source_patterns
+        if pattern in made.tensors
+    ]
 
 
 class Adapted(NamedTuple):
@@ -126,7 +132,7 @@ def retarget(folder: AdapterFolder, adapted: Mapping[str, Adapted], modules: Mod
     config, listed = folder.config, folder.config.get("target_parameters") or ()
     tied = any(name != held for name, held in modules.stored.items())
     by_tie = config.get("ensure_weight_tying") and not tied  # the head was chosen by its tie alone
-    if all(name == each.origin for name, each in adapted.items()) and not by_tie:
+    if all(name == target.origin for name, target in adapted.items()) and not by_tie:
         return config
     if not any(config.get(key) for key in BY_MODULE) and _chosen(config, modules) == adapted.keys():
         return config
@@ -138,14 +144,14 @@ def retarget(folder: AdapterFolder, adapted: Mapping[str, Adapted], modules: Mod
         )
 
     ranks, alphas, within, chosen = {}, {}, list[str](), list[str]()
-    for parameter, each in adapted.items():
-        by_parameter = _ends(each.origin, listed)  # else by module
+    for parameter, target in adapted.items():
+        by_parameter = _ends(target.origin, listed)  # else by module
         end = "" if by_parameter else ".weight"
         name = parameter.removesuffix(end)
         (within if by_parameter else chosen).append(name)
-        if each.rank != config.get("r", DEFAULT):
-            ranks[re.escape(name)] = each.rank
-        alpha = pattern_value(config, "alpha_pattern", each.origin.removesuffix(end))
+        if target.rank != config.get("r", DEFAULT):
+            ranks[re.escape(name)] = target.rank
+        alpha = pattern_value(config, "alpha_pattern", target.origin.removesuffix(end))
         if alpha is not None:
             alphas[re.escape(name)] = alpha
     changed: Config = {"target_modules": chosen, "rank_pattern": ranks, "alpha_pattern": alphas}
@@ -163,4 +169,4 @@ def _chosen(config: Config, modules: Modules) -> set[str]:
 
 
 def _ends(name: str, ends: Collection[str]) -> bool:
-    return any(f".{name}".endswith(f".{each}") for each in ends)
+    return any(f".{name}".endswith(f".{end}") for end in ends)

@@ -130,19 +130,19 @@ class AdapterTensors(Model):
             if copied != key and copied in adapter.file.tensors:
                 continue  # PEFT reads only the plain name
             prefix, name = self._without_prefix(key.removeprefix(PREFIX))
-            found = known.fullmatch(name)
-            made = self._factor(key, *found.groups()) if found else self._whole(key, name)
-            for entry, piece in made:
+            match = known.fullmatch(name)
+            pairs = self._factor(key, *match.groups()) if match else self._whole(key, name)
+            for entry, piece in pairs:
                 self._check(key, entry, piece)
                 origin = entry.parameter or entry.tensor
                 origin = prefix + origin.removeprefix("model.") if prefix else origin
                 self.entries[entry.name] = replace(entry, origin=origin)
                 self._pieces[entry.name] = piece
-        if alone := next((name for name, count in self._factors.items() if count), None):
+        if lonely := next((name for name, count in self._factors.items() if count), None):
             raise InputError(
-                f"{adapter.file.path} has one factor of {alone} without the other; save it again"
+                f"{adapter.file.path} has one factor of {lonely} without the other; save it again"
             )
-        self.tensors = {name: each.info for name, each in self.entries.items()}
+        self.tensors = {name: entry.info for name, entry in self.entries.items()}
 
     def where(self, name: str | None = None) -> str:
         """See ``Weights``."""
@@ -160,10 +160,10 @@ class AdapterTensors(Model):
             InputError: the tensor holds NaN or infinity.
         """
         key, view, inside = self._pieces[name]
-        found = self.adapter.file.read(key, *(() if view else where))
-        if not widened(found).isfinite().all():
+        tensor = self.adapter.file.read(key, *(() if view else where))
+        if not widened(tensor).isfinite().all():
             raise InputError(f"{key} in {self.where(name)} holds NaN or infinity; train it again")
-        return cut(found.view(view)[inside], where) if view else found
+        return cut(tensor.view(view)[inside], where) if view else tensor
 
     def is_tied(self, parameter: str) -> bool:
         """Whether a parameter is tied to another one, which is in the files."""
@@ -171,10 +171,10 @@ class AdapterTensors(Model):
 
     def _without_prefix(self, name: str) -> tuple[str, str]:
         """Split a name into the prefix of a multimodal class and the name in the language model."""
-        found = WHOLE_MODEL.match(name)
-        if not found or any(each.startswith(found[0]) for each in self._modules.stored):
+        match = WHOLE_MODEL.match(name)
+        if not match or any(stored.startswith(match[0]) for stored in self._modules.stored):
             return "", name
-        return found[0], f"model.{name[found.end() :]}"
+        return match[0], f"model.{name[match.end() :]}"
 
     def _factor(
         self, key: str, module: str, inside: str, end: str
@@ -184,35 +184,39 @@ class AdapterTensors(Model):
         self._check_ranks(key, f"{module}{inside}", kind)
         targets, tail = self.adapter.config.get("target_parameters") or (), f"{inside}.{end}"
         parameter = self._modules.of_module(module, targets, inside.count(INSIDE))
-        made = self._modules.conversion(parameter)
-        if made is None and parameter not in self._modules.tensors:
+        conversion = self._modules.conversion(parameter)
+        if conversion is None and parameter not in self._modules.tensors:
             raise self._unknown(key, f"adapts {parameter}")
-        places = self._modules.places(parameter) if made else LINEAR
-        if made and places[IN] and len(made.shapes[self._modules.stored[parameter]]) > 2:
+        places = self._modules.places(parameter) if conversion else LINEAR
+        if (
+            conversion
+            and places[IN]
+            and len(conversion.shapes[self._modules.stored[parameter]]) > 2
+        ):
             self._check_order(key)
         pairs = zip(kind.sides, info.shape, strict=True)
         one = kind.sides == (OUT, IN)  # the other dimension is 1
         sides = [None if one and size == 1 else places.get(side) for side, size in pairs]
-        if made and (grid := experts_of(made)):
+        if conversion and (grid := experts_of(conversion)):
             rows = sum(self._modules.tensors[names[0]].shape[0] for names in grid)
             if kind.sides[0] == OUT and info.shape[0] != rows:
-                raise self._misfit(key, parameter, made.shapes[parameter])
+                raise self._misfit(key, parameter, conversion.shapes[parameter])
             for tensor, shape, piece in _split_experts(key, kind, info.shape, grid, self._modules):
                 seen = TensorInfo(shape, info.dtype)
                 yield Entry(tensor, parameter, tail, seen, kind, tuple(sides)), piece
             return
-        if made and made.transform is not None:
+        if conversion and conversion.transform is not None:
             raise self._combined(key, f"adapts {parameter}")
         tensor, tied = parameter, False  # an expert's; PEFT combines those of all experts
-        if made:
-            (tensor,), tied = made.sources, self.is_tied(parameter)
+        if conversion:
+            (tensor,), tied = conversion.sources, self.is_tied(parameter)
         weight, piece = self._modules.tensors[tensor].shape, _Piece(key)
         if len(weight) > 2 and len(sides) > 1:
             inner = [None if side is None else side + 1 for side in sides]
             sides = [0, *inner] if kind.sides[0] == RANK else [*inner, 0]
             view = _of_experts(kind, info.shape, weight[0])
             info, piece = TensorInfo(view, info.dtype), _Piece(key, view)
-        name = parameter if made else ""
+        name = parameter if conversion else ""
         yield Entry(tensor, name, tail, info, kind, tuple(sides), tied), piece
 
     def _check_order(self, key: str) -> None:
@@ -228,13 +232,13 @@ class AdapterTensors(Model):
     def _whole(self, key: str, name: str) -> Iterator[tuple[Entry, _Piece]]:
         """Make the entry of a tensor that replaces one of the model."""
         parameter = WRAPPED.sub("", name)
-        made = self._modules.conversion(parameter)
-        if made is None:
+        conversion = self._modules.conversion(parameter)
+        if conversion is None:
             raise self._unknown(key, f"replaces {parameter}")
-        if made.transform is not None:
+        if conversion.transform is not None:
             raise self._combined(key, f"replaces {parameter}")
         tail, info = name[len(parameter.rpartition(".")[0]) :], self.adapter.file.tensors[key]
-        (tensor,), tied = made.sources, self.is_tied(parameter)
+        (tensor,), tied = conversion.sources, self.is_tied(parameter)
         yield Entry(tensor, parameter, tail, info, tied=tied), _Piece(key)
 
     def _unknown(self, key: str, does: str) -> InputError:
@@ -303,16 +307,16 @@ def _split_experts(
     key: str, kind: TensorKind, shape: tuple[int, ...], grid: list[list[str]], modules: Modules
 ) -> Iterator[tuple[str, tuple[int, ...], _Piece]]:
     """Split a factor by experts: the tensor of each, its shape, and its location."""
-    view, begin = _of_experts(kind, shape, len(grid[0])), 0
+    view, start = _of_experts(kind, shape, len(grid[0])), 0
     for names in grid:
-        end = begin + modules.tensors[names[0]].shape[0]
+        end = start + modules.tensors[names[0]].shape[0]
         for number, tensor in enumerate(names):
             if kind.sides[0] == RANK:  # all matrices share A
                 yield tensor, view[1:], _Piece(key, view, (number,))
             else:
-                where = (slice(begin, end), slice(None), number)
-                yield tensor, (end - begin, view[1]), _Piece(key, view, where)
-        begin = end
+                where = (slice(start, end), slice(None), number)
+                yield tensor, (end - start, view[1]), _Piece(key, view, where)
+        start = end
 
 
 class Assembly(Weights):
@@ -356,8 +360,8 @@ class Assembly(Weights):
                 self.adapted[parameter or entry.tensor] = Adapted(entry.origin, rank)
         self._grids: dict[str, list[list[str]]] = {}
         for key, entry in self._placed.items():
-            made = modules.conversion(entry.parameter)
-            if grid := made and experts_of(made):
+            conversion = modules.conversion(entry.parameter)
+            if grid := conversion and experts_of(conversion):
                 self._grids[key] = [[f"{name}{entry.tail}" for name in names] for names in grid]
                 assert {*self.made[key]} == {name for names in self._grids[key] for name in names}
         self.tensors = {
@@ -386,13 +390,13 @@ class Assembly(Weights):
             return self._stage.read(self.made[name][0], *where)
         grid, read = self._grids.get(name), self._stage.read
         if grid is None:
-            whole = read(self.made[name][0])
+            combined = read(self.made[name][0])
         elif self._by_expert(name):
-            whole = torch.stack([read(each) for each in grid[0]])
+            combined = torch.stack([read(part) for part in grid[0]])
         else:
             experts = zip(*grid, strict=True)
-            whole = torch.stack([torch.cat([*map(read, names)]) for names in experts], -1)
-        return cut(whole.reshape(self.tensors[name].shape), where)
+            combined = torch.stack([torch.cat([*map(read, names)]) for names in experts], -1)
+        return cut(combined.reshape(self.tensors[name].shape), where)
 
     def _by_expert(self, key: str) -> bool:
         """Whether the rows of a factor are ordered by expert."""

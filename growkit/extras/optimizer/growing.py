@@ -254,9 +254,9 @@ class GrownState(TargetState):
         """For each parameter of the target, the first of the source from which it is made."""
         parameter = {
             tensor: name
-            for source in self._before.conversions
-            for name in source.shapes
-            for tensor in source.sources
+            for conversion in self._before.conversions
+            for name in conversion.shapes
+            for tensor in conversion.sources
         }
         origins: dict[str, str] = {}
         for conversion in self._after.conversions:

@@ -180,7 +180,7 @@ class AdaptedWeights(Extended):
                 model.get_submodule(path)._parameters[last] = nn.Parameter(empty)
                 continue
             alike = tied_names(AROUND.sub("", name), ties)
-            held = next((each for each in alike if each in self._base.tensors), None)
+            held = next((alias for alias in alike if alias in self._base.tensors), None)
             if held is None:
                 raise InputError(
                     f"{adapter.file.path} has nothing for {name} of a {type(model).__name__}; give "

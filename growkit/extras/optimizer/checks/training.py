@@ -371,10 +371,10 @@ def _judge(
     times = counted(steps, "step")
     besides = f", while {still} new parameters were not trained" if still else ""
     if tolerance is None:
-        differences = [abs(a - b) for a, b in zip(source.losses, target.losses, strict=True)]
+        gaps = [abs(a - b) for a, b in zip(source.losses, target.losses, strict=True)]
         return None, (
-            f"both were also trained for {times}: {_path(law)}; the losses are {differences[0]:.1e} nats "
-            f"per token apart before the first step and {differences[-1]:.1e} after the last{besides}"
+            f"both were also trained for {times}: {_path(law)}; the losses are {gaps[0]:.1e} nats "
+            f"per token apart before the first step and {gaps[-1]:.1e} after the last{besides}"
         )
     if not within(relative, tolerance):
         return False, (
