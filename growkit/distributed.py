@@ -99,9 +99,11 @@ class StateEntry:
     def __getitem__(self, index: Any) -> Tensor:
         chosen = index if isinstance(index, tuple) else () if index is ... else (index,)
         where = full(self.info.shape, chosen)
-        made = torch.empty([each.stop - each.start for each in where], dtype=self.info.torch_dtype)
-        self.fill(made, where)
-        return made
+        tensor = torch.empty(
+            [span.stop - span.start for span in where], dtype=self.info.torch_dtype
+        )
+        self.fill(tensor, where)
+        return tensor
 
     def fill(self, into: Tensor, where: list[slice]) -> None:
         """Write a part into a tensor of the part's shape, of the same dtype or a wider one.
@@ -162,8 +164,8 @@ class Grown:
             manifest = file if file.suffix == ".json" else None
             recipe = load_recipe(file, chosen)
         family = unlisted_family(recipe.family) if manifest else recipe.family
-        found = find(chosen or recipe.source)
-        self.source = found.open(family_for(found, family))
+        origin = find(chosen or recipe.source)
+        self.source = origin.open(family_for(origin, family))
         self.recipe = replace(recipe, source=chosen or recipe.source)
         self.source.opened.check_carried()
         if manifest:
@@ -251,11 +253,11 @@ def load(
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     grown = Grown(recipe, source, together=distributed_config is not None)
-    opened, made = grown.source.opened, f"what {grown.source.where()} becomes"
+    opened, outcome = grown.source.opened, f"what {grown.source.where()} becomes"
     weights = runnable(grown.target)
     of_class = grown.config if weights is grown.target else weights.config
-    config = parsed(of_class, f"the config of {made}")
-    check_class(config, made)
+    config = parsed(of_class, f"the config of {outcome}")
+    check_class(config, outcome)
     options.setdefault("dtype", config.dtype or TORCH_NAMES[main_dtype(weights.tensors)])
     if distributed_config is not None:
         options["distributed_config"] = distributed_config
@@ -380,9 +382,9 @@ class GrownStorageReader(HuggingFaceStorageReader):
         listed: dict[str, Any] = {name: BytesStorageMetadata() for name in self._values}
         for name, entry in self._entries.items():
             size = torch.Size(entry.info.shape)
-            whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+            chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
             listed[name] = TensorStorageMetadata(
-                TensorProperties(entry.info.torch_dtype), size, [whole]
+                TensorProperties(entry.info.torch_dtype), size, [chunk]
             )
         return Metadata(listed, storage_data={}, storage_meta=StorageMeta(load_id=self.load_id))
 
@@ -400,15 +402,15 @@ class GrownStorageReader(HuggingFaceStorageReader):
                 asked.setdefault(item.storage_index.fqn, set()).add(box)
         for name, boxes in asked.items():
             for dim, parts in enumerate(map(set, zip(*boxes, strict=True))):
-                end, whole = 0, (0, self._entries[name].info.shape[dim])
-                for begin, length in sorted(parts - {whole}):
-                    if begin < end:
+                end, full_range = 0, (0, self._entries[name].info.shape[dim])
+                for start, length in sorted(parts - {full_range}):
+                    if start < end:
                         raise InputError(
                             f"a process's shard of {name} has several pieces, and "
                             "torch.distributed.checkpoint loads other rows for them; load the "
                             "model with growkit.load"
                         )
-                    end = begin + length
+                    end = start + length
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -424,7 +426,7 @@ class GrownStorageReader(HuggingFaceStorageReader):
             else:
                 pairs = zip(item.storage_offsets, item.lengths, strict=True)
                 target = planner.resolve_tensor(item).detach()
-                where = [slice(begin, begin + length) for begin, length in pairs]
+                where = [slice(start, start + length) for start, length in pairs]
                 self._entries[name].fill(target, where)
                 planner.commit_tensor(item, target)
         done: Future[None] = Future()

@@ -63,12 +63,12 @@ def assert_preserved(model: nn.Module, folder: str | Path) -> float:
     """
     expected = expected_of(Path(folder))
     question = Question(Call(torch.tensor(expected.ids)), torch.tensor(expected.places))
-    found, dtype = _compute_logits(model, question, folder)
+    computed, dtype = _compute_logits(model, question, folder)
     logits = torch.tensor(expected.logits, dtype=torch.float64)
-    distance = apart(logits, question.of(found), expected.scale)
+    distance = apart(logits, question.of(computed), expected.scale)
     distance = distance if math.isfinite(distance) else math.inf
     if distributed.is_available() and distributed.is_initialized():
-        shared = torch.tensor(distance, device=found.device, dtype=torch.float64)
+        shared = torch.tensor(distance, device=computed.device, dtype=torch.float64)
         distributed.all_reduce(shared, distributed.ReduceOp.MAX)
         distance = float(shared)
     limit = expected.limits[dtype]
@@ -151,7 +151,7 @@ def _parsed(held: Any, vocabulary: int) -> Fingerprint:
         places.shape == logits.shape == (len(ids), places.shape[-1]),
         bool(((tokens >= 0) & (tokens < vocabulary)).all()),
         bool(logits.isfinite().all()),
-        all(0 < each < math.inf for each in positive),
+        all(0 < number < math.inf for number in positive),
         held["of"] in ("source", "target"),
     )
     if not all(fit):
@@ -200,9 +200,9 @@ def _compute_logits(model: nn.Module, question: Question, folder: str | Path) ->
     ids = question.call.ids[None].to(device)
     # DDP itself would only prepare for gradients.
     called: Any = model.module if isinstance(model, DistributedDataParallel) else model
-    most = 1 + max(int(question.places.max()), int(ids.max()))
+    fewest = 1 + max(int(question.places.max()), int(ids.max()))
     embedding = getattr(called, "get_input_embeddings", lambda: None)()
-    if getattr(embedding, "num_embeddings", most) < most:
+    if getattr(embedding, "num_embeddings", fewest) < fewest:
         raise InputError(
             f"the {type(model).__name__} in memory has fewer tokens than that in {folder}; {OTHER}"
         )
@@ -213,8 +213,8 @@ def _compute_logits(model: nn.Module, question: Question, folder: str | Path) ->
         logits = output if isinstance(output, Tensor) else output.logits
         if isinstance(logits, DTensor):
             logits = logits.full_tensor()
-    expect = (1, len(ids[0]), most)
-    if logits.dim() != 3 or logits.shape[:2] != expect[:2] or logits.shape[2] < most:
+    expect = (1, len(ids[0]), fewest)
+    if logits.dim() != 3 or logits.shape[:2] != expect[:2] or logits.shape[2] < fewest:
         raise InputError(
             f"the {type(model).__name__} in memory computes logits of shape "
             f"{list(logits.shape)}, that in {folder} {list(expect)} or more; {OTHER}"
@@ -246,7 +246,7 @@ def _computed_in(parameters: Sequence[nn.Parameter], logits: Tensor) -> str:
 
     The only trace of mixed precision is that logits hold fewer digits than their dtype.
     """
-    matrices = {each.dtype for each in parameters if each.dim() > 1 and each.is_floating_point()}
+    matrices = {p.dtype for p in parameters if p.dim() > 1 and p.is_floating_point()}
     seen = {name for name in COMPUTED if getattr(torch, name) in {*matrices, logits.dtype}}
     for name in ("bfloat16", "float16"):
         if torch.equal(logits.to(getattr(torch, name)).to(logits.dtype), logits):
@@ -254,6 +254,6 @@ def _computed_in(parameters: Sequence[nn.Parameter], logits: Tensor) -> str:
             break
     backends: Any = torch.backends
     matmuls = backends.cuda.matmul, backends.mkldnn.matmul
-    if logits.device.type != "cpu" and any("tf32" in each.fp32_precision for each in matmuls):
+    if logits.device.type != "cpu" and any("tf32" in backend.fp32_precision for backend in matmuls):
         seen.add("float16")  # TF32 has as many digits
     return max(seen or {"float32"}, key=lambda name: torch.finfo(getattr(torch, name)).eps)

@@ -170,7 +170,7 @@ def check_patterns(config: Config, modules: Iterable[str], where: str) -> None:
     Raises:
         InputError: the message has the pattern.
     """
-    names, work, descriptions = [*modules], [], []
+    names, work, texts = [*modules], [], []
     for key, value in config.items():
         if key.endswith("_pattern"):
             inside = r".*\.{}\.(\d+)\." if key == "layers_pattern" else WHOLE_NAME
@@ -181,8 +181,8 @@ def check_patterns(config: Config, modules: Iterable[str], where: str) -> None:
             work.append((value, "fullmatch", names))
         else:
             continue
-        descriptions += [f"{key} in {where} has the pattern {pattern!r}, " for pattern in patterns]
-    for what, (pattern, *_) in zip(descriptions, work, strict=True):
+        texts += [f"{key} in {where} has the pattern {pattern!r}, " for pattern in patterns]
+    for what, (pattern, *_) in zip(texts, work, strict=True):
         try:
             re.compile(pattern)
         except re.error as error:
@@ -194,7 +194,7 @@ def check_patterns(config: Config, modules: Iterable[str], where: str) -> None:
             subprocess.run(command, input=text, timeout=MOST_SECONDS, stdout=PIPE, check=True)  # noqa: S603
     except subprocess.TimeoutExpired as error:
         raise InputError(
-            f"{descriptions[int((error.output or b'0').split()[-1])]}which takes too long to compare with "
+            f"{texts[int((error.output or b'0').split()[-1])]}which takes too long to compare with "
             "the names of modules; write it without a repetition inside of another"
         ) from None
 

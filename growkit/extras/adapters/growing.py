@@ -244,7 +244,7 @@ class _Step:
         module = entry.origin.rpartition(".")[0]
         scale = scaling(self._parts.adapter.config, module, low.info.shape[0])
         model = Planned(self._base, Plan({}, (rule,)))
-        rules = tuple(derived for _, derived in (self._rule(low, rule), self._rule(high, rule)))
+        rules = tuple(factor for _, factor in (self._rule(low, rule), self._rule(high, rule)))
         adapter, names = Planned(self._stage, Plan({}, rules)), (rules[0].target, rules[1].target)
         narrow = entry.info.dtype != "F64"
         return Magnitudes(
