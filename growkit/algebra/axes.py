@@ -145,12 +145,12 @@ class _Parser:
         self._tokens: list[tuple[str, int]] = []
         at = 0
         while notation[at:].strip():
-            found = self._TOKEN.match(notation, at)
-            if not found:
+            match = self._TOKEN.match(notation, at)
+            if not match:
                 at += len(notation[at:]) - len(notation[at:].lstrip())
                 raise self._error(f"{notation[at]!r} is not part of the notation", at)
-            self._tokens.append((found[1], found.start(1)))
-            at = found.end()
+            self._tokens.append((match[1], match.start(1)))
+            at = match.end()
 
     def pattern(self) -> Iterator[Dimension]:
         tokens = [token for token, _ in self._tokens]
@@ -178,11 +178,11 @@ class _Parser:
             yield Dimension(role, form)
 
     def _series(self, item: Callable[[], Form], sign: str) -> list[Form]:
-        found = [item()]
+        forms = [item()]
         while self._next == sign:
             self._expect(sign)
-            found.append(item())
-        return found
+            forms.append(item())
+        return forms
 
     def _sum(self) -> Form:
         terms = self._series(self._product, "+")

@@ -109,13 +109,13 @@ def following(groups: Expansion, size: int, target: int) -> Expansion:
         size: number of members in the source; groups are contiguous and of equal size.
         target: number of members in the target.
     """
-    each, wanted = size // groups.size, target // len(groups.source)
-    assert each * groups.size == size
+    per_group, wanted = size // groups.size, target // len(groups.source)
+    assert per_group * groups.size == size
     assert wanted * len(groups.source) == target
     copy = _occurrences(groups.source, groups.source != NOTHING)
-    member = (copy[:, None] * wanted + np.arange(wanted)) % each
+    member = (copy[:, None] * wanted + np.arange(wanted)) % per_group
     source = np.where(
-        groups.source[:, None] == NOTHING, NOTHING, groups.source[:, None] * each + member
+        groups.source[:, None] == NOTHING, NOTHING, groups.source[:, None] * per_group + member
     )
     return placed(size, source.ravel())
 
@@ -123,8 +123,8 @@ def following(groups: Expansion, size: int, target: int) -> Expansion:
 def in_places(size: int, wanted: Sequence[int | None]) -> Expansion:
     """Place every coordinate once where given; fill gaps with copies that nothing reads."""
     spare = cycle(range(size))
-    source = [next(spare) if each is None else each for each in wanted]
-    return placed(size, source, [float(each is not None) for each in wanted])
+    source = [next(spare) if coordinate is None else coordinate for coordinate in wanted]
+    return placed(size, source, [float(coordinate is not None) for coordinate in wanted])
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,8 +175,8 @@ class IndexMap:
         """The share of every coordinate for splits without noise; 0 if it copies nothing."""
         plain = [even_shares(max(count, 1)) for count in range(int(self.parts.max(initial=0)) + 1)]
         split = [plain[parts][part] for parts, part in zip(self.parts, self.part, strict=True)]
-        given = np.where(self._is_split, np.asarray(split, np.float64), self.share)
-        return np.where(self.source == NOTHING, 0.0, given)
+        shares = np.where(self._is_split, np.asarray(split, np.float64), self.share)
+        return np.where(self.source == NOTHING, 0.0, shares)
 
     @cached_property
     def later(self) -> Mask:
@@ -210,7 +210,7 @@ class IndexMap:
         counts = np.bincount(self.source[chosen], minlength=self.size)
         targets = np.argsort(self.source, kind="stable")[len(self) - int(chosen.sum()) :]
         begins = np.concatenate([[0], np.cumsum(counts)])
-        found = []
+        groups = []
         for count in np.unique(counts).tolist():
             sources = np.flatnonzero(counts == count)
             copies = targets[begins[sources] + np.arange(count)[:, None]]
@@ -220,9 +220,9 @@ class IndexMap:
             patterns, number = np.unique(shares, axis=1, return_inverse=True)
             for index, pattern in enumerate(patterns.T):
                 alike = number == index
-                read = tuple(None if np.isinf(each) else float(each) for each in pattern)
-                found.append(Group(sources[alike], copies[:, alike], read))
-        return found
+                read = tuple(None if np.isinf(share) else float(share) for share in pattern)
+                groups.append(Group(sources[alike], copies[:, alike], read))
+        return groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,12 +242,12 @@ class Group:
 
 def _occurrences(source: Index, chosen: Mask) -> Index:
     """Count, for each chosen coordinate, earlier ones with the same source; 0 elsewhere."""
-    found = np.zeros(len(source), np.int64)
+    earlier = np.zeros(len(source), np.int64)
     places = np.flatnonzero(chosen)
     order = places[np.argsort(source[places], kind="stable")]
     in_order = source[order]
-    found[order] = np.arange(len(order)) - np.searchsorted(in_order, in_order, side="left")
-    return found
+    earlier[order] = np.arange(len(order)) - np.searchsorted(in_order, in_order, side="left")
+    return earlier
 
 
 def index_map(
@@ -272,10 +272,10 @@ def index_map(
     reads = weighs or dimension.role is Role.READ
     source, share = _compose(dimension.form, sizes, expansions, reads=reads)
     fresh, canonical = None, None
-    if any(each.like is not None for each in expansions.values()):
+    if any(expansion.like is not None for expansion in expansions.values()):
         fresh = source != _compose(dimension.form, sizes, expansions, reads=False)[0]
     if order is not None:
-        before, canonical = (np.asarray(each, np.int64) for each in order)
+        before, canonical = (np.asarray(indices, np.int64) for indices in order)
         stored = np.empty(len(before) + 1, np.int64)
         stored[before] = np.arange(len(before))
         stored[-1] = NOTHING  # NOTHING is -1 and indexes this element

@@ -58,14 +58,14 @@ class Arrangement:
             return gathered.index_fill_(position, nothing, 0) if len(nothing) else gathered
         shape = list(pieces[0].shape)
         shape[position] = len(self.place)
-        found = pieces[0].new_empty(shape)
-        for begin, end in self.runs:
-            target, place = found.narrow(position, begin, end - begin), int(self.place[begin])
+        assembled = pieces[0].new_empty(shape)
+        for start, end in self.runs:
+            target, place = assembled.narrow(position, start, end - start), int(self.place[start])
             if place == NOTHING:
                 target.zero_()
             else:
-                target.copy_(pieces[self.piece[begin]].narrow(position, place, end - begin))
-        return found
+                target.copy_(pieces[self.piece[start]].narrow(position, place, end - start))
+        return assembled
 
 
 Pieces = tuple["Index | None", int, list[float]]
@@ -93,18 +93,18 @@ class Slice:
 
 
 @lru_cache(maxsize=256)  # all blocks of a tensor have the same columns
-def _slice(mapped: IndexMap, begin: int, end: int) -> Slice:
-    here = slice(begin, end)
+def _slice(mapped: IndexMap, start: int, end: int) -> Slice:
+    here = slice(start, end)
     source = mapped.source[here]
-    some = source != NOTHING
-    needed = np.unique(source[some])
-    within = np.where(some, np.searchsorted(needed, source), NOTHING)
+    copied = source != NOTHING
+    needed = np.unique(source[copied])
+    within = np.where(copied, np.searchsorted(needed, source), NOTHING)
     piece, place, pieces = np.zeros_like(within), within.copy(), 0
     kinds: list[Pieces] = []
     if mapped.role is Role.READ and not mapped.identity:
         parts, which, share = mapped.parts[here], mapped.part[here], mapped.share[here]
-        for count in np.unique(parts[some]).tolist():
-            chosen = np.flatnonzero((parts == count) & some)
+        for count in np.unique(parts[copied]).tolist():
+            chosen = np.flatnonzero((parts == count) & copied)
             columns = np.unique(within[chosen])
             factors, number = np.unique(share[chosen], return_inverse=True)
             piece[chosen] = pieces + (which[chosen] if count else number)
@@ -112,9 +112,9 @@ def _slice(mapped: IndexMap, begin: int, end: int) -> Slice:
             place[chosen] = np.searchsorted(columns, within[chosen])
             every = len(columns) == len(needed)
             kinds.append((None if every else columns, count, [] if count else factors.tolist()))
-    whole = len(needed) == mapped.size
-    targets = np.arange(begin, end) if mapped.canonical is None else mapped.canonical[here]
-    return Slice(targets, needed, whole, kinds, Arrangement(piece, place))
+    complete = len(needed) == mapped.size
+    targets = np.arange(start, end) if mapped.canonical is None else mapped.canonical[here]
+    return Slice(targets, needed, complete, kinds, Arrangement(piece, place))
 
 
 def grow_slice(
@@ -136,16 +136,16 @@ def grow_slice(
         return _read_runs(partial(read, some), slices[1].needed, 1) if narrow else read(some)
 
     tensor = _read_runs(rows, slices[0].needed, 0)
-    for position, each in enumerate(slices):
-        if position > 1 and not each.whole:
-            tensor = tensor.index_select(position, torch.from_numpy(each.needed))
+    for position, part in enumerate(slices):
+        if position > 1 and not part.whole:
+            tensor = tensor.index_select(position, torch.from_numpy(part.needed))
     split_at: int | None = None
-    for position, (mapped, each) in enumerate(zip(maps, slices, strict=True)):
+    for position, (mapped, part) in enumerate(zip(maps, slices, strict=True)):
         if mapped.role is Role.READ and not mapped.identity:
             assert split_at is None, f"{name} reads two spaces that grow"
             split_at = position
         else:
-            tensor = each.arrangement([tensor], position)
+            tensor = part.arrangement([tensor], position)
     return tensor if split_at is None else _spread(tensor, split_at, maps, slices, name, shares)
 
 
@@ -154,9 +154,9 @@ def _read_runs(read: Rows, needed: Index, position: int) -> Tensor:
     if not len(needed):
         return read(slice(0, 0))
     breaks = [0, *(np.flatnonzero(np.diff(needed) != 1) + 1).tolist(), len(needed)]
-    runs = ((int(needed[begin]), end - begin) for begin, end in pairwise(breaks))
-    found = [read(slice(begin, begin + count)) for begin, count in runs]
-    return found[0] if len(found) == 1 else torch.cat(found, position)
+    runs = ((int(needed[start]), end - start) for start, end in pairwise(breaks))
+    blocks = [read(slice(start, start + count)) for start, count in runs]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, position)
 
 
 def _spread(
@@ -169,9 +169,9 @@ def _spread(
 ) -> Tensor:
     """Split a read dimension over its copies (L_in): the parts of a weight sum to it exactly."""
     here = slices[position]
-    places = [each.targets for each in slices]
+    places = [part.targets for part in slices]
     # Noise has one number per target coordinate; in the split dimension, per source coordinate.
-    lengths = [len(each) for each in maps]
+    lengths = [len(mapped) for mapped in maps]
     lengths[position] = maps[position].size
     split_weight = split_apart if len(maps) == 1 and shares.amplitude else split
     pieces: list[Tensor] = []
@@ -185,7 +185,7 @@ def _spread(
             continue
 
         def draw(node: int, number: int = 0, count: int = count) -> Tensor | None:
-            shape = [len(each) for each in places]
+            shape = [len(place) for place in places]
             if not shares.amplitude:
                 return None
             return _noisy_shares(places, lengths, shares, shares.key(name, node, number)).view(
@@ -231,19 +231,19 @@ def grow_moments(
         where: see ``grow_slice``.
         resets: whether only the first copy gets the source's moments, and later copies get zeros.
     """
-    copied = [replace(each, role=Role.WRITTEN) for each in maps]
+    copied = [replace(mapped, role=Role.WRITTEN) for mapped in maps]
     for number, mapped in enumerate(maps):
         if mapped.fresh is not None:  # a new coordinate has no moments yet
             source = np.where(mapped.fresh, NOTHING, mapped.source)
             copied[number] = replace(copied[number], source=source)
     grown = grow_slice(read, copied, "", Shares(None), where)
-    for position, (mapped, each) in enumerate(zip(maps, where, strict=True)):
+    for position, (mapped, part) in enumerate(zip(maps, where, strict=True)):
         if mapped.role is Role.WRITTEN:
             shape = [-1 if dimension == position else 1 for dimension in range(grown.dim())]
-            shares = torch.from_numpy(mapped.shares[each] ** order).view(shape)
+            shares = torch.from_numpy(mapped.shares[part] ** order).view(shape)
             grown = grown * shares.to(grown.dtype)
         if resets:
-            later = np.flatnonzero(mapped.later[each])
+            later = np.flatnonzero(mapped.later[part])
             grown = grown.index_fill(position, torch.from_numpy(later), 0)
     return grown
 
@@ -265,17 +265,17 @@ def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
     if of.start == 0:
         needed = np.concatenate([needed, np.flatnonzero(maps[0].source == NOTHING)])
     needed.sort()
-    found: Tensor | None = _read_runs(rows, needed, 0)
+    tensor: Tensor | None = _read_runs(rows, needed, 0)
     # Parts first: copies of a row are equal only after their parts are summed.
     for role in (Role.READ, Role.WRITTEN):
         for position, mapped in enumerate(maps):
-            if found is None or mapped.role is not role or (position and mapped.identity):
+            if tensor is None or mapped.role is not role or (position and mapped.identity):
                 continue
-            some, held = of, needed
+            wanted, held = of, needed
             if position:
-                some, held = slice(0, mapped.size), np.arange(len(mapped))
-            found = _undo_dimension(found, position, mapped, some, held)
-    return found
+                wanted, held = slice(0, mapped.size), np.arange(len(mapped))
+            tensor = _undo_dimension(tensor, position, mapped, wanted, held)
+    return tensor
 
 
 def _undo_dimension(
@@ -301,7 +301,7 @@ def _undo_dimension(
     if len(nothing) and bool(at(nothing).any()):
         return None
     backs, sources = [], []
-    for group in (_between(each, of) for each in mapped.groups):
+    for group in (_between(group, of) for group in mapped.groups):
         back = _recover([at(copy) for copy in group.targets], group.shares)
         if back is None:
             return None
@@ -321,14 +321,14 @@ def _take(tensor: Tensor, position: int, places: Index) -> Tensor:
 def _recover(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor | None:
     """Recover the original of some copies; None if they have no common original."""
     parts = [copy for copy, share in zip(copies, shares, strict=True) if share is None]
-    given = [(c, share) for c, share in zip(copies, shares, strict=True) if share is not None]
+    weighted = [(c, share) for c, share in zip(copies, shares, strict=True) if share is not None]
     if parts:
-        found = join(parts)
+        original = join(parts)
     else:
-        copy, share = next((copy, share) for copy, share in given if share)
-        found = _multiply(copy, 1 / share)
-    same = (widened(_multiply(found, share)).equal(widened(copy)) for copy, share in given)
-    return found if all(same) else None
+        copy, share = next((copy, share) for copy, share in weighted if share)
+        original = _multiply(copy, 1 / share)
+    same = (widened(_multiply(original, share)).equal(widened(copy)) for copy, share in weighted)
+    return original if all(same) else None
 
 
 def _multiply(tensor: Tensor, factor: float) -> Tensor:
@@ -336,8 +336,8 @@ def _multiply(tensor: Tensor, factor: float) -> Tensor:
 
 
 def _between(group: Group, of: slice) -> Group:
-    begin, end = np.searchsorted(group.sources, [of.start, of.stop])
-    return Group(group.sources[begin:end], group.targets[:, begin:end], group.shares)
+    start, end = np.searchsorted(group.sources, [of.start, of.stop])
+    return Group(group.sources[start:end], group.targets[:, start:end], group.shares)
 
 
 def copies_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[list[Tensor]]:

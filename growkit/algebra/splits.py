@@ -85,7 +85,7 @@ def even_shares(parts: int) -> tuple[float, ...]:
     if parts <= 1:
         return (1.0,)
     left = (parts + 1) // 2
-    return tuple(each / 2 for count in (left, parts - left) for each in even_shares(count))
+    return tuple(share / 2 for count in (left, parts - left) for share in even_shares(count))
 
 
 IN_CACHE = 1 << 17
@@ -167,15 +167,15 @@ def join(parts: list[Tensor]) -> Tensor:
         The weight, in the dtype of the parts; NaN for every rounded sum, which parts from ``split``
         never give.
     """
-    whole = parts[0]
+    first = parts[0]
     if len(parts) == 1:
-        return whole
-    if whole.numel() <= IN_CACHE or len(whole) == 1:
+        return first
+    if first.numel() <= IN_CACHE or len(first) == 1:
         return _join_block(parts)
-    rows = max(1, IN_CACHE * len(whole) // whole.numel())
-    joined = torch.empty(whole.shape, dtype=whole.dtype, device=whole.device)
-    for piece, *some in zip(joined.split(rows), *(p.split(rows) for p in parts), strict=True):
-        piece.copy_(_join_block(some))
+    rows = max(1, IN_CACHE * len(first) // first.numel())
+    joined = torch.empty(first.shape, dtype=first.dtype, device=first.device)
+    for piece, *blocks in zip(joined.split(rows), *(p.split(rows) for p in parts), strict=True):
+        piece.copy_(_join_block(blocks))
     return joined
 
 

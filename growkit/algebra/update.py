@@ -90,14 +90,14 @@ class Update:
         n_in, n_out, why = self.n_in, self.n_out, ""
         if not n_out.ndim:
             n_out = n_out.reshape((1,) * len(maps))
-        for dimension, each in enumerate(maps):
+        for dimension, mapped in enumerate(maps):
             if n_out.shape[dimension] > 1:
-                n_out = n_out.take(np.maximum(each.source, 0), dimension)
-            if each.identity:
+                n_out = n_out.take(np.maximum(mapped.source, 0), dimension)
+            if mapped.identity:
                 continue
-            shares, mean, problem = _shares(each)
+            shares, mean, problem = _shares(mapped)
             why = why or problem
-            if each.role is Role.READ:
+            if mapped.role is Role.READ:
                 n_in /= mean
                 continue
             along = [-1 if d == dimension else 1 for d in range(len(maps))]
@@ -125,13 +125,13 @@ def _shares(mapped: IndexMap) -> tuple[Numbers, float, str]:
     copies = mapped.source != NOTHING
     shares = np.where(copies, mapped.shares, 1.0)
     held, sources = shares[copies], mapped.source[copies]
-    most, least = np.zeros(mapped.size), np.full(mapped.size, np.inf)
-    np.maximum.at(most, sources, held)
+    largest, least = np.zeros(mapped.size), np.full(mapped.size, np.inf)
+    np.maximum.at(largest, sources, held)
     np.minimum.at(least, sources, held)
     why = ""
     if not copies.all() or mapped.fresh is not None:
         why = "it has coordinates that copy nothing"
-    elif (most != least).any():
+    elif (largest != least).any():
         why = "its copies have unequal shares"
     elif mapped.role is Role.READ and held.min() != held.max():
         why = "it reads coordinates that are copied unevenly"

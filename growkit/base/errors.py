@@ -61,7 +61,7 @@ def system_error(error: BaseException) -> tuple[BaseException, int] | None:
         number = cause.errno if isinstance(cause, OSError) else None
         if number is None and not isinstance(cause, InputError):  # which quotes its cause
             told = map(int, NUMBER.findall(str(cause)))
-            number = next((each for each in told if os.strerror(each) in str(cause)), None)
+            number = next((number for number in told if os.strerror(number) in str(cause)), None)
         if number and number != errno.ENOENT:
             return cause, number
         cause = cause.__cause__ or cause.__context__
@@ -88,7 +88,7 @@ def foreign(failure: str, remedy: str) -> Iterator[None]:
         kind = type(error).__name__
         if kind == "OutOfMemoryError":  # of torch, which commands import late
             raise
-        if (found := system_error(error)) and found[1] in DISK:
+        if (of_system := system_error(error)) and of_system[1] in DISK:
             remedy = (
                 "the disk or the system failed, so no model is judged; run this again elsewhere"
             )

@@ -30,9 +30,9 @@ else:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            found = getattr(import_module(self._name), attribute)
-            setattr(self, attribute, found)  # cached: __getattr__ is not called again
-            return found
+            value = getattr(import_module(self._name), attribute)
+            setattr(self, attribute, value)  # cached: __getattr__ is not called again
+            return value
 
     np, torch = _Module("numpy"), _Module("torch")
     NDArray, Tensor = "numpy.typing.NDArray", "torch.Tensor"  # for annotations alone
@@ -82,7 +82,7 @@ def registered(kind: str, attribute: str, *packages: str) -> dict[str, Any]:
         *packages: packages of the core.
     """
     every = (*packages, *of_extras(kind))
-    return {name: each for one in every for name, each in members(one, attribute).items()}
+    return {name: member for one in every for name, member in members(one, attribute).items()}
 
 
 @cache

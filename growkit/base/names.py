@@ -33,14 +33,14 @@ def nearest(name: object, known: Iterable[str], aliases: Mapping[str, str] = NOT
         known: the known names.
         aliases: other names of some known names.
     """
-    plain = {_plain(each): meant for each, meant in aliases.items()}
-    plain |= {_plain(each): each for each in known}
+    plain = {_plain(alias): meant for alias, meant in aliases.items()}
+    plain |= {_plain(name): name for name in known}
     wanted = _plain(str(name)[:LONGEST])
-    found = get_close_matches(wanted, plain, n=1)
-    if not found and wanted.strip("-"):
-        begun = [each for each in plain if each.startswith(wanted)]
-        found = begun if len(begun) == 1 else []
-    return plain[found[0]] if found else None
+    matches = get_close_matches(wanted, plain, n=1)
+    if not matches and wanted.strip("-"):
+        begun = [key for key in plain if key.startswith(wanted)]
+        matches = begun if len(begun) == 1 else []
+    return plain[matches[0]] if matches else None
 
 
 def did_you_mean(
@@ -62,18 +62,18 @@ def did_you_mean(
         quoted: formats a name.
     """
     known = list(known)
-    found = nearest(name, known, aliases)
+    match = nearest(name, known, aliases)
     every = f"known are {', '.join(known)}"
-    if found is None:
+    if match is None:
         return every if otherwise is None else otherwise
     listed = f" ({every})" if otherwise is None and len(known) <= LISTED else ""
-    return f"did you mean {quoted(found)}?{listed}"
+    return f"did you mean {quoted(match)}?{listed}"
 
 
 def perhaps(name: object, known: Iterable[str], aliases: Mapping[str, str] = NOTHING) -> str:
     """A suggestion to append to a list of all names; empty if none is near."""
-    found = nearest(name, known, aliases)
-    return "" if found is None else f"; did you mean {found!r}?"
+    match = nearest(name, known, aliases)
+    return "" if match is None else f"; did you mean {match!r}?"
 
 
 def _plain(name: str) -> str:
@@ -118,9 +118,9 @@ def without_paths(paths: Iterable[str]) -> Callable[[Any], Any]:
 
     def public(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: public(each) for key, each in value.items()}
+            return {key: public(entry) for key, entry in value.items()}
         if isinstance(value, list):
-            return [public(each) for each in value]
+            return [public(entry) for entry in value]
         if not isinstance(value, str):
             return value
         for folder in longest_first:

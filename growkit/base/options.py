@@ -79,7 +79,7 @@ class Option:
             raise InputError(f"{self.name} is {value!r}; text or a number was expected")
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         plain = text.replace("-", "_")
-        text = next((each for each in self.values if each.replace("-", "_") == plain), text)
+        text = next((choice for choice in self.values if choice.replace("-", "_") == plain), text)
         try:
             self.check(self.kind(text))
         except ValueError as error:
@@ -107,9 +107,9 @@ def documented(kind: T) -> T:
     """Append the help texts of a dataclass's options to the attributes in its docstring."""
     text = inspect.cleandoc(kind.__doc__ or "")
     text += "" if "\nAttributes:\n" in text else "\n\nAttributes:"
-    for each in fields(kind):
-        if "option" in each.metadata:
-            text += f"\n    {each.name}: {each.metadata['option'].help}"
+    for attribute in fields(kind):
+        if "option" in attribute.metadata:
+            text += f"\n    {attribute.name}: {attribute.metadata['option'].help}"
     kind.__doc__ = text
     return kind
 
@@ -118,10 +118,13 @@ def options_of(kind: type) -> dict[str, Option]:
     """The options that the fields of a dataclass declare, by name."""
     hints = get_type_hints(kind)
     declared = {
-        each.name: each.metadata["option"] for each in fields(kind) if "option" in each.metadata
+        member.name: member.metadata["option"]
+        for member in fields(kind)
+        if "option" in member.metadata
     }
     return {
-        name: replace(each, name=name, kind=kind_of(hints[name])) for name, each in declared.items()
+        name: replace(entry, name=name, kind=kind_of(hints[name]))
+        for name, entry in declared.items()
     }
 
 
@@ -139,8 +142,8 @@ def check_options(settings: Any) -> None:
     for name, declared in options_of(type(settings)).items():
         value = getattr(settings, name)
         if value is not None or getattr(type(settings), name) is not None:
-            for each in value if isinstance(value, tuple) else (value,):
-                declared.check(each)
+            for entry in value if isinstance(value, tuple) else (value,):
+                declared.check(entry)
 
 
 def check_number(name: str, value: Any, limits: Limits, *, whole: bool) -> None:
@@ -149,13 +152,15 @@ def check_number(name: str, value: Any, limits: Limits, *, whole: bool) -> None:
     Raises:
         InputError: the value is invalid; the message names it and its limits.
     """
-    least, most = limits
+    least, highest = limits
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise InputError(f"{name} is {value!r}; a {'whole ' if whole else ''}number was expected")
-    if not (value > 0 if least is None else least <= value) or not value <= most:  # also for a NaN
+    if (
+        not (value > 0 if least is None else least <= value) or not value <= highest
+    ):  # also for a NaN
         shown = "," if whole else "g"
         first = "more than 0, at most" if least is None else f"{least:{shown}} to"
-        raise InputError(f"{name} {value} cannot be used; choose {first} {most:{shown}}")
+        raise InputError(f"{name} {value} cannot be used; choose {first} {highest:{shown}}")
 
 
 def takes(*kinds: type) -> Callable[[F], F]:

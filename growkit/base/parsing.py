@@ -66,17 +66,17 @@ def _check_extent(parsed: Any, most: int) -> None:
         if values > most:
             raise ValueError(f"it has more than {most:,} values")
         level = [
-            each for part in level for each in (part.values() if isinstance(part, dict) else part)
+            child for part in level for child in (part.values() if isinstance(part, dict) else part)
         ]
     raise ValueError(TOO_DEEP)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"key {key[:100]!r} appears twice")
-    return found
+    return mapping
 
 
 def _finite(text: str) -> float:
@@ -162,18 +162,18 @@ def check_kind(value: Any, kinds: Any, what: str) -> None:
         InputError: names the part, and what was expected.
     """
     several = kinds if isinstance(kinds, tuple) else (kinds,)
-    kind = next((each for each in several if _is_kind(value, each)), None)
+    kind = next((form for form in several if _is_kind(value, form)), None)
     if kind is None:
-        expected = [WORDS[each if isinstance(each, type) else type(each)] for each in several]
+        expected = [WORDS[form if isinstance(form, type) else type(form)] for form in several]
         raise InputError(f"{what} is {in_yaml(value)}; {' or '.join(expected)} was expected")
     if isinstance(kind, list):
-        for each in value:
-            check_kind(each, kind[0], f"an entry of {what}")
+        for entry in value:
+            check_kind(entry, kind[0], f"an entry of {what}")
     elif isinstance(kind, dict):
-        for key, each in value.items():
+        for key, entry in value.items():
             if key not in kind and ANY not in kind:
                 raise InputError(f"{what} has an unknown key {key!r}; {did_you_mean(key, kind)}")
-            check_kind(each, kind.get(ANY, kind.get(key)), f"{key} in {what}")
+            check_kind(entry, kind.get(ANY, kind.get(key)), f"{key} in {what}")
 
 
 def _is_kind(value: Any, kind: Any) -> bool:
@@ -196,22 +196,22 @@ class _Loader(yaml.SafeLoader):
     """Plain data; anything else is refused."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        found: dict[Hashable, Any] = {}
+        mapping: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
             key, place = key_node.value, key_node.start_mark
             if key_node.tag != f"{_YAML}str":
                 shown = repr(key[:100]) if isinstance(key, str) else f"that holds a {key_node.id}"
                 raise _unusable(place, f"key {shown} is not text; the name of a key was expected")
-            if key in found:
+            if key in mapping:
                 raise _unusable(place, f"key {key[:100]!r} appears twice")
-            found[key] = self.construct_object(value_node, deep=deep)
-        return found
+            mapping[key] = self.construct_object(value_node, deep=deep)
+        return mapping
 
     def construct_number(self, node: Any) -> float:
-        whole = node.tag.endswith(":int")
-        number = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
-        if not (-(2**63) <= number < 2**63 if whole else math.isfinite(number)):
-            expected = "a number that fits into 64 bits" if whole else "a finite number"
+        integer = node.tag.endswith(":int")
+        number = self.construct_yaml_int(node) if integer else self.construct_yaml_float(node)
+        if not (-(2**63) <= number < 2**63 if integer else math.isfinite(number)):
+            expected = "a number that fits into 64 bits" if integer else "a finite number"
             raise _unusable(node.start_mark, f"{node.value[:100]}; {expected} was expected")
         return number
 

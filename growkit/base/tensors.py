@@ -86,8 +86,8 @@ class TensorInfo:
     @property
     def element_bytes(self) -> int:
         """Size of an element, from the bits in the dtype's name; one byte for BOOL."""
-        found = re.search(r"\d+", self.dtype)
-        return int(found[0]) // 8 if found else 1
+        bits = re.search(r"\d+", self.dtype)
+        return int(bits[0]) // 8 if bits else 1
 
     @property
     def bytes(self) -> int:
@@ -97,8 +97,8 @@ class TensorInfo:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The torch dtype."""
-        found: torch.dtype = getattr(torch, STORED_NAMES[self.dtype])
-        return found
+        dtype: torch.dtype = getattr(torch, STORED_NAMES[self.dtype])
+        return dtype
 
 
 FLOAT_BYTES = {name: TensorInfo((), name).element_bytes for name in TORCH_NAMES}
@@ -142,15 +142,15 @@ class Weights:
 def full(shape: Sequence[int], where: Where = ()) -> list[slice]:
     """Convert a part of a tensor to slices with begin and end in every dimension."""
     pairs = zip(shape, (*where, *[None] * len(shape)), strict=False)
-    found = ((each or slice(None)).indices(size)[:2] for size, each in pairs)
-    return [slice(begin, max(begin, end)) for begin, end in found]
+    bounds = ((part or slice(None)).indices(size)[:2] for size, part in pairs)
+    return [slice(start, max(start, end)) for start, end in bounds]
 
 
 def cut(tensor: Tensor, where: Where) -> Tensor:
     """Cut a part out of a tensor in memory."""
     if not any(where):
         return tensor
-    return tensor[tuple(each or slice(None) for each in where[: tensor.dim()])]
+    return tensor[tuple(part or slice(None) for part in where[: tensor.dim()])]
 
 
 def total_bytes(tensors: Mapping[str, TensorInfo]) -> int:
@@ -169,16 +169,16 @@ def slabs(
         most: limit for the elements of a block.
         where: the part; see ``Where``.
     """
-    whole = full(shape, where)
-    sizes = [each.stop - each.start for each in whole]
+    slices = full(shape, where)
+    sizes = [part.stop - part.start for part in slices]
     if not cuts or prod(sizes) <= most:
         if 0 not in sizes:
-            yield whole
+            yield slices
         return
-    (first, *rest), inner = whole, shape[1:]
+    (first, *rest), inner = slices, shape[1:]
     step = max(1, most // prod(sizes[1:]))
-    for begin in range(first.start, first.stop, step):
-        rows = slice(begin, min(begin + step, first.stop))
+    for start in range(first.start, first.stop, step):
+        rows = slice(start, min(start + step, first.stop))
         for others in slabs(inner, cuts - 1, most, rest) if step == 1 else [rest]:
             yield [rows, *others]
 
@@ -192,8 +192,8 @@ def parts(weights: Weights, name: str, elements: int | None = None) -> list[slic
         elements: elements in memory per whole tensor, if other data is read with it.
     """
     info = weights.tensors[name]
-    most = max(1, AT_ONCE * info.elements // max(1, elements or info.elements))
-    blocks = slabs(info.shape or (1,), min(1, weights.cuts(name)), most)
+    limit = max(1, AT_ONCE * info.elements // max(1, elements or info.elements))
+    blocks = slabs(info.shape or (1,), min(1, weights.cuts(name)), limit)
     return [rows for rows, *_ in blocks]
 
 
