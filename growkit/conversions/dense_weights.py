@@ -18,11 +18,11 @@ class DenseWeights(Operation):
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``Operation``."""
         family = source.family
-        made = {name: Kept(name) for name in family.patterns(source.config)}
+        transforms = {name: Kept(name) for name in family.patterns(source.config)}
         unused = unused_tensors(source, family)
         if not source.quantised:
             raise InputError(f"{source.where()} is already dense; leave out this step")
-        return Change([Plan.checked(source, family, source.config, made, unused=unused)])
+        return Change([Plan.checked(source, family, source.config, transforms, unused=unused)])
 
 
 OPERATION = DenseWeights()

@@ -42,7 +42,7 @@ class OutputGate(Operation):
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         family, kind = source.family, source.config["model_type"]
-        known = {each: target for target in families().values() for each in target.ungated}
+        known = {kind: target for target in families().values() for kind in target.ungated}
         if kind not in known:
             raise InputError(
                 f"no class with an output gate matches the rest of {family.one}, so "
@@ -94,19 +94,19 @@ class Minus(Kept):
             InputError: the difference rounds.
         """
         weight = super().part(source, where)
-        made = _subtract(self.offset, weight)
-        if not (made.double() + self.offset).equal(weight.double()):
+        difference = _subtract(self.offset, weight)
+        if not (difference.double() + self.offset).equal(weight.double()):
             raise InputError(
                 f"{self.source} in {source.where(self.source)} is stored minus {self.offset:g}, "
                 f"which the class with a gate adds; this rounds in {weight.dtype}; pass a wider "
                 "--dtype, or --promise bounded"
             )
-        return made
+        return difference
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``."""
-        made = super().undo(rows, of)
-        return None if made is None else (made.double() + self.offset).to(made.dtype)
+        recovered = super().undo(rows, of)
+        return None if recovered is None else (recovered.double() + self.offset).to(recovered.dtype)
 
 
 OPERATION = OutputGate()

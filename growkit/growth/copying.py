@@ -139,7 +139,7 @@ class CopyMethod(Operation):
         if groups == "auto" and not shares.parting:
             groups = "whole"
         resets = options.get("moments") == "reset"
-        settled: dict[str, Value | None] = {
+        settings: dict[str, Value | None] = {
             "groups": None if groups == "auto" else groups,
             "symmetry": options["symmetry"],
             "snr_db": shares.snr_db,
@@ -162,19 +162,21 @@ class CopyMethod(Operation):
                 )
         grown = self.grown(family, source.config, options)
         if grown:
-            whole, rounding = groups == "whole", options.get("promise") == "bounded"
-            copies = partial(place_copies, family, source.config, old, grown, whole_groups=whole)
+            whole_groups, rounding = groups == "whole", options.get("promise") == "bounded"
+            copies = partial(
+                place_copies, family, source.config, old, grown, whole_groups=whole_groups
+            )
             plan = expand(source, family, grown, copies, shares, rounding=rounding, resets=resets)
             plans.append(plan)
             lost += [plan.lost] if plan.lost else []
             if rounded := list(plan.recomputed_sources):
                 tensors = f"{len(rounded)} tensors" if len(rounded) > 1 else "a tensor"
                 lost.append(f"one rounding of every element of {tensors} (first {rounded[0]})")
-                return Change(plans, "bounded", "; ".join(lost), settled, by_rounding=True)
+                return Change(plans, "bounded", "; ".join(lost), settings, by_rounding=True)
         if not plans:
             names = ", ".join("--" + option.name.replace("_", "-") for option in self.sizes)
             raise InputError(f"nothing would grow; give at least one of {names} a factor like x2")
-        return Change(plans, "exact", "; ".join(lost), settled)
+        return Change(plans, "exact", "; ".join(lost), settings)
 
     def _possible_sizes(self, source: Model, options: Mapping[str, str], seed: int) -> str:
         """Suggest the nearest values of the first size that can be planned, with all others."""
@@ -243,9 +245,9 @@ class CopyMethod(Operation):
                 ratio = option.factor(size, current, named)
             # A size that follows another one stays if it would not be a whole number.
             sizes = {axis: present[axis] * ratio for axis in axes}
-            whole = {axis: int(new) for axis, new in sizes.items() if new.denominator == 1}
-            grown |= {axis: new for axis, new in whole.items() if new != present[axis]}
-            ratios[option.name] = ratio if len(whole) == len(axes) else Fraction(1)
+            integers = {axis: int(new) for axis, new in sizes.items() if new.denominator == 1}
+            grown |= {axis: new for axis, new in integers.items() if new != present[axis]}
+            ratios[option.name] = ratio if len(integers) == len(axes) else Fraction(1)
         return grown
 
 

@@ -100,16 +100,16 @@ class Depth(Operation):
         _check(family, family.complete(source.config), order, source.where())
         config, order, warnings = _deeper(family, source, order, options)
         family.check_bounds(config, "the deeper model")
-        made = _transforms(family, source, config, order)
+        transforms = _transforms(family, source, config, order)
         layers = tuple(None if layer.idle else layer.of for layer in order)
-        plan = Plan.checked(source, family, config, made, unused=unused, layers=layers)
-        settled = {"blocks": options["blocks"]}
+        plan = Plan.checked(source, family, config, transforms, unused=unused, layers=layers)
+        settings = {"blocks": options["blocks"]}
         if options["blocks"] in ("identity", "interpose"):
-            settled["place"] = options.get("place", PLACES[0])
+            settings["place"] = options.get("place", PLACES[0])
         if options["blocks"] == "identity":
-            return Change([plan], settled=settled, warnings=warnings)
+            return Change([plan], settled=settings, warnings=warnings)
         lost = "layers are computed more than once"
-        return Change([plan], "different", lost, settled, warnings=warnings)
+        return Change([plan], "different", lost, settings, warnings=warnings)
 
 
 def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:
@@ -154,7 +154,7 @@ def _preceding(count: int, layers: str | None, place: str) -> list[int]:
         if place == "end":
             return [count - 1] * new
         return [-(-(index + 1) * count // new) - 1 for index in range(new)]
-    preceding = sorted(int(each) for each in place.split(","))
+    preceding = sorted(int(number) for number in place.split(","))
     if preceding[-1] >= count:
         raise InputError(
             f"place names layer {preceding[-1]}, but there are {count} layers, numbered from 0; "
@@ -274,7 +274,7 @@ def _derived(family: Family, config: Config, deeper: Config) -> tuple[Lists, Lis
     lists, derived = {}, {}
     for key in sorted(family.lists | here.keys()):
         values = (complete.get(key) or here.get(key) or [])[:count]
-        if any(isinstance(each, float) for each in values):
+        if any(isinstance(value, float) for value in values):
             continue  # settings, no types
         if values == here.get(key) and key in there:
             lists[key], derived[key] = values, there[key]
@@ -352,9 +352,9 @@ def _contradicted(
         if any(family.derived_lists({**said, key: other}).get(k) != own.get(k) for k in others)
     }
     repeated = (_repeated(said, derived[key], 0) for key in others)
-    contradicting |= {found[0] for found in repeated if found}
+    contradicting |= {keys[0] for keys in repeated if keys}
     key, (of, place) = next(iter(others.items()))
-    left_out = "".join(f"; {each} is left out" for each in sorted(contradicting))
+    left_out = "".join(f"; {key} is left out" for key in sorted(contradicting))
     remedy = "; leave out --place" if any(layer.idle for layer in order) else ""
     return {k: v for k, v in config.items() if k not in contradicting}, (
         f"software that derives {key} from the index of a layer instead of reading it would "
@@ -418,17 +418,17 @@ def _fit_kinds(
         return order
     latest, place = [0] * len(present), len(order)
     for layer in reversed(present):
-        place = max((each for each in range(place) if fits(layer, each)), default=-1)
+        place = max((earlier for earlier in range(place) if fits(layer, earlier)), default=-1)
         latest[layer.of] = place
 
     # Each after its new layers, rather than before them, or all of them last.
     ways = [wanted, [*(at - 1 for at in wanted[1:]), len(order) - 1], latest]
     for way in ways if movable else ways[:1]:
-        found = _filled(len(order), way, latest if movable else way, fits, alike)
-        kept = {place: layer.of for place, layer in enumerate(found) if not layer.idle}
-        whole = [*kept.values()] == [*before] and len(found) == len(order)
-        if whole and (movable or [*kept] == wanted) and not ends(found):
-            return found
+        layers = _filled(len(order), way, latest if movable else way, fits, alike)
+        kept = {place: layer.of for place, layer in enumerate(layers) if not layer.idle}
+        covered = [*kept.values()] == [*before] and len(layers) == len(order)
+        if covered and (movable or [*kept] == wanted) and not ends(layers):
+            return layers
     if ends(order):
         remedy = "choose another number of layers" if movable else "leave out --place"
         raise InputError(
@@ -454,16 +454,16 @@ def _filled(
         fits: see ``Fits``.
         alike: whether a copy that fits has the type of its place, too.
     """
-    found: list[Layer] = []
+    layers: list[Layer] = []
     for place in range(count):
-        of = sum(not layer.idle for layer in found)
+        of = sum(not layer.idle for layer in layers)
         if of < len(wanted) and place >= min(wanted[of], latest[of]) and fits(Layer(of), place):
-            found.append(Layer(of))
+            layers.append(Layer(of))
             continue
         copies = [copy for at in range(len(wanted)) if fits(copy := Layer(at, True), place)]
         copies.sort(key=lambda copy: (not alike(copy, place), abs(copy.of - of + 1)))
-        found += copies[:1]
-    return found
+        layers += copies[:1]
+    return layers
 
 
 def _transforms(
@@ -491,22 +491,24 @@ def _transforms(
                 f"{layer.of} of {source.where()}; choose {other}"
             )
     sizes = family.sizes(source.config)
-    made: dict[str, Transform] = {
-        each.name: _of_all_layers(each, sizes, [layer.of for layer in order])
-        for each in family.members(config)
-        if each.layer is None
+    transforms: dict[str, Transform] = {
+        member.name: _of_all_layers(member, sizes, [layer.of for layer in order])
+        for member in family.members(config)
+        if member.layer is None
     }
     for place, layer in enumerate(order):
         for inside, (name, described, *_) in after[place].items():
             of = before[layer.of][inside].name
             if not layer.idle:
-                made[name] = Kept(of, why=f"layer {layer.of} as it is")
+                transforms[name] = Kept(of, why=f"layer {layer.of} as it is")
             elif (idle := described.idle) is not None:
                 why = f"{idle:g}, so that the new layer passes on its input unchanged"
-                made[name] = Constant(source.tensors[of].dtype, idle - described.offset, why, of)
+                transforms[name] = Constant(
+                    source.tensors[of].dtype, idle - described.offset, why, of
+                )
             else:
-                made[name] = Kept(of, why=f"in a new layer, as in layer {layer.of}", new=True)
-    return {name: made[name] for name in family.patterns(config)}
+                transforms[name] = Kept(of, why=f"in a new layer, as in layer {layer.of}", new=True)
+    return {name: transforms[name] for name in family.patterns(config)}
 
 
 def _of_all_layers(member: Member, sizes: Mapping[str, int], layers: Sequence[int]) -> Transform:
@@ -517,7 +519,7 @@ def _of_all_layers(member: Member, sizes: Mapping[str, int], layers: Sequence[in
 
     def maps() -> tuple[IndexMap, ...]:
         along = {"layers": placed(len(before), layers, [1.0] * len(layers))}
-        return tuple(index_map(each, sizes, along) for each in dimensions)
+        return tuple(index_map(dimension, sizes, along) for dimension in dimensions)
 
     before = range(sizes["layers"])
     return Mapped(member.name, maps, "the part of every layer goes with it")
@@ -525,11 +527,11 @@ def _of_all_layers(member: Member, sizes: Mapping[str, int], layers: Sequence[in
 
 def _by_layer(family: Family, config: Config) -> dict[int, dict[tuple[str, int | None], Member]]:
     """The tensors of every layer, in order, by their names with ``{layer}``."""
-    found: dict[int, dict[tuple[str, int | None], Member]] = {}
-    for each in family.members(config):
-        if each.layer is not None:
-            found.setdefault(each.layer, {})[each.tensor.name, each.number] = each
-    return dict(sorted(found.items()))
+    by_layer: dict[int, dict[tuple[str, int | None], Member]] = {}
+    for member in family.members(config):
+        if member.layer is not None:
+            by_layer.setdefault(member.layer, {})[member.tensor.name, member.number] = member
+    return dict(sorted(by_layer.items()))
 
 
 OPERATION = Depth()

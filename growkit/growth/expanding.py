@@ -75,18 +75,18 @@ def expand(
         if new[axis] != old[axis]:
             raise InputError(f"{axis} of the {family.name} model in {source.where()} {why}")
     config = family.resized(source.config, new)
-    made = expansions()
-    assert {axis: len(each.source) for axis, each in made.items()} == dict(sizes)
-    growth = _Growth(family, old, new, made, shares, rounding, resets)
-    apart = check_groups(family, old, made)
+    by_axis = expansions()
+    assert {axis: len(expanded.source) for axis, expanded in by_axis.items()} == dict(sizes)
+    growth = _Growth(family, old, new, by_axis, shares, rounding, resets)
+    diverging = check_groups(family, old, by_axis)
     config, lost = growth.adjust_eps(source.config, config)
     grown = {
         member.name: growth.transform(member, of)
         for member, of in growth.members(source.config, config)
     }
-    copies = {axis: int(each.counts.max(initial=0)) for axis, each in made.items()}
+    copies = {axis: int(expanded.counts.max(initial=0)) for axis, expanded in by_axis.items()}
     return Plan.checked(
-        source, family, config, grown, unused=unused, copies=copies, apart=apart, lost=lost
+        source, family, config, grown, unused=unused, copies=copies, apart=diverging, lost=lost
     )
 
 
@@ -183,7 +183,9 @@ class _Growth:
         """Make the transform of a tensor."""
         tensor, pattern = member.tensor, member.pattern
         factor, rounds = self._factor(tensor)
-        if not rounds and all(each.axes.isdisjoint(self.made) for each in pattern.dimensions):
+        if not rounds and all(
+            dimension.axes.isdisjoint(self.made) for dimension in pattern.dimensions
+        ):
             return Kept(of, factor)
         why = ", ".join(
             f"{verb} {axis} "
@@ -254,7 +256,7 @@ class _Growth:
         )
 
     def _maps(self, tensor: Tensor, wholes: int | None) -> tuple[IndexMap, ...]:
-        found = []
+        maps = []
         for number, dimension in enumerate(Pattern.parse(tensor.pattern).dimensions):
             order, weighs = tensor.order if number == 0 else None, tensor.norm is not None
             key = dimension, order, weighs
@@ -266,8 +268,8 @@ class _Growth:
                     (order(self.old), order(self.new)) if order else None,
                     weighs=weighs,
                 )
-            found.append(self.known[key])
-        return tuple(found if wholes is None else [each.in_wholes(wholes) for each in found])
+            maps.append(self.known[key])
+        return tuple(maps if wholes is None else [mapped.in_wholes(wholes) for mapped in maps])
 
 
 # Placement of copies
@@ -298,25 +300,25 @@ def place_copies(
     by_group = _placed_by_group(family, old, new)
     if whole_groups:
         by_group |= _placed_as_groups(family, old, new)
-    found: dict[str, Expansion] = {}
+    placed: dict[str, Expansion] = {}
 
     def place(axis: str) -> None:
         servers = _servers(family, old, axis)
-        for each in servers:  # first
-            place(each)
+        for server in servers:  # first
+            place(server)
         size, grouped = new.get(axis, old[axis]), axis in family.grouped
         if axis in by_group and servers:
-            found[axis] = _follow(old, axis, size, servers[0], found[servers[0]])
+            placed[axis] = _follow(old, axis, size, servers[0], placed[servers[0]])
         elif size != old[axis] and axis in family.places:
-            found[axis] = expansion.in_places(old[axis], family.places[axis](old[axis], size))
+            placed[axis] = expansion.in_places(old[axis], family.places[axis](old[axis], size))
         elif size % old[axis] and axis in normed and not grouped:
-            found[axis] = expansion.filled_up(old[axis], size)
+            placed[axis] = expansion.filled_up(old[axis], size)
         else:
-            found[axis] = expansion.uneven(old[axis], size, groups=grouped)
+            placed[axis] = expansion.uneven(old[axis], size, groups=grouped)
 
     for axis in new:
         place(axis)
-    return {axis: found[axis] for axis in new}
+    return {axis: placed[axis] for axis in new}
 
 
 def check_groups(family: Family, old: Mapping[str, int], made: Mapping[str, Expansion]) -> str:
@@ -371,23 +373,23 @@ def active_norms(family: Family, complete: Config) -> Iterator[Norm]:
 
 def _servers(family: Family, old: Mapping[str, int], axis: str) -> list[str]:
     """The axes that serve the groups of an axis in this model, the smallest groups first."""
-    return [each for each in family.served.get(axis, ()) if old.get(each)]
+    return [server for server in family.served.get(axis, ()) if old.get(server)]
 
 
 def _pairs(family: Family, old: Mapping[str, int]) -> list[tuple[str, str]]:
     """Every axis of members in this model, with each axis that serves its groups."""
     axes = (axis for axis in family.served if old.get(axis))
-    return [(axis, each) for axis in axes for each in _servers(family, old, axis)]
+    return [(axis, server) for axis in axes for server in _servers(family, old, axis)]
 
 
 def _placed_by_group(family: Family, old: Mapping[str, int], new: Mapping[str, int]) -> set[str]:
     """The axes whose copies cannot be neighbours, because not all of them grow by whole factors."""
-    found = {axis for axis, size in new.items() if size % old[axis]}
+    axes = {axis for axis, size in new.items() if size % old[axis]}
     for axis in (*family.served, *family.served):  # noise heads are served, and serve
         together = {axis, *_servers(family, old, axis)}
-        if together & found:
-            found |= together
-    return found
+        if together & axes:
+            axes |= together
+    return axes
 
 
 def _placed_as_groups(family: Family, old: Mapping[str, int], new: Mapping[str, int]) -> set[str]:

@@ -104,24 +104,27 @@ class MoreExperts(Operation):
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         family = source.family
-        made = _Copying(source, family, options, seed)
+        copying = _Copying(source, family, options, seed)
         unused = unused_tensors(source, family)
-        orders = made.orders(options)
+        orders = copying.orders(options)
         plan = Plan.checked(
             source,
             family,
-            made.config,
-            {each.name: made.transform(each, orders.get(each.layer, ())) for each in made.members},
+            copying.config,
+            {
+                member.name: copying.transform(member, orders.get(member.layer, ()))
+                for member in copying.members
+            },
             unused=unused,
             copies={EXPERTS: max(order.count(0) for order in orders.values())},
-            apart="" if made.together else "copies of an expert train on different tokens",
+            apart="" if copying.together else "copies of an expert train on different tokens",
         )
-        settled: dict[str, Value | None] = {"symmetry": options["symmetry"]}
-        settled |= {"snr_db": made.shares.snr_db, USE.name: None}
+        settings: dict[str, Value | None] = {"symmetry": options["symmetry"]}
+        settings |= {"snr_db": copying.shares.snr_db, USE.name: None}
         if USE.name in options:
-            counts = (map(order.count, range(made.present)) for order in orders.values())
-            settled[COPIES.name] = "/".join(",".join(map(str, each)) for each in counts)
-        return Change([plan], *made.promise, settled, by_ties=made.together)
+            counts = (map(order.count, range(copying.present)) for order in orders.values())
+            settings[COPIES.name] = "/".join(",".join(map(str, numbers)) for numbers in counts)
+        return Change([plan], *copying.promise, settings, by_ties=copying.together)
 
 
 SHORT = ("F16", "BF16")
@@ -174,9 +177,9 @@ class _Copying:
         complete, sizes = family.complete(source.config), family.sizes(source.config)
         self._source, self._seed, self.shares = source, seed, shares_of(options, seed)
         self.present, top_k = sizes[EXPERTS], options.get("top_k")
-        if top_k is None and (given := {COPIES.name, USE.name} & options.keys()):
+        if top_k is None and (dependent := {COPIES.name, USE.name} & options.keys()):
             raise InputError(
-                f"{min(given)} requires --top-k, the experts that a token goes through"
+                f"{min(dependent)} requires --top-k, the experts that a token goes through"
             )
         self.count = wanted_experts(
             options[EXPERTS], self.present, sizes["layers"], multiple=top_k is None
@@ -209,11 +212,11 @@ class _Copying:
             self.config[key] = copies * complete[key]
         one_group = [complete[key] for key in groups[1:]] == [1]
         self._one_group = self._evenly and one_group and self.top_k == chosen
-        alone = experts.alone(complete)
-        if self.together and alone and experts.scaling:
+        experts_only = experts.alone(complete)
+        if self.together and experts_only and experts.scaling:
             self.config[experts.scaling] = complete[experts.scaling] / copies
         self._keep_balancing(experts, complete, chosen / self.top_k)
-        self.weight = 1.0 if alone and not experts.scaling else 1.0 / copies
+        self.weight = 1.0 if experts_only and not experts.scaling else 1.0 / copies
         self._divided = experts.divided
         halves = (self.shares.parting and self.weight < 1) or experts.divided
         if self.together and halves and copies & (copies - 1):
@@ -257,24 +260,26 @@ class _Copying:
         layers = sorted({member.layer for member in with_experts if member.layer is not None})
         if not layers:
             raise InputError(f"no layer of {self._source.where()} has experts to copy")
-        whole, more = divmod(self.count, self.present)
-        counts = [[whole + (expert < more) for expert in range(self.present)]]
+        quotient, more = divmod(self.count, self.present)
+        counts = [[quotient + (expert < more) for expert in range(self.present)]]
         if USE.name in options:
             numbers = self.present, self.count, len(layers)
             counts = _copies_by_use(self._source, options[USE.name], *numbers)
         elif COPIES.name in options:
-            counts = [[*map(int, each.split(","))] for each in options[COPIES.name].split("/")]
+            counts = [
+                [*map(int, numbers.split(","))] for numbers in options[COPIES.name].split("/")
+            ]
         counts *= len(layers) if len(counts) == 1 else 1
         if len(counts) != len(layers) or any(
-            (len(each), sum(each)) != (self.present, self.count) for each in counts
+            (len(numbers), sum(numbers)) != (self.present, self.count) for numbers in counts
         ):
             raise InputError(
                 f"copies {options[COPIES.name]} do not fit; {self.present} numbers with the sum "
                 f"{self.count} were expected, once or for each of {len(layers)} layers"
             )
         return {
-            layer: tuple(e for c in range(max(each)) for e, n in enumerate(each) if n > c)
-            for layer, each in zip(layers, counts, strict=True)
+            layer: tuple(e for c in range(max(numbers)) for e, n in enumerate(numbers) if n > c)
+            for layer, numbers in zip(layers, counts, strict=True)
         }
 
     def transform(self, place: Member, order: Order) -> Transform:
@@ -308,11 +313,11 @@ class _Copying:
         diverges = place.pattern.axes(Role.WRITTEN) != {EXPERTS}
         divides = self.together and self._divided and self._is_correction(place)
         factor = times if parting else 1 / copies if divides else 1.0
-        whole = Mapped(of, maps, why, of, self.shares, factor, diverges=diverges)
+        mapped = Mapped(of, maps, why, of, self.shares, factor, diverges=diverges)
         if expert is None:
-            return whole
-        begin = (copy * shape[0], *(0 for _ in shape[1:]))
-        return Section(whole, begin, f"part {copy + 1} of {copies} of {why}")
+            return mapped
+        offsets = (copy * shape[0], *(0 for _ in shape[1:]))
+        return Section(mapped, offsets, f"part {copy + 1} of {copies} of {why}")
 
     def _noisy(self, place: Member, order: Order) -> Transform | None:
         """Copy a router's tensor with noise that distinguishes copies; None for other tensors."""
@@ -325,15 +330,15 @@ class _Copying:
         elif self._evenly:
             rows, size, by = copies, COMMON, "a number for all copies"
         drawn = tuple(row if copy else 0 for row, copy in zip(rows, copies, strict=True))
-        made = partial(_add_noise, f"{self._seed}:{place.name}", order, drawn, size)
-        return Computed((place.name,), f"copies of experts, distinguished by {by}", made)
+        noisy = partial(_add_noise, f"{self._seed}:{place.name}", order, drawn, size)
+        return Computed((place.name,), f"copies of experts, distinguished by {by}", noisy)
 
     def _is_correction(self, place: Member) -> bool:
         """Whether a tensor is a correction of router scores that affects only the choice."""
         weight = f"{place.name.removesuffix('bias')}weight"
         stored = self._source.tensors.get(place.name)  # a missing one is reported by the plan
-        alone = stored is not None and prod(stored.shape) == self.present
-        along = alone and _along_experts(place) is not None
+        per_expert = stored is not None and prod(stored.shape) == self.present
+        along = per_expert and _along_experts(place) is not None
         return along and weight not in self._source.tensors
 
 
@@ -391,32 +396,32 @@ def _copies_by_use(
     used = torch.zeros(present, dtype=torch.long)
 
     def count_choices(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for each in (*args, *kwargs.values()):
-            if isinstance(each, torch.Tensor) and not each.is_floating_point():
-                used.add_(each.flatten().bincount(minlength=present)[:present].cpu())
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, torch.Tensor) and not argument.is_floating_point():
+                used.add_(argument.flatten().bincount(minlength=present)[:present].cpu())
 
     for module in model.model.modules():
         if type(module).__name__.endswith("Experts"):
             module.register_forward_pre_hook(count_choices, with_kwargs=True)
-    found = []
+    counts = []
     for _ in model.stages([Call(window) for window in windows]):
         if used.any():
-            found.append(_copies(used.tolist(), count))
+            counts.append(_copies(used.tolist(), count))
             used.zero_()
-    if len(found) != layers:
+    if len(counts) != layers:
         raise InputError(
-            f"{type(model.model).__name__} shows in {len(found)} of {layers} layers which experts "
+            f"{type(model.model).__name__} shows in {len(counts)} of {layers} layers which experts "
             "it chooses; give the number of copies of each (--copies) instead of --calibration"
         )
-    return found
+    return counts
 
 
 def _copies(used: Sequence[int], count: int) -> list[int]:
     """Distribute copies among experts, at least one to each."""
     copies = [1] * len(used)
     for _ in range(count - len(used)):
-        most = max(range(len(used)), key=lambda expert: used[expert] / copies[expert])
-        copies[most] += 1
+        busiest = max(range(len(used)), key=lambda expert: used[expert] / copies[expert])
+        copies[busiest] += 1
     return copies
 
 

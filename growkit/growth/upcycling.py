@@ -82,15 +82,17 @@ class Upcycle(Operation):
         target, experts, dense = _find_target(family, source)
         old, drop = family.sizes(source.config), options.get("drop")
         count, top_k, pieces = _numbers_of_experts(options, old["ffn"], old["layers"])
-        made = _Upcycling(source, target, experts, count, top_k, pieces, old["ffn"], drop, seed)
-        plan = made.plan(made.config(family, dense), unused_tensors(source, family))
-        settled = {"top_k": top_k}
+        upcycling = _Upcycling(
+            source, target, experts, count, top_k, pieces, old["ffn"], drop, seed
+        )
+        plan = upcycling.plan(upcycling.config(family, dense), unused_tensors(source, family))
+        settings = {"top_k": top_k}
         if drop:
             lost = f"{float(drop):.0%} of the hidden units of every expert, drawn anew"
-            return Change([plan], "different", lost, settled)
+            return Change([plan], "different", lost, settings)
         if pieces > 1 and (lost := lost_in_ties(source, experts, "groups of experts", "pieces")):
-            return Change([plan], "bounded", lost, settled, by_ties=True)
-        return Change([plan], settled=settled)
+            return Change([plan], "bounded", lost, settings, by_ties=True)
+        return Change([plan], settled=settings)
 
 
 def _numbers_of_experts(options: Mapping[str, str], ffn: int, layers: int) -> tuple[int, int, int]:
@@ -128,17 +130,17 @@ def _find_target(family: Family, source: Model) -> tuple[Family, Experts, Withou
         InputError: there is none.
     """
     known = {
-        each: (target, target.experts, dense)
+        kind: (target, target.experts, dense)
         for target in families().values()
         if target.experts
-        for each, dense in target.experts.dense.items()
+        for kind, dense in target.experts.dense.items()
     }
-    found = known.get(source.config["model_type"])
-    if found and found[2].when(family.complete(source.config)):
-        return found
+    match = known.get(source.config["model_type"])
+    if match and match[2].when(family.complete(source.config)):
+        return match
     if family.experts:
         raise InputError(f"{source.where()} already has experts; --method experts copies them")
-    listed = ", ".join(f"{each} ({target.name})" for each, (target, *_) in sorted(known.items()))
+    listed = ", ".join(f"{kind} ({target.name})" for kind, (target, *_) in sorted(known.items()))
     raise InputError(
         f"no class with experts matches the rest of {family.one}, so {source.where()} "
         f"cannot be upcycled; these can: {listed}"
@@ -157,15 +159,15 @@ def config_with(source: Model, family: Family, target: Family, without: Without)
     Raises:
         InputError: the model has a setting that the other class lacks.
     """
-    given, complete = source.config, family.complete(source.config)
+    present, complete = source.config, family.complete(source.config)
     for key, values in without.only.items():
-        if given.get(key, values[0]) not in values:
+        if present.get(key, values[0]) not in values:
             raise InputError(
-                f"config.json in {source.where()} has {key} {given[key]!r}, which {target.one} "
+                f"config.json in {source.where()} has {key} {present[key]!r}, which {target.one} "
                 f"cannot have; only one with {' or '.join(map(repr, values))} can become one"
             )
-    config = {key: value for key, value in given.items() if key != "auto_map"}
-    rope = given.get("rope_parameters")
+    config = {key: value for key, value in present.items() if key != "auto_map"}
+    rope = present.get("rope_parameters")
     rope = rope if isinstance(rope, Mapping) else {}
     config |= {k: v for k, v in without.assumed.items() if k not in config and k not in rope}
     config |= {key: complete[key] for key in target.defaults if key in family.defaults}
@@ -224,11 +226,11 @@ class _Upcycling:
             InputError: the class with experts has no place for a tensor.
         """
         sizes = self.target.sizes(config)
-        made = {
+        rules = {
             place.name: self._transform(place, place.pattern.shape(sizes))
             for place in self.target.members(config)
         }
-        used = {name for transform in made.values() for name in transform.sources}
+        used = {name for transform in rules.values() for name in transform.sources}
         for name in sorted(self.source.tensors.keys() - used - unused[0].keys()):
             raise InputError(
                 f"{self.target.one} has no place for tensor {name} of "
@@ -240,10 +242,14 @@ class _Upcycling:
             self.source,
             self.target,
             config,
-            made,
+            rules,
             unused=unused,
             copies={EXPERTS: self.count // self.pieces},
-            waits=[name for name, each in made.items() if same and isinstance(each, Computed)],
+            waits=[
+                name
+                for name, transform in rules.items()
+                if same and isinstance(transform, Computed)
+            ],
             apart="experts train on the tokens that a new router sends to them",
         )
 
@@ -255,7 +261,9 @@ class _Upcycling:
                 return Constant(info.dtype, 0.0, "new, zero")
             router = partial(_new_router, f"{self.seed}:{place.name}", info, self.pieces)
             return Computed((), "new, small random numbers", router, together=self.pieces)
-        names = [place.name] if of is None else [each.format(layer=place.layer) for each in of]
+        names = (
+            [place.name] if of is None else [pattern.format(layer=place.layer) for pattern in of]
+        )
         for name in names:
             if name not in self.source.tensors:
                 raise InputError(
@@ -280,18 +288,18 @@ class _Upcycling:
             dimension = 1
             times = self.experts.beside if expert is None else self.experts.part * self.pieces
         why = f"the dense MLP, times {times:g}" if times != 1 else "the dense MLP"
-        whole: Transform = Kept(name, times, why)
+        matrix: Transform = Kept(name, times, why)
         if self.drop is not None and expert is not None:
             units = f"{self.seed}:{place.layer}:{expert}"
             drawn = partial(_redraw, float(self.drop), units, name, dimension, times)
-            whole = Computed((name,), f"{why}, units drawn anew", drawn)
+            matrix = Computed((name,), f"{why}, units drawn anew", drawn)
         if expert is None or self.pieces == 1:
-            return whole
+            return matrix
         number = expert % self.pieces
-        begin = [0, 0]
-        begin[dimension] = number * (self.ffn // self.pieces)
-        why = f"piece {number + 1} of {self.pieces} of {whole.why}"
-        return Section(whole, tuple(begin), why)
+        offsets = [0, 0]
+        offsets[dimension] = number * (self.ffn // self.pieces)
+        why = f"piece {number + 1} of {self.pieces} of {matrix.why}"
+        return Section(matrix, tuple(offsets), why)
 
 
 def _new_router(key: str, info: TensorInfo, pieces: int) -> Tensor:
@@ -322,8 +330,8 @@ def _redraw(
     drawn = torch.from_numpy(_numbers(f"{units}:{name}", gone.shape) % gone.numel())
     anew = gone.flatten()[drawn.flatten()].view(gone.shape)
     index = torch.arange(count).index_copy(0, chosen, count + torch.arange(len(chosen)))
-    made = torch.cat([weight, anew], dimension).index_select(dimension, index)
-    return made if times == 1 else (made.double() * times).to(made.dtype)
+    matrix = torch.cat([weight, anew], dimension).index_select(dimension, index)
+    return matrix if times == 1 else (matrix.double() * times).to(matrix.dtype)
 
 
 def _numbers(key: str, shape: tuple[int, ...]) -> Index:

@@ -52,20 +52,20 @@ def plan_head(source: Model, options: Mapping[str, str]) -> Plan | None:
         raise InputError(f"{source.where()} already has a separate head; leave out --untie")
     before = family.patterns(source.config)
     config = {**source.config, "tie_word_embeddings": False}
-    named = [name for name, each in before.items() if "vocab" in each.axes(Role.READ)]
+    named = [name for name, pattern in before.items() if "vocab" in pattern.axes(Role.READ)]
     if len(named) != 1:
         raise InputError(
             f"the head of {source.where()} cannot be separate, since no tensor of it is the "
             "embedding of its tokens alone; leave out --untie"
         )
     (embedding,) = named
-    made = {
+    transforms = {
         name: Kept(name)
         if name in before
         else Kept(family.duplicates.get(name, embedding), why="what it was tied to, as it is")
         for name in family.patterns(config)
     }
-    return Plan.checked(source, family, config, made, unused=unused_tensors(source, family))
+    return Plan.checked(source, family, config, transforms, unused=unused_tensors(source, family))
 
 
 def plan_tokens(source: Model, options: Mapping[str, str]) -> Plan | None:
@@ -88,20 +88,20 @@ def plan_tokens(source: Model, options: Mapping[str, str]) -> Plan | None:
     unused = unused_tensors(source, family)
     mean = options["new_tokens"] == "mean"
     why = f"{new - old} new tokens, at {'the mean' if mean else 'zero'}"
-    made: dict[str, Transform] = {}
-    for each in family.members(source.config):
-        name, (first, *others) = each.name, each.pattern.dimensions
+    transforms: dict[str, Transform] = {}
+    for member in family.members(source.config):
+        name, (first, *others) = member.name, member.pattern.dimensions
         assert all("vocab" not in other.axes for other in others), "a row is a token"
-        made[name] = Kept(name)
+        transforms[name] = Kept(name)
         if "vocab" in first.axes:
             maps = partial(row_maps, source.tensors[name].shape, rows, first.role)
-            made[name] = MoreRows(name, maps, why, mean=mean)
+            transforms[name] = MoreRows(name, maps, why, mean=mean)
     lost = (
         f"{new - old} new tokens share the softmax: logits of the {old} old ones stay, their "
         "probabilities do not"
     )
     config = family.resized(source.config, {**sizes, "vocab": new})
-    return Plan.checked(source, family, config, made, unused=unused, lost=lost)
+    return Plan.checked(source, family, config, transforms, unused=unused, lost=lost)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,13 +118,13 @@ class MoreRows(Mapped):
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
-        made = super().part(source, where)
+        block = super().part(source, where)
         rows, *others = where
         if self.mean and rows.stop > self._old:
             if self.source not in self.found:
                 self.found[self.source] = _mean(partial(source.read, self.source), self._old)
-            made[max(self._old - rows.start, 0) :] = self.found[self.source][tuple(others)]
-        return made
+            block[max(self._old - rows.start, 0) :] = self.found[self.source][tuple(others)]
+        return block
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``; reading the first rows also checks the new rows.
@@ -133,8 +133,8 @@ class MoreRows(Mapped):
         """
         if of.start == 0 and len(rows(slice(self._old, self._old + 1))):
             expected = _mean(rows, self._old).double() if self.mean else 0.0
-            for begin in range(self._old, len(self.maps[0]), AT_A_TIME):
-                new = rows(slice(begin, min(begin + AT_A_TIME, len(self.maps[0]))))
+            for start in range(self._old, len(self.maps[0]), AT_A_TIME):
+                new = rows(slice(start, min(start + AT_A_TIME, len(self.maps[0]))))
                 if not bool((new.double() == expected).all()):
                     return None
         return rows(of)
@@ -147,12 +147,12 @@ class MoreRows(Mapped):
 def _mean(rows: Rows, count: int) -> Tensor:
     """The mean of rows, with the same bits on every machine."""
     total, dtype = None, None
-    for begin in range(0, count, AT_A_TIME):
-        some = rows(slice(begin, min(begin + AT_A_TIME, count)))
-        dtype, some = some.dtype, some.double()
-        while len(some) > 1:  # add in an order that does not depend on torch
-            half = len(some) // 2
-            some = torch.cat([some[:half] + some[half : 2 * half], some[2 * half :]])
-        total = some[0] if total is None else total + some[0]
+    for start in range(0, count, AT_A_TIME):
+        block = rows(slice(start, min(start + AT_A_TIME, count)))
+        dtype, block = block.dtype, block.double()
+        while len(block) > 1:  # add in an order that does not depend on torch
+            half = len(block) // 2
+            block = torch.cat([block[:half] + block[half : 2 * half], block[2 * half :]])
+        total = block[0] if total is None else total + block[0]
     assert total is not None
     return (total / count).to(dtype)

@@ -153,10 +153,10 @@ def operations(verb: str) -> dict[str, Operation]:
     A module defines ``OPERATION``, or a function ``operations`` that returns several.
     """
     kind = PACKAGES[verb]
-    found = list(registered(kind, "OPERATION", f"growkit.{kind}").values())
+    listed = list(registered(kind, "OPERATION", f"growkit.{kind}").values())
     for several in registered(kind, "operations", f"growkit.{kind}").values():
-        found += several()
-    return {operation.name: operation for operation in found}
+        listed += several()
+    return {operation.name: operation for operation in listed}
 
 
 def operation_of(verb: str, name: str) -> Operation:
@@ -196,13 +196,13 @@ def _other_operations(option: str, known: Collection[str]) -> str:
         known: options of the operation that lacks it.
     """
     every = {verb: operations(verb).values() for verb in PACKAGES}
-    options = [each for found in every.values() for one in found for each in one.options]
+    options = [option for methods in every.values() for one in methods for option in one.options]
     name = config_key_aliases(options).get(option, option)
     if name in known:
         return ""
     ways = []
     for verb, way in (("grow", "the growth method"), ("convert", "the conversion to")):
-        named = [one.name for one in every[verb] if name in (each.name for each in one.options)]
+        named = [one.name for one in every[verb] if name in (option.name for option in one.options)]
         ways += [f"{way} {' or '.join(named)}"] if named else []
     return f"; for {name} choose {' or '.join(ways)}" if ways else ""
 
@@ -235,9 +235,9 @@ def parse_size(size: str, current: int) -> Fraction | None:
     match = _SIZE.fullmatch(size.strip().lower())
     if not match:
         return None
-    sign, whole, decimals, divisor = match.groups()
+    sign, integer, decimals, divisor = match.groups()
     if not sign:
-        return None if decimals or divisor else Fraction(whole)
+        return None if decimals or divisor else Fraction(integer)
     if divisor:
-        return current * Fraction(int(whole), int(divisor)) if int(divisor) else None
-    return current * Fraction(f"{whole}.{decimals or 0}")
+        return current * Fraction(int(integer), int(divisor)) if int(divisor) else None
+    return current * Fraction(f"{integer}.{decimals or 0}")

@@ -165,17 +165,19 @@ class Plan:
             config = {**config, **dict.fromkeys(_predicting(config), 0)}
         assert made.keys() == patterns.keys(), "the targets are not those of the pattern"
         rules = []
-        for name, each in made.items():
-            like = source.tensors[each.sources[0]].dtype if each.sources else None
-            dtype = each.dtype or like or tensors.main_dtype(source.tensors)
-            rules.append(Rule(name, TensorInfo(patterns[name].shape(sizes), dtype), each))
+        for name, transform in made.items():
+            like = source.tensors[transform.sources[0]].dtype if transform.sources else None
+            dtype = transform.dtype or like or tensors.main_dtype(source.tensors)
+            rules.append(Rule(name, TensorInfo(patterns[name].shape(sizes), dtype), transform))
         dropped, duplicates = more.pop("unused")
         plan = cls(config, tuple(rules), dropped=dropped, duplicates=duplicates, **more)
-        used = {name for each in made.values() for name in each.sources}
+        used = {name for transform in made.values() for name in transform.sources}
         assert used | set(dropped) == set(source.tensors), "a source tensor was forgotten"
         assert not used & set(dropped), "a dropped tensor is used"
         checked = {name for check in plan.checks for name in check.targets}
-        assert all(each.repeatable or name in checked for name, each in made.items()), "unchecked"
+        assert all(transform.repeatable or name in checked for name, transform in made.items()), (
+            "unchecked"
+        )
         assert checked <= made.keys(), "a check of a tensor that is not written"
         assert all(used.issuperset(check.sources) for check in plan.checks), "an unused source"
         return plan
@@ -214,20 +216,20 @@ class Planned(Model):
         rows, *others = rule.info.shape or (1,)
         step = max(1, AT_A_TIME // max(1, prod(others))) if rule.transform.local else max(rows, 1)
         source = _Once(self._source)
-        for begin in range(0, max(rows, 1), step):
-            yield _made(rule, source, [slice(begin, min(begin + step, rows))])
+        for start in range(0, max(rows, 1), step):
+            yield _made(rule, source, [slice(start, min(start + step, rows))])
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """Compute a part of a tensor."""
         if any(where):
             return _made(self.plan.by_target[name], self._source, where)
-        made = list(self.blocks(name))
-        return made[0] if len(made) == 1 else torch.cat(made)
+        blocks = list(self.blocks(name))
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def cuts(self, name: str) -> int:
         """The cuts of its sources, if a part of it needs only parts of them."""
         rule = self.plan.by_target[name]
-        cuts = (self._source.cuts(each) for each in rule.sources)
+        cuts = (self._source.cuts(name) for name in rule.sources)
         return min(cuts, default=tensors.ANYWHERE) if rule.transform.local else 0
 
     def check_duplicates(self, of: Collection[str]) -> None:
@@ -251,7 +253,7 @@ class Planned(Model):
 def _made(rule: Rule, source: Weights, where: Where) -> Tensor:
     """Compute a part of a rule's target; an empty part needs no source."""
     slices = tensors.full(rule.info.shape, where)
-    sizes = [each.stop - each.start for each in slices]
+    sizes = [part.stop - part.start for part in slices]
     if 0 in sizes:
         return torch.empty(sizes, dtype=rule.info.torch_dtype)
     return rule.transform.part(source, slices)
@@ -324,7 +326,9 @@ def _check_header(
         for alias, of in family.duplicates.items():
             if of == name and alias in source.tensors:
                 remedy = f"rename {alias}, which is tied to it"
-        if other := next((each for each in source.tensors if each.endswith(f".{name}")), None):
+        if other := next(
+            (stored for stored in source.tensors if stored.endswith(f".{name}")), None
+        ):
             prefix = other.removesuffix(name)
             remedy = f"{other} is there, so leave {prefix} out of the names of its tensors"
         raise InputError(
@@ -365,15 +369,15 @@ def _predicts(name: str, config: Config, layers: int) -> bool:
     """Whether a tensor predicts further tokens: by its name, or behind the last layer."""
     if re.search(r"(^|\.)mtp(_\w+)?\.", name):
         return True
-    found = re.search(r"\blayers\.(\d{1,9})\.", name)
+    match = re.search(r"\blayers\.(\d{1,9})\.", name)
     more = max(_predicting(config).values(), default=0)
-    return found is not None and layers <= int(found[1]) < layers + more
+    return match is not None and layers <= int(match[1]) < layers + more
 
 
 def _predicting(config: Config) -> dict[str, int]:
     """The numbers of layers that predict further tokens, by their keys."""
-    found = {key: value for key, value in config.items() if PREDICTING.fullmatch(key)}
-    return {key: value for key, value in found.items() if isinstance(value, int) and value}
+    entries = {key: value for key, value in config.items() if PREDICTING.fullmatch(key)}
+    return {key: value for key, value in entries.items() if isinstance(value, int) and value}
 
 
 class LostError(Exception):
@@ -459,13 +463,13 @@ class Lineage:
     @cached_property
     def layers(self) -> tuple[int | None, ...] | None:
         """The source layers that the target's layers compute; see ``Plan.layers``."""
-        found: tuple[int | None, ...] | None = None
+        layers: tuple[int | None, ...] | None = None
         for plan in self.plans:
-            if plan.layers is not None and found is not None:
-                found = tuple(each if each is None else found[each] for each in plan.layers)
+            if plan.layers is not None and layers is not None:
+                layers = tuple(layer if layer is None else layers[layer] for layer in plan.layers)
             else:
-                found = plan.layers or found
-        return found
+                layers = plan.layers or layers
+        return layers
 
     def check_values(self) -> None:
         """Compare tensors that must be equal, and compute those that a step may refuse.
@@ -490,17 +494,17 @@ class Lineage:
         """The source tensors from which a tensor is made, or that it replaces."""
         names = [target]
         for plan in reversed(self.plans):
-            names = [name for each in names for name in plan.by_target[each].replaced]
+            names = [name for target in names for name in plan.by_target[target].replaced]
         return list(dict.fromkeys(names))
 
     def steps(self, target: str) -> list[list[Rule]]:
         """The rules that lead to a tensor, the last step first."""
-        names, found = {target: None}, []  # a dictionary keeps its order
+        names, steps = {target: None}, []  # a dictionary keeps its order
         for plan in reversed(self.plans):
             rules = [plan.by_target[name] for name in names]
-            found.append(rules)
+            steps.append(rules)
             names = {name: None for rule in rules for name in rule.sources}
-        return found
+        return steps
 
     def origin(self, target: str) -> str | None:
         """The source tensor that can be recovered from a tensor; None if there is none."""

@@ -37,7 +37,7 @@ def rewrite(
     """
     dropped, duplicates = unused_tensors(source, source.family)
     sizes = family.sizes(config)
-    made: dict[str, Transform] = {}
+    transforms: dict[str, Transform] = {}
     # Layer by layer, so that tensors that are computed together are written together.
     for member in sorted(
         family.members(config), key=lambda member: -1 if member.layer is None else member.layer
@@ -45,11 +45,11 @@ def rewrite(
         known = source.tensors.get(member.name)
         dtype = known.dtype if known else main_dtype(source.tensors)
         info = TensorInfo(member.pattern.shape(sizes), dtype)
-        made[member.name] = special(member, info) or Kept(member.name)
-    used = {name for transform in made.values() for name in transform.sources}
+        transforms[member.name] = special(member, info) or Kept(member.name)
+    used = {name for transform in transforms.values() for name in transform.sources}
     for name in sorted(source.tensors.keys() - used - dropped.keys()):
         dropped[name] = "the new attention does not use it"
     unused = dropped, duplicates
     return Plan.checked(
-        source, family, config, made, unused=unused, checks=tuple(checks), apart=apart
+        source, family, config, transforms, unused=unused, checks=tuple(checks), apart=apart
     )

@@ -259,8 +259,8 @@ class Mapped(_OneSource):
         """See ``Transform``."""
 
         def without_offset(of: slice) -> Tensor:
-            found = rows(of)
-            return found.where(~self._zeros(of), found + self.offset)
+            values = rows(of)
+            return values.where(~self._zeros(of), values + self.offset)
 
         back = undo(without_offset if self.offset else rows, self.maps, of)
         return None if back is None else _divide(back, self.factor)
@@ -271,15 +271,15 @@ class Mapped(_OneSource):
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
-        made = before[0].times(self.factor).mapped(self.maps)
+        update = before[0].times(self.factor).mapped(self.maps)
         if not self.alike:
-            return made.because("its copies serve different purposes")
-        splits = any(each.role is Role.READ and not each.identity for each in self.maps)
+            return update.because("its copies serve different purposes")
+        splits = any(mapped.role is Role.READ and not mapped.identity for mapped in self.maps)
         if splits and self.shares.amplitude:
-            made = made.because(AT_RANDOM)
-        elif self.resets and any(each.later.any() for each in self.maps):
-            made = made.because("moments of its copies restart")
-        return made
+            update = update.because(AT_RANDOM)
+        elif self.resets and any(mapped.later.any() for mapped in self.maps):
+            update = update.because("moments of its copies restart")
+        return update
 
     def moments(self, order: int) -> Transform | None:
         """See ``Transform``; each copy has the part of the gradient with which it is read."""
@@ -291,20 +291,20 @@ class Mapped(_OneSource):
         """See ``Transform``."""
         if one.dimensions is None:
             return replace(self, source=one.source)  # split alike: norms of rows stay those of DoRA
-        made = Mapped(one.source, partial(_attached_maps, self.make, one), self.why, one.target)
+        mapped = Mapped(one.source, partial(_attached_maps, self.make, one), self.why, one.target)
         factor = self.factor if one.scaled else 1.0
         alike, resets, diverges = self.alike, self.resets, self.diverges
         return replace(
-            made, shares=self.shares, factor=factor, alike=alike, resets=resets, diverges=diverges
+            mapped, shares=self.shares, factor=factor, alike=alike, resets=resets, diverges=diverges
         )
 
 
 def _attached_maps(make: Callable[[], tuple[IndexMap, ...]], one: Attached) -> tuple[IndexMap, ...]:
     """Select the maps of a tensor that belongs to a weight from the maps of the weight."""
     assert one.dimensions is not None
-    found, pairs = make(), zip(one.dimensions, one.shape, strict=True)
-    maps = [_identity(size) if d is None else found[d] for d, size in pairs]
-    return tuple(replace(each, role=Role.WRITTEN) if one.copied else each for each in maps)
+    of_weight, pairs = make(), zip(one.dimensions, one.shape, strict=True)
+    maps = [_identity(size) if d is None else of_weight[d] for d, size in pairs]
+    return tuple(replace(mapped, role=Role.WRITTEN) if one.copied else mapped for mapped in maps)
 
 
 @lru_cache(maxsize=64)  # sizes are few
@@ -338,8 +338,8 @@ class Rounded(Mapped):
 
     def attached(self, one: Attached) -> Transform | None:
         """See ``Transform``; a tensor without the factor is not rounded."""
-        made = super().attached(one)
-        return Rounded(**vars(made)) if one.scaled and made else made
+        mapped = super().attached(one)
+        return Rounded(**vars(mapped)) if one.scaled and mapped else mapped
 
 
 @dataclass(frozen=True, eq=False)
@@ -406,8 +406,8 @@ class Computed(Transform):
         """See ``Transform``; no factor follows for a computed tensor."""
         if not before:
             return Update(new=True, why=self.why, together=self.together)
-        alone = replace(before[0], together=1)
-        return alone.because(f"it is computed ({self.why})").whole()
+        update = replace(before[0], together=1)
+        return update.because(f"it is computed ({self.why})").whole()
 
 
 @dataclass(frozen=True)
@@ -421,7 +421,7 @@ class Constant(Transform):
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
-        shape = [each.stop - each.start for each in where]
+        shape = [part.stop - part.start for part in where]
         return torch.full(shape, self.value, dtype=getattr(torch, TORCH_NAMES[self.dtype]))
 
     def update(self, before: Sequence[Update]) -> Update:
@@ -471,15 +471,15 @@ class Section(Transform):
 
     def moments(self, order: int) -> Transform | None:
         """See ``Transform``."""
-        whole = self.whole.moments(order)
-        return None if whole is None else Section(whole, self.begin, self.why)
+        moments = self.whole.moments(order)
+        return None if moments is None else Section(moments, self.begin, self.why)
 
     def attached(self, one: Attached) -> Transform | None:
         """See ``Transform``."""
         of_all = replace(one, target=one.source)  # sections share one split
-        whole, order = self.whole.attached(of_all), one.dimensions or range(len(self.begin))
-        begin = tuple(0 if dimension is None else self.begin[dimension] for dimension in order)
-        return None if whole is None else Section(whole, begin, self.why)
+        attached, order = self.whole.attached(of_all), one.dimensions or range(len(self.begin))
+        offsets = tuple(0 if dimension is None else self.begin[dimension] for dimension in order)
+        return None if attached is None else Section(attached, offsets, self.why)
 
 
 @dataclass(frozen=True, eq=False)
@@ -502,16 +502,16 @@ class Stacked(Transform):
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
         numbers, rows, columns = where
-        made = []
+        matrices = []
         for parts in self.matrices[numbers]:
-            found, end = [], 0
+            blocks, end = [], 0
             for part, count in parts:
-                begin, end = end, end + count
-                inside = slice(max(rows.start, begin) - begin, min(rows.stop, end) - begin)
+                start, end = end, end + count
+                inside = slice(max(rows.start, start) - start, min(rows.stop, end) - start)
                 if inside.start < inside.stop:
-                    found.append(part.part(source, (inside, columns)))
-            made.append(torch.cat(found))
-        return torch.stack(made)
+                    blocks.append(part.part(source, (inside, columns)))
+            matrices.append(torch.cat(blocks))
+        return torch.stack(matrices)
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
@@ -523,9 +523,9 @@ class Stacked(Transform):
 
     def moments(self, order: int) -> Transform | None:
         """See ``Transform``."""
-        made = [[(part.moments(order), rows) for part, rows in parts] for parts in self.matrices]
-        known = [[(part, rows) for part, rows in parts if part] for parts in made]
-        return Stacked(known, self.why) if known == made else None
+        moments = [[(part.moments(order), rows) for part, rows in parts] for parts in self.matrices]
+        known = [[(part, rows) for part, rows in parts if part] for parts in moments]
+        return Stacked(known, self.why) if known == moments else None
 
 
 def _multiply(tensor: Tensor, factor: float, source: Weights, name: str) -> Tensor:

@@ -68,7 +68,7 @@ def other_loss(before: Model, after: Model) -> str:
 
 def _layers_with_experts(model: Model) -> int:
     members = model.family.members(model.config)
-    return len({each.layer for each in members if "experts" in each.tensor.pattern})
+    return len({member.layer for member in members if "experts" in member.tensor.pattern})
 
 
 def law_of(lineage: Lineage, of_source: Law | None = None) -> Law:
@@ -87,11 +87,11 @@ def law_of(lineage: Lineage, of_source: Law | None = None) -> Law:
         current = stepped(plan, current)
         left_out = f"{plan.left_out[0]} of the source is left out" if plan.left_out else ""
         reasons |= dict.fromkeys(filter(None, [plan.apart, left_out]))
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for name, update in current.items():
         if update.why and not update.new:
-            found.setdefault(update.why, []).append(name)
-    for why, names in found.items():
+            by_reason.setdefault(update.why, []).append(name)
+    for why, names in by_reason.items():
         of = names[0] if len(names) == 1 else f"{len(names)} tensors (first {names[0]})"
         reasons[f"{of}: {why}"] = None
     if lineage.promise == "different":
@@ -101,15 +101,15 @@ def law_of(lineage: Lineage, of_source: Law | None = None) -> Law:
 
 def stepped(plan: Plan, before: Mapping[str, Update]) -> dict[str, Update]:
     """The updates of a plan's targets, from those of its sources."""
-    found = {}
+    updates = {}
     for rule in plan.rules:
-        found[rule.target] = rule.transform.update([before[name] for name in rule.replaced])
-    rules = [rule for rule in plan.rules if not found[rule.target].new]
+        updates[rule.target] = rule.transform.update([before[name] for name in rule.replaced])
+    rules = [rule for rule in plan.rules if not updates[rule.target].new]
     uses = Counter(name for rule in rules for name in rule.sources)
     for rule in rules:
         if any(uses[name] > rule.transform.siblings for name in rule.sources):
-            found[rule.target] = found[rule.target].because(APART)
-    return found
+            updates[rule.target] = updates[rule.target].because(APART)
+    return updates
 
 
 def recorded_law(folder: Folder, tensors: Iterable[str]) -> Law:
@@ -129,7 +129,7 @@ def recorded_law(folder: Folder, tensors: Iterable[str]) -> Law:
     try:
         for group in manifest["updates"]["groups"]:
             lr, n_in, *n_out = map(float, (group["lr"], group["n_in"], *group["n_out"]))
-            if not all(0 < each < math.inf for each in (lr, n_in, *n_out)):
+            if not all(0 < number < math.inf for number in (lr, n_in, *n_out)):
                 raise ValueError
             shares, new = np.asarray((min(n_out) + max(n_out)) / 2), bool(group.get("new"))
             together = max(1, int(group.get("together", 1)))
@@ -141,7 +141,7 @@ def recorded_law(folder: Folder, tensors: Iterable[str]) -> Law:
             f"'updates' in {file} is not what growkit writes; make the model again with "
             f"'growkit run {file}'"
         ) from None
-    found = {}
+    updates = {}
     for name in tensors:
         update_of = by_kind.get(name) or by_kind.get(INDEX.sub("*", name))
         if update_of is None:
@@ -149,8 +149,8 @@ def recorded_law(folder: Folder, tensors: Iterable[str]) -> Law:
                 f"{file} does not mention tensor {name}; the files in {folder} are not the ones "
                 "that growkit wrote"
             )
-        found[name] = update_of
-    return Law(found, why)
+        updates[name] = update_of
+    return Law(updates, why)
 
 
 def summary(law: Law, tensors: Mapping[str, TensorInfo]) -> Updates:
@@ -163,8 +163,14 @@ def summary(law: Law, tensors: Mapping[str, TensorInfo]) -> Updates:
     groups: dict[tuple[object, ...], list[str]] = {}
     of_kind: dict[str, set[tuple[object, ...]]] = {}
     kinds = {name: INDEX.sub("*", name) for name in law.updates}
-    for name, each in law.updates.items():
-        key = (each.n_in, each.factor, each.new, each.together, *sorted(set(each.n_out.flat)))
+    for name, of_tensor in law.updates.items():
+        key = (
+            of_tensor.n_in,
+            of_tensor.factor,
+            of_tensor.new,
+            of_tensor.together,
+            *sorted(set(of_tensor.n_out.flat)),
+        )
         groups.setdefault(key, []).append(name)
         of_kind.setdefault(kinds[name], set()).add(key)
     listed = []
@@ -185,6 +191,6 @@ def summary(law: Law, tensors: Mapping[str, TensorInfo]) -> Updates:
         )
     # AdamW moves every element by about its rate, so this is the root mean square of all factors.
     total = sum(tensors[name].elements for name in law.updates)
-    squares = sum(tensors[name].elements * each.rate**2 for name, each in law.updates.items())
+    squares = sum(tensors[name].elements * update.rate**2 for name, update in law.updates.items())
     rate = math.sqrt(squares / total) if total else 1.0
     return Updates(exact=not law.why, why=list(law.why), single_rate=rate, groups=listed)
