@@ -39,17 +39,17 @@ def check_config(config: Config) -> None:
     """
     DESCRIBED.check(config)
     needed = has_lambda_vectors(config) or config["head_output_scale"] != "none"
-    found, layers = config.get("lambda_init"), config["num_hidden_layers"]
-    if found is None and not needed:
+    values, layers = config.get("lambda_init"), config["num_hidden_layers"]
+    if values is None and not needed:
         return
     if (
-        not isinstance(found, list)
-        or len(found) != layers
-        or not all(type(each) in (int, float) and abs(each) < MOST_LAMBDA for each in found)
+        not isinstance(values, list)
+        or len(values) != layers
+        or not all(type(value) in (int, float) and abs(value) < MOST_LAMBDA for value in values)
     ):
         raise InputError(
             f"config.json of a DIFF Transformer needs lambda_init as a list of {layers} numbers, "
-            f"one per layer, but has {found!r}"
+            f"one per layer, but has {values!r}"
         )
 
 

@@ -90,7 +90,7 @@ def as_diff_transformer(config: Config, where: str) -> Config:
     _check_known(family, form, config, where)
     complete = family.complete(config)
     types = complete.get("layer_types")
-    if isinstance(types, list) and any(each != "full_attention" for each in types):
+    if isinstance(types, list) and any(kind != "full_attention" for kind in types):
         raise InputError(
             f"config.json in {where} has layer_types {types}, but all layers of a DIFF Transformer "
             "attend to the whole text; 'full_attention' was expected for each"
@@ -109,11 +109,11 @@ def as_diff_transformer(config: Config, where: str) -> Config:
     if form.lambda_init:
         diff["lambda_init"] = [form.lambda_init(layer) for layer in range(sizes["layers"])]
     own_names = {tensor.canonical or tensor.name for tensor in family.tensors}
-    for each in DIFF.members(diff):
-        if each.tensor.name not in own_names:
+    for member in DIFF.members(diff):
+        if member.tensor.name not in own_names:
             raise InputError(
                 f"with hidden_act {diff.get('hidden_act')!r}, as in config.json of {where}, a "
-                f"model has tensor {each.name}, but no {family.name} model has; correct config.json"
+                f"model has tensor {member.name}, but no {family.name} model has; correct config.json"
             )
     return diff
 
@@ -153,15 +153,15 @@ def read_layout(source: Model) -> Plan:
     family = source.family
     unused = unused_tensors(source, family)
     config = as_diff_transformer(source.config, source.where())
-    stored = {each.canonical: each for each in family.members(source.config)}
+    stored = {member.canonical: member for member in family.members(source.config)}
     sizes = family.sizes(source.config)
-    made = {}
+    transforms = {}
     for target in DIFF.patterns(config):
         name, tensor, *_ = stored[target]
         order = tensor.order(sizes) if tensor.order else ()
         inverse = sorted(range(len(order)), key=order.__getitem__)
-        made[target] = _reordered(name, source.tensors[name].shape, inverse)
-    return Plan.checked(source, DIFF, config, made, unused=unused)
+        transforms[target] = _reordered(name, source.tensors[name].shape, inverse)
+    return Plan.checked(source, DIFF, config, transforms, unused=unused)
 
 
 def write_layout(source: Model, family: Family) -> Plan:
@@ -175,15 +175,15 @@ def write_layout(source: Model, family: Family) -> Plan:
     config = _written_config(diff, family, form)
     unused = unused_tensors(source, DIFF)
     members = family.members(config)
-    places = {each.canonical for each in members}
+    places = {member.canonical for member in members}
     for name in DIFF.patterns(diff):
         if name not in places and not name.endswith(HEAD_NORM):
             raise InputError(
                 f"{family.name} has no place for {name} of {source.where()}; choose another layout"
             )
     sizes = family.sizes(config)
-    made = {each.name: _written(source, diff, form, sizes, each) for each in members}
-    return Plan.checked(source, family, config, made, unused=unused)
+    transforms = {member.name: _written(source, diff, form, sizes, member) for member in members}
+    return Plan.checked(source, family, config, transforms, unused=unused)
 
 
 def _written(
@@ -210,7 +210,7 @@ def _written(
             prefix, _, vector = of.rpartition(".")
             which = LAMBDA.index(vector)
             return Computed(
-                tuple(f"{prefix}.{each}" for each in LAMBDA),
+                tuple(f"{prefix}.{name}" for name in LAMBDA),
                 f"λ solved again for λ_init {will_be:.4f} instead of {was:.4f}",
                 partial(_solved, which, was, will_be, f"{prefix} in {source.where(of)}"),
             )
@@ -267,10 +267,10 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
     sizes = DIFF.sizes(diff)
     sizes["heads"] = sizes["signal_heads"]
     config = _with_numbers(config, family, sizes)
-    found = family.sizes(config)
-    found["value_head_dim"] = _value_head_dim(family, config)
+    own_sizes = family.sizes(config)
+    own_sizes["value_head_dim"] = _value_head_dim(family, config)
     for axis, size in sizes.items():
-        if axis in found and found[axis] != size:
+        if axis in own_sizes and own_sizes[axis] != size:
             raise InputError(
                 f"{family.one} cannot express {axis} {size} with signal_heads "
                 f"{sizes['signal_heads']}; choose another layout, such as diff-transformer"

@@ -96,15 +96,15 @@ def share(members: Tensor, rank: int, moment: Tensor | None = None) -> Shared:
         return Shared(mean, down.movedim(-1, -3), up.movedim(-1, -3), residual)
     rests = members - mean[..., None, :, :]
     counted, back = _whitened(rests, moment)
-    found = [best_move(group, rank) for group in counted.reshape(-1, *counted.shape[-3:])]
-    moved = back @ torch.stack([move for move, _ in found]).view_as(mean)
+    moves = [best_move(group, rank) for group in counted.reshape(-1, *counted.shape[-3:])]
+    moved = back @ torch.stack([move for move, _ in moves]).view_as(mean)
     spectra = [_right_vectors(rests - m[..., None, :, :], moment)[0] for m in (0 * moved, moved)]
     before, after = (values[..., rank:].square().sum((-1, -2)) for values in spectra)
     moved = moved.where((after < before)[..., None, None], 0)
     rests = rests - moved[..., None, :, :]
     down, up, _ = truncated(rests, rank, moment)
     residual = _size(rests - down @ up.transpose(-1, -2), moment).sum(-1)
-    return Shared(mean + moved, down, up, residual, max(steps for _, steps in found))
+    return Shared(mean + moved, down, up, residual, max(steps for _, steps in moves))
 
 
 def best_move(rests: Tensor, rank: int) -> tuple[Tensor, int]:
@@ -132,9 +132,9 @@ def best_move(rests: Tensor, rank: int) -> tuple[Tensor, int]:
     def cost() -> float:
         search.zero_grad()
         distance = len(rests) * move.square().sum()
-        whole = _residual(start - move, rank) / residual_of_mean + MOVED * distance
-        whole.backward()
-        return float(whole.detach())
+        total = _residual(start - move, rank) / residual_of_mean + MOVED * distance
+        total.backward()
+        return float(total.detach())
 
     with torch.enable_grad():
         search.step(cost)
@@ -265,8 +265,8 @@ class Heads:
         rows, inputs = shape
         heads = self.signal + self.noise
         pairs = self.scope == "layer" or (self.scope == "head" and self.signal == self.noise)
-        most = min(inputs, rows // 2 if self.scope == "layer" else rows // heads)
-        return (most + 1) // 2 if pairs else most
+        limit = min(inputs, rows // 2 if self.scope == "layer" else rows // heads)
+        return (limit + 1) // 2 if pairs else limit
 
     def factorise(
         self,
@@ -287,9 +287,9 @@ class Heads:
             seed: seed of the down parts of updates that are zero.
         """
         dtype = dtype or weight.dtype
-        found = share(self.members(weight), rank, moment)
-        down = self._by_head(found.down).transpose(-1, -2).to(dtype)  # [heads, rank, inputs]
-        up = self._by_head(found.up).to(dtype)  # [heads, outputs, rank]
+        shared = share(self.members(weight), rank, moment)
+        down = self._by_head(shared.down).transpose(-1, -2).to(dtype)  # [heads, rank, inputs]
+        up = self._by_head(shared.up).to(dtype)  # [heads, outputs, rank]
         # Updates below the rounding of what they are added to are noise.
         sizes = down.double().norm(dim=-1) * up.double().norm(dim=-2)
         zero = sizes <= torch.finfo(weight.dtype).eps * max(weight.shape) * weight.norm()
@@ -369,15 +369,15 @@ def judge_parts(
         targets: base, down and up, in their rounded dtypes.
     """
     (weight,), (base, down, up) = sources, targets
-    whole, wide, tall = weight.double(), down.double(), up.double()
-    rank, members = up.shape[1], heads.members(whole)
+    exact, wide, tall = weight.double(), down.double(), up.double()
+    rank, members = up.shape[1], heads.members(exact)
     if members.shape[1] == 2:
         values, kept = torch.linalg.svdvals(members[:, 0] - members[:, 1]), 2 * rank
         best = values[:, kept:].square().sum(-1) / 2
     else:
         values, kept = torch.linalg.svdvals(members - members.mean(1, keepdim=True)), rank
         best = values[..., kept:].square().sum((-1, -2))
-    rests = heads.members(whole - heads.multiplied_out(base.double(), wide, tall))
+    rests = heads.members(exact - heads.multiplied_out(base.double(), wide, tall))
     residual = _norm(rests).square()
     # The largest effect of rounding the parts to their dtypes on the norm of the rests.
     of_base, of_down, of_up = (_half_step(part) for part in (base, down, up))
@@ -399,7 +399,7 @@ def judge_parts(
         best=float(best.sum()),
         unit="squared Frobenius norm",
     )
-    fitting = heads.best_base(whole, wide, tall).to(base.dtype)
+    fitting = heads.best_base(exact, wide, tall).to(base.dtype)
     return fitting.double().equal(base.double()) and (optimal or calibrated), spectrum
 
 

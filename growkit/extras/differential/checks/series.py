@@ -47,13 +47,13 @@ def check_series(pair: Pair, function: Function) -> SeriesSection | None:
     if config.get("integral") != "causal" or config.get("integral_method", "exact") == "exact":
         return None
     dtype = TORCH_NAMES[main_dtype(after.tensors)]
-    ids, found = torch.cat([*pair.prompts.windows])[: longest_context(config)], Errors()
+    ids, errors = torch.cat([*pair.prompts.windows])[: longest_context(config)], Errors()
     with ExitStack() as hooks:
         model = Layerwise(after, torch.float32, function.strict.side.place)
         for name, layer in model.layers:
             for module in layer.modules():
                 if isinstance(module, DiffTransformerAttention):
-                    hook = partial(_compare, found, name, getattr(torch, dtype))
+                    hook = partial(_compare, errors, name, getattr(torch, dtype))
                     hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
         last_state(model.stages([Call(ids)]))
     layers = [
@@ -63,9 +63,9 @@ def check_series(pair: Pair, function: Function) -> SeriesSection | None:
             rounding=finite(once) if once else None,
             of_bound=finite(share),
         )
-        for name, (error, once, share) in found.items()
+        for name, (error, once, share) in errors.items()
     ]
-    return SeriesSection(findings=[_finding(found, len(ids), dtype)], notes=[], layers=layers)
+    return SeriesSection(findings=[_finding(errors, len(ids), dtype)], notes=[], layers=layers)
 
 
 CHECK = Check(check_series)
@@ -116,8 +116,8 @@ def _compare(
         exact = module.forward(*args, **kwargs)[0].double()
     scale = exact.square().mean(-1, keepdim=True).sqrt().clamp_min(torch.finfo(exact.dtype).tiny)
     error, rounding = (
-        float(((each.double() - exact) / scale).abs().max())
-        for each in (output[0], exact.to(dtype))
+        float(((tensor.double() - exact) / scale).abs().max())
+        for tensor in (output[0], exact.to(dtype))
     )
     projected, _, _ = module.project(*args, **kwargs)
     share = share_of_bound(projected, module.scaling) if error else 0.0  # else it was exact
@@ -136,7 +136,7 @@ def share_of_bound(projected: Projected, scaling: float) -> float:
     group, signal, rows = query.shape[1] // key.shape[1], *query.shape[1:3]
     gammas = gamma.expand(-1, signal, rows, -1).split(group, 1)
     heads = query.split(group, 1), key.split(1, 1), value.split(1, 1), gammas
-    return float(torch.stack([_of_head(*each, scaling) for each in zip(*heads, strict=True)]).max())
+    return float(torch.stack([_of_head(*head, scaling) for head in zip(*heads, strict=True)]).max())
 
 
 def _of_head(query: Tensor, key: Tensor, value: Tensor, gamma: Tensor, scaling: float) -> Tensor:

@@ -96,7 +96,7 @@ def _differential(source: Model, diff: Config, head_norm: str) -> Change:
     def special(member: Member, info: TensorInfo) -> Transform | None:
         names = ("input_layernorm.weight", "self_attn.v_proj.weight", "self_attn.v_proj.bias")
         bias = diff["attention_bias"]
-        values = tuple(f"model.layers.{member.layer}.{each}" for each in names[: 3 if bias else 2])
+        values = tuple(f"model.layers.{member.layer}.{name}" for name in names[: 3 if bias else 2])
         if member.name.endswith("head_norm.weight"):
             return Computed(
                 values,
@@ -136,8 +136,8 @@ def _size(norm: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
         bias: bias of the projection, [values], if there is one.
     """
     squares = (weight.double() * norm.double()).square().sum(1)
-    for each in bias:
-        squares += each.double().square()
+    for vector in bias:
+        squares += vector.double().square()
     return squares.mean().sqrt()
 
 

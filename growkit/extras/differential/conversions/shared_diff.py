@@ -44,7 +44,7 @@ PARTS = ("base.weight", "down.weight", "up.weight")
 
 
 def _is_rank(text: str) -> bool:
-    return text == "auto" or all(each.isdecimal() and int(each) > 0 for each in text.split(","))
+    return text == "auto" or all(rank.isdecimal() and int(rank) > 0 for rank in text.split(","))
 
 
 class SharedDiff(OnDiffTransformer):
@@ -109,26 +109,28 @@ class SharedDiff(OnDiffTransformer):
             "shared_scope": options["scope"],
             "shared_rank": distinct[0] if len(distinct) == 1 else list(way.ranks),
         }
-        made, checks = _parts(search, way, main_dtype(source.tensors))
-        plan = rewrite(source, DIFF, config, lambda member, info: made.get(member.name), checks)
+        transforms, checks = _parts(search, way, main_dtype(source.tensors))
+        plan = rewrite(
+            source, DIFF, config, lambda member, info: transforms.get(member.name), checks
+        )
         downs = [check.targets[PARTS.index("down.weight")] for check in checks]
         plan = replace(plan, waits=downs)  # for updates of zero
-        some = " or ".join(map(str, distinct))
+        ranks = " or ".join(map(str, distinct))
         lost = (
-            f"the part of the difference between heads with one base that rank {some} cannot hold"
+            f"the part of the difference between heads with one base that rank {ranks} cannot hold"
         )
-        settled: dict[str, Value | None] = {"scope": options["scope"]}
-        settled |= dict.fromkeys(("tolerance", "energy"))
-        settled["rank"] = ",".join(map(str, distinct if len(distinct) == 1 else way.ranks))
+        settings: dict[str, Value | None] = {"scope": options["scope"]}
+        settings |= dict.fromkeys(("tolerance", "energy"))
+        settings["rank"] = ",".join(map(str, distinct if len(distinct) == 1 else way.ranks))
         if "calibration" in options:
-            settled["shrinkage"] = str(way.shrinkage)
+            settings["shrinkage"] = str(way.shrinkage)
         warnings = _larger_than_source(source, plan, way)
-        return Change([plan], "bounded", lost, settled, ranks=tried, warnings=warnings)
+        return Change([plan], "bounded", lost, settings, ranks=tried, warnings=warnings)
 
 
 def _parts(search: Search, way: Way, dtype: str) -> tuple[dict[str, Transform], list[Check]]:
     """The transforms of all parts of projections, by name, and their checks."""
-    made: dict[str, Transform] = {}
+    transforms: dict[str, Transform] = {}
     checks = []
     for layer, rank in enumerate(way.ranks):
         for projection, heads in search.projections.items():
@@ -140,11 +142,11 @@ def _parts(search: Search, way: Way, dtype: str) -> tuple[dict[str, Transform], 
             why = f"best base and rank-{rank} updates, scope {heads.scope}"
             for number, name in enumerate(names):
                 part = partial(factors, number)
-                made[name] = Computed((weight,), why, part, repeatable=False, dtype=dtype)
-            made[f"{module}.up.bias"] = Kept(f"{module}.bias")
+                transforms[name] = Computed((weight,), why, part, repeatable=False, dtype=dtype)
+            transforms[f"{module}.up.bias"] = Kept(f"{module}.bias")
             judge = partial(judge_parts, module, heads, way.shrinkage < 1)
             checks.append(Check((weight,), tuple(names), judge))
-    return made, checks
+    return transforms, checks
 
 
 def _larger_than_source(source: Model, plan: Plan, way: Way) -> list[str]:
@@ -158,11 +160,11 @@ def _larger_than_source(source: Model, plan: Plan, way: Way) -> list[str]:
         after += base + sum(updates)
     if after <= before:
         return []
-    most = (before - bases - 1) // of_each_rank
+    largest = (before - bases - 1) // of_each_rank
     return [
         f"rank {' or '.join(map(str, sorted(set(way.ranks))))} makes the model larger: "
         f"{after:,} parameters replace {before:,} of the source's projections; "
-        + (f"ranks up to {most} hold fewer" if most > 0 else "no rank holds fewer")
+        + (f"ranks up to {largest} hold fewer" if largest > 0 else "no rank holds fewer")
     ]
 
 
@@ -180,8 +182,8 @@ def _factors(
         with lock:
             if which not in kept:
                 stored = getattr(torch, TORCH_NAMES[dtype])
-                made = heads.factorise(weight.double(), rank, moment(), stored, seed)
-                kept.update(enumerate(made))
+                factors = heads.factorise(weight.double(), rank, moment(), stored, seed)
+                kept.update(enumerate(factors))
             return kept.pop(which).contiguous()
 
     return part
@@ -189,16 +191,16 @@ def _factors(
 
 def multiplied_out(source: Model, config: Config) -> Plan:
     """Plan a model with full projections, and this config, from a Shared DIFF model."""
-    dtype, made = main_dtype(source.tensors), dict[str, Transform]()
+    dtype, transforms = main_dtype(source.tensors), dict[str, Transform]()
     for layer in range(config["num_hidden_layers"]):
         for projection, heads in projections(DIFF.complete(source.config)).items():
             weight = weight_of(projection, layer)
             module = weight.removesuffix(".weight")
             sources = tuple(f"{module}.{part}" for part in PARTS)
             compute = partial(_product, heads, TORCH_NAMES[dtype])
-            made[weight] = Computed(sources, "multiplied out", compute, dtype=dtype)
-            made[f"{module}.bias"] = Kept(f"{module}.up.bias")
-    return rewrite(source, DIFF, config, lambda member, info: made.get(member.name))
+            transforms[weight] = Computed(sources, "multiplied out", compute, dtype=dtype)
+            transforms[f"{module}.bias"] = Kept(f"{module}.up.bias")
+    return rewrite(source, DIFF, config, lambda member, info: transforms.get(member.name))
 
 
 def _product(heads: Heads, dtype: str, *parts: Tensor) -> Tensor:
@@ -276,10 +278,10 @@ def weight_of(projection: str, layer: int) -> str:
 def projections(config: Config) -> dict[str, Heads]:
     """The shared projections of a model, each with its heads."""
     sizes, scope = DIFF.sizes(config | {"qk_projection": "full"}), config["shared_scope"]
-    found = {"q_proj": Heads(sizes["signal_heads"], sizes["noise_heads"], scope)}
+    heads = {"q_proj": Heads(sizes["signal_heads"], sizes["noise_heads"], scope)}
     if config["noise_keys"] == "own":
-        found["k_proj"] = Heads(sizes["kv_heads"], sizes["kv_heads"], scope)
-    return found
+        heads["k_proj"] = Heads(sizes["kv_heads"], sizes["kv_heads"], scope)
+    return heads
 
 
 class Search:
@@ -300,8 +302,8 @@ class Search:
         )
         self._shrinkages: Sequence[float] = (1.0,)
         if "calibration" in options:
-            given = options.get("shrinkage")
-            self._shrinkages = SHRINKAGES if given is None else (float(given),)
+            shrinkage = options.get("shrinkage")
+            self._shrinkages = SHRINKAGES if shrinkage is None else (float(shrinkage),)
 
     def _windows(self, count: int | None = None) -> Sequence[Tensor]:
         from growkit.engine.prompts import make_prompts
@@ -360,9 +362,9 @@ class Search:
                 tried.update(self._costs([Way((r,) * self.layers, shrinkage) for r in ranks]))
             return {rank: tried[cheapest(rank)] for rank in ranks}
 
-        found, kl_by_rank = smallest_rank(self._full_rank, costs, tolerance)
-        return cheapest(found), [
-            RankTried(layer=None, rank=n, kl_nats_per_token=kl, energy=None, chosen=n == found)
+        best, kl_by_rank = smallest_rank(self._full_rank, costs, tolerance)
+        return cheapest(best), [
+            RankTried(layer=None, rank=n, kl_nats_per_token=kl, energy=None, chosen=n == best)
             for n, kl in kl_by_rank.items()
         ]
 
@@ -413,7 +415,7 @@ class Search:
             for layer in range(self.layers):
                 tried += self._energies(layer, energy, self.moment(layer, shrinkage))
                 advance(total // self.layers)
-        return Way(tuple(each["rank"] for each in tried if each["chosen"]), shrinkage), tried
+        return Way(tuple(entry["rank"] for entry in tried if entry["chosen"]), shrinkage), tried
 
     def _energies(self, layer: int, energy: float, moment: Tensor | None) -> list[RankTried]:
         """Find the rank of a layer; return all ranks that were tried."""
@@ -421,19 +423,19 @@ class Search:
             heads.members(self._source.read(weight_of(name, layer)).double())
             for name, heads in self.projections.items()
         ]
-        whole = sum(float(spread(each, moment).sum()) for each in members)
+        total = sum(float(spread(member, moment).sum()) for member in members)
 
         def costs(ranks: Sequence[int]) -> dict[int, float]:
             return {
-                rank: sum(float(share(each, rank, moment).residual.sum()) for each in members)
+                rank: sum(float(share(member, rank, moment).residual.sum()) for member in members)
                 for rank in ranks
             }
 
         # The last bits of computed residuals are rounding, not energy.
-        found, tried = smallest_rank(self._full_rank, costs, (1 - energy + 1e-12) * whole)
-        kept = {rank: max(0.0, 1 - cost / whole) if whole else 1.0 for rank, cost in tried.items()}
+        best, tried = smallest_rank(self._full_rank, costs, (1 - energy + 1e-12) * total)
+        kept = {rank: max(0.0, 1 - cost / total) if total else 1.0 for rank, cost in tried.items()}
         return [
-            RankTried(layer=layer, rank=n, kl_nats_per_token=None, energy=e, chosen=n == found)
+            RankTried(layer=layer, rank=n, kl_nats_per_token=None, energy=e, chosen=n == best)
             for n, e in kept.items()
         ]
 
