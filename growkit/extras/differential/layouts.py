@@ -113,7 +113,8 @@ def as_diff_transformer(config: Config, where: str) -> Config:
         if member.tensor.name not in own_names:
             raise InputError(
                 f"with hidden_act {diff.get('hidden_act')!r}, as in config.json of {where}, a "
-                f"model has tensor {member.name}, but no {family.name} model has; correct config.json"
+                f"model has tensor {member.name}, but no {family.name} model has; correct "
+                "config.json"
             )
     return diff
 

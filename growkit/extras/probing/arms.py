@@ -83,13 +83,13 @@ def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettin
     longest = longest_context(config)
     length = min(settings.length, longest) if isinstance(longest, int) else settings.length
     content = read_text(str(text), MOST_TEXT)
-    whole = content.decode("utf-8")
-    cut = len(whole) * 9 // 10
+    decoded = content.decode("utf-8")
+    cut = len(decoded) * 9 // 10
     tokenizer = load_tokenizer(folder)
     taken = settings.steps * settings.batch
-    windows = _windows(tokenizer, whole[:cut], length, taken * settings.seeds)
-    some = max(FEW, min(MOST, taken // SHARE))
-    held_out = _windows(tokenizer, whole[cut:], length, some, spread=True)
+    windows = _windows(tokenizer, decoded[:cut], length, taken * settings.seeds)
+    limit = max(FEW, min(MOST, taken // SHARE))
+    held_out = _windows(tokenizer, decoded[cut:], length, limit, spread=True)
     if len(held_out) < FEWEST or len(windows) < settings.batch:
         raise InputError(
             f"text {text} has too few windows of {length} tokens: {len(windows)} to train on and, "
@@ -112,11 +112,11 @@ def _windows(tokenizer: Any, text: str, length: int, most: int, *, spread: bool 
         spread: whether to take a part of as many documents as possible.
     """
     parts = documents(text.encode())
-    each = max(FEWEST, -(-most // max(len(parts), 1))) if spread else most
+    per_document = max(FEWEST, -(-most // max(len(parts), 1))) if spread else most
     order = torch.randperm(len(parts), generator=torch.Generator().manual_seed(0))
     ids: list[int] = []
     for number in order.tolist():
-        ids += ids_of(tokenizer, parts[number])[: each * length]
+        ids += ids_of(tokenizer, parts[number])[: per_document * length]
         if len(ids) >= most * length:
             break
     count = min(len(ids) // length, most)
@@ -232,9 +232,9 @@ class Bench:
         """
         steps = self.settings.steps
         equal = steps * share
-        whole = {round(number * steps / LOOKS) for number in range(LOOKS + 1)}
+        overall = {round(number * steps / LOOKS) for number in range(LOOKS + 1)}
         early = {round(number * equal / EARLY) for number in range(EARLY)}
-        return whole | early | {int(equal), min(int(equal) + 1, steps)}
+        return overall | early | {int(equal), min(int(equal) + 1, steps)}
 
     def _trained(
         self, arm: Arm, rate: float, seed: int, looks: Collection[int], advance: Advance
@@ -242,13 +242,13 @@ class Bench:
         key = {"trained": arm.key, "lr": rate, "seed": seed}
         left, cost = self.settings.steps, arm.step_flops
         if line := self.work.find(**key):
-            made = [Look(*each) for each in line["looks"]]
+            measured = [Look(*entry) for entry in line["looks"]]
         else:
-            made = self._run(arm, rate, seed, looks, lambda count: advance(count * cost))
-            self.work.note({**key, "looks": [[each.step, each.losses] for each in made]})
-            left -= made[-1].step
+            measured = self._run(arm, rate, seed, looks, lambda count: advance(count * cost))
+            self.work.note({**key, "looks": [[look.step, look.losses] for look in measured]})
+            left -= measured[-1].step
         advance(left * cost)
-        return made
+        return measured
 
     def _run(
         self, arm: Arm, rate: float, seed: int, looks: Collection[int], advance: Advance

@@ -53,8 +53,8 @@ def append_line(file: Path, line: Mapping[str, Any]) -> Line:
     sealed = {**line, SEAL: seal(line)}
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     with open(os.open(file, flags, 0o600), "r+b") as stream:
-        whole = stream.read().rfind(b"\n") + 1  # a kill cut the rest off
-        stream.truncate(stream.seek(whole))
+        end = stream.read().rfind(b"\n") + 1  # a kill cut the rest off
+        stream.truncate(stream.seek(end))
         stream.write(json.dumps(sealed, allow_nan=False).encode() + b"\n")
         stream.flush()
         os.fsync(stream.fileno())
@@ -74,9 +74,9 @@ def read_lines(file: Path, failure: str) -> list[Line]:
     if not os.path.lexists(file):
         return []
     with open_regular(file) as stream:
-        whole = read(stream, MOST_BYTES, file).rpartition(b"\n")[0]
+        complete = read(stream, MOST_BYTES, file).rpartition(b"\n")[0]
     lines: list[Line] = []
-    for number, text in enumerate(whole.splitlines(), 1):
+    for number, text in enumerate(complete.splitlines(), 1):
         try:
             lines.append(json.loads(text))
             if lines[-1][SEAL] != seal(lines[-1]):
@@ -156,7 +156,7 @@ def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Wor
             finally:
                 with suppress(OSError):
                     (folder / LOCK).unlink()
-                    if [each.name for each in folder.iterdir()] == [JOURNAL]:  # nothing was grown
+                    if [path.name for path in folder.iterdir()] == [JOURNAL]:  # nothing was grown
                         (folder / JOURNAL).unlink()
                     folder.rmdir()  # fails if anything is left in it
     except OSError as error:
@@ -200,6 +200,6 @@ def _problem(folder: Path, inputs: Inputs, resume: bool) -> str | None:
     own = os.path.lexists(folder / JOURNAL)
     if own and not resume:
         return f"{folder} holds an earlier probe; continue it with --resume, or"
-    if not folder.is_dir() or (not own and any(each.name != LOCK for each in folder.iterdir())):
+    if not folder.is_dir() or (not own and any(path.name != LOCK for path in folder.iterdir())):
         return f"{folder} is not an empty folder;"
     return None

@@ -74,27 +74,27 @@ def probe(
             be trained. If only some cannot be trained, the rest are ranked.
     """
     began = time.monotonic()
-    found = find(source)
-    chosen = candidates_of(candidates, str(source), found)
-    files = [each.file for each in chosen if each.file]
-    texts = [text, *(each for candidate in chosen for each in candidate.recipe.texts)]
-    inputs = Inputs([found.folder, *texts, *files])
+    resolved = find(source)
+    chosen = candidates_of(candidates, str(source), resolved)
+    files = [candidate.file for candidate in chosen if candidate.file]
+    texts = [text, *(path for candidate in chosen for path in candidate.recipe.texts)]
+    inputs = Inputs([resolved.folder, *texts, *files])
     with workplace(Path(work) if work is not None else None, inputs, resume) as working:
         read_text(str(text))  # a missing one is reported before torch is imported
-        model = found.open()
+        model = resolved.open()
         check_tokenizer(model.opened)
-        chosen = [fitting(each, found) for each in chosen]
+        chosen = [fitting(candidate, resolved) for candidate in chosen]
 
         from growkit.engine.device import choose_device, device_name
         from growkit.extras.probing.arms import Bench, make_data
         from growkit.extras.probing.ranking import conclude
 
         device = choose_device(settings.device)
-        data = make_data(text, found.folder, model.config, settings)
+        data = make_data(text, resolved.folder, model.config, settings)
         working.begin(_plan(model, data, chosen, settings, device_name(device)))
         bench = Bench(working, data, settings, device)
-        arms = [bench.source(name_of(found.name), model)]
-        arms += [bench.grown(each, progress) for each in chosen]
+        arms = [bench.source(name_of(resolved.name), model)]
+        arms += [bench.grown(candidate, progress) for candidate in chosen]
         able = [arm for arm in arms if arm.stored is not None]
         if len(able) == 1:
             why = "; ".join(f"{arm.found.name}: {arm.found.reason}" for arm in arms[1:])
@@ -105,12 +105,12 @@ def probe(
             bench.train(able, advance)
         inputs.check_unchanged([*model.model_files.values()])
     concluded = conclude(arms, settings)
-    concluded["warnings"][:0] = _warnings(found, model, data, settings, chosen)
+    concluded["warnings"][:0] = _warnings(resolved, model, data, settings, chosen)
     return ProbeResult(
         **vars(settings)
         | concluded
         | {
-            "source": found.name,
+            "source": resolved.name,
             "lr": list(settings.lr),
             "length": data.training.shape[1],
             "dtype": bench.dtype,
@@ -142,10 +142,10 @@ def _plan(
         "the version of a library": hash_of(versions()),
     }
     plan |= {name: hash_of(value) for name, value in vars(settings).items()}
-    for each in chosen:
-        recipe = {**each.recipe.as_dict(), "source": None, "output": None, "optimizer": None}
-        texts = [sha256(Path(text)) for text in each.recipe.texts]
-        plan[f"candidate {each.folder}"] = hash_of([recipe, texts])
+    for candidate in chosen:
+        recipe = {**candidate.recipe.as_dict(), "source": None, "output": None, "optimizer": None}
+        texts = [sha256(Path(text)) for text in candidate.recipe.texts]
+        plan[f"candidate {candidate.folder}"] = hash_of([recipe, texts])
     return plan
 
 
@@ -158,13 +158,13 @@ def _warnings(
         yield found.warning
     if isinstance(model, Inside):
         yield model.note
-    for each in chosen:
-        if each.note:
-            yield each.note
-        if each.recipe.optimizer is not None:
+    for candidate in chosen:
+        if candidate.note:
+            yield candidate.note
+        if candidate.recipe.optimizer is not None:
             yield (
-                f"{each.name} is trained without the optimizer's state that its recipe names, as "
-                "all are"
+                f"{candidate.name} is trained without the optimizer's state that its recipe names, "
+                "as all are"
             )
     if data.cut:
         yield f"only the first {size(MOST_TEXT)} of the text were read"

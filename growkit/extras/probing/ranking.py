@@ -68,7 +68,7 @@ def paired_difference(
     """
     spreads = []
     for groups in (differences, list(zip(*differences, strict=True))):
-        means = [fmean(each) for each in groups]
+        means = [fmean(group) for group in groups]
         if len(means) > 1:
             spreads.append((variance(means) / len(means), len(means) - 1))
     mean, total = fmean(map(fmean, differences)), sum(square for square, _ in spreads)
@@ -144,11 +144,11 @@ class Arm:
 
     def finite(self) -> dict[float, list[list[Look]]]:
         """The trainings of every seed, for rates with finite losses only."""
-        found: dict[float, list[list[Look]]] = {}
+        by_rate: dict[float, list[list[Look]]] = {}
         for (rate, _), looks in self.runs.items():
-            found.setdefault(rate, []).append(looks)
+            by_rate.setdefault(rate, []).append(looks)
         lost = {rate for (rate, _), looks in self.runs.items() if looks[-1].losses is None}
-        return {rate: runs for rate, runs in found.items() if rate not in lost}
+        return {rate: runs for rate, runs in by_rate.items() if rate not in lost}
 
 
 def new_arm(name: str, candidate: Candidate | None = None) -> Arm:
@@ -159,16 +159,16 @@ def new_arm(name: str, candidate: Candidate | None = None) -> Arm:
         candidate: the candidate; None for the source.
     """
     steps = with_paths(candidate.recipe.as_dict()["steps"], name_of) if candidate else []
-    found = results.ProbeCandidate(
+    entry = results.ProbeCandidate(
         name=name,
         source=candidate is None,
         outcome="ranked",
-        steps=[", ".join(f"{k} {v}" for k, v in each.items()) for each in steps],
+        steps=[", ".join(f"{k} {v}" for k, v in step.items()) for step in steps],
         losses=[],
         by_lr=[],
         curves=[],
     )
-    return Arm(found, candidate)
+    return Arm(entry, candidate)
 
 
 def conclude(arms: Sequence[Arm], settings: ProbeSettings) -> dict[str, Any]:
@@ -188,12 +188,12 @@ def conclude(arms: Sequence[Arm], settings: ProbeSettings) -> dict[str, Any]:
     }
     order = sorted(
         (arm.found for arm in arms),
-        key=lambda each: (results.OUTCOMES.index(each.outcome), each.loss or 0.0),
+        key=lambda candidate: (results.OUTCOMES.index(candidate.outcome), candidate.loss or 0.0),
     )
     for number, candidate in enumerate(order, 1):
         candidate.rank = number if candidate.outcome != "refused" else None
     early = [*_early(order, settings.warmup)]
-    found = {
+    conclusion = {
         "equal_compute": equal,
         "early": bool(early),
         "candidates": order,
@@ -201,7 +201,7 @@ def conclude(arms: Sequence[Arm], settings: ProbeSettings) -> dict[str, Any]:
         "rule": RULE,
         "warnings": [*early, *_at_an_end(order, settings.lr)],
     }
-    return found | {"reason": results.probe_sentence(found)}
+    return conclusion | {"reason": results.probe_sentence(conclusion)}
 
 
 def _compare(arm: Arm, at: float) -> list[list[float]]:
@@ -219,10 +219,10 @@ def _compare(arm: Arm, at: float) -> list[list[float]]:
         means = [fmean(look.losses) if look.losses else None for look in looks]
         steps = [look.step for look in looks]
         candidate.curves.append(results.ProbeCurve(lr=lr, seed=seed, steps=steps, losses=means))
-    found = {rate: [_losses_at(looks, at) for looks in runs] for rate, runs in finite.items()}
-    by_rate = {rate: _mean(losses) for rate, losses in found.items()}
+    at_equal = {rate: [_losses_at(looks, at) for looks in runs] for rate, runs in finite.items()}
+    by_rate = {rate: _mean(losses) for rate, losses in at_equal.items()}
     candidate.by_lr = [by_rate.get(rate) for rate in dict.fromkeys(rate for rate, _ in arm.runs)]
-    if not found:
+    if not at_equal:
         first = min(looks[-1].step for looks in arm.runs.values() if looks[-1].losses is None)
         candidate.outcome = "diverged"
         candidate.reason = (
@@ -230,21 +230,21 @@ def _compare(arm: Arm, at: float) -> list[list[float]]:
         )
         return []
     best = min(by_rate, key=lambda rate: by_rate[rate])
-    candidate.losses = [fmean(each) for each in found[best]]
+    candidate.losses = [fmean(windows) for windows in at_equal[best]]
     candidate.lr, candidate.equal_step, candidate.loss = best, at, fmean(candidate.losses)
     candidate.spread = stdev(candidate.losses)
     candidate.last_loss = _mean([looks[-1].losses for looks in finite[best]])
-    return found[best]
+    return at_equal[best]
 
 
 def _early(candidates: Sequence[results.ProbeCandidate], warmup: int) -> Iterator[str]:
     """Warn of trainings that were too short at equal compute, or ended above their first loss."""
     least = max(FEW, 3 * warmup)
-    ranked = [each for each in candidates if each.equal_step is not None]
+    ranked = [entry for entry in candidates if entry.equal_step is not None]
     few = [
-        f"{each.name} {f'{step:.0f}' if step >= 1 else 'less than 1'}"
-        for each in ranked
-        if (step := each.equal_step or 0) < least
+        f"{entry.name} {f'{step:.0f}' if step >= 1 else 'less than 1'}"
+        for entry in ranked
+        if (step := entry.equal_step or 0) < least
     ]
     if few:
         shorter = " or a shorter --warmup" if least > FEW else ""
@@ -252,7 +252,7 @@ def _early(candidates: Sequence[results.ProbeCandidate], warmup: int) -> Iterato
             f"at equal compute few steps were taken ({', '.join(few)}; the rate is warmed up in "
             f"{warmup}), which is against larger models; take more --steps{shorter}"
         )
-    if harmed := [each.name for each in ranked if each.loss > each.curves[0].losses[0]]:  # type: ignore[operator]
+    if harmed := [entry.name for entry in ranked if entry.loss > entry.curves[0].losses[0]]:  # type: ignore[operator]
         yield (
             f"at equal compute the loss of {', '.join(harmed)} is above where it began, so the "
             "order means little; take more --steps, a lower --lr or a longer --warmup"
@@ -265,7 +265,7 @@ def _at_an_end(
     """Warn of best rates at an end of the tried range."""
     ends = ("smallest", min(rates)), ("largest", max(rates))
     for word, end in ends if len(rates) > 1 else ():
-        names = [each.name for each in candidates if each.lr == end]
+        names = [candidate.name for candidate in candidates if candidate.lr == end]
         if names:
             yield f"{', '.join(names)} did best with the {word} rate, {end:g}; try one beyond it"
 
@@ -277,13 +277,13 @@ def differences_of(losses: Mapping[str, list[list[float]]]) -> list[results.Prob
         losses: losses by name of the model, [seeds][windows], with the same windows for all.
     """
     pairs = list(combinations(sorted(losses, key=lambda name: _mean(losses[name])), 2))
-    found = []
+    differences = []
     for better, worse in pairs:
         seeds = zip(losses[better], losses[worse], strict=True)
         above = [[high - low for low, high in zip(*seed, strict=True)] for seed in seeds]
-        apart = paired_difference(above, len(pairs))
-        found.append(results.ProbeDifference(better=better, worse=worse, **apart))
-    return found
+        interval = paired_difference(above, len(pairs))
+        differences.append(results.ProbeDifference(better=better, worse=worse, **interval))
+    return differences
 
 
 def _losses_at(looks: Sequence[Look], step: float) -> list[float]:
@@ -294,4 +294,4 @@ def _losses_at(looks: Sequence[Look], step: float) -> list[float]:
 
 
 def _mean(losses: Sequence[Sequence[float]]) -> float:
-    return fmean(fmean(each) for each in losses)
+    return fmean(fmean(windows) for windows in losses)

@@ -97,28 +97,30 @@ class Candidate:
 
 
 def candidates_of(
-    given: Sequence[Recipe | str | Path] | Recipe | str | Path, source: str, found: Source
+    recipes: Sequence[Recipe | str | Path] | Recipe | str | Path, source: str, found: Source
 ) -> list[Candidate]:
     """Read the candidates; the source of every recipe is replaced.
 
     Args:
-        given: recipes, in any form that ``growkit.run`` accepts.
+        recipes: recipes, in any form that ``growkit.run`` accepts.
         source: the source as given by the user.
         found: the resolved source.
 
     Raises:
         InputError: there are none or too many, or one cannot be read.
     """
-    given = [given] if isinstance(given, Recipe | str | Path) else given
-    if not 1 <= len(given) <= MOST_CANDIDATES:
-        raise InputError(f"{len(given)} candidates were given; give 1 to {MOST_CANDIDATES} recipes")
+    recipes = [recipes] if isinstance(recipes, Recipe | str | Path) else recipes
+    if not 1 <= len(recipes) <= MOST_CANDIDATES:
+        raise InputError(
+            f"{len(recipes)} candidates were given; give 1 to {MOST_CANDIDATES} recipes"
+        )
     taken, chosen = {name_of(found.name)}, []
-    for number, each in enumerate(given, 1):
+    for number, candidate in enumerate(recipes, 1):
         file = None
-        if isinstance(each, Recipe):
-            name, recipe = name_of(each.output), each
+        if isinstance(candidate, Recipe):
+            name, recipe = name_of(candidate.output), candidate
         else:
-            file = recipe_file(Path(each))
+            file = recipe_file(Path(candidate))
             name = name_of(str(file.parent)) if file.name == MANIFEST else file.stem
             recipe = _read(file)
         folder = f"{number:02}-{re.sub(r'[^a-zA-Z0-9._-]+', '-', name)[:60]}"

@@ -65,7 +65,7 @@ def train(
         All measurements; the last one has no losses if one was not finite.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
-    found: list[Look] = []
+    measured: list[Look] = []
 
     def set_rates(factor: float) -> None:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -74,20 +74,20 @@ def train(
     def look(step: int) -> bool:
         model.eval()
         with torch.no_grad():
-            found.append(Look(step, measure()))
-        return found[-1].losses is not None
+            measured.append(Look(step, measure()))
+        return measured[-1].losses is not None
 
     if steps.start == 0 and 0 in looks and not look(0):
-        return found
+        return measured
     for step in steps:
         set_rates(factor(step))
         if not _step(model, optimizer, batch(step), dtype):
-            return [*found, Look(step, None)]
+            return [*measured, Look(step, None)]
         advance(1)
         if step + 1 in looks and not look(step + 1):
-            return found
+            return measured
     set_rates(1.0)
-    return found
+    return measured
 
 
 def warmed(step: int, warmup: int) -> float:
@@ -157,9 +157,11 @@ def window_losses(model: Any, windows: Tensor, size: int, dtype: str) -> list[fl
         ids = part.to(model.device)
         with torch.no_grad(), computing(model.device, dtype):
             logits: Tensor = model(ids, use_cache=False).logits[:, :-1].float()
-        each = nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-        losses += each.double().mean(1).tolist()
-    return losses if all(abs(each) < float("inf") for each in losses) else None  # none is a NaN
+        token_losses = nn.functional.cross_entropy(
+            logits.transpose(1, 2), ids[:, 1:], reduction="none"
+        )
+        losses += token_losses.double().mean(1).tolist()
+    return losses if all(abs(loss) < float("inf") for loss in losses) else None  # none is a NaN
 
 
 def computing(device: torch.device, dtype: str) -> Any:
