@@ -194,17 +194,17 @@ def batches(calls: Sequence[Call]) -> Iterator[tuple[int, Sequence[Call]]]:
     """Group consecutive calls whose inputs have the same shape, with the index of the first."""
 
     def shapes(call: Call) -> Any:
-        inputs = sorted((key, tuple(each.shape)) for key, each in call.inputs.items())
+        inputs = sorted((key, tuple(tensor.shape)) for key, tensor in call.inputs.items())
         return call.cached or call.kernel or bool(call.settings), len(call.ids), inputs
 
     first = 0
-    for (apart, tokens, _), run in groupby(calls, shapes):
+    for (separate, tokens, _), run in groupby(calls, shapes):
         alike = list(run)
-        most = 1 if apart else max(1, TOGETHER // tokens)
-        for begin in range(0, len(alike), most):
-            batch = alike[begin : begin + most]
+        limit = 1 if separate else max(1, TOGETHER // tokens)
+        for start in range(0, len(alike), limit):
+            batch = alike[start : start + limit]
             if len(batch) > 1:
-                yield first + begin, batch
+                yield first + start, batch
         first += len(alike)
 
 

@@ -74,14 +74,14 @@ def empty_model(weights: Model, dtype: torch.dtype) -> tuple[Any, Model, Callabl
     def stored(name: str) -> str:
         """Find the stored one of several tied parameters, which may be any of them."""
         alike = tied_names(name, tied)
-        return next((each for each in alike if each in weights.tensors), alike[1])
+        return next((alias for alias in alike if alias in weights.tensors), alike[1])
 
     for name, tensor in tensors.items():
-        found = weights.tensors.get(stored(name))
-        if found is None and name in buffers:
+        info = weights.tensors.get(stored(name))
+        if info is None and name in buffers:
             continue  # as in transformers, the class computes it
-        if found is None or found.shape != tuple(tensor.shape):
-            what = "missing keys" if found is None else "mismatched keys"
+        if info is None or info.shape != tuple(tensor.shape):
+            what = "missing keys" if info is None else "mismatched keys"
             raise oracle.unread_weights(model, what, weights.where(), name)
     return model, weights, stored
 
@@ -178,14 +178,18 @@ class ClassWeights(Model):
     def __init__(self, checkpoint: Model, conversions: tuple[Conversion, ...]) -> None:
         self.config = checkpoint.config
         self._checkpoint = checkpoint
-        self._conversions = {name: each for each in conversions for name in each.shapes}
+        self._conversions = {
+            name: conversion for conversion in conversions for name in conversion.shapes
+        }
         self.tensors = {}
-        for each in conversions:
+        for conversion in conversions:
             # The narrowest dtype that holds all these tensors exactly.
             with torch._C.DisableTorchFunction():
-                dtypes = (checkpoint.tensors[name].torch_dtype for name in each.sources)
+                dtypes = (checkpoint.tensors[name].torch_dtype for name in conversion.sources)
                 dtype = SAFETENSORS_NAMES[str(reduce(torch.promote_types, dtypes))[6:]]
-            self.tensors |= {name: TensorInfo(shape, dtype) for name, shape in each.shapes.items()}
+            self.tensors |= {
+                name: TensorInfo(shape, dtype) for name, shape in conversion.shapes.items()
+            }
 
     def stored_as(self, name: str) -> str | None:
         """Name of the tensor in the files that equals a parameter; None if it is converted."""
@@ -220,16 +224,16 @@ class ClassWeights(Model):
             rows, *rest = where or (None,)
             count, *others = conversion.shapes[name]
             places = range(count)[rows or slice(None)]
-            found = torch.empty(len(places), *others, dtype=self.tensors[name].torch_dtype)
-            for row, place in zip(found, places, strict=True):
+            selected = torch.empty(len(places), *others, dtype=self.tensors[name].torch_dtype)
+            for row, place in zip(selected, places, strict=True):
                 row.copy_(self._made(name, one_row(conversion, place))[0])
-            return cut(found, (None, *rest))
+            return cut(selected, (None, *rest))
 
     def _made(self, name: str, conversion: Conversion) -> Tensor:
         """Read the source tensors of a parameter and convert them."""
         dtype = self.tensors[name].torch_dtype
         read = {
-            pattern: [self._checkpoint.read(each).to(dtype) for each in names]
+            pattern: [self._checkpoint.read(name).to(dtype) for name in names]
             for pattern, names in conversion.tensors.items()
         }
         return converted(conversion, read)[name]
@@ -240,19 +244,26 @@ def converted(conversion: Conversion, tensors: Mapping[str, list[Tensor]]) -> di
     transform = copy(conversion.transform)  # a transform collects tensors, and drops them
     transform.collected_tensors = dict(tensors)
     model = conversion.model
-    made = transform.convert(conversion.name, model=model, config=model.config)
-    return {name: the_tensor(each) for name, each in made.items()}
+    parameters = transform.convert(conversion.name, model=model, config=model.config)
+    return {name: the_tensor(tensor) for name, tensor in parameters.items()}
 
 
 def stacks(conversion: Conversion) -> bool:
     """Whether every row of the result has source tensors of its own, as with separate experts."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
-    operations = [each for each in conversion.transform.operations if not dequantises(each)]
+    operations = [
+        operation for operation in conversion.transform.operations if not dequantises(operation)
+    ]
     counts = {len(names) for names in conversion.tensors.values()}
     return (
-        any(type(each) is MergeModulelist and each.dim == 0 for each in operations[:1])
-        and all(type(each) is Concatenate and each.dim > 0 for each in operations[1:])
+        any(
+            type(operation) is MergeModulelist and operation.dim == 0
+            for operation in operations[:1]
+        )
+        and all(
+            type(operation) is Concatenate and operation.dim > 0 for operation in operations[1:]
+        )
         and counts == {shape[0] for shape in conversion.shapes.values() if shape}
     )
 
@@ -306,12 +317,12 @@ class Unconverted:
 
 def _places(conversion: Conversion, shapes: list[tuple[int, ...]]) -> Tensor | None:
     # Indices as float64, the widest dtype, pass through any conversion.
-    whole = torch.arange(sum(map(prod, shapes)), dtype=torch.float64)
-    parts = _split(whole, shapes)
+    indices = torch.arange(sum(map(prod, shapes)), dtype=torch.float64)
+    parts = _split(indices, shapes)
     tensors = conversion.tensors.items()
-    made = converted(conversion, {key: [next(parts) for _ in names] for key, names in tensors})
-    found = torch.cat([made[name].flatten() for name in conversion.shapes])
-    return found.long() if found.sort().values.equal(whole) else None
+    by_name = converted(conversion, {key: [next(parts) for _ in names] for key, names in tensors})
+    places = torch.cat([by_name[name].flatten() for name in conversion.shapes])
+    return places.long() if places.sort().values.equal(indices) else None
 
 
 def _split(flat: Tensor, shapes: list[tuple[int, ...]]) -> Iterator[Tensor]:
@@ -337,7 +348,9 @@ class StoredGradients:
         rules = own.plan(checkpoint).rules if own else ()
         self._rules = {rule.target: rule for rule in rules}
         conversions = loading(checkpoint).conversions  # none for a layout with rules
-        self._conversions = {name: each for each in conversions for name in each.shapes}
+        self._conversions = {
+            name: conversion for conversion in conversions for name in conversion.shapes
+        }
         self._unconverted = Unconverted(checkpoint.tensors)
         self._waiting: dict[int, dict[str, Tensor]] = {}
         self.lost: set[str] = set()
@@ -372,11 +385,11 @@ class StoredGradients:
                 (one_row(conversion, row), {n: g[row : row + 1] for n, g in waiting.items()})
                 for row in range(len(gradient))
             ]
-        found: list[Named] = []
-        for part, made in parts:
-            apart = self._unconverted(part, made)
-            if apart is None:
+        gradients: list[Named] = []
+        for part, of_part in parts:
+            separate = self._unconverted(part, of_part)
+            if separate is None:
                 self.lost |= set(conversion.sources)
                 return []
-            found += apart
-        return found
+            gradients += separate
+        return gradients

@@ -55,10 +55,10 @@ def choose_device(name: str, dtype: torch.dtype | None = None) -> torch.device:
     Raises:
         InputError: torch has no such device.
     """
-    found = torch.accelerator.current_accelerator(check_available=True)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
-        return found if found and (dtype is None or has(found, dtype)) else CPU
-    if name != "cpu" and name != (found and found.type):
+        return accelerator if accelerator and (dtype is None or has(accelerator, dtype)) else CPU
+    if name != "cpu" and name != (accelerator and accelerator.type):
         raise InputError(no_device(name))
     return torch.device(name)
 
@@ -99,12 +99,12 @@ def driver_versions(device: torch.device) -> dict[str, str]:
     """Versions of the driver and libraries of a device, as far as they are known."""
     if device.type == "cpu":
         return {}
-    found = {"driver": getattr(_properties(device), "driver_version", None)}
+    versions = {"driver": getattr(_properties(device), "driver_version", None)}
     with suppress(OSError):
         match = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", NVIDIA_DRIVER.read_text())
-        found["driver"] = match and match[1]
-    found |= {name: getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")}
-    return {name: str(version) for name, version in found.items() if version}
+        versions["driver"] = match and match[1]
+    versions |= {name: getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")}
+    return {name: str(version) for name, version in versions.items() if version}
 
 
 def memory_of(device: torch.device) -> int:
@@ -160,8 +160,8 @@ def reproducible(device: torch.device) -> Iterator[list[str]]:
     show = warnings.showwarning
 
     def note(message: Warning | str, *args: Any, **kwargs: Any) -> None:
-        if found := re.search(r"(\S+) does not have a deterministic|(CuBLAS)", str(message)):
-            varying.extend({found[1] or found[2]} - {*varying})
+        if match := re.search(r"(\S+) does not have a deterministic|(CuBLAS)", str(message)):
+            varying.extend({match[1] or match[2]} - {*varying})
         else:
             show(message, *args, **kwargs)
 
@@ -214,22 +214,22 @@ def doubt(device: torch.device, dtype: torch.dtype, products: Iterable[Product] 
         return ""
     if not has(device, dtype):
         return f"there is no {str(dtype).removeprefix('torch.')}"
-    found, on = [], partial(Tensor.to, device=device)
+    doubts, on = [], partial(Tensor.to, device=device)
     for what, compute, expected, close in _known(dtype, {*products}):
         try:
             results = [compute(on).cpu().double().nan_to_num(torch.inf) for _ in range(RUNS)]
         except RuntimeError as error:
-            found.append(f"{what} cannot be computed ({reason(error)})")
+            doubts.append(f"{what} cannot be computed ({reason(error)})")
             continue
-        expected = (compute(lambda each: each) if expected is None else expected).double()
-        most = close * torch.finfo(dtype).eps * expected.abs()
-        if not all(each.equal(results[0]) for each in results):
-            found.append(f"{what} vary from run to run")
-        elif not ((results[0] - expected).abs() <= most).all():
-            found.append(f"{what} are wrong")
-    more = [f"and {len(found) - 1} more"] if len(found) > 1 else []
-    more += [f"{name} is set" for name in os.environ if found and "EMULAT" in name]
-    return ", ".join([*found[:1], *more])
+        expected = (compute(lambda tensor: tensor) if expected is None else expected).double()
+        tolerance = close * torch.finfo(dtype).eps * expected.abs()
+        if not all(outcome.equal(results[0]) for outcome in results):
+            doubts.append(f"{what} vary from run to run")
+        elif not ((results[0] - expected).abs() <= tolerance).all():
+            doubts.append(f"{what} are wrong")
+    more = [f"and {len(doubts) - 1} more"] if len(doubts) > 1 else []
+    more += [f"{name} is set" for name in os.environ if doubts and "EMULAT" in name]
+    return ", ".join([*doubts[:1], *more])
 
 
 def _known(dtype: torch.dtype, products: Iterable[Product]) -> Iterator[_Known]:
@@ -256,8 +256,8 @@ def _known(dtype: torch.dtype, products: Iterable[Product]) -> Iterator[_Known]:
     small = one * (torch.finfo(dtype).tiny / 2)
     yield _Known(f"subnormal numbers of {name}", lambda on: on(small) * 0.5)
     if dtype == wide:
-        some = integers(digits - 18, 1 << 16)
-        cancelling = torch.cat([some, -some, torch.ones_like(some[:3])])
+        numbers = integers(digits - 18, 1 << 16)
+        cancelling = torch.cat([numbers, -numbers, torch.ones_like(numbers[:3])])
         yield _Known(
             f"long sums and maxima of {name}",
             lambda on: _reductions(on(cancelling)),
@@ -297,23 +297,23 @@ def _reductions(x: Tensor) -> Tensor:
 def _product(left: Tensor, matrix: Tensor) -> Callable[[Callable[[Tensor], Tensor]], Tensor]:
     def compute(on: Callable[[Tensor], Tensor]) -> Tensor:
         rows, columns = on(left), on(matrix)
-        found, turned = functional.linear(rows, columns), columns.T.contiguous()
+        product, turned = functional.linear(rows, columns), columns.T.contiguous()
         # Backward passes multiply in other layouts, which have kernels of their own.
         for other in (rows @ turned, rows.T.contiguous().T @ turned):
-            found = torch.where(found == other, found, torch.nan)
-        return found
+            product = torch.where(product == other, product, torch.nan)
+        return product
 
     return compute
 
 
 def _functions(x: Tensor) -> Tensor:
     rows = x.view(-1, 64)
-    found = [x.exp(), x.abs().add(0.5).log(), x.abs().add(0.5).rsqrt(), x.sin(), x.cos(), x.tanh()]
-    found += [
+    values = [x.exp(), x.abs().add(0.5).log(), x.abs().add(0.5).rsqrt(), x.sin(), x.cos(), x.tanh()]
+    values += [
         x.sigmoid(),
         x.erf(),
         x.abs().sqrt(),
         rows.softmax(-1).flatten(),
         rows.square().mean(-1),
     ]
-    return torch.cat(found)
+    return torch.cat(values)

@@ -88,9 +88,9 @@ class PassedOn:
             for pair in zip(tree_leaves(container[key]), tree_leaves(leaves[key]), strict=True)
         ]
         reached = [
-            (made, leaf.grad) for made, leaf in pairs if getattr(leaf, "grad", None) is not None
+            (tensor, leaf.grad) for tensor, leaf in pairs if getattr(leaf, "grad", None) is not None
         ]
-        return [made for made, _ in reached], [gradient for _, gradient in reached]
+        return [tensor for tensor, _ in reached], [gradient for _, gradient in reached]
 
 
 def _leaf(value: Any) -> Any:
@@ -151,7 +151,9 @@ class Forward:
                         real = deepcopy(shadow)
                         self.caches.append(real)
                     lengthen(shadow, len(self._model.layers), len(call.ids))
-                    arguments = [each.replaced((shadow,), (real,)) for each in recorded.arguments]
+                    arguments = [
+                        argument.replaced((shadow,), (real,)) for argument in recorded.arguments
+                    ]
                     recorded = recorded._replace(arguments=arguments)
             caches[id(call)] = shadow, real
             states.append(state)
@@ -178,9 +180,12 @@ class Forward:
             while before:
                 call = len(states)
                 if call not in self.batches:
-                    given, handed = before.pop(0), self._handed(index, call, self._extras[call])
-                    state, more = self.run_layer(index, call, given)
-                    idle = idle and state.equal(given)
+                    state_before, handed = (
+                        before.pop(0),
+                        self._handed(index, call, self._extras[call]),
+                    )
+                    state, more = self.run_layer(index, call, state_before)
+                    idle = idle and state.equal(state_before)
                     hands = self._handed(index, call, more)
                     alters = alters or not all(_same(of, hands.get(k)) for k, of in handed.items())
                     states.append(state)
@@ -205,13 +210,13 @@ class Forward:
     def _handed(self, index: int, call: int, extras: Extras) -> dict[object, Any]:
         """What later layers receive beside hidden states: extras, and entries of containers."""
         _, arguments, placeholders = self._recorded[call]
-        later = {id(each) for each in values_in(arguments[index + 1 :]) if each is not None}
+        later = {id(value) for value in values_in(arguments[index + 1 :]) if value is not None}
         pairs = enumerate(zip(placeholders, extras, strict=False))
-        found: dict[object, Any] = {at: of for at, (known, of) in pairs if id(known) in later}
+        handed: dict[object, Any] = {at: of for at, (known, of) in pairs if id(known) in later}
         for container in values_in(arguments[index : index + 1]):
             if isinstance(container, MutableMapping):
-                found |= {(id(container), key): value for key, value in container.items()}
-        return found
+                handed |= {(id(container), key): value for key, value in container.items()}
+        return handed
 
     def leave(self, index: int, extras: list[Extras]) -> None:
         """Finish a layer, which does not run again: keep its extras, and shrink its caches."""
@@ -227,16 +232,16 @@ class Forward:
             with the leaf in its place, which collects the gradients of all layers.
         """
         (recorded,) = self._recorded
-        found: dict[int, tuple[Tensor, Tensor]] = {}
+        leaves: dict[int, tuple[Tensor, Tensor]] = {}
 
         def leaf(value: Any) -> Any:
             if not isinstance(value, Tensor) or value.grad_fn is None:
                 return value
-            return found.setdefault(id(value), (value, value.detach().requires_grad_()))[1]
+            return leaves.setdefault(id(value), (value, value.detach().requires_grad_()))[1]
 
-        arguments = [each.changed(leaf) for each in recorded.arguments]
+        arguments = [argument.changed(leaf) for argument in recorded.arguments]
         self._recorded = [recorded._replace(arguments=arguments)]
-        return [*found.values()]
+        return [*leaves.values()]
 
     def containers(self) -> list[MutableMapping[Any, Any]]:
         """What layers fill for later ones among their arguments in the only call, still empty."""
@@ -258,11 +263,11 @@ class Forward:
         self._extras = [extras or placeholders]
         output, _ = self.run_layer(index, 0, state)
         numbers = {
-            id(each)
-            for each in placeholders
-            if isinstance(each, Tensor) and each.is_floating_point()
+            id(placeholder)
+            for placeholder in placeholders
+            if isinstance(placeholder, Tensor) and placeholder.is_floating_point()
         }
-        later = ((*each.positional, *each.named.values()) for each in arguments[1:])
+        later = ((*argument.positional, *argument.named.values()) for argument in arguments[1:])
         with self._model.guarded():
             if any(id(value) in numbers for values in later for value in values):
                 raise NoStackError("layers pass on more than hidden states")
@@ -274,23 +279,23 @@ class Forward:
 
         def run(hidden: Tensor) -> Tensor:
             # At most as many tokens as in the first call: the class may not have more positions.
-            whole = len(hidden) - len(hidden) % self._length if self.batches else 0
+            grouped = len(hidden) - len(hidden) % self._length if self.batches else 0
             form, parts = self._recorded[0].form, []
-            if whole:
-                prompts = hidden[:whole].split(self._length)
-                batch = torch.cat([form.formed(each) for each in prompts])
+            if grouped:
+                prompts = hidden[:grouped].split(self._length)
+                batch = torch.cat([form.formed(prompt) for prompt in prompts])
                 parts.append(logits_of(batch, (len(prompts), self._length)))
-            for rest in hidden[whole:].split(self._length):
+            for rest in hidden[grouped:].split(self._length):
                 if len(rest):
                     parts.append(logits_of(form.formed(rest), (1, len(rest))))
             return torch.cat(parts)
 
         def logits_of(formed: Tensor, tokens: Sequence[int]) -> Tensor:
-            def given(*args: Any, **kwargs: Any) -> Any:
+            def formed_layer(*args: Any, **kwargs: Any) -> Any:
                 return self._returned(formed)
 
             ids = torch.zeros(*tokens, dtype=torch.long, device=self._model.device)
-            with self._model.replaced_layers(given), self._model.guarded():
+            with self._model.replaced_layers(formed_layer), self._model.guarded():
                 logits: Tensor = self._model.model(input_ids=ids, use_cache=False).logits
             return logits.flatten(0, 1)
 
@@ -342,22 +347,22 @@ class Forward:
 
         The class's own ``forward`` runs up to the last of these; layers return their input.
         """
-        given: list[tuple[Tensor, int]] = []
+        states: list[tuple[Tensor, int]] = []
         arguments: list[Arguments] = []
         count = layers or len(self._model.layers)
 
         def record(*args: Any, **kwargs: Any) -> Any:
             state, rest = Arguments.of(args, kwargs)
-            if given and not _untouched(state, *given[0]):
+            if states and not _untouched(state, *states[0]):
                 raise NoStackError("something is computed between layers")
-            given.append((state, state._version))
+            states.append((state, state._version))
             arguments.append(rest)
             if len(arguments) == count:
                 raise _ArrivedError
             return self._returned(state)
 
         device = self._model.device
-        inputs: dict[str, Any] = {key: each.to(device) for key, each in call.inputs.items()}
+        inputs: dict[str, Any] = {key: tensor.to(device) for key, tensor in call.inputs.items()}
         if cache is not None:
             inputs["cache"] = cache
         ids = torch.atleast_2d(call.ids).to(device)
@@ -365,7 +370,7 @@ class Forward:
             self._model.model(input_ids=ids, use_cache=call.cached, **inputs)
         if len(arguments) < count:
             raise NoStackError(f"{len(arguments)} of {count} layers are called")
-        return given[0][0], arguments
+        return states[0][0], arguments
 
     def run_layer(
         self, index: int, call: int, state: Tensor, *, apart: bool = False
@@ -405,16 +410,16 @@ def containers_in(arguments: Sequence[Arguments]) -> list[MutableMapping[Any, An
     """Empty mappings among the arguments of layers, which these fill for later layers."""
     values = values_in(arguments)
     empty = (v for v in values if isinstance(v, MutableMapping) and not v)
-    return [*{id(each): each for each in empty}.values()]
+    return [*{id(container): container for container in empty}.values()]
 
 
 def values_in(arguments: Sequence[Arguments]) -> Iterator[Any]:
     """All arguments of layers but the hidden states."""
-    return (v for each in arguments for v in (*each.positional, *each.named.values()))
+    return (v for argument in arguments for v in (*argument.positional, *argument.named.values()))
 
 
 def _same(value: Any, other: Any) -> bool:
-    pairs = [tree_leaves(each) for each in (value, other)]
+    pairs = [tree_leaves(tree) for tree in (value, other)]
     return len(pairs[0]) == len(pairs[1]) and all(
         one is two or (isinstance(one, Tensor) and isinstance(two, Tensor) and one.equal(two))
         for one, two in zip(*pairs, strict=True)
@@ -462,5 +467,5 @@ def keep_shapes(cache: Any, index: int) -> None:
         for name, value in vars(layer).items():
             changed = value
             if isinstance(value, dict):
-                changed = {key: unknown(each) for key, each in value.items()}
+                changed = {key: unknown(entry) for key, entry in value.items()}
             setattr(layer, name, unknown(changed))

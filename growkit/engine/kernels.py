@@ -38,15 +38,15 @@ def offered(model: Any, device: torch.device, dtype: torch.dtype) -> list[str]:
     """
     if model.config._attn_implementation != "sdpa":
         return [CHOSEN]
-    found, some = [CHOSEN, EAGER], torch.zeros(1, 1, 16, 64, dtype=dtype).to(device)
+    kernels, heads = [CHOSEN, EAGER], torch.zeros(1, 1, 16, 64, dtype=dtype).to(device)
     for name, kernel in FUSED.items():
         with warnings.catch_warnings(), sdpa_kernel(kernel):
             warnings.simplefilter("ignore")  # they say why a kernel cannot run
             with suppress(RuntimeError):
-                choice = torch._fused_sdp_choice(some, some, some, is_causal=True)
-                functional.scaled_dot_product_attention(some, some, some, is_causal=True)
-                found += [name] if choice == kernel.value else []
-    return found
+                choice = torch._fused_sdp_choice(heads, heads, heads, is_causal=True)
+                functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+                kernels += [name] if choice == kernel.value else []
+    return kernels
 
 
 @contextmanager
@@ -62,11 +62,11 @@ def using(name: str, model: Any, ran: dict[str, set[str]]) -> Iterator[None]:
         yield
         return
     attention = functional.scaled_dot_product_attention
-    found = ran.setdefault(name, set())
-    names = {kernel.value: each for each, kernel in FUSED.items()}
+    used = ran.setdefault(name, set())
+    names = {kernel.value: fused for fused, kernel in FUSED.items()}
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        found.add(names.get(torch._fused_sdp_choice(*args, **kwargs), "unknown"))
+        used.add(names.get(torch._fused_sdp_choice(*args, **kwargs), "unknown"))
         return attention(*args, **kwargs)
 
     with ExitStack() as chosen:

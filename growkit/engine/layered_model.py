@@ -73,7 +73,7 @@ class LayeredModel:
             stack: Any = self.model.get_submodule(ends[1][0].rpartition(".")[0])
             del stack[depth:]
             ends = [*ends[: depth + 1], ends[-1]]
-        self.embedding, *self.layers, self.output = (_inside(*each) for each in ends)
+        self.embedding, *self.layers, self.output = (_inside(*end) for end in ends)
         self._wrapped = self.embedding[0] != ends[0][0]
         self.returned: Extras | None = None
         self.calls: Sequence[Call] = ()
@@ -280,5 +280,5 @@ WRAPPED = ("modules_to_save.default", "token_adapter.base_layer", "base_layer")
 def _inside(name: str, module: nn.Module) -> tuple[str, nn.Module]:
     """The name of the module in use, and the module, inside a wrapper of PEFT if there is one."""
     inside = dict(module.named_modules())
-    path = next((each for each in WRAPPED if each in inside), None)
+    path = next((wrapper for wrapper in WRAPPED if wrapper in inside), None)
     return (f"{name}.{path}", inside[path]) if path else (name, module)

@@ -115,7 +115,7 @@ class Layerwise(LayeredModel):
             return float(run(hidden).softmax(-1)[:, self.tokens :].sum(-1).mean())
 
     def gradients(
-        self, ids: Tensor, given: Spool, extras: Sequence[Extras], look: Look
+        self, ids: Tensor, states: Spool, extras: Sequence[Extras], look: Look
     ) -> list[str]:
         """Compute the gradient of every parameter, one at a time, from the last layer to the first.
 
@@ -127,7 +127,7 @@ class Layerwise(LayeredModel):
 
         Args:
             ids: token ids, [tokens]; the loss is the cross-entropy of all but the first.
-            given: input of every layer, then of the head, each [tokens, hidden].
+            states: input of every layer, then of the head, each [tokens, hidden].
             extras: extras of the input of every layer.
             look: called with the name of each parameter and its gradient; tied parameters use the
                 name of their stored tensor, with one call for each.
@@ -147,7 +147,7 @@ class Layerwise(LayeredModel):
             hidden = args[0].detach().flatten(0, -2)
             logits.register_hook(lambda g: of_head.append(g.flatten(0, -2)[:, used].T @ hidden))
 
-        state = given[-1].to(self.device).requires_grad_()
+        state = states[-1].to(self.device).requires_grad_()
         with (
             self.output[1].register_forward_hook(follow),
             self._forward.head() as run,
@@ -169,9 +169,9 @@ class Layerwise(LayeredModel):
         ):
             (first,) = forward.begin([call])
             computed = forward.cut()
-            passed = self._passed_on(given, extras)
+            passed = self._passed_on(states, extras)
             for index in reversed(range(len(self.layers))):
-                gradient, state = state.grad, given[index].to(self.device).requires_grad_()
+                gradient, state = state.grad, states[index].to(self.device).requires_grad_()
                 assert gradient is not None
                 step = self._back_through(index, state, extras[index], gradient, {}, look, passed)
                 if step is None:
@@ -183,21 +183,21 @@ class Layerwise(LayeredModel):
                 scale = STEP * state.detach().square().mean().sqrt()
                 stepped = (state - scale * state.grad.sign()).detach().requires_grad_()
                 self._back_through(index, stepped, extras[index], gradient, step, look, passed)
-            reached = [each for each in computed if each[1].grad is not None]
+            reached = [pair for pair in computed if pair[1].grad is not None]
             torch.autograd.backward(
-                [first, *(whole for whole, _ in reached)],
+                [first, *(tensor for tensor, _ in reached)],
                 [state.grad, *(cut.grad for _, cut in reached)],
             )
             assert rows.grad is not None
             look(embedding, of_head.pop() + rows.grad if tied else rows.grad)
         return idle[::-1]
 
-    def _passed_on(self, given: Spool, extras: Sequence[Extras]) -> PassedOn:
+    def _passed_on(self, states: Spool, extras: Sequence[Extras]) -> PassedOn:
         """Run the layers once more if they fill containers for later layers."""
         passed = PassedOn(self._forward.containers())
         for index in range(len(self.layers)) if passed.containers else ():
             with self.layer(index), torch.no_grad():
-                self._forward.alone(index, given[index].to(self.device), extras[index])
+                self._forward.alone(index, states[index].to(self.device), extras[index])
             passed.note()
         return passed
 
@@ -242,8 +242,8 @@ class Layerwise(LayeredModel):
                 passed.rewind(index, with_gradients=not step)
                 output = self._forward.alone(index, state, extras)
                 idle = output.equal(state)
-                made, gradients = passed.made(index)
-                torch.autograd.backward([output, *made], [gradient, *gradients])
+                tensors, gradients = passed.made(index)
+                torch.autograd.backward([output, *tensors], [gradient, *gradients])
             del parameters
         return first_step if idle else None
 

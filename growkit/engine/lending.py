@@ -54,7 +54,7 @@ def copies_on(device: torch.device, checkpoints: Sequence[Weights]) -> list[Copi
     if device.type not in IN_ORDER:
         with suppress(AttributeError, RuntimeError):  # an older torch, or a backend without it
             free = torch.accelerator.get_memory_info(device)[0]
-    stored = sum(total_bytes(each.tensors) for each in checkpoints)
+    stored = sum(total_bytes(checkpoint.tensors) for checkpoint in checkpoints)
     return [{} if HEADROOM * stored <= free else None for _ in checkpoints]
 
 
@@ -99,18 +99,18 @@ class Lender:
         """Read a parameter, or some rows of it, in its stored dtype."""
         # Files hold float32 as float32, even when all arithmetic is done in float64.
         with torch._C.DisableTorchFunction():
-            found = self._weights.read(self._stored(name), rows)
+            values = self._weights.read(self._stored(name), rows)
             if name in self.steps:
-                found = found.double() - self.steps[name][rows or slice(None)].to(found.device)
-            return found
+                values = values.double() - self.steps[name][rows or slice(None)].to(values.device)
+            return values
 
     def rows(self, name: str, used: Tensor) -> Tensor:
         """Read and cast some rows of a parameter, [rows, columns]; ``used``: sorted indices."""
-        found = []
+        blocks = []
         for part in parts(self._weights, self._stored(name)):
             here = used[(used >= part.start) & (used < part.stop)] - part.start
-            found.append(self.read(name, part)[here].to(self._device, self.dtype))
-        return torch.cat(found)
+            blocks.append(self.read(name, part)[here].to(self._device, self.dtype))
+        return torch.cat(blocks)
 
     def whole(self, name: str, dtype: torch.dtype | None) -> Tensor:
         """Load a parameter or buffer to the device in this dtype; None for the stored dtype.
@@ -123,10 +123,10 @@ class Lender:
         if len(places) == 1 or dtype in (None, info.torch_dtype):
             return self.read(name).to(self._device, dtype)
         with torch._C.DisableTorchFunction():
-            whole = torch.empty(info.shape, dtype=dtype, device=self._device)
+            loaded = torch.empty(info.shape, dtype=dtype, device=self._device)
             for rows in places:
-                whole[rows] = self.read(name, rows)
-        return whole
+                loaded[rows] = self.read(name, rows)
+        return loaded
 
     def _on_device(self, name: str, places: Sequence[slice]) -> Tensor:
         """Copy a parameter to the device as it is stored, since a CPU would convert it first."""
@@ -260,9 +260,9 @@ class Stored:
             if not isinstance(hidden, cls):
                 product = _Product.apply(hidden, matrix.parameter, matrix)  # type: ignore[no-untyped-call]
                 return product if bias is None else product + bias
-        whole = [each.whole() if isinstance(each, cls) else each for each in args]
+        loaded = [argument.whole() if isinstance(argument, cls) else argument for argument in args]
         named = {k: v.whole() if isinstance(v, cls) else v for k, v in named.items()}
-        return function(*whole, **named)
+        return function(*loaded, **named)
 
     def whole(self) -> Tensor:
         """Cast the whole parameter, with gradients."""
@@ -294,8 +294,8 @@ class Stored:
         """Iterate over ranges of rows and the cast rows; each block overwrites the last."""
         rows, *others = self.shape
         count = max(1, len(self._buffer) // prod(others))
-        for begin in range(0, rows, count):
-            places = slice(begin, min(begin + count, rows))
+        for start in range(0, rows, count):
+            places = slice(start, min(start + count, rows))
             yield places, self.cast(places, reuse=True)
 
     def collect(self, rows: slice, gradient: Tensor) -> None:
@@ -306,8 +306,8 @@ class Stored:
 
     def collected(self) -> Tensor | None:
         """Return the accumulated gradient of all rows, and reset it."""
-        found, self._gradient, self._together = self._gradient, None, None
-        return found
+        gradient, self._gradient, self._together = self._gradient, None, None
+        return gradient
 
 
 def lend(

@@ -131,8 +131,12 @@ def _examine(checkpoint: Checkpoint) -> Loading:
     if lacking:
         return Loading(type(model).__name__, resolved, own_class=False)
     buffers = {name for name, _ in model.named_buffers()}
-    held = {n: each.sources[0] for each in conversions for n in each.shapes.keys() & buffers}
-    read = {tensor for each in conversions for tensor in each.sources}
+    held = {
+        n: conversion.sources[0]
+        for conversion in conversions
+        for n in conversion.shapes.keys() & buffers
+    }
+    read = {tensor for conversion in conversions for tensor in conversion.sources}
     return Loading(
         type(model).__name__,
         resolved,
@@ -217,7 +221,7 @@ def _trace_loading(
         cls = of_config[type(config)]
         folder, options["state_dict"] = None, {}
     load = PreTrainedModel._load_pretrained_model
-    found: list[Any] = []
+    trace: list[Any] = []
     conversions: dict[int, Conversion] = {}
 
     def record(model: Any, state: Any, files: Any, options: Any, *rest: Any) -> NoReturn:
@@ -229,7 +233,7 @@ def _trace_loading(
         with _recording_conversions(checkpoint, model, conversions):
             info, _ = load(model, shapes, None, nowhere)
         model._adjust_missing_and_unexpected_keys(info)
-        found.extend([model, [str(file) for file in files or ()], set(info.missing_keys)])
+        trace.extend([model, [str(file) for file in files or ()], set(info.missing_keys)])
         raise _LoadingStoppedError
 
     def refuse(*_: Any) -> NoReturn:
@@ -251,7 +255,7 @@ def _trace_loading(
             ignore_mismatched_sizes=True,  # reported when the model is built
             **options,
         )
-    model, files, missing = found
+    model, files, missing = trace
     return model, files, missing, tuple(conversions.values())
 
 
@@ -279,20 +283,20 @@ def _recording_conversions(
     def record_shapes(transform: Any, *args: Any, **kwargs: Any) -> Any:
         if any(map(dequantises, transform.operations)):  # which needs real tensors
             return {}
-        made = convert(transform, *args, **kwargs)
+        converted = convert(transform, *args, **kwargs)
         shapes = found[id(transform)].shapes
-        shapes |= {name: tuple(the_tensor(value).shape) for name, value in made.items()}
-        return made
+        shapes |= {name: tuple(the_tensor(value).shape) for name, value in converted.items()}
+        return converted
 
     with (
         patch.object(WeightTransform, "add_tensor", record_tensor),
         patch.object(WeightConverter, "convert", record_shapes),
     ):
         yield
-    for each in found.values():
-        if isinstance(each.transform, WeightRenaming):
-            each.transform = None
-            each.shapes = {each.name: checkpoint.tensors[each.sources[0]].shape}
+    for recorded in found.values():
+        if isinstance(recorded.transform, WeightRenaming):
+            recorded.transform = None
+            recorded.shapes = {recorded.name: checkpoint.tensors[recorded.sources[0]].shape}
 
 
 def dequantises(operation: Any) -> bool:
@@ -308,12 +312,12 @@ def the_tensor(made: Any) -> torch.Tensor:
 
 def _limited_modules(tensors: int) -> RemovableHandle:
     """Limit the number of modules in this context, lest a wrong size builds them for hours."""
-    most, numbers = 1000 + 100 * tensors, count(1)
+    limit, numbers = 1000 + 100 * tensors, count(1)
 
     def check_number(*_: Any) -> None:
-        if next(numbers) > most:
+        if next(numbers) > limit:
             raise InputError(
-                f"config.json asks for a model of more than {most:,} modules, but there are only "
+                f"config.json asks for a model of more than {limit:,} modules, but there are only "
                 f"{tensors:,} tensors; correct its sizes"
             )
 
@@ -328,7 +332,7 @@ def _check_files(checkpoint: Checkpoint, files: list[str]) -> None:
     ours = {os.path.realpath(file) for file in checkpoint.files}
     if theirs == ours:
         return
-    read = [", ".join(sorted(Path(file).name for file in each)[:3]) for each in (theirs, ours)]
+    read = [", ".join(sorted(Path(file).name for file in files)[:3]) for files in (theirs, ours)]
     raise InputError(
         f"transformers reads the weights of {checkpoint.folder} from {read[0]}, growkit "
         f"from {read[1]}; keep only model.safetensors, or the shards that its index "
@@ -348,7 +352,7 @@ def generation(folder: Folder) -> Config | None:
     why = "the settings of generation are not understood"
     with quiet(), suppress(InputError), foreign(why, "correct them"):
         content = folder.json(name) if own or folder.has(name) else {}
-        given = deepcopy(content) | ({} if own else {"_from_model_config": True})
-        resolved: Config = GenerationConfig.from_dict(given).to_dict()
+        stated = deepcopy(content) | ({} if own else {"_from_model_config": True})
+        resolved: Config = GenerationConfig.from_dict(stated).to_dict()
         return resolved
     return None

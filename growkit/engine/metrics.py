@@ -185,14 +185,14 @@ def logits_in_pieces(
     Yields:
         The index of a prompt, and the arguments of ``Distance.add`` for some of its tokens.
     """
-    following = [torch.cat([each[1:], each.new_full((1,), -1)]) for each in ids]
+    following = [torch.cat([tokens[1:], tokens.new_full((1,), -1)]) for tokens in ids]
     begins = [0, *accumulate(map(len, ids))]
-    at_once, begin = TOKENS_FIRST, 0
-    while begin < begins[-1]:
-        end = min(begin + at_once, begins[-1])
+    at_once, start = TOKENS_FIRST, 0
+    while start < begins[-1]:
+        end = min(start + at_once, begins[-1])
         taken = [
-            (index, slice(max(begin, begins[index]) - begins[index], end - begins[index]))
-            for index in range(bisect_right(begins, begin) - 1, bisect_left(begins, end))
+            (index, slice(max(start, begins[index]) - begins[index], end - begins[index]))
+            for index in range(bisect_right(begins, start) - 1, bisect_left(begins, end))
         ]
         sizes = [len(ids[of][rows]) for of, rows in taken]
         logits, others = (
@@ -201,7 +201,7 @@ def logits_in_pieces(
         )
         for (of, rows), one, other in zip(taken, logits, others, strict=True):
             yield of, one, other, following[of][rows], rows.start
-        begin, at_once = end, max(1, LOGITS_AT_ONCE // logits[0].shape[-1])
+        start, at_once = end, max(1, LOGITS_AT_ONCE // logits[0].shape[-1])
 
 
 def error_of(found: Tensor, expected: Tensor) -> float:

@@ -227,7 +227,7 @@ def inert(config: Any, where: str, depth: int = 0) -> Any:
     if depth > DEPTH:
         raise InputError(f"{where} is nested more than {DEPTH} times; copy it again")
     if isinstance(config, list):
-        return [inert(each, where, depth + 1) for each in config]
+        return [inert(entry, where, depth + 1) for entry in config]
     if not isinstance(config, dict):
         return config
     kept = {}
@@ -257,9 +257,9 @@ def fit_experts(model: Any) -> None:
     matrices and of what these read: some classes store matrices transposed. Of a sharded matrix, a
     process multiplies with its own part.
     """
-    matrices = (each for each in model.parameters() if each.dim() == 3)
-    stacked = (each.to_local() if hasattr(each, "to_local") else each for each in matrices)
-    odd = any(size * each.element_size() % 16 for each in stacked for size in each.shape[1:])
+    matrices = (parameter for parameter in model.parameters() if parameter.dim() == 3)
+    stacked = (matrix.to_local() if hasattr(matrix, "to_local") else matrix for matrix in matrices)
+    odd = any(size * matrix.element_size() % 16 for matrix in stacked for size in matrix.shape[1:])
     if (odd or model.dtype == torch.float64) and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
 
@@ -367,10 +367,10 @@ def write_defaults_out(source: Model, target: Model) -> Config:
     was, now = resolved(before), resolved(planned)
     if was is None or now is None:
         return planned
-    given = before.keys() | planned.keys() | PROVENANCE_KEYS | {"dtype"}
+    fixed = before.keys() | planned.keys() | PROVENANCE_KEYS | {"dtype"}
     sizes = source.family.size_keys | target.family.size_keys
     missing = {
-        key: was[key] for key in (was.keys() & now.keys()) - given - sizes if was[key] != now[key]
+        key: was[key] for key in (was.keys() & now.keys()) - fixed - sizes if was[key] != now[key]
     }
     dropped = OLDER_ROPE_KEYS if "rope_parameters" in missing else ()
     return {key: value for key, value in planned.items() if key not in dropped} | missing

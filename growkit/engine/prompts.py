@@ -90,7 +90,9 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         return Prompts(tuple(torch.randint(tokens_of(config), shape, generator=generator)), None)
     file, raw = Path(settings.text), read_text(settings.text)
     tokenizer = load_tokenizer(folder)
-    ids = [torch.tensor(ids_of(tokenizer, each), dtype=torch.long) for each in documents(raw)]
+    ids = [
+        torch.tensor(ids_of(tokenizer, document), dtype=torch.long) for document in documents(raw)
+    ]
     begins = [(tokens, at) for tokens in ids for at in range(0, len(tokens) - 1, length)]
     predictions = sum(min(length, len(tokens) - at) - 1 for tokens, at in begins)
     if predictions < FEWEST:
@@ -109,7 +111,7 @@ def check_ids(ids: Iterable[Tensor], config: Config, folder: Path, file: str | P
     Raises:
         InputError: an id is too large.
     """
-    largest = max(int(each.max()) for each in ids if len(each))
+    largest = max(int(tokens.max()) for tokens in ids if len(tokens))
     if largest >= config["vocab_size"]:
         raise InputError(
             f"the tokenizer in {folder} makes token {largest} of {file}, but the model's "
@@ -163,15 +165,15 @@ def documents(content: bytes) -> list[str]:
     """Split a text into documents, and long documents into parts, at spaces if possible."""
     parts: list[str] = []
     for document in content.decode("utf-8").split(DOCUMENT_SEPARATOR):
-        whole, begin = document.strip(), 0
-        while len(whole) - begin > LONGEST_DOCUMENT:
-            most = begin + LONGEST_DOCUMENT
-            end = whole.rfind(" ", begin + LONGEST_DOCUMENT // 2, most)
-            parts.append(whole[begin : end if end >= 0 else most])
-            begin += len(parts[-1])
-            while whole[begin].isspace():
-                begin += 1
-        parts.append(whole[begin:])
+        stripped, start = document.strip(), 0
+        while len(stripped) - start > LONGEST_DOCUMENT:
+            limit = start + LONGEST_DOCUMENT
+            end = stripped.rfind(" ", start + LONGEST_DOCUMENT // 2, limit)
+            parts.append(stripped[start : end if end >= 0 else limit])
+            start += len(parts[-1])
+            while stripped[start].isspace():
+                start += 1
+        parts.append(stripped[start:])
     return [part for part in parts if part]
 
 
@@ -272,22 +274,22 @@ def first_difference(first: Any, second: Any) -> str | None:
 
 def _traits(tokenizer: Any) -> dict[str, Any]:
     """The traits of a tokenizer, by their names in messages."""
-    found: dict[str, Any] = {"the vocabulary": tokenizer.get_vocab()}
+    traits: dict[str, Any] = {"the vocabulary": tokenizer.get_vocab()}
     failure = f"the tokenizer in {tokenizer.name_or_path} fails on its own special tokens"
     with quiet(), foreign(failure, "repair its files"):
         for name, token in tokenizer.special_tokens_map.items():
             words = list(map(str, token if isinstance(token, list) else [token]))
-            found[name] = [(word, tokenizer.convert_tokens_to_ids(word)) for word in words]
-    found["special tokens"] = sorted(map(str, tokenizer.all_special_tokens))
-    found |= {name: getattr(tokenizer, name, None) for name in SETTINGS}
+            traits[name] = [(word, tokenizer.convert_tokens_to_ids(word)) for word in words]
+    traits["special tokens"] = sorted(map(str, tokenizer.all_special_tokens))
+    traits |= {name: getattr(tokenizer, name, None) for name in SETTINGS}
     # Added tokens are matched first, with properties such as the spaces that they absorb.
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    found["the properties of added tokens"] = [f"{n}: {added[n]!r}" for n in sorted(added)]
+    traits["the properties of added tokens"] = [f"{n}: {added[n]!r}" for n in sorted(added)]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     steps = json.loads(backend.to_str()) if backend is not None else {}
     # Truncation and padding are left over from the last call.
     kept = {key: steps[key] for key in steps if key not in ("truncation", "padding")}
-    found["the way from texts to ids"] = kept
+    traits["the way from texts to ids"] = kept
     special = tokenizer.all_special_tokens
     for text in (*PROBES, " ".join(special), *special):
         try:
@@ -296,5 +298,5 @@ def _traits(tokenizer: Any) -> dict[str, Any]:
                 outcome = ids, tokenizer.decode(ids)
         except InputError:
             outcome = None
-        found[f"the ids of {text!r}"] = outcome
-    return found
+        traits[f"the ids of {text!r}"] = outcome
+    return traits

@@ -68,8 +68,8 @@ def config_to_write(source: Model, planned: Config, family: Family) -> Config:
 
     def complete(config: Config) -> Config:
         read = resolved(config) if by_class else None
-        found = family.complete({**config, **(read or {})})
-        return {key: value for key, value in found.items() if key not in PROVENANCE_KEYS}
+        completed = family.complete({**config, **(read or {})})
+        return {key: value for key, value in completed.items() if key not in PROVENANCE_KEYS}
 
     changed = {
         key: (was, _in_words(now, was, published.get(key)))
@@ -120,10 +120,10 @@ def _without_need(config: Config, key: str, complete: Callable[[Config], Config]
 
 def _in_words(value: Any, read: Any, written: Any) -> Any:
     """A list of words that a class reads, such as kinds of layers, in the words of a publisher."""
-    if not all(isinstance(each, list) for each in (value, read, written)) or read == written:
+    if not all(isinstance(words, list) for words in (value, read, written)) or read == written:
         return value
     words = {now: was for now, was in zip(read, written, strict=False) if isinstance(now, str)}
-    return [words.get(each, each) if isinstance(each, str) else each for each in value]
+    return [words.get(word, word) if isinstance(word, str) else word for word in value]
 
 
 def _without_periods(config: Config, listed: str, complete: Callable[[Config], Config]) -> Config:
@@ -131,7 +131,7 @@ def _without_periods(config: Config, listed: str, complete: Callable[[Config], C
     unlisted = _with(config, listed, MISSING)
     for key in filter(OF_PERIODS.search, [*config]):
         other = config[key] + 1 if type(config[key]) is int else MISSING
-        lists = [complete(_with(each, key, other)).get(listed) for each in (config, unlisted)]
+        lists = [complete(_with(base, key, other)).get(listed) for base in (config, unlisted)]
         if lists[0] == config[listed] and lists[1] != complete(unlisted).get(listed):
             config = _with(config, key, MISSING)
     return config
@@ -154,7 +154,7 @@ def _with(config: Config, key: str, value: Any) -> dict[str, Any]:
     first, _, rest = key.partition(".")
     if rest:
         return {**config, first: _with(config[first], rest, value)} if _has(config, key) else config
-    return {name: each for name, each in config.items() if name != first}
+    return {name: entry for name, entry in config.items() if name != first}
 
 
 # Other names of what changed
@@ -165,7 +165,7 @@ def other_names(config: Config, changed: Mapping[str, tuple[Any, Any]]) -> dict[
 
     They may stand in a list, once for each layer.
     """
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for key, value in config.items():
         numbers = value if isinstance(value, list) and value else [value]
         kind = _kind(key)
@@ -175,8 +175,8 @@ def other_names(config: Config, changed: Mapping[str, tuple[Any, Any]]) -> dict[
             if kind and _is_number(now) and numbers == [was] * len(numbers) and _kind(name) == kind
         }
         if len(new) == 1 and all(map(_is_number, numbers)):
-            found[key] = [*new] * len(value) if isinstance(value, list) else new.pop()
-    return found
+            renamed[key] = [*new] * len(value) if isinstance(value, list) else new.pop()
+    return renamed
 
 
 def _is_number(value: Any) -> bool:
@@ -219,11 +219,11 @@ def _other_lists(
     ]
     old = [str([was[layer] for was, _ in lists]) for layer in range(count)]
     new = [str([now[layer] for _, now in lists]) for layer in range(more)]
-    found: dict[str, Any] = {}
+    renewed: dict[str, Any] = {}
     for key, value in config.items():
         if not OF_LAYERS.fullmatch(key) or not isinstance(value, str | list) or not value:
             continue
-        listed = all(type(each) is int and each < count for each in value)
+        listed = all(type(entry) is int and entry < count for entry in value)
         listed = listed and sorted({*value}) == value
         repeated = unrolled(value)
         entries = [layer in value for layer in range(count)] if listed else repeated or value
@@ -234,13 +234,13 @@ def _other_lists(
             if entry not in of_kind.setdefault(kind, []):
                 of_kind[kind].append(entry)
         chosen = [of_kind.get(kind, []) for kind in new]
-        anew = [each[0] for each in chosen if len(each) == 1]
+        anew = [entries[0] for entries in chosen if len(entries) == 1]
         if len(anew) != more:
-            found[key] = MISSING
+            renewed[key] = MISSING
         elif listed:
-            found[key] = [layer for layer, entry in enumerate(anew) if entry]
+            renewed[key] = [layer for layer, entry in enumerate(anew) if entry]
         elif repeated:
-            found[key] = [[anew, 1]]
+            renewed[key] = [[anew, 1]]
         else:
-            found[key] = "".join(anew) if isinstance(value, str) else anew
-    return found
+            renewed[key] = "".join(anew) if isinstance(value, str) else anew
+    return renewed

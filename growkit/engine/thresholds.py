@@ -47,7 +47,7 @@ def lowered(*configs: Config) -> dict[str, int]:
         if THRESHOLD.search(key)
         and not OTHERS.search(key)
         and value > LOW
-        and all(each.get(key) == value for each in numbers)
+        and all(config.get(key) == value for config in numbers)
     }
 
     def fits(changes: Mapping[str, int]) -> bool:

@@ -42,8 +42,8 @@ def trust(folder: Path) -> None:
     model: Any
     with foreign(f"the code in {folder} does not work", "correct it"):
         config, model = (
-            get_class_from_dynamic_module(each, opened.path, local_files_only=True)
-            for each in classes
+            get_class_from_dynamic_module(name, opened.path, local_files_only=True)
+            for name in classes
         )
         AutoConfig.register(config.model_type, config)
         AutoModelForCausalLM.register(config, model)

@@ -138,7 +138,7 @@ def _check_promises(family: Family, description: Mapping[str, Any]) -> None:
                 f"the description of {family.name} has {key}, which only growkit's own families "
                 "may have; remove it"
             )
-    own = (each.experts.keys for each in families().values() if each.experts)
+    own = (family.experts.keys for family in families().values() if family.experts)
     for key in family.experts.keys.difference(*own) if family.experts else ():
         if re.search(OF_EXPERTS, key):
             continue
@@ -272,10 +272,10 @@ def _check_arranged(family: Family, config: Config, layers: Sequence[int], chang
     deeper = replace(family, arranged=lambda *_: {}).relayered(config, layers, "config.json")
     deeper |= {key: config.get(key) for key in changed}
     for key, value in changed.items():
-        others = {**deeper, **{each: of for each, of in changed.items() if each != key}}
+        others = {**deeper, **{name: of for name, of in changed.items() if name != key}}
         if value != config.get(key) and not any(
-            tensors_digest(each) != tensors_digest({**each, key: value})
-            for each in (deeper, others)
+            tensors_digest(config) != tensors_digest({**config, key: value})
+            for config in (deeper, others)
         ):
             raise InputError(
                 f"the description of {family.name} has arranged {key}, but no layer of its class "
@@ -289,10 +289,10 @@ def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
     count = config[layers]
     bare = {key: value for key, value in config.items() if not isinstance(value, list)}
     here, deeper = class_lists(config), class_lists(bare | {layers: count + 1})
-    given = {key for key, value in config.items() if value is not None}
+    stated = {key for key, value in config.items() if value is not None}
     return {
         key: here[key]
-        for key in (here.keys() & deeper.keys()) - given
+        for key in (here.keys() & deeper.keys()) - stated
         if (len(here[key]), len(deeper[key])) == (count, count + 1)
     }
 
@@ -357,11 +357,14 @@ def _changes_shapes(key: str, config: Config, digest: str, partners: Iterable[st
     if tensors_digest(others[0]) is None:  # the class compares it with other keys
         for partner in partners:
             size = value_at(config, partner) or 0
-            others += [with_value(others[0], partner, each) for each in (2 * size, size // 2)]
-    return any(tensors_digest(each) not in (None, digest) for each in others)
+            others += [
+                with_value(others[0], partner, changed_size)
+                for changed_size in (2 * size, size // 2)
+            ]
+    return any(tensors_digest(config) not in (None, digest) for config in others)
 
 
 def _grown_axes() -> set[str]:
     """Axes that some method grows."""
-    options = (each for method in operations("grow").values() for each in method.options)
-    return {axis for each in options if isinstance(each, SizeOption) for axis in each.axes}
+    options = (option for method in operations("grow").values() for option in method.options)
+    return {axis for option in options if isinstance(option, SizeOption) for axis in option.axes}

@@ -66,7 +66,7 @@ def shipped() -> dict[str, Path]:
 
 @cache
 def _files(folders: tuple[str, ...]) -> dict[str, Path]:
-    return {file.stem: file for each in folders for file in sorted(Path(each).glob("*.yaml"))}
+    return {file.stem: file for folder in folders for file in sorted(Path(folder).glob("*.yaml"))}
 
 
 @cache
@@ -97,15 +97,15 @@ def extended(content: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(base)
+    merged = dict(base)
     for key, value in own.items():
         if value is None and key in base:
-            del found[key]
+            del merged[key]
         elif isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
-            found[key] = _merged(base[key], value)
+            merged[key] = _merged(base[key], value)
         else:
-            found[key] = value
-    return found
+            merged[key] = value
+    return merged
 
 
 def read_description(content: Any, where: str) -> dict[str, Any]:
@@ -154,12 +154,12 @@ class _Description:
         """Arguments of ``Family``."""
         content, get = self._content, self._get
         tensors = self._tensors(content["tensors"])
-        forms = [_merged(content["tensors"], each) for each in get("other_forms", ())]
+        forms = [_merged(content["tensors"], form) for form in get("other_forms", ())]
         for form in forms:
             check_kind(form, description.KEYS["tensors"], f"other_forms in {self._where}")
         names = {name for form in (content["tensors"], *forms) for name in form}
-        for each in (*self._tied.values(), *self._tied):
-            _check_known(each, names, f"tied in {self._where} names {each!r}")
+        for tied in (*self._tied.values(), *self._tied):
+            _check_known(tied, names, f"tied in {self._where} names {tied!r}")
         served = {axis: tuple(_listed(by)) for axis, by in get("groups", {}).items()}
         ratios = {
             key: (tuple(over.split(".")), under)
@@ -177,7 +177,7 @@ class _Description:
                 f"groups in {self._where} go in a circle ({', '.join(error.args[1])}); no axis can "
                 "serve itself"
             ) from None
-        norms = tuple(self._norm(each, "norms") for each in get("norms", ()))
+        norms = tuple(self._norm(norm, "norms") for norm in get("norms", ()))
         numbered = get("numbered")
         return {
             **{key: get(key) for key in ("architecture", "loads_with")},
@@ -198,7 +198,7 @@ class _Description:
             "grouped": grouped,
             "served": {axis: serving for axis, serving in served.items() if serving},
             "multiples": tuple(self._multiples()),
-            "check": self._check((*norms, *(each.norm for each in tensors if each.norm))),
+            "check": self._check((*norms, *(tensor.norm for tensor in tensors if tensor.norm))),
             "lists": description.LISTS.union(get("lists", ())),
             "arranged": self._arranged(),
             "numbered": lambda config: numbered if numbered and config.get(numbered) else None,
@@ -208,7 +208,7 @@ class _Description:
             "recomputed": tuple(get("recomputed", ("rotary_emb.inv_freq",))),
             "duplicates": self._tied,
             "tensors": tensors,
-            "other_forms": tuple(self._tensors(each) for each in forms),
+            "other_forms": tuple(self._tensors(form) for form in forms),
             "form": self._form(),
             "experts": self._experts(),
             "ungated": self._without(get("ungated", {})),
@@ -218,26 +218,26 @@ class _Description:
 
     def _axes_by_key(self) -> dict[str, Any]:
         """The axes of every size, or a function that chooses them; single axes come first."""
-        found: dict[str, Any] = {}
+        by_key: dict[str, Any] = {}
         for key, ways in sorted(
-            self._sizes.items(), key=lambda each: max(map(len, each[1]), default=0)
+            self._sizes.items(), key=lambda pair: max(map(len, pair[1]), default=0)
         ):
             entry = self._content["sizes"][key]
             if isinstance(entry, str):
-                (found[key],) = ways
+                (by_key[key],) = ways
             else:
-                when = [self._condition(each, f"size {key}") for each in entry.values()]
-                found[key] = partial(_first, list(zip(when, ways, strict=True)))
-        return found
+                when = [self._condition(condition, f"size {key}") for condition in entry.values()]
+                by_key[key] = partial(_first, list(zip(when, ways, strict=True)))
+        return by_key
 
     def _default(self, key: str, value: Any) -> Any:
         """A value, or a function of the config."""
         what = f"assumed {key}"
         if isinstance(value, Mapping) and value.keys() == {"each_layer"}:
             check_kind(value, description.TEXTS, f"{what} in {self._where}")
-            each = self._expression(value["each_layer"], what)
+            entry = self._expression(value["each_layer"], what)
             count = self._layers
-            return lambda config: [each(config, layer) for layer in range(config[count])]
+            return lambda config: [entry(config, layer) for layer in range(config[count])]
         if isinstance(value, str) and (" " in value or value in self._keys):
             return self._expression(value, what)
         return value
@@ -249,8 +249,8 @@ class _Description:
                 _check_known(number, numbers, f"multiples in {self._where} name {number!r}")
             yield Multiple(what, said["of"], said.get("why", "according to its description"))
         for axis, serving in self._get("groups", {}).items():
-            for each in _listed(serving):
-                yield Multiple(axis, each, "because each of these serves a whole group")
+            for serving_axis in _listed(serving):
+                yield Multiple(axis, serving_axis, "because each of these serves a whole group")
 
     def _check(self, norms: Sequence[Norm]) -> Callable[[Config], None]:
         """Make the check for other errors in a config."""
@@ -292,15 +292,15 @@ class _Description:
                 values[key] = entry
 
         def arranged(config: Config, layers: Sequence[int]) -> Config:
-            found, deeper = dict(values), {**config, self._layers: len(layers)}
+            entries, deeper = dict(values), {**config, self._layers: len(layers)}
             same = True
             for key, (way, condition) in rules.items():
                 kinds = [condition.holds(config, layer) for layer in layers]
                 same &= kinds == [condition.holds(deeper, place) for place in range(len(layers))]
                 wanted = [place for place, is_one in enumerate(kinds) if is_one]
                 of_way = {"layers": wanted, "count": len(wanted), "last": max(wanted, default=-1)}
-                found[key] = of_way[way]
-            return {} if same else found
+                entries[key] = of_way[way]
+            return {} if same else entries
 
         return arranged
 
@@ -313,14 +313,14 @@ class _Description:
         embeddings, layers = {*self._tied.values()}, self._layers
 
         def fixed(config: Config) -> Mapping[str, str]:
-            found = {axis: why for axis, when, why in stated if when.holds(config)}
-            present = [each for each in tensors if each.when(config)]
+            reasons = {axis: why for axis, when, why in stated if when.holds(config)}
+            present = [tensor for tensor in tensors if tensor.when(config)]
             last = config[layers] - 1
             reads = any(t.pattern == "<- hidden" and t.layers(config, last) for t in present)
             tied = config.get(TIED) and any(
                 t.name in embeddings and t.pattern.endswith("-> hidden") for t in present
             )
-            return {"hidden": TIED_TO_NO_NORM} | found if tied and not reads else found
+            return {"hidden": TIED_TO_NO_NORM} | reasons if tied and not reads else reasons
 
         return fixed
 
@@ -457,13 +457,13 @@ class _Description:
         said = self._get("form")
         if said is None:
             return None
-        found = {"switches": {}} | said
-        found["harmless"] = {key: tuple(each) for key, each in said.get("harmless", {}).items()}
+        fields = {"switches": {}} | said
+        fields["harmless"] = {key: tuple(keys) for key, keys in said.get("harmless", {}).items()}
         if "lambda_init" in said:
             what = f"lambda_init in {self._where}"
             lambda_init = parse_expression(said["lambda_init"], what, {LAYER}, {})
-            found["lambda_init"] = lambda layer: lambda_init.value({}, layer)
-        return DiffForm(**found)
+            fields["lambda_init"] = lambda layer: lambda_init.value({}, layer)
+        return DiffForm(**fields)
 
     def _experts(self) -> Experts | None:
         said = self._get("experts")
@@ -476,21 +476,22 @@ class _Description:
             for axis, text in said.get("sizes", {}).items()
         }
         dense = self._without(said.get("dense", {}))
-        found = said | {"dense": dense, "groups": tuple(said.get("groups", ()))}
-        found["alone"] = self._condition(said.get("alone", False), "experts").holds
-        found["sizes"] = lambda width, pieces: {
-            axis: each.value({"width": width, "pieces": pieces}) for axis, each in sizes.items()
+        fields = said | {"dense": dense, "groups": tuple(said.get("groups", ()))}
+        fields["alone"] = self._condition(said.get("alone", False), "experts").holds
+        fields["sizes"] = lambda width, pieces: {
+            axis: expression.value({"width": width, "pieces": pieces})
+            for axis, expression in sizes.items()
         }
-        return Experts(**found)
+        return Experts(**fields)
 
     def _without(self, said: Mapping[str, Any]) -> dict[str, Without]:
         """By ``model_type``."""
-        found = {}
+        by_kind = {}
         for kind, entry in said.items():
             only = {key: tuple(values) for key, values in entry.get("only", {}).items()}
             when = self._condition(entry.get("when", True), kind).holds
-            found[kind] = Without(**entry | {"only": only, "when": when})
-        return found
+            by_kind[kind] = Without(**entry | {"only": only, "when": when})
+        return by_kind
 
     # Parts of a description.
 
@@ -538,11 +539,13 @@ def _first(ways: Sequence[tuple[Expression, Any]], config: Config) -> tuple[str,
 
 def _conditions(conditions: Sequence[Expression]) -> dict[str, Any]:
     """The conditions of a tensor: those on the model, and those on a layer."""
-    of_model = [each for each in conditions if LAYER not in each.names]
-    of_layer = [each for each in conditions if LAYER in each.names]
+    of_model = [condition for condition in conditions if LAYER not in condition.names]
+    of_layer = [condition for condition in conditions if LAYER in condition.names]
     return {
-        "when": lambda config: all(each.holds(config) for each in of_model),
-        "layers": lambda config, layer: all(each.holds(config, layer) for each in of_layer),
+        "when": lambda config: all(condition.holds(config) for condition in of_model),
+        "layers": lambda config, layer: all(
+            condition.holds(config, layer) for condition in of_layer
+        ),
     }
 
 
@@ -576,7 +579,9 @@ def module_of(tensor: str) -> str:
 def writes_hidden(tensor: str, pattern: str, norms: Collection[str]) -> bool:
     """Whether a tensor writes hidden states, and is no part of one of these norms."""
     dimensions = Pattern.parse(pattern.replace("_{layer}", "")).dimensions
-    writes = any(each.role is Role.WRITTEN and each.axes == {"hidden"} for each in dimensions)
+    writes = any(
+        dimension.role is Role.WRITTEN and dimension.axes == {"hidden"} for dimension in dimensions
+    )
     return writes and module_of(tensor) not in norms
 
 

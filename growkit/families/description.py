@@ -357,7 +357,11 @@ class HasSizes:
                 continue
             size, unit = numbers[demand.what], max(numbers[demand.of], 1)
             if size % unit:
-                near = [each for each in (size - size % unit, size - size % unit + unit) if each]
+                near = [
+                    multiple
+                    for multiple in (size - size % unit, size - size % unit + unit)
+                    if multiple
+                ]
                 raise MultipleError(
                     f"{demand.what} {size} is no multiple of {demand.of} {unit}, but {self.one} "
                     f"needs that, {demand.why}",
@@ -410,14 +414,14 @@ class HasSizes:
         counted = 1
         for key in self.axes:
             many = self.axes[key] in (("layers",), ("experts",))
-            most = MOST_LAYERS if many else MOST_SIZE
+            limit = MOST_LAYERS if many else MOST_SIZE
             value = value_at(config, key)
             if value is None:
                 value = config.get(self.aliases.get(key, key))
             largest = max((v for v in _listed(value) if isinstance(v, int)), default=0)
-            if largest > most:
+            if largest > limit:
                 raise InputError(
-                    f"{key} is {largest} in config.json of {where}; at most {most:,} was "
+                    f"{key} is {largest} in config.json of {where}; at most {limit:,} was "
                     "expected, correct it"
                 )
             counted *= largest if many else 1
@@ -476,7 +480,7 @@ class HasSizes:
 
     def _solve_per_layer(self, key: str, axes: Axes, value: Any, layers: int) -> dict[str, int]:
         values = value if isinstance(value, list) else [value] * layers
-        if len(values) != layers or not all(_is_size(each, 1) for each in values):
+        if len(values) != layers or not all(_is_size(size, 1) for size in values):
             raise InputError(
                 f"config.json of {self.one} needs {key} as a positive whole number, or a "
                 f"list of {layers} of them, one per layer, but has {value!r}"
@@ -486,10 +490,10 @@ class HasSizes:
     def expresses(self, config: Config, sizes: Mapping[str, int]) -> bool:
         """Whether the model class can have these sizes."""
         try:
-            found = self.sizes(self._with_sizes(config, sizes))
+            by_axis = self.sizes(self._with_sizes(config, sizes))
         except InputError:  # of config keys that contradict one another
             return False
-        return all(found[axis] == size for axis, size in sizes.items())
+        return all(by_axis[axis] == size for axis, size in sizes.items())
 
     def _with_sizes(self, config: Config, sizes: Mapping[str, int]) -> Config:
         """The config with every key of a size."""
@@ -507,13 +511,13 @@ class HasSizes:
                     resized, other if said is None and other in config else key, value
                 )
         for key, (axes, of) in self.ratios.items():
-            whole = prod(sizes[axis] for axis in axes)
-            quotient, rest = divmod(whole, sizes[of])
+            product = prod(sizes[axis] for axis in axes)
+            quotient, rest = divmod(product, sizes[of])
             if not rest:
                 resized = with_value(resized, key, quotient)
             elif any(sizes[axis] != before[axis] for axis in (*axes, of)):
                 raise MultipleError(
-                    f"{' times '.join(axes)} is {whole}, which is no multiple of {of} "
+                    f"{' times '.join(axes)} is {product}, which is no multiple of {of} "
                     f"{sizes[of]}, but {key} of {self.one} is their quotient",
                     f"choose another {of}",
                 )
@@ -522,10 +526,10 @@ class HasSizes:
 
 def value_at(config: Config, key: str) -> Any:
     """The value of a key, in which dots lead into parts of the config; None if it has none."""
-    found: Any = config
+    value: Any = config
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def with_value(config: Config, key: str, value: Any) -> Config:
@@ -538,13 +542,13 @@ def with_value(config: Config, key: str, value: Any) -> Config:
 
 def leaves(value: Config, path: str = "") -> Iterator[tuple[str, int]]:
     """Every whole number in a config, with its key; a dot leads into a part."""
-    for key, each in value.items():
+    for key, entry in value.items():
         if str(key).isdigit():  # a layer of its own
             continue
-        if isinstance(each, dict) and not key.startswith("rope"):
-            yield from leaves(each, f"{path}{key}.")
-        elif isinstance(each, int) and not isinstance(each, bool):
-            yield f"{path}{key}", each
+        if isinstance(entry, dict) and not key.startswith("rope"):
+            yield from leaves(entry, f"{path}{key}.")
+        elif isinstance(entry, int) and not isinstance(entry, bool):
+            yield f"{path}{key}", entry
 
 
 def _listed(value: Any) -> list[Any]:

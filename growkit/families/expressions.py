@@ -133,7 +133,7 @@ def parse_expression(
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{where} is {text[:LONGEST]!r}: {error}") from None
     used = named.keys() & names
-    names = (names - used).union(*(named[each].names for each in used))
+    names = (names - used).union(*(named[name].names for name in used))
     return Expression(text, frozenset(names), compute)
 
 
@@ -143,7 +143,7 @@ def _names(tree: ast.expr, known: Collection[str]) -> set[str]:
     Raises:
         ValueError: a name is unknown, or something is not part of the language.
     """
-    found, free = set[str](), set[str]()
+    names, free = set[str](), set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             key, *values = node.args
@@ -153,15 +153,15 @@ def _names(tree: ast.expr, known: Collection[str]) -> set[str]:
                 raise ValueError(f"{node.func.id} is no function of one value")
             free.add(node.func.id)
         elif isinstance(node, ast.Name):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.Call) or not (
             isinstance(node, SIGNS) or hasattr(_Compiler, f"visit_{type(node).__name__}")
         ):
             said = ast.unparse(node) or type(node).__name__  # an operator alone has no text
             raise ValueError(f"{said} is not part of the language of expressions")
-    for name in found - free - {*known}:
+    for name in names - free - {*known}:
         raise ValueError(f"{name!r} is unknown; {did_you_mean(name, sorted(known))}")
-    return found - {"get", *FUNCTIONS}
+    return names - {"get", *FUNCTIONS}
 
 
 class _Compiler(ast.NodeVisitor):
@@ -181,15 +181,15 @@ class _Compiler(ast.NodeVisitor):
         return lambda config, layer: config.get(node.id)
 
     def visit_List(self, node: ast.List) -> Meaning:
-        every = [self.visit(each) for each in node.elts]
-        return lambda config, layer: [each(config, layer) for each in every]
+        every = [self.visit(entry) for entry in node.elts]
+        return lambda config, layer: [meaning(config, layer) for meaning in every]
 
     def visit_Subscript(self, node: ast.Subscript) -> Meaning:
         values, place = self.visit(node.value), self.visit(node.slice)
         return lambda config, layer: values(config, layer)[place(config, layer)]
 
     def visit_IfExp(self, node: ast.IfExp) -> Meaning:
-        test, body, other = (self.visit(each) for each in (node.test, node.body, node.orelse))
+        test, body, other = (self.visit(part) for part in (node.test, node.body, node.orelse))
         return lambda config, layer: (body if test(config, layer) else other)(config, layer)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Meaning:
@@ -199,12 +199,12 @@ class _Compiler(ast.NodeVisitor):
         return lambda config, layer: -operand(config, layer)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Meaning:
-        ends, every = isinstance(node.op, ast.Or), [self.visit(each) for each in node.values]
+        ends, every = isinstance(node.op, ast.Or), [self.visit(operand) for operand in node.values]
 
         def compute(config: Config, layer: int | None) -> Any:
             value: Any = None
-            for each in every:
-                value = each(config, layer)
+            for operand in every:
+                value = operand(config, layer)
                 if bool(value) is ends:
                     break
             return value
@@ -224,11 +224,11 @@ class _Compiler(ast.NodeVisitor):
         return compute
 
     def visit_Compare(self, node: ast.Compare) -> Meaning:
-        every = [self.visit(each) for each in (node.left, *node.comparators)]
+        every = [self.visit(operand) for operand in (node.left, *node.comparators)]
         signs = [COMPARISONS[type(sign)] for sign in node.ops]
 
         def compute(config: Config, layer: int | None) -> bool:
-            values = [each(config, layer) for each in every]
+            values = [operand(config, layer) for operand in every]
             return all(sign(*pair) for sign, pair in zip(signs, pairwise(values), strict=True))
 
         return compute

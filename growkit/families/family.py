@@ -115,17 +115,17 @@ class Family(description.HasSizes):
             InputError: the model class cannot express these sizes.
         """
         resized = self._with_sizes(config, sizes)
-        found = self.sizes(resized)
+        by_axis = self.sizes(resized)
         for name, pattern in self.patterns(resized).items():
             for dimension in pattern.dimensions:
-                if "vocab" not in dimension.axes and dimension.size(found) > MOST_ROWS:
+                if "vocab" not in dimension.axes and dimension.size(by_axis) > MOST_ROWS:
                     raise InputError(
-                        f"{name} would have {dimension.size(found):,} rows or columns; "
+                        f"{name} would have {dimension.size(by_axis):,} rows or columns; "
                         f"at most {MOST_ROWS:,} can be made, choose smaller sizes"
                     )
         for axis, size in sizes.items():
-            if found.get(axis) != size:  # none, where sizes that become equal are one axis
-                listed = ", ".join(f"{each} {sizes[each]}" for each in sorted(sizes))
+            if by_axis.get(axis) != size:  # none, where sizes that become equal are one axis
+                listed = ", ".join(f"{axis} {sizes[axis]}" for axis in sorted(sizes))
                 computed = "".join(
                     f", since its class computes {axis} from other sizes"
                     for key in self.derived
@@ -148,7 +148,7 @@ class Family(description.HasSizes):
 
     def patterns(self, config: Config) -> dict[str, Pattern]:
         """Name and pattern of every tensor of the model, in the order of the layers."""
-        return {each.name: each.pattern for each in self.members(config)}
+        return {member.name: member.pattern for member in self.members(config)}
 
     @property
     def unseen_sizes(self) -> set[str]:
@@ -158,7 +158,7 @@ class Family(description.HasSizes):
         number of heads changes every logit.
         """
         shown, looked_up = {"layers"}, set[str]()
-        for tensor in (each for form in (self.tensors, *self.other_forms) for each in form):
+        for tensor in (tensor for form in (self.tensors, *self.other_forms) for tensor in form):
             pattern = Pattern.parse(tensor.pattern.replace("_{layer}", ""))
             axes = {axis for dimension in pattern.dimensions for axis in dimension.axes}
             if component_of(tensor) == "embedding" and pattern.dimensions[0].role is Role.READ:
@@ -172,7 +172,7 @@ class Family(description.HasSizes):
 
     def as_stored(self, config: Config, names: Collection[str]) -> Family:
         """The family with the form of its tensors that fits these names best."""
-        forms = [replace(self, tensors=each) for each in (self.tensors, *self.other_forms)]
+        forms = [replace(self, tensors=tensors) for tensors in (self.tensors, *self.other_forms)]
         forms += [base for form in forms if (base := form._of_base_class(names))]
         if len(forms) == 1:
             return self
@@ -188,12 +188,12 @@ class Family(description.HasSizes):
             return None
         tensors = [
             replace(
-                each,
-                name=each.name.removeprefix(prefix),
-                canonical=each.canonical or each.name,
-                component=component_of(each),
+                tensor,
+                name=tensor.name.removeprefix(prefix),
+                canonical=tensor.canonical or tensor.name,
+                component=component_of(tensor),
             )
-            for each in self.tensors
+            for tensor in self.tensors
         ]
         duplicates = {name: of.removeprefix(prefix) for name, of in self.duplicates.items()}
         return replace(self, tensors=tuple(tensors), duplicates=duplicates)
@@ -205,7 +205,7 @@ class Family(description.HasSizes):
             InputError: a tensor has an axis for which this config has no size.
         """
         complete, sizes = self.solved(config)
-        found = []
+        members = []
         for tensor in self.tensors:
             if not tensor.when(complete):
                 continue
@@ -217,7 +217,7 @@ class Family(description.HasSizes):
                 described = (
                     tensor if pattern == tensor.pattern else replace(tensor, pattern=pattern)
                 )
-                axes = {each for of in Pattern.parse(pattern).dimensions for each in of.axes}
+                axes = {axis for of in Pattern.parse(pattern).dimensions for axis in of.axes}
                 unknown = axes.union([axis] if axis else []) - sizes.keys()
                 if unknown:
                     raise InputError(
@@ -227,8 +227,8 @@ class Family(description.HasSizes):
                 for number in range(sizes[axis]) if axis else (None,):
                     numbers = dict.fromkeys(description.COUNTED, number)
                     name = tensor.name.format(layer=layer, **numbers)
-                    found.append(Member(name, described, layer, number))
-        return found
+                    members.append(Member(name, described, layer, number))
+        return members
 
     def relayered(
         self,
@@ -294,11 +294,11 @@ class Family(description.HasSizes):
         Other software derives the types of layers like this even where a config lists them.
         """
         bare = {key: value for key, value in config.items() if not isinstance(value, list)}
-        found = self.class_lists(bare) if self.class_lists else self._filled_in(bare)
+        lists = self.class_lists(bare) if self.class_lists else self._filled_in(bare)
         count = bare.get(self.layers_key)  # None if only a list says it: nothing derives from it
         return {
             key: value
-            for key, value in found.items()
+            for key, value in lists.items()
             if isinstance(value, list)
             and len(value) == count
             and (self.class_lists or key in self.lists)
@@ -331,7 +331,7 @@ def rearranged(key: str, value: Any, layers: Sequence[int], count: int, first: i
     other = OF_OTHER_PARTS.match(key)
     if isinstance(value, dict) and "model_type" not in value and not other:
         first = first_index(value, count)
-        return {k: rearranged(k, each, layers, count, first) for k, each in value.items()}
+        return {k: rearranged(k, entry, layers, count, first) for k, entry in value.items()}
     entries = by_layer(key, value, count, first)
     if entries is value:
         return value
@@ -363,7 +363,9 @@ def by_layer(key: str, value: Any, count: int, first: int = 0) -> Any:
 
 def first_index(part: Config, count: int) -> int:
     """The index of the first layer in a part of a config: 1 if a list ends with their number."""
-    return int(max((each[-1] for each in part.values() if _increase(each)), default=0) == count)
+    return int(
+        max((indices[-1] for indices in part.values() if _increase(indices)), default=0) == count
+    )
 
 
 def _is_pattern(key: str, value: Any, count: int) -> bool:
@@ -375,7 +377,7 @@ def _increase(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(type(each) is int for each in value)
+        and all(type(number) is int for number in value)
         and all(before < after for before, after in pairwise(value))
     )
 
@@ -386,8 +388,8 @@ def of_single_layers(config: Config) -> dict[int, Config]:
     transformers writes the indices with leading zeros, as many as its largest one needs.
     """
     single = config.get(PER_LAYER)
-    found = single.items() if isinstance(single, dict) else ()
-    return {int(at): values for at, values in found if str(at).isdecimal()}
+    entries = single.items() if isinstance(single, dict) else ()
+    return {int(at): values for at, values in entries if str(at).isdecimal()}
 
 
 def described(content: Any, where: str) -> Family:
@@ -428,7 +430,7 @@ def families(key: str = "family", naming: str = "") -> dict[str, Family]:
         if f"\n{key}:" in _text(file) and naming in _text(file)
     }
     of_modules = registered("own_classes", "OWN_CLASS")
-    own = {name: each.family for name, each in of_modules.items()}
+    own = {name: own_class.family for name, own_class in of_modules.items()}
     return dict(sorted((of_files | own).items()))
 
 
@@ -444,8 +446,8 @@ def known_family(model_type: object, described: Family | None = None) -> Family 
         return described
     if not isinstance(model_type, str):
         return None
-    found = families(naming=model_type).values()
-    return next((each for each in found if model_type in each.model_types), None)
+    candidates = families(naming=model_type).values()
+    return next((family for family in candidates if model_type in family.model_types), None)
 
 
 def family_of(config: Config, where: str, described: Family | None = None) -> Family:
@@ -465,7 +467,7 @@ def family_of(config: Config, where: str, described: Family | None = None) -> Fa
         raise InputError(f"the model in {where} is quantised; dequantise it first")
     family = known_family(model_type, described)
     if family is None:
-        kinds = {kind for each in families().values() for kind in each.model_types}
+        kinds = {kind for family in families().values() for kind in family.model_types}
         known = sorted(kinds.union(described.model_types if described else ()))
         inner, remedy = config.get("text_config"), "transformers has no class for it either"
         if config.get("auto_map"):
