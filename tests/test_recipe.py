@@ -102,7 +102,7 @@ def test_the_proof_of_a_recipe_reads_another_text(
     assert done.exit_code == 0, done.output
     verdict = json.loads(done.stdout)["verification"]
     assert verdict["text"] == str(text)
-    assert verdict.sections.logits.strict_float64.device == "cpu"
+    assert verdict["sections"]["logits"]["strict_float64"]["device"] == "cpu"
     proof = json.loads((out / "growkit.json").read_text())["recipe"]["verify"]
     assert (proof["text"], proof["device"], proof["length"]) == (text.name, "cpu", 12)
     refused = cli("run", recipe, "--text", text, "--device", "cuda", "--overwrite")

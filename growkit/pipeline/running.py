@@ -26,7 +26,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import check_faults, report_faults
 from growkit.engine.prompts import read_text
 from growkit.engine.published import config_to_write
-from growkit.engine.user_family import load_description, unlisted_family
+from growkit.engine.user_family import load_description
+from growkit.families.family import known_family
 from growkit.families.model import Model
 from growkit.pipeline.inspection import disk_needed, estimate
 from growkit.planning.plan import Lineage
@@ -154,11 +155,6 @@ def run(
         reads, recipe = [*reads, file], load_recipe(file)
     if verify is not None:
         recipe = replace(recipe, verify=settings_of(verify))
-    if recipe.verify is not None and recipe.family and not unlisted_family(recipe.family):
-        raise InputError(
-            f"the family describes model_type {recipe.family['model_type']!r}, for which growkit "
-            "has one of its own, and the proof uses that; leave out the family, or the proof"
-        )
     if proof_only and recipe.verify is None:
         raise InputError(
             "nothing but the proof is to be kept, and it is switched off; leave out --proof-only, "
@@ -189,6 +185,11 @@ class _Run:
         self.output, self.found = recipe.output_path, find(recipe.source)
         self.inputs = replace(recipe, source=str(self.found.folder)).inputs(reads)
         family = family_for(self.found, recipe.family)
+        if recipe.verify is not None and family and any(map(known_family, family.model_types)):
+            raise InputError(
+                f"the family describes model_type {family.model_types[0]!r}, for which growkit has "
+                "one of its own, and the proof uses that; leave out the family, or the proof"
+            )
         self.source = self.found.open(family)
         if self.found.by_address:
             base_model = recipe.base_model or self.found.base_model

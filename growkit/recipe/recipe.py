@@ -33,7 +33,6 @@ from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.user_family import load_description
 from growkit.families.described import extended
-from growkit.families.family import described
 from growkit.planning.operation import Operation, complete, operation_of
 from growkit.recipe.companion import companions
 
@@ -376,8 +375,6 @@ def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
         _parse_step(step, f"step {number} of {where}")
         for number, step in enumerate(content["steps"], 1)
     )
-    if content.get("family") is not None:
-        described(content["family"], f"family in {where}")
     if "verify" in content:
         chosen["verify"] = _parse_verify(content["verify"], f"verify in {where}")
     return Recipe(**chosen)
