@@ -155,21 +155,21 @@ class ModelClass:
         the entries of such a list repeat.
         """
         more = self.layers + 3
-        found = {
+        numbers = {
             key: [*value]
             for key, value in self.resolved.items()
             if isinstance(value, list | tuple)
-            and all(type(each) is int and 0 <= each < self.layers for each in value)
+            and all(type(layer) is int and 0 <= layer < self.layers for layer in value)
             and len({*value}) == len(value)
         }
         with suppress(Exception), quiet():
             plain = {k: v for k, v in self._base.items() if not isinstance(v, list)}
             deeper = type(self._read).from_dict(plain | {self.layers_key: more}).to_dict()
-            for key in [*found]:
+            for key in [*numbers]:
                 values = deeper.get(key) or []
                 if len(values) == more and len({*values}) < more:
-                    del found[key]
-        return found
+                    del numbers[key]
+        return numbers
 
     # Small models.
 
@@ -190,7 +190,7 @@ class ModelClass:
             plain[key] = ([*changes.get(key, plain.get(key))] * count)[:count]
         if single := of_single_layers(self._plain):
             of = {str(at): single.get(at % self.layers) for at in range(count)}
-            plain[PER_LAYER] = {at: each for at, each in of.items() if each}
+            plain[PER_LAYER] = {at: entry for at, entry in of.items() if entry}
         for key, value in changes.items():
             if key not in self.lists:  # set above
                 plain = dict(with_value(plain, key, value))
@@ -200,7 +200,7 @@ class ModelClass:
         """The values of all keys of the axes with these sizes."""
         if self.derived and "head_dim" in sizes:
             sizes = {**sizes, "hidden": sizes["heads"] * sizes["head_dim"]}
-        found = {
+        values = {
             key: sizes[axis] * self.times.get(key, 1)
             for axis, keys in self.sizes.items()
             if axis in sizes
@@ -208,11 +208,11 @@ class ModelClass:
         }
         if self.ratio:
             key, over, under = self.ratio
-            now = dict(self._numbers()) | found
-            found[key], rest = divmod(prod(now[each] for each in over), now[under])
+            now = dict(self._numbers()) | values
+            values[key], rest = divmod(prod(now[factor] for factor in over), now[under])
             if rest:
-                found[key] = -1  # there is no such model
-        return found
+                values[key] = -1  # there is no such model
+        return values
 
     def shapes(self, changes: Mapping[str, Any], layers: int | None = None) -> Shapes | None:
         """Name and shape of every tensor in the files of a model; None if there is no such model.
@@ -234,7 +234,7 @@ class ModelClass:
 
     def _stored(self, model: nn.Module) -> Shapes:
         stored = as_in_files(model, model.state_dict()).items()
-        return {name: tuple(each.shape) for name, each in stored if name not in self.repeated}
+        return {name: tuple(tensor.shape) for name, tensor in stored if name not in self.repeated}
 
     def shapes_of(self, sizes: Mapping[str, int]) -> Shapes | None:
         """See ``shapes``, for the sizes of axes, and the number of layers."""
@@ -287,7 +287,9 @@ class ModelClass:
         others = [key for key in self.numbers if LAYERS.search(key) and key != named]
         keys = [*([named] if isinstance(count, int) else []), *others]
         self.recomputed = _recomputed(model)
-        longer = next((found for key in keys if (found := self._longer(key, lists))), None)
+        longer = next(
+            (lengthened for key in keys if (lengthened := self._longer(key, lists))), None
+        )
         if longer is None:
             raise not_inferred(
                 f"no key of the config of {self.name} adds a layer to a list of them"
@@ -300,11 +302,11 @@ class ModelClass:
         self.class_prefixes = tuple(f"{name}." for name in longer)
         self._prefixes = tuple(
             prefix
-            for each in self.class_prefixes
-            for prefix in _stored_prefixes(model, {*shapes, *self.repeated}, each)
+            for class_prefix in self.class_prefixes
+            for prefix in _stored_prefixes(model, {*shapes, *self.repeated}, class_prefix)
         )
         self._templates: dict[str, str] = {}
-        whole = self._signature(shapes)
+        signature = self._signature(shapes)
         first: dict[str, int] = {}
         for name in shapes:
             layer = self.layer_of(name)
@@ -314,7 +316,7 @@ class ModelClass:
         every = Counter(self._kinds(shapes, self.layers))
         for few in range(max(2, last), self.layers):
             fewer = self.shapes({}, few)
-            if fewer is None or self._signature(fewer) != whole:
+            if fewer is None or self._signature(fewer) != signature:
                 continue
             kinds = Counter(self._kinds(fewer, few))
             if all(kinds[kind] >= min(2, count) for kind, count in every.items()):
@@ -327,8 +329,8 @@ class ModelClass:
         self.layers_key, self.layers, self.small_layers = key, count, count
         for more, self._every_list in product((1, count), (False, True)):
             # Some classes need whole periods, or have lists per layer under unusual names.
-            for each in ("listed", "lists"):
-                self.__dict__.pop(each, None)
+            for cached in ("listed", "lists"):
+                self.__dict__.pop(cached, None)
             with suppress(Exception), quiet():
                 deeper = _lists(self.model(self.config({}, count + more), "meta"))
                 return [name for name, size in lists.items() if deeper.get(name, 0) > size]
@@ -337,28 +339,32 @@ class ModelClass:
     def template(self, name: str) -> str:
         """The name of a tensor with ``{layer}`` and ``{expert}`` in place of numbers."""
         if name not in self._templates:  # there may be 100,000 of them
-            found = name
+            template = name
             for prefix in self._prefixes:
                 if name.startswith(prefix):
-                    found = prefix + re.sub(r"^\d+(?=\.|$)", "{layer}", name.removeprefix(prefix))
-            self._templates[name] = one_of_experts(found)
+                    template = prefix + re.sub(
+                        r"^\d+(?=\.|$)", "{layer}", name.removeprefix(prefix)
+                    )
+            self._templates[name] = one_of_experts(template)
         return self._templates[name]
 
     def layer_of(self, name: str) -> int | None:
         """The layer of a tensor; None outside of the layers."""
-        before, found, _ = self.template(name).partition("{layer}")
-        return int(name.removeprefix(before).partition(".")[0]) if found else None
+        before, placeholder, _ = self.template(name).partition("{layer}")
+        return int(name.removeprefix(before).partition(".")[0]) if placeholder else None
 
     def _kinds(self, shapes: Shapes, layers: int) -> list[Any]:
         """The kind of every layer: its tensors, and its entries in lists of names."""
-        lists = [each for each in self.lists.values() if all(isinstance(e, str) for e in each)]
+        lists = [
+            entries for entries in self.lists.values() if all(isinstance(e, str) for e in entries)
+        ]
         tensors: list[set[Any]] = [set() for _ in range(layers)]
         for name, shape in shapes.items():
             if (layer := self.layer_of(name)) is not None and layer < layers:
                 tensors[layer].add((self.template(name), shape))
         return [
-            (frozenset(each), *(values[layer] for values in lists))
-            for layer, each in enumerate(tensors)
+            (frozenset(in_layer), *(values[layer] for values in lists))
+            for layer, in_layer in enumerate(tensors)
         ]
 
     def _signature(self, shapes: Shapes) -> set[tuple[str, tuple[int, ...]]]:
@@ -375,9 +381,9 @@ class ModelClass:
             axis: key for key, axis in ALSO.items() if axis not in named and self._counts(key)
         }
         sizes = [*smaller(named, [*self._numbers()], self.lists, self.resolved)]
-        for most in MOST_PARAMETERS:
+        for limit in MOST_PARAMETERS:
             for changes in ({}, *sizes):
-                if self._fits(changes, most):
+                if self._fits(changes, limit):
                     for key, value in changes.items():
                         self._set(key, value)
                     self._lower_thresholds()
@@ -418,7 +424,7 @@ class ModelClass:
         """Whether there is a model with these changes that is small and runs."""
         with suppress(Exception), quiet():
             model = self.model(self.config(changes), "meta")
-            small = sum(each.numel() for each in model.parameters()) <= most
+            small = sum(parameter.numel() for parameter in model.parameters()) <= most
             # Some classes cannot save all sizes that they can compute with.
             return small and self.shapes(changes) is not None and self._runs(changes)
         return False
@@ -460,10 +466,10 @@ class ModelClass:
         assert here is not None
         self._here, stuck = here, []
         for key in numbers:
-            found = self._doubled(key)
-            if found is None:
+            doubled = self._doubled(key)
+            if doubled is None:
                 stuck.append(key)
-            elif any(found[name] != here[name] for name in found.keys() & here.keys()):
+            elif any(doubled[name] != here[name] for name in doubled.keys() & here.keys()):
                 self._add((key,), numbers[key])
         if self._keys["heads"] in numbers and not self._has_heads_apart():
             self._find_derived()
@@ -493,10 +499,10 @@ class ModelClass:
         if "experts" not in self.sizes:
             return
         here = self._here
-        found = self.shapes_of({"experts": 2 * self.small["experts"]}) or here
+        doubled = self.shapes_of({"experts": 2 * self.small["experts"]}) or here
         modules = self.model(self.config({}), "meta").named_modules()
-        tables = [f"{name}.weight" for name, each in modules if isinstance(each, nn.Embedding)]
-        if any(found.get(name) != here.get(name) for name in tables):
+        tables = [f"{name}.weight" for name, module in modules if isinstance(module, nn.Embedding)]
+        if any(doubled.get(name) != here.get(name) for name in tables):
             keys, size = self.sizes.pop("experts"), self.small.pop("experts")
             self.sizes[keys[0]], self.small[keys[0]] = keys, size
 
@@ -506,10 +512,10 @@ class ModelClass:
         hidden, heads = (numbers.get(self._keys[axis], 0) for axis in ("hidden", "heads"))
         if self._keys["head_dim"] in numbers or not heads or not hidden // heads:
             return
-        whole = hidden // heads
-        here, twice = self.shapes({"head_dim": whole}), self.shapes({"head_dim": 2 * whole})
+        head_dim = hidden // heads
+        here, twice = self.shapes({"head_dim": head_dim}), self.shapes({"head_dim": 2 * head_dim})
         if here == self.shapes({}) != twice:
-            self._set("head_dim", whole)
+            self._set("head_dim", head_dim)
 
     def _state_width(self) -> None:
         """Add the width of an MLP to the config, if the class otherwise derives it from hidden."""
@@ -534,29 +540,29 @@ class ModelClass:
             normal = small and all(size % width == 0 for size in small)
             if normal or not WIDTH.search(key) or key not in self.numbers:
                 continue
-            whole = self.numbers[key]
-            sizes = self._scaled({key: whole}, key)
-            if not sizes or len(sizes) > 1 or sizes != self._scaled({key: whole}, key, 3):
+            full_width = self.numbers[key]
+            sizes = self._scaled({key: full_width}, key)
+            if not sizes or len(sizes) > 1 or sizes != self._scaled({key: full_width}, key, 3):
                 continue
-            times = whole // gcd(whole, *sizes)
-            for value in (times << power for power in range(3, whole.bit_length())):
-                part = {value * size // whole for size in sizes}
+            times = full_width // gcd(full_width, *sizes)
+            for value in (times << power for power in range(3, full_width.bit_length())):
+                part = {value * size // full_width for size in sizes}
                 others = ({name: 2 * size} for name, size in self._numbers() if name != key)
                 alike = (self._scaled({**other, key: value}, key) for other in ({}, *others))
-                if all(each in (None, part) for each in alike) and self._runs({key: value}):
+                if all(scaled in (None, part) for scaled in alike) and self._runs({key: value}):
                     self._set(key, value)
                     self.times[key] = times
                     break
 
     def _scaled(self, changes: Mapping[str, int], key: str, factor: int = 2) -> set[int] | None:
         """The dimensions of which another value of a key makes a multiple; None if that differs."""
-        here, found = self.shapes(changes), self.shapes({**changes, key: factor * changes[key]})
-        if here is None or found is None or here.keys() != found.keys():
+        here, scaled = self.shapes(changes), self.shapes({**changes, key: factor * changes[key]})
+        if here is None or scaled is None or here.keys() != scaled.keys():
             return None
         pairs = {
             (size, other)
             for name in here
-            for size, other in zip(here[name], found[name], strict=True)
+            for size, other in zip(here[name], scaled[name], strict=True)
             if size != other
         }
         right = all(other == factor * size for size, other in pairs)
@@ -568,7 +574,7 @@ class ModelClass:
         hidden, heads = numbers.get(wide or "", 0), numbers.get(many or "", 0)
         if not (wide and many and heads) or hidden % heads:
             return
-        factor = next(each for each in (2, 3, 5, 7) if hidden % (each * heads))
+        factor = next(prime for prime in (2, 3, 5, 7) if hidden % (prime * heads))
         grown = {many: factor * heads}
         wider = grown | {wide: factor * hidden}
         self.divided = self.shapes(grown) is None and self.shapes(wider) is not None
@@ -577,18 +583,19 @@ class ModelClass:
 
     def _doubled(self, *keys: str) -> Shapes | None:
         """The shapes with these keys doubled; None if there are none, or other tensors."""
-        found = self.shapes({key: 2 * self._values[key] for key in keys})
-        if found is None or {*map(self.template, found)} != {*map(self.template, self._here)}:
+        shapes = self.shapes({key: 2 * self._values[key] for key in keys})
+        if shapes is None or {*map(self.template, shapes)} != {*map(self.template, self._here)}:
             return None
-        return found
+        return shapes
 
     def _find_partners(self, key: str, stuck: Sequence[str]) -> None:
         """Find the keys that must change together with one."""
         numbers = self._values
         others = sorted(
-            (each for each in stuck if each != key), key=lambda each: numbers[each] != numbers[key]
+            (other for other in stuck if other != key),
+            key=lambda other: numbers[other] != numbers[key],
         )
-        groups: list[tuple[str, ...]] = [(each,) for each in others]
+        groups: list[tuple[str, ...]] = [(other,) for other in others]
         groups += [*combinations(others[:6], 2)] if key in self._axis_of else []
         for group in groups:
             if self._doubled(key, *group) not in (None, self._here):
@@ -606,9 +613,9 @@ class ModelClass:
         """Add an axis of some keys; one that is apart from others has no common name."""
         axis = None if apart else self._axis_of.get(keys[0])
         if axis is None or axis in self.small:
-            fitting = (each for each, name in USUAL.items() if name.search(last_part(keys[0])))
+            fitting = (axis for axis, name in USUAL.items() if name.search(last_part(keys[0])))
             axis = next(
-                (each for each in fitting if each not in self.small), re.sub(r"\W", "_", keys[0])
+                (axis for axis in fitting if axis not in self.small), re.sub(r"\W", "_", keys[0])
             )
         self.sizes[axis], self.small[axis] = keys, size // self.times.get(keys[0], 1)
 
@@ -664,11 +671,11 @@ class ModelClass:
         """Check whether the class computes the size of a head from hidden and heads."""
         numbers, here = self._values, self._here
         hidden, heads = (self._keys[axis] for axis in ("hidden", "heads"))
-        found = self.shapes({heads: 2 * numbers[heads]}) or here
+        doubled = self.shapes({heads: 2 * numbers[heads]}) or here
         narrower = any(
             a < b
-            for name in here.keys() & found.keys()
-            for a, b in zip(found[name], here[name], strict=True)
+            for name in here.keys() & doubled.keys()
+            for a, b in zip(doubled[name], here[name], strict=True)
         )
         if "heads" in self.small and "head_dim" not in self.small and not narrower:
             return
@@ -682,9 +689,9 @@ class ModelClass:
             return
         heads = heads if heads in used else used[0]
         self.derived = True
-        if apart := self.sizes.pop("head_dim", ()):  # of other heads
+        if other_keys := self.sizes.pop("head_dim", ()):  # of other heads
             size = self.small.pop("head_dim")
-            self._add(apart, size, apart=True)
+            self._add(other_keys, size, apart=True)
         self.sizes["heads"] = (heads,)
         self.small |= {"heads": numbers[heads], "head_dim": numbers[hidden] // numbers[heads]}
 
@@ -706,10 +713,12 @@ def _recomputed(model: Any) -> list[str]:
     names = [name for name, _ in model.named_buffers() if name not in kept]
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     names += [name for name in ignored if re.fullmatch(r"\w+(\.\w+)+", name)]
-    found = {".".join(["", *name.split(".")[-2:]]) for name in names}
+    suffixes = {".".join(["", *name.split(".")[-2:]]) for name in names}
     # Older versions of some classes saved the number that they mask with next to the mask.
-    found |= {re.sub(r"bias$", "masked_bias", name) for name in found if name.endswith(".bias")}
-    own = sorted(found - {*INV_FREQ})
+    suffixes |= {
+        re.sub(r"bias$", "masked_bias", name) for name in suffixes if name.endswith(".bias")
+    }
+    own = sorted(suffixes - {*INV_FREQ})
     return [*INV_FREQ[:1], *own] if own else []
 
 
@@ -727,9 +736,9 @@ def _stored_prefixes(model: Any, stored: set[str], prefix: str) -> list[str]:
     if own.keys() <= stored:
         return [prefix]
     # One expert of a stack is enough: files may store experts one by one.
-    own = {name: each[:1] if each.dim() > 2 else each for name, each in own.items()}
+    own = {name: tensor[:1] if tensor.dim() > 2 else tensor for name, tensor in own.items()}
     numbered = (re.match(r"(.*?\.)\d+(?:\.|$)", name) for name in as_in_files(model, own))
-    return list(dict.fromkeys(found[1] for found in numbered if found)) or [prefix]
+    return list(dict.fromkeys(match[1] for match in numbered if match)) or [prefix]
 
 
 def _decoded(value: Any) -> Any:
@@ -737,9 +746,9 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, dict):
         if value.keys() == {"__float__"}:
             return float(value["__float__"])
-        return {key: _decoded(each) for key, each in value.items()}
+        return {key: _decoded(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_decoded(each) for each in value]
+        return [_decoded(entry) for entry in value]
     return value
 
 

@@ -73,12 +73,12 @@ class Flow(TorchDispatchMode):
 
     def space(self, tensor: torch.Tensor, at: int) -> Place | None:
         """The space of a dimension of a tensor; None if no parameter has that space."""
-        found = self._of_parameter(tensor, at)
-        if found is None and tensor.shape[at] > 1:
+        place = self._of_parameter(tensor, at)
+        if place is None and tensor.shape[at] > 1:
             dimension = tensor.stride(at), tensor.shape[at]
             known = self._made.get(_memory(tensor), [])
-            found = next((each for *like, each in known if (*like,) == dimension), None)
-        return found and self.root(found)
+            place = next((candidate for *like, candidate in known if (*like,) == dimension), None)
+        return place and self.root(place)
 
     def root(self, place: Place) -> Place:
         """The representative dimension of a space."""
@@ -87,11 +87,11 @@ class Flow(TorchDispatchMode):
         return place
 
     def _join(self, places: Sequence[Place | None]) -> Place | None:
-        found = [self.root(each) for each in places if each]
-        for each in found[1:]:
-            if self.root(each) != found[0]:
-                self._joined[self.root(each)] = found[0]
-        return found[0] if found else None
+        roots = [self.root(member) for member in places if member]
+        for place in roots[1:]:
+            if self.root(place) != roots[0]:
+                self._joined[self.root(place)] = roots[0]
+        return roots[0] if roots else None
 
     # Streams.
 
@@ -110,16 +110,16 @@ class Flow(TorchDispatchMode):
     # Operations of torch.
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         operation = func.overloadpacket.__name__
-        given = [*_floating(args), *_floating((kwargs or {}).values())]
+        inputs = [*_floating(args), *_floating((kwargs or {}).values())]
         if operation.endswith("_like") or operation.startswith("new_"):  # only the shape is used
-            given = []
-        self._follow_spaces(operation, args, given, made)
-        self._follow_numbers(operation, args, given, made)
-        return made
+            inputs = []
+        self._follow_spaces(operation, args, inputs, output)
+        self._follow_numbers(operation, args, inputs, output)
+        return output
 
-    def _follow_spaces(self, operation: str, args: Any, given: list[Any], made: Any) -> None:
+    def _follow_spaces(self, operation: str, args: Any, inputs: list[Any], made: Any) -> None:
         if operation in PRODUCTS:
             one, other = (args[at] for at in PRODUCTS[operation])
             self._multiply(one, other, args[0], made)
@@ -129,20 +129,20 @@ class Flow(TorchDispatchMode):
         elif operation == "convolution":
             self._convolve(args[0], args[1], args[8], made)
         elif operation in ("select", "unbind"):
-            if given and given[0].dim() > 2:
-                self._stack(given[0], args[1] if len(args) > 1 else 0)
+            if inputs and inputs[0].dim() > 2:
+                self._stack(inputs[0], args[1] if len(args) > 1 else 0)
         else:
             for outcome in _floating([made]):
-                self._keep_stream(given, outcome, operation.removesuffix("_"))
-                self._join_elementwise(given, outcome, operation)
+                self._keep_stream(inputs, outcome, operation.removesuffix("_"))
+                self._join_elementwise(inputs, outcome, operation)
 
-    def _follow_numbers(self, operation: str, args: Any, given: list[Any], made: Any) -> None:
-        learned = {each for tensor in given for each in self._named(tensor)}
+    def _follow_numbers(self, operation: str, args: Any, inputs: list[Any], made: Any) -> None:
+        learned = {name for tensor in inputs for name in self._named(tensor)}
         self.used |= learned
         if learned:
-            self._follow_parameters(learned, given, made, operation.removesuffix("_") in SUMS)
+            self._follow_parameters(learned, inputs, made, operation.removesuffix("_") in SUMS)
         elif operation.removesuffix("_") in KEEPING:
-            self._follow_factor(given, args, made, operation.startswith("div"))
+            self._follow_factor(inputs, args, made, operation.startswith("div"))
         elif operation.endswith("_") and isinstance(made, torch.Tensor):
             self._makers.pop(_memory(made), None)
 
@@ -159,42 +159,42 @@ class Flow(TorchDispatchMode):
                 self._join([spaces[-1], self.space(added, -1)])
         self._keep(made, spaces)
 
-    def _convolve(self, given: Any, weight: Any, groups: int, made: torch.Tensor) -> None:
+    def _convolve(self, inputs: Any, weight: Any, groups: int, made: torch.Tensor) -> None:
         spaces: list[Place | None] = [None] * made.dim()
         if groups == 1:
             self._read(weight, 1)
-            self._join([self.space(given, 1), self.space(weight, 1)])
+            self._join([self.space(inputs, 1), self.space(weight, 1)])
             spaces[1] = self.space(weight, 0)
         else:
-            spaces[1] = self._join([self.space(given, 1), self.space(weight, 0)])
+            spaces[1] = self._join([self.space(inputs, 1), self.space(weight, 0)])
         self._keep(made, spaces)
 
-    def _join_elementwise(self, given: list[Any], made: torch.Tensor, operation: str) -> None:
+    def _join_elementwise(self, inputs: list[Any], made: torch.Tensor, operation: str) -> None:
         spaces: list[Place | None] = []
         for at in range(-made.dim(), 0):
-            along = [t for t in given if t.dim() >= -at and t.shape[at] == made.shape[at]]
+            along = [t for t in inputs if t.dim() >= -at and t.shape[at] == made.shape[at]]
             spaces.append(self._join([self.space(tensor, at) for tensor in along]))
-        alone = [tensor for tensor in given if tensor.numel() > 1]
-        like = [tensor for tensor in alone if tensor.shape == made.shape]
+        arrays = [tensor for tensor in inputs if tensor.numel() > 1]
+        like = [tensor for tensor in arrays if tensor.shape == made.shape]
         copied = [self._of_parameter(like[0], at) for at in range(made.dim())] if like else []
-        if alone == like[:1] and any(copied) and _memory(made) not in self._parameters:
+        if arrays == like[:1] and any(copied) and _memory(made) not in self._parameters:
             self._name(made, copied)  # in another dtype, say
-        elif operation.endswith("_") or _memory(made) not in map(_memory, given):
+        elif operation.endswith("_") or _memory(made) not in map(_memory, inputs):
             self._keep(made, spaces)
 
-    def _keep_stream(self, given: list[Any], made: torch.Tensor, operation: str) -> None:
+    def _keep_stream(self, inputs: list[Any], made: torch.Tensor, operation: str) -> None:
         """Follow a stream that is copied, added to, or multiplied by a number or a parameter."""
-        like = [_memory(tensor) for tensor in given if tensor.shape == made.shape]
+        like = [_memory(tensor) for tensor in inputs if tensor.shape == made.shape]
         streams = [memory for memory in like if memory in self._stream]
-        learned = {each for tensor in given for each in self._named(tensor)}
-        alone = all(tensor.numel() == 1 or _memory(tensor) in streams for tensor in given)
-        if streams and (operation in SUMS or (operation in KEEPING and (alone or learned))):
+        learned = {name for tensor in inputs for name in self._named(tensor)}
+        only_numbers = all(tensor.numel() == 1 or _memory(tensor) in streams for tensor in inputs)
+        if streams and (operation in SUMS or (operation in KEEPING and (only_numbers or learned))):
             normed = all(self._stream[memory] for memory in streams)
             self._stream[_memory(made)] = normed
             if operation == "mul" and not normed:
                 self.gains |= learned
             elif operation in SUMS and not normed:
-                others = (tensor for tensor in given if _memory(tensor) not in streams)
+                others = (tensor for tensor in inputs if _memory(tensor) not in streams)
                 self.added |= {name for tensor in others for name in self._written_by(tensor)}
 
     def _written_by(self, tensor: torch.Tensor) -> set[str]:
@@ -208,26 +208,26 @@ class Flow(TorchDispatchMode):
     # Factors.
 
     def _follow_parameters(
-        self, learned: set[str], given: list[Any], made: Any, adds: bool
+        self, learned: set[str], inputs: list[Any], made: Any, adds: bool
     ) -> None:
         """Record the parameters that make a tensor, and the scale of the tensor that they read."""
         self.uses.update(learned)
         makers = set(learned)
-        for tensor in given:
+        for tensor in inputs:
             self._scale(learned, self._times.get(_memory(tensor), 1.0))
             if adds:  # a bias, to the product with its weight
                 makers |= self._makers.get(_memory(tensor), set())
         for tensor in _floating([made]):
             self._makers[_memory(tensor)] = makers
 
-    def _follow_factor(self, given: list[Any], args: Any, made: Any, divides: bool) -> None:
+    def _follow_factor(self, inputs: list[Any], args: Any, made: Any, divides: bool) -> None:
         """Record that a tensor is multiplied by a scalar."""
-        (tensor, *others) = [each for each in given if each.numel() > 1] or [None]
+        (tensor, *others) = [tensor for tensor in inputs if tensor.numel() > 1] or [None]
         if tensor is None or others:
             return
-        numbers = [each for each in args[1:2] if isinstance(each, int | float)]
+        numbers = [value for value in args[1:2] if isinstance(value, int | float)]
         numbers += [
-            float(t) for t in given if t.numel() == 1 and _memory(t) not in self._parameters
+            float(t) for t in inputs if t.numel() == 1 and _memory(t) not in self._parameters
         ]
         factor = prod(numbers) or 1.0
         factor = 1 / factor if divides else factor
@@ -260,7 +260,11 @@ class Flow(TorchDispatchMode):
         if not tensor.dim() or tensor.shape[at] < 2:
             return None
         known = self._parameters.get(_memory(tensor), [])
-        fitting = [each for each in known if each[1] > 1 and each[0] <= tensor.stride(at)]
+        fitting = [
+            dimension
+            for dimension in known
+            if dimension[1] > 1 and dimension[0] <= tensor.stride(at)
+        ]
         return max(fitting)[2] if fitting else None
 
     def _name(self, tensor: torch.Tensor, places: Sequence[Place | None]) -> None:
@@ -284,8 +288,8 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def _floating(values: Any) -> Iterator[torch.Tensor]:
     """All floating-point tensors, including those in lists."""
-    for each in values:
-        if isinstance(each, torch.Tensor) and each.is_floating_point():
-            yield each
-        elif isinstance(each, list | tuple):
-            yield from _floating(each)
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _floating(value)

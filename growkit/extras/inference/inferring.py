@@ -88,22 +88,22 @@ def infer(folder: str | Path) -> Inference:
     Raises:
         InputError: transformers has no such class, or parts of it cannot be described.
     """
-    whole = find(folder).whole()
-    checkpoint = inside(whole) or whole
+    outer = find(folder).whole()
+    checkpoint = inside(outer) or outer
     layers = checkpoint.config.get("num_hidden_layers")
     if isinstance(layers, int) and len(checkpoint.tensors) < layers <= MOST_LAYERS:
         raise InputError(
             f"config.json in {checkpoint.where()} promises {layers:,} layers, but there are only "
             f"{len(checkpoint.tensors)} tensors; correct it, or add what is missing"
         )
-    found = InferredFamily(checkpoint.config, str(checkpoint.folder / "config.json"))
+    inferred = InferredFamily(checkpoint.config, str(checkpoint.folder / "config.json"))
     result = Inference(
-        model_class=found.asked.name,
-        family=found.description,
-        tensors=_evidence(checkpoint, found.description, found.ways),
-        trials=found.trials,
-        tried=found.tried,
-        sure=any(trial.exact for trial in found.trials) and "fixed" not in found.description,
+        model_class=inferred.asked.name,
+        family=inferred.description,
+        tensors=_evidence(checkpoint, inferred.description, inferred.ways),
+        trials=inferred.trials,
+        tried=inferred.tried,
+        sure=any(trial.exact for trial in inferred.trials) and "fixed" not in inferred.description,
         yaml="",
     )
     result["yaml"] = "".join(f"{line}\n" for line in (*_head(result), *_body(result)))
@@ -125,7 +125,7 @@ class InferredFamily:
         seen = see(self.asked)
         self.proposal = Proposal(self.asked, seen)
         self.ways = self.proposal.ways()
-        self._chosen = {name: found[0] for name, found in self.ways.items()}
+        self._chosen = {name: patterns[0] for name, patterns in self.ways.items()}
         self._more: dict[str, Any] = {}
         self.tried = 0
         self.trials: list[Trial] = []
@@ -158,19 +158,23 @@ class InferredFamily:
 
     def _describe(self, config: Config) -> dict[str, Any]:
         """Describe the model; a dimension that does not fit the description becomes a constant."""
-        found = self.proposal.description(self._chosen, self._more)
-        family, wrong = described(found, "the inferred family"), dict[str, set[int]]()
+        description = self.proposal.description(self._chosen, self._more)
+        family, wrong = described(description, "the inferred family"), dict[str, set[int]]()
         patterns, sizes = family.patterns(config), family.sizes(config)
         for name in patterns.keys() & self.asked.shapes_here.keys():
             here = self.asked.shapes_here[name]
             for dimension, size in zip(patterns[name].dimensions, here, strict=True):
                 if dimension.size(sizes) != size:
                     wrong.setdefault(str(dimension), set()).add(size)
-        constants = {said: number(min(each)) for said, each in wrong.items() if len(each) == 1}
+        constants = {
+            said: number(min(wrong_sizes))
+            for said, wrong_sizes in wrong.items()
+            if len(wrong_sizes) == 1
+        }
         for said, constant in constants.items():
             words = re.compile(rf"(?<![\w.]){re.escape(said)}(?![\w.])")
             self._chosen = {name: words.sub(constant, p) for name, p in self._chosen.items()}
-        return self.proposal.description(self._chosen, self._more) if constants else found
+        return self.proposal.description(self._chosen, self._more) if constants else description
 
     def _try(self, axis: str, small: SmallModel) -> None:
         """Try descriptions until one is right for an axis, and keep the best."""
@@ -243,22 +247,24 @@ def _evidence(
     family = described(description, "the inferred family")
     unused_tensors(checkpoint, family)
     sizes = family.sizes(checkpoint.config)
-    every = (each for p in family.patterns(checkpoint.config).values() for each in p.dimensions)
+    every = (
+        dimension for p in family.patterns(checkpoint.config).values() for dimension in p.dimensions
+    )
     forms = {str(dimension): dimension.size(sizes) for dimension in every}
-    found = []
+    evidence = []
     for name, entry in each_entry(description["tensors"], "pattern"):
         kinds = [patterns for kind, patterns in ways.items() if kind.rpartition("#")[0] == name]
         said = str(entry["pattern"])
-        numbers = [each.size(sizes) for each in Pattern.parse(said).dimensions]
-        found.append(
+        numbers = [dimension.size(sizes) for dimension in Pattern.parse(said).dimensions]
+        evidence.append(
             Evidence(
                 tensor=name,
                 pattern=said,
                 by_number=[[f for f, size in forms.items() if size == n] for n in numbers],
-                others=[p for found in kinds if said in found for p in found if p != said],
+                others=[p for patterns in kinds if said in patterns for p in patterns if p != said],
             )
         )
-    return found
+    return evidence
 
 
 @dataclass(frozen=True)
@@ -420,7 +426,7 @@ def _verdict(found: Inference) -> str:
 
 
 def _body(found: Inference) -> Iterator[str]:
-    evidence = {each["tensor"]: each for each in found["tensors"]}
+    evidence = {entry["tensor"]: entry for entry in found["tensors"]}
     for key, value in found["family"].items():
         if not isinstance(value, Mapping):
             yield f"{key}: {_inline(value)}"
@@ -435,10 +441,10 @@ def _why(evidence: Evidence) -> str:
     """The certainty of a pattern, from the checkpoint's sizes and from the class."""
     if evidence["others"]:
         return f"tried; by its shape also {' or '.join(evidence['others'])}"
-    open_ones = [each for each in evidence["by_number"] if len(each) > 1]
+    open_ones = [forms for forms in evidence["by_number"] if len(forms) > 1]
     if not open_ones:
         return "its numbers are those of nothing else"
-    could = "; ".join(dict.fromkeys(" or ".join(each) for each in open_ones))
+    could = "; ".join(dict.fromkeys(" or ".join(forms) for forms in open_ones))
     return f"its class says so; by its numbers {could}"
 
 

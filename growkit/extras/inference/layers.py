@@ -49,8 +49,8 @@ class Asked:
         """Every tensor with one of its shapes, and the layers where it has that shape."""
         every = frozenset().union(*self.kinds)
         return {
-            (each[0], frozenset(at for at, kind in enumerate(self.kinds) if each in kind))
-            for each in every
+            (tensor[0], frozenset(at for at, kind in enumerate(self.kinds) if tensor in kind))
+            for tensor in every
         }
 
     def having(self, template: str) -> Layers:
@@ -81,7 +81,7 @@ class Conditions:
         periods = [value for key, value in numbers.items() if PERIODS.search(key)]
         many = 2 * max(few, *(value for value in periods if value <= asked.layers), 0)
         self.deciding: list[str] = []
-        self._models = [each for count in (few, many) if (each := self._ask({}, count))]
+        self._models = [model for count in (few, many) if (model := self._ask({}, count))]
         self._unchanged = len(self._models)
         more = self._models[-1]
         numbers = {key: asked.value(key) for key in _numbers(asked, many)}
@@ -98,19 +98,19 @@ class Conditions:
         shapes = self._asked.shapes(changes, count)
         if shapes is None:
             return None
-        found: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in range(count)]
+        kinds: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in range(count)]
         for name, shape in shapes.items():
             if (layer := self._asked.layer_of(name)) is not None:
-                found[layer].add((self._asked.template(name), shape))
+                kinds[layer].add((self._asked.template(name), shape))
         config = self._asked.config(changes, count).to_dict()
-        return Asked(config, [frozenset(each) for each in found])
+        return Asked(config, [frozenset(kind) for kind in kinds])
 
     def _vary(self, keys: Mapping[str, Any], count: int, others: Any) -> None:
         """Build models with other values of keys, and keep those whose layers differ."""
         as_it_is = self._models[-1 if len(self._models) < 3 else 1]
         for key, value in keys.items():
-            found = (self._ask({key: other}, count) for other in others(value))
-            different = [each for each in found if each and each.alike != as_it_is.alike]
+            varied = (self._ask({key: other}, count) for other in others(value))
+            different = [model for model in varied if model and model.alike != as_it_is.alike]
             if different:
                 self.deciding.append(key)
                 self._models += different
@@ -125,12 +125,12 @@ class Conditions:
             layers: those of the small model.
         """
         wanted = [self._like(model, template, layers) for model in self._models]
-        known = [at for at, some in enumerate(wanted) if some is not None]
+        known = [at for at, layers in enumerate(wanted) if layers is not None]
         # If no condition holds in all models, one for deeper models of this config must do.
         for models in (known, [at for at in known if at < self._unchanged]):
-            found = self._said(models, [wanted[at] or frozenset() for at in models])
-            if found != "":
-                return found
+            condition = self._said(models, [wanted[at] or frozenset() for at in models])
+            if condition != "":
+                return condition
         return " or ".join(f"layer == {layer}" for layer in sorted(layers))
 
     def _said(self, known: Sequence[int], mine: Sequence[Layers]) -> str | None:
@@ -138,12 +138,12 @@ class Conditions:
         every = [self._models[at].layers for at in known]
         if [*mine] == every:
             return None
-        rest = [layers - some for layers, some in zip(every, mine, strict=True)]
+        rest = [layers - own for layers, own in zip(every, mine, strict=True)]
         for count in range(1, MOST + 1):
-            for some, form in ((mine, "{}"), (rest, "not ({})")):
-                possible = chain(self._entries(known, some), self._parts())
+            for target, form in ((mine, "{}"), (rest, "not ({})")):
+                possible = chain(self._entries(known, target), self._parts())
                 bits = ((text, self._bits(its[at] for at in known)) for text, its in possible)
-                wanted = self._bits(some)
+                wanted = self._bits(target)
                 parts = ((text, its) for text, its in bits if its & wanted == wanted)
                 # ``combinations`` would evaluate all parts first.
                 every_choice = (
@@ -157,7 +157,9 @@ class Conditions:
     def _bits(self, layers: Iterable[Layers]) -> int:
         """A number with one bit for each layer of each model: intersecting numbers is quick."""
         width = max(len(model.kinds) for model in self._models)
-        return sum(1 << (at * width + layer) for at, some in enumerate(layers) for layer in some)
+        return sum(
+            1 << (at * width + layer) for at, in_model in enumerate(layers) for layer in in_model
+        )
 
     def _like(self, model: Asked, template: str, layers: Layers) -> Layers | None:
         """The layers of a model in which a tensor is as in some layers of the small model.
@@ -184,7 +186,7 @@ class Conditions:
         """How the keys of a condition change when layers are rearranged, where a rule is known."""
         if "%" in condition:
             return self._explicit(condition)
-        found: dict[str, Any] = {}
+        rules: dict[str, Any] = {}
         every = self._asked.layers_key
         for key in self.deciding:
             for sign, rule in (
@@ -194,8 +196,8 @@ class Conditions:
                 (f"(?:<|>=) {every} -", {"count": f"layer >= {every} - {key}"}),
             ):
                 if re.search(rf"layer (?:{sign}) {key}\b", condition):
-                    found[key] = rule
-        return found
+                    rules[key] = rule
+        return rules
 
     def _explicit(self, condition: str) -> dict[str, Any]:
         """Replace a period and its listed exceptions by a list of layers and a period of 1."""
@@ -213,16 +215,18 @@ class Conditions:
     ) -> Iterator[tuple[str, list[Layers]]]:
         """Conditions on lists with one entry per layer."""
         for key in self._lists:
-            lists = [each for m in self._models if isinstance(each := m.config.get(key), list)]
+            lists = [
+                entries for m in self._models if isinstance(entries := m.config.get(key), list)
+            ]
             if len(lists) < len(self._models):
                 continue
-            pairs = [(lists[at], some) for at, some in zip(known, wanted, strict=True)]
-            values = {each[layer] for each, some in pairs for layer in some if layer < len(each)}
+            pairs = [(lists[at], chosen) for at, chosen in zip(known, wanted, strict=True)]
+            values = {row[layer] for row, chosen in pairs for layer in chosen if layer < len(row)}
             if values and all(isinstance(value, str | int) for value in values):
                 text = " or ".join(f"{key}[layer] == {v!r}" for v in sorted(values, key=str))
                 having = [
-                    frozenset(at for at, value in enumerate(each) if value in values)
-                    for each in lists
+                    frozenset(at for at, value in enumerate(row) if value in values)
+                    for row in lists
                 ]
                 yield (text if len(values) == 1 else f"({text})"), having
 
@@ -261,12 +265,12 @@ class Conditions:
 
     def _holding(self, text: str) -> list[Layers]:
         """The layers in which a condition holds, by model."""
-        most = range(max(len(model.kinds) for model in self._models))
+        numbers = range(max(len(model.kinds) for model in self._models))
         condition = parse_expression(text, text, {*self._models[0].config, LAYER}, {})
         its: dict[str, Layers] = {}  # most models have the same values of its keys
         for model in self._models:
             if (shown := condition.shown(model.config)) not in its:
-                its[shown] = frozenset(at for at in most if condition.holds(model.config, at))
+                its[shown] = frozenset(at for at in numbers if condition.holds(model.config, at))
         return [its[condition.shown(model.config)] & model.layers for model in self._models]
 
 

@@ -51,7 +51,7 @@ def ways_of(terms: Terms, width: bool) -> list[str]:
     written = [(_product(axes, width), count) for axes, count in terms]
     if len(written) == 1:
         return _counted(*written[0])
-    found = []
+    patterns = []
     common = [axis for axis in written[0][0] if all(axis in factors for factors, _ in written)]
     for shared in (common[:1], []):
         parts = []
@@ -61,9 +61,9 @@ def ways_of(terms: Terms, width: bool) -> list[str]:
                 rest, count = [number(count), *rest], 1
             parts.append([".".join(rest)] * count)
         for order in (parts, parts[::-1]):
-            text = " + ".join(each for part in order for each in part)
-            found.append(f"{shared[0]}.({text})" if shared else text)
-    return list(dict.fromkeys(found))
+            text = " + ".join(term for part in order for term in part)
+            patterns.append(f"{shared[0]}.({text})" if shared else text)
+    return list(dict.fromkeys(patterns))
 
 
 COUNTS = re.compile(r"layers|heads|num|^n_|mult|groups|experts")
@@ -84,22 +84,22 @@ def number(count: int) -> str:
 def count_of(axis: str) -> int | None:
     """The number of an axis that ``number`` named; None for any other axis."""
     words = {word: count for count, word in NUMBERS.items()}
-    found = re.fullmatch(r"times_(\d+)", axis)
-    return int(found[1]) if found else words.get(axis)
+    match = re.fullmatch(r"times_(\d+)", axis)
+    return int(match[1]) if match else words.get(axis)
 
 
 def _counted(factors: list[str], count: int) -> list[str]:
     """Patterns of a product and a constant, which may come first, last or next to a factor."""
     if count == 1:
         both = [factors, factors[::-1]] if len(factors) > 1 else [factors]
-        return [".".join(each) or number(1) for each in both]
+        return [".".join(names) or number(1) for names in both]
     if not factors:
         return [number(count)]
     places = [1, 0, len(factors)] if len(factors) > 1 else [0, 1]
     if count not in NUMBERS:  # probably a size rather than a repetition
         places.reverse()
-    each = [[*factors[:at], number(count), *factors[at:]] for at in dict.fromkeys(places)]
-    return [".".join(names) for names in each]
+    orders = [[*factors[:at], number(count), *factors[at:]] for at in dict.fromkeys(places)]
+    return [".".join(names) for names in orders]
 
 
 def composed(asked: ModelClass) -> dict[str, list[Terms]]:
@@ -108,9 +108,9 @@ def composed(asked: ModelClass) -> dict[str, list[Terms]]:
     assert here is not None
     axes = [axis for axis in asked.small if not (asked.derived and axis == "hidden")] + [LAYERS]
     moved = {axis: asked.shapes_of(_doubled(asked, (axis,))) for axis in axes}
-    found = {}
+    by_name = {}
     for name, shape in here.items():
-        if one_of_experts(name) in found:
+        if one_of_experts(name) in by_name:
             continue
         dimensions, depends = [], axes
         if asked.layer_of(name) is not None:  # in a deeper model the layer may be of another kind
@@ -118,8 +118,8 @@ def composed(asked: ModelClass) -> dict[str, list[Terms]]:
         for at, size in enumerate(shape):
             relevant = [a for a in depends if (moved[a] or {}).get(name, shape)[at] != size]
             dimensions.append(_terms(asked, name, at, size, relevant))
-        found[one_of_experts(name)] = dimensions
-    return found
+        by_name[one_of_experts(name)] = dimensions
+    return by_name
 
 
 def _sizes(asked: ModelClass) -> dict[str, int]:
@@ -137,24 +137,26 @@ def _terms(asked: ModelClass, name: str, at: int, size: int, axes: list[str]) ->
     if len(axes) > MOST:
         return constant
     values = {}
-    for some in _subsets(axes):
-        shapes = asked.shapes_of(_doubled(asked, some))
+    for subset in _subsets(axes):
+        shapes = asked.shapes_of(_doubled(asked, subset))
         if shapes is None or name not in shapes:
             return constant
-        values[some] = shapes[name][at]
+        values[subset] = shapes[name][at]
     changes = {
-        some: sum((-1) ** (len(some) - len(few)) * values[few] for few in _subsets(some))
-        for some in values
+        group: sum((-1) ** (len(group) - len(few)) * values[few] for few in _subsets(group))
+        for group in values
     }
     terms = []
-    for some in values:
+    for subset in values:
         part = sum(
-            (-1) ** (len(more) - len(some)) * changes[more] for more in values if {*some} <= {*more}
+            (-1) ** (len(more) - len(subset)) * changes[more]
+            for more in values
+            if {*subset} <= {*more}
         )
-        count, rest = divmod(part, prod(_sizes(asked)[axis] for axis in some))
+        count, rest = divmod(part, prod(_sizes(asked)[axis] for axis in subset))
         if rest or count < 0:
             return constant
-        terms += [(some, count)] if count else []
+        terms += [(subset, count)] if count else []
     if ("vocab",) in dict(terms) and len(terms) > 1:
         return constant
     return tuple(sorted(terms, key=lambda term: "kv_heads" in term[0]))
@@ -201,12 +203,12 @@ class Proposal:
         """Rename an MLP width that is a multiple of hidden to ``ffn``; return the factor."""
         if any(self._wide(axis) for axis in self.asked.small):
             return None
-        whole = ("heads", "head_dim") if self.asked.derived else ("hidden",)
+        full_width = ("heads", "head_dim") if self.asked.derived else ("hidden",)
         read = {
-            (name, at): each[0][1]
+            (name, at): terms[0][1]
             for name, dimensions in self._dimensions.items()
-            for at, each in enumerate(dimensions)
-            if (name, at) in self.seen.reads and [axes for axes, _ in each] == [whole]
+            for at, terms in enumerate(dimensions)
+            if (name, at) in self.seen.reads and [axes for axes, _ in terms] == [full_width]
         }
         factor = max(read.values(), default=1)
         if factor == 1:
@@ -215,8 +217,8 @@ class Proposal:
         ffn: Terms = ((("ffn",), 1),)
         for name, dimensions in self._dimensions.items():
             self._dimensions[name] = [
-                ffn if self.seen.spaces.get((name, at)) in inside else each
-                for at, each in enumerate(dimensions)
+                ffn if self.seen.spaces.get((name, at)) in inside else terms
+                for at, terms in enumerate(dimensions)
             ]
         return factor
 
@@ -247,14 +249,16 @@ class Proposal:
             reads = {0}
         elif name in self._tied:
             reads = {1}
-        ways = [ways_of(each, self.seen.is_hidden(name, at)) for at, each in enumerate(dimensions)]
+        ways = [
+            ways_of(terms, self.seen.is_hidden(name, at)) for at, terms in enumerate(dimensions)
+        ]
         stacked = [at for at in range(len(ways)) if (name, at) in self.seen.stacks]
         first = len(stacked) if len(ways) > 2 and reads and stacked == [*range(len(stacked))] else 0
-        mine, found = {at - first for at in reads if at >= first}, []
+        mine, patterns = {at - first for at in reads if at >= first}, []
         for chosen in product(*ways):
-            each, pattern = ", ".join(chosen[:first]), _with_roles(chosen[first:], mine)
-            found.append(f"{each}: {pattern}" if each else pattern)
-        return [*dict.fromkeys(found)]
+            prefix, pattern = ", ".join(chosen[:first]), _with_roles(chosen[first:], mine)
+            patterns.append(f"{prefix}: {pattern}" if prefix else pattern)
+        return [*dict.fromkeys(patterns)]
 
     def description(self, chosen: Mapping[str, str], more: Mapping[str, Any]) -> dict[str, Any]:
         """Describe the family with these patterns.
@@ -280,8 +284,8 @@ class Proposal:
             name: of for name, of in asked.repeated.items() if self._tied and of in tensors
         }
         tensors |= {name: tensors[of] for name, of in tied.items() if name not in tensors}
-        patterns = [each for each in chosen.values() if each != SCALAR]
-        dimensions = [each for p in patterns for each in Pattern.parse(p).dimensions]
+        patterns = [pattern for pattern in chosen.values() if pattern != SCALAR]
+        dimensions = [dimension for p in patterns for dimension in Pattern.parse(p).dimensions]
         axes = {axis for dimension in dimensions for axis in dimension.axes}
         if any("{expert}" in template for template in tensors):
             axes.add("experts")
@@ -333,7 +337,7 @@ class Proposal:
 
     def _bare_norms(self, axes: set[str]) -> list[dict[str, Any]]:
         """The norms without a weight, each with the axis that has the width of its input."""
-        found = []
+        norms = []
         for norm, width in self.seen.bare:
             over = next(
                 (axis for axis in ("hidden", *sorted(axes)) if self.asked.small.get(axis) == width),
@@ -341,15 +345,15 @@ class Proposal:
             )
             if over is not None:
                 said = {"norm": over, "eps": norm.eps, "centred": norm.centred}
-                found.append({key: value for key, value in said.items() if value})
-        return found
+                norms.append({key: value for key, value in said.items() if value})
+        return norms
 
     def _ratios(self) -> dict[str, str]:
         if self.asked.ratio is None:
             return {}
         axis_of = {key: axis for axis, keys in self.asked.sizes.items() for key in keys}
         key, over, under = self.asked.ratio
-        return {key: f"{'.'.join(axis_of[each] for each in over)} / {axis_of[under]}"}
+        return {key: f"{'.'.join(axis_of[factor] for factor in over)} / {axis_of[under]}"}
 
     def experts(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Possible rules by which the class uses its experts."""
@@ -359,23 +363,23 @@ class Proposal:
             axis
             for name, pattern in chosen.items()
             if "{expert}" in name or pattern.startswith("experts: ")
-            for found in [re.search(r"hidden <- (\w+)$|(\w+) -> hidden$", pattern)]
-            if found and (axis := found[1] or found[2]) in self.asked.small
+            for match in [re.search(r"hidden <- (\w+)$|(\w+) -> hidden$", pattern)]
+            if match and (axis := match[1] or match[2]) in self.asked.small
         ]
         if not widths or not top_k:
             return
-        found: dict[str, Any] = {"width": widths[0], "top_k": top_k[0]}
+        rule: dict[str, Any] = {"width": widths[0], "top_k": top_k[0]}
         counts = self.asked.numbers
         groups = [key for key in GROUPS if counts.get(key)]
         if len(groups) == 2:
-            found["groups"] = groups
+            rule["groups"] = groups
         if self._balancing:
-            found["balancing"] = self._balancing[0]
-        yield found
+            rule["balancing"] = self._balancing[0]
+        yield rule
         for key in (key for key in self.asked.resolved if SCALING.search(key) and value(key)):
-            yield found | {"scaling": key, "alone": True}
-        yield found | {"alone": True}
-        yield found | {"divided": True}
+            yield rule | {"scaling": key, "alone": True}
+        yield rule | {"alone": True}
+        yield rule | {"divided": True}
 
     @property
     def _balancing(self) -> list[str]:
@@ -392,28 +396,28 @@ class Proposal:
         """Defaults of the class for keys that the config leaves out."""
         asked = self.asked
         keys = *sizes, *self._balancing
-        found = {key: asked.value(key) for key in keys if asked.said(key) is None}
+        assumed = {key: asked.value(key) for key in keys if asked.said(key) is None}
         stated = "head_dim" in asked.sizes and asked.said(asked.sizes["head_dim"][0]) is not None
         if {"head_dim", "heads"} <= axes and (asked.derived or not stated):
             hidden, heads = asked.sizes["hidden"][0], asked.sizes["heads"][0]
-            whole = asked.small["hidden"] // asked.small["heads"]
-            if asked.derived or whole == asked.small["head_dim"]:
-                found["head_dim"] = f"{hidden} / {heads}"
+            head_dim = asked.small["hidden"] // asked.small["heads"]
+            if asked.derived or head_dim == asked.small["head_dim"]:
+                assumed["head_dim"] = f"{hidden} / {heads}"
         if asked.width:
             key, factor = asked.width
-            found[key] = f"{factor} * {asked.sizes['hidden'][0]}"
+            assumed[key] = f"{factor} * {asked.sizes['hidden'][0]}"
         if self._multiple:
-            found["intermediate_size"] = f"{self._multiple} * {asked.sizes['hidden'][0]}"
+            assumed["intermediate_size"] = f"{self._multiple} * {asked.sizes['hidden'][0]}"
         entries = [entry for _, entry in each_entry(tensors, "pattern")]
-        found |= {each["eps"]: asked.value(each["eps"]) for each in entries if "eps" in each}
-        said = [each["when"] for each in entries if "when" in each]
+        assumed |= {entry["eps"]: asked.value(entry["eps"]) for entry in entries if "eps" in entry}
+        said = [entry["when"] for entry in entries if "when" in entry]
         for key in {word for text in said for word in re.findall(r"[A-Za-z_]\w*", text)}:
             if asked.value(key) is not None and key != "layer":
                 value = asked.value(key)
-                found[key] = [*value] if isinstance(value, list | tuple) else value
+                assumed[key] = [*value] if isinstance(value, list | tuple) else value
         if self._tied:
-            found[TIED] = bool(asked.value(TIED))
-        return {key: value for key, value in found.items() if value is not None}
+            assumed[TIED] = bool(asked.value(TIED))
+        return {key: value for key, value in assumed.items() if value is not None}
 
     def _tensor(self, names: list[str], pattern: str) -> dict[str, Any]:
         said: dict[str, Any] = {"pattern": pattern}
@@ -421,7 +425,7 @@ class Proposal:
         if power := self.seen.powers.get(name):
             said["powers"] = {"hidden": power}
         # A layer whose stream starts afresh, or is not returned, may show less than similar layers.
-        if idle := [self.seen.idle[each] for each in names if each in self.seen.idle]:
+        if idle := [self.seen.idle[tensor] for tensor in names if tensor in self.seen.idle]:
             said["idle"] = idle[0]
         norm = self.seen.norms.get(name)
         if norm is None:
@@ -469,12 +473,12 @@ def _with_roles(dimensions: tuple[str, ...], reads: set[int]) -> str:
 
 def group_of(ways: list[str]) -> tuple[str, ...]:
     """The side of the possible patterns, reading or writing, on which they differ."""
-    sides = [re.split(r" (?:<-|->) ", each) for each in ways]
-    if len({len(each) for each in sides}) > 1:
+    sides = [re.split(r" (?:<-|->) ", way) for way in ways]
+    if len({len(halves) for halves in sides}) > 1:
         return tuple(ways)
-    parts = [{each[at] for each in sides} for at in range(len(sides[0]))]
+    parts = [{halves[at] for halves in sides} for at in range(len(sides[0]))]
     at = next((at for at, part in enumerate(parts) if len(part) > 1), 0)
-    return tuple(each[at] for each in sides)
+    return tuple(halves[at] for halves in sides)
 
 
 def choices(ways: Mapping[str, list[str]], axes: set[str]) -> Iterator[dict[str, str]]:
@@ -483,16 +487,18 @@ def choices(ways: Mapping[str, list[str]], axes: set[str]) -> Iterator[dict[str,
     Tensors with the same alternatives, such as a weight and its bias, change together.
     """
     groups = {}
-    for found in ways.values():
-        concerned = any(re.search(rf"\b{axis}\b", each) for each in found for axis in axes)
-        if len(found) > 1 and concerned:
-            groups[group_of(found)] = len(found)
+    for alternatives in ways.values():
+        concerned = any(
+            re.search(rf"\b{axis}\b", pattern) for pattern in alternatives for axis in axes
+        )
+        if len(alternatives) > 1 and concerned:
+            groups[group_of(alternatives)] = len(alternatives)
     for count in (1, 2, 3):
-        for some in combinations(groups, count):
-            for numbers in product(*(range(1, groups[group]) for group in some)):
-                at = dict(zip(some, numbers, strict=True))
+        for chosen in combinations(groups, count):
+            for numbers in product(*(range(1, groups[group]) for group in chosen)):
+                at = dict(zip(chosen, numbers, strict=True))
                 yield {
-                    name: found[at[group_of(found)]]
-                    for name, found in ways.items()
-                    if len(found) > 1 and group_of(found) in at
+                    name: patterns[at[group_of(patterns)]]
+                    for name, patterns in ways.items()
+                    if len(patterns) > 1 and group_of(patterns) in at
                 }

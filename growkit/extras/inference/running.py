@@ -122,7 +122,7 @@ def _renumbered(asked: ModelClass, places: Mapping[str, tuple[str, Any]]) -> str
     """A tensor whose number in files is not that of its layer in the class; empty without one."""
     for stored, (parameter, _) in places.items():
         after = (parameter.removeprefix(prefix) for prefix in asked.class_prefixes)
-        layers = {number for each in after if (number := each.partition(".")[0]).isdigit()}
+        layers = {number for name in after if (number := name.partition(".")[0]).isdigit()}
         if layers and (layer := asked.layer_of(stored)) is not None and str(layer) not in layers:
             return asked.template(stored)
     return ""
@@ -143,7 +143,7 @@ def _powers(asked: ModelClass, flow: Flow) -> dict[str, float]:
     for name in flow.factors.keys() & wider.factors.keys():
         # Another number of experts may have received tokens, and used their matrices.
         before, after = (
-            log(abs(each.factors[name]), 4) / each.uses[name] for each in (flow, wider)
+            log(abs(observed.factors[name]), 4) / observed.uses[name] for observed in (flow, wider)
         )
         calls = flow.calls[name] or 1
         powers[name] = round((after - before) * flow.uses[name] / calls, 3)
@@ -162,7 +162,7 @@ def _places(model: nn.Module) -> dict[str, tuple[str, list[int | None]]]:
             tensor.shape
         )
         count += tensor.numel()
-    found = {}
+    places = {}
     for name, tensor in as_in_files(model, numbered).items():
         first = int(tensor.flatten()[0]) if tensor.numel() else -1
         _, own, shape = next((b for b in reversed(begins) if b[0] <= first), (0, name, ()))
@@ -175,8 +175,8 @@ def _places(model: nn.Module) -> dict[str, tuple[str, list[int | None]]]:
             fitting = [d for d, stride in enumerate(strides) if 0 < stride <= abs(step)]
             dimensions.append(fitting[0] if fitting and shape[fitting[0]] > 1 else None)
         same = tensor.shape == shape
-        found[name] = own, [at if same else each for at, each in enumerate(dimensions)]
-    return found
+        places[name] = own, [at if same else dimension for at, dimension in enumerate(dimensions)]
+    return places
 
 
 class _Watch:
@@ -228,38 +228,38 @@ class _Watch:
         return next(of_hidden, "")
 
     def _before_layer(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        for given in _tensors(args, kwargs)[:1]:
-            self._flow.begin_stream(given)
-            self._hidden = self._flow.space(given, -1)
+        for hidden in _tensors(args, kwargs)[:1]:
+            self._flow.begin_stream(hidden)
+            self._hidden = self._flow.space(hidden, -1)
 
     def _after_layer(self, module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
         self.normed_sums = (made[0] if isinstance(made, tuple | list) else made) is self._normed
 
     def _before_norm(self, name: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            for given in _tensors(args, kwargs)[:1]:
-                self.widths[name] = given.shape[-1]
+            for tensor in _tensors(args, kwargs)[:1]:
+                self.widths[name] = tensor.shape[-1]
                 self._spaces.pop(name, None)  # the last time decides on the order
-                self._spaces[name] = self._flow.space(given, -1)
+                self._spaces[name] = self._flow.space(tensor, -1)
 
         return hook
 
     def _after_norm(self, module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
         self._normed = made
-        if any(self._flow.is_stream(given) for given in _tensors(args, kwargs)[:1]):
+        if any(self._flow.is_stream(tensor) for tensor in _tensors(args, kwargs)[:1]):
             self._flow.keep_normed(made)
 
 
 def _tensors(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    return [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
 
 
 def _norms(asked: ModelClass, model: nn.Module, watched: _Watch) -> dict[str, NormSeen]:
     """Measure every norm that ran and has the effect of one."""
-    given = asked.config({}).to_dict()
-    keys = [key for key, value in given.items() if isinstance(value, float) and key.endswith(EPS)]
+    config = asked.config({}).to_dict()
+    keys = [key for key, value in config.items() if isinstance(value, float) and key.endswith(EPS)]
     varied = {key: asked.model(asked.config({key: 0.123}), "meta") for key in keys}
-    found = {}
+    norms = {}
     for name in watched.norms:
         if name not in watched.widths:
             continue
@@ -268,13 +268,13 @@ def _norms(asked: ModelClass, model: nn.Module, watched: _Watch) -> dict[str, No
         if behaviour is None:
             continue
         eps = next((key for key in keys if _eps(varied[key].get_submodule(name)) == 0.123), None)
-        found[name] = NormSeen(*behaviour, name == watched.last, eps)
-    return found
+        norms[name] = NormSeen(*behaviour, name == watched.last, eps)
+    return norms
 
 
 def _eps(module: nn.Module) -> float | None:
-    found = (getattr(module, name, None) for name in ("eps", "variance_epsilon", "epsilon"))
-    return next((each for each in found if each is not None), None)
+    values = (getattr(module, name, None) for name in ("eps", "variance_epsilon", "epsilon"))
+    return next((value for value in values if value is not None), None)
 
 
 def _behaviour(module: nn.Module, width: int) -> tuple[bool, float] | None:
@@ -286,23 +286,23 @@ def _behaviour(module: nn.Module, width: int) -> tuple[bool, float] | None:
     weight: Any = getattr(module, "weight", None)
     has_weight = isinstance(weight, torch.Tensor)
     shape = (3, *weight.shape) if has_weight and weight.shape[-1:] == (width,) else (3, width)
-    given = 3 * torch.randn(shape, generator=generator)
+    inputs = 3 * torch.randn(shape, generator=generator)
     try:
         with torch.no_grad():
-            as_it_is, shifted = module(given), module(given + 2.0)
+            as_it_is, shifted = module(inputs), module(inputs + 2.0)
             centred = bool((as_it_is - shifted).abs().max() < 1e-3)
-            mean = given.mean(-1, keepdim=True) if centred else 0.0
-            plain = (given - mean) / (given - mean).square().mean(-1, keepdim=True).sqrt()
+            mean = inputs.mean(-1, keepdim=True) if centred else 0.0
+            plain = (inputs - mean) / (inputs - mean).square().mean(-1, keepdim=True).sqrt()
             if not has_weight:
                 offset, left = 0.0, as_it_is - plain
             else:
-                kept = [each.clone() for each in module.parameters()]
-                for each in module.parameters():
-                    each.zero_()
-                offset = round(float((module(given) / plain).mean()), 3)
-                left = module(given) - offset * plain
-                for each, was in zip(module.parameters(), kept, strict=True):
-                    each.copy_(was)
+                kept = [numbers.clone() for numbers in module.parameters()]
+                for parameter in module.parameters():
+                    parameter.zero_()
+                offset = round(float((module(inputs) / plain).mean()), 3)
+                left = module(inputs) - offset * plain
+                for parameter, was in zip(module.parameters(), kept, strict=True):
+                    parameter.copy_(was)
     except Exception:  # it takes more than one input, or another shape
         return None
     if not within(float(left.abs().max()), 1e-3):

@@ -54,9 +54,9 @@ def smaller(
     small = {key: SMALL[axis] for axis, key in named.items() if axis in SMALL}
     ends = {key: 1 for key, _ in leaves(resolved) if key.endswith("_token_id")}
     few = {
-        key: min(value, most)
+        key: min(value, limit)
         for key, value in numbers
-        for name, most in FEW.items()
+        for name, limit in FEW.items()
         if name.search(last_part(key))
     }
     counts = [(k, v) for k, v in numbers if v > NARROWEST and not PLACES.search(k)]
@@ -65,7 +65,7 @@ def smaller(
     widths = {
         key: values
         for key, values in lists.items()
-        if all(type(each) is int and each > LEAST_LISTED for each in values)
+        if all(type(value) is int and value > LEAST_LISTED for value in values)
     }
     for fixed, power in product((ends | few, ends), range(8)):
         divided: dict[str, Any] = {key: max(NARROWEST, value >> power) for key, value in counts} | {
@@ -80,7 +80,7 @@ def smaller(
 def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """The parameters of a model, and other tensors that its class saves."""
     stored = model.state_dict(keep_vars=True)
-    buffers = {name: each for name, each in model.named_buffers() if name in stored}
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in stored}
     return dict(model.named_parameters()) | buffers
 
 
