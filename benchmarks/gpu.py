@@ -131,7 +131,7 @@ def compute(device: str, quick: bool) -> int:
     """Print what is seen of a device's arithmetic, as the proof sets it and as it may be set."""
     import torch
 
-    from growkit.engine.device import DIGITS, doubt, reproducible
+    from growkit.engine.device import DIGITS, find_arithmetic_fault, reproducible
 
     place, cuda = torch.device(device), torch.backends.cuda.matmul
     shapes = {(48, 256, 64)} if quick else {(1, 4096, 4096), (512, 4096, 11008)}
@@ -143,11 +143,14 @@ def compute(device: str, quick: bool) -> int:
     }
     with reproducible(place):
         for dtype in DIGITS:
-            print(f"- {dtype}: {doubt(place, dtype, shapes) or 'no doubt'}", flush=True)
+            print(
+                f"- {dtype}: {find_arithmetic_fault(place, dtype, shapes) or 'no fault'}",
+                flush=True,
+            )
         for name, (value, dtype) in settings.items():
             before = getattr(cuda, name)
             setattr(cuda, name, value)
-            seen = doubt(place, dtype, shapes)
+            seen = find_arithmetic_fault(place, dtype, shapes)
             setattr(cuda, name, before)
             print(f"- {dtype} with {name} = {value}: {seen or 'not seen'}", flush=True)
     return 0

@@ -35,7 +35,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.engine.device import doubt
+from growkit.engine.device import find_arithmetic_fault
 from growkit.engine.lending import Lender
 from growkit.proof import function, modes
 from tests.conftest import edit_weights, save_model
@@ -269,7 +269,7 @@ def left_on_the_cpu() -> Iterator[None]:
 def trusted() -> Iterator[None]:
     """Believe the device, without a look at the CPU."""
     with (
-        patch.object(function, "doubt", lambda *args: ""),
+        patch.object(function, "find_arithmetic_fault", lambda *args: ""),
         patch.object(function, "unlike_cpu", lambda strict: ""),
     ):
         yield
@@ -299,7 +299,11 @@ def narrow_sums_doubted() -> Iterator[tuple[str, str, bool]]:
         for kept in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
             WRONG["arithmetic"] = narrow_sums(128, dtype, kept)
             with PretendedGpu():
-                yield str(dtype), str(kept), bool(doubt(GPU, dtype, {(20, 1024, 32)}))
+                yield (
+                    str(dtype),
+                    str(kept),
+                    bool(find_arithmetic_fault(GPU, dtype, {(20, 1024, 32)})),
+                )
     WRONG.clear()
 
 
@@ -317,7 +321,10 @@ def wrongly_proved(folder: Path, count: int) -> Iterator[dict[str, Any]]:
     for kind, strength in random.Random(0).sample(cases, count or len(cases)):
         WRONG["arithmetic"] = KINDS[kind][1](strength)
         with PretendedGpu():
-            seen = [doubt(GPU, dtype, {(48, 16, 32)}) for dtype in (torch.float64, torch.float32)]
+            seen = [
+                find_arithmetic_fault(GPU, dtype, {(48, 16, 32)})
+                for dtype in (torch.float64, torch.float32)
+            ]
         found = {"kind": kind, "doubts": [*map(bool, seen)]}
         for state, target in (("sound", sound), ("faulty", faulty)):
             WRONG["arithmetic"] = KINDS[kind][1](strength)

@@ -73,7 +73,7 @@ class Settings:
         )
 
     @property
-    def settled(self) -> Settings:
+    def if_weights_recovered(self) -> Settings:
         """The same settings for a target whose weights were all recovered."""
         prompts, length = (FEW, SHORT) if self.text is None else (MANY, SHORT_TEXT)
         return replace(

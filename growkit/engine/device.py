@@ -1,7 +1,7 @@
 """The device of a computation: its choice, its name and settings, and whether it is precise.
 
-``doubt`` computes sums, products and functions whose results are known to the last bit. A device
-that gets another result does not prove anything in that dtype.
+``find_arithmetic_fault`` computes sums, products and functions whose results are known to the last
+bit. A device that gets another result does not prove anything in that dtype.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _as_set(owner: Any, name: str) -> Any:
 
 @contextmanager
 def reproducible(device: torch.device) -> Iterator[list[str]]:
-    """Use full precision and, if not on a CPU, deterministic kernels, whatever the process chose.
+    """Force full precision and deterministic kernels in this context.
 
     Args:
         device: device of the proof. CPUs are deterministic already.
@@ -199,16 +199,18 @@ class _Known(NamedTuple):
     close: int = 0
 
 
-def doubt(device: torch.device, dtype: torch.dtype, products: Iterable[Product] = ()) -> str:
+def find_arithmetic_fault(
+    device: torch.device, dtype: torch.dtype, products: Iterable[Product] = ()
+) -> str:
     """Find out what a device computes in another way than the dtype promises.
 
     Args:
-        device: the device; there is no doubt about a CPU, against which others are measured.
+        device: the device; the CPU is the reference and always passes.
         dtype: dtype of the computation.
         products: shapes of products that will follow.
 
     Returns:
-        The first doubt, with the number of others; empty if there is none.
+        The first fault, with the number of others; empty if there is none.
     """
     if device.type == "cpu":
         return ""

@@ -415,7 +415,7 @@ def estimate(
     proving = None
     if proof is not None:
         parameters = sum(tensors.total_parameters(each.tensors) for each in headers)
-        prompts, length = (proof.settled if exact else proof).amount
+        prompts, length = (proof.if_weights_recovered if exact else proof).amount
         proving = round(STARTED + parameters * (LOOKED_AT + MULTIPLIED * prompts * length), 1)
     return results.Estimate(
         disk_needed=disk_needed(target, extra),

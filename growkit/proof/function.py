@@ -19,7 +19,13 @@ from growkit.base.limits import SPACING, Limit, native_limit, strict_limit, with
 from growkit.engine import metrics
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import StoredGradients
-from growkit.engine.device import CPU, RUNS, device_name, doubt, driver_versions
+from growkit.engine.device import (
+    CPU,
+    RUNS,
+    device_name,
+    driver_versions,
+    find_arithmetic_fault,
+)
 from growkit.engine.kernels import offered
 from growkit.engine.metrics import Distance, Head, error_of, finite
 from growkit.engine.strict import strict_float64
@@ -181,7 +187,7 @@ def compare_strictly(side: SideBySide, modes: Sequence[Mode]) -> Strict:
     device = side.pair.device
     if device == CPU:
         return run_modes(side, modes)
-    fault = doubt(device, torch.float64, side.products(modes))
+    fault = find_arithmetic_fault(device, torch.float64, side.products(modes))
     if not fault:
         try:
             strict = run_modes(side, modes)
@@ -302,7 +308,7 @@ def _compare_natively(strict: Strict) -> Native:
     """Compare in the storage dtype, on a device also with each of its attention kernels."""
     pair = strict.side.pair
     dtype, device = computed_in(pair.after.tensors), pair.device
-    fault = doubt(device, getattr(torch, dtype), strict.side.products(strict.modes))
+    fault = find_arithmetic_fault(device, getattr(torch, dtype), strict.side.products(strict.modes))
     native = replace(_run_natively(strict, dtype, device), fault=fault)
     error, limit = native.compared.largest, native.limit
     if device == CPU or not (pair.exact and limit) or within(error, limit.largest):

@@ -68,7 +68,7 @@ class Pair:
 
     def if_weights_recovered(self) -> Pair:
         """The same pair with the fewer prompts that are enough if no weight can be at fault."""
-        return replace(self, prompts=self.prompts.cut(*self.settings.settled.amount))
+        return replace(self, prompts=self.prompts.cut(*self.settings.if_weights_recovered.amount))
 
 
 @contextmanager

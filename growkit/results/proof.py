@@ -314,8 +314,8 @@ class LogitsSection(Section):
     """The logits of both models on the prompts. Losses are means in nats per token.
 
     Attributes:
-        strict_float64: the comparison in strict float64, on the CPU if there is doubt about the
-            device.
+        strict_float64: the comparison in strict float64, on the CPU if the device's arithmetic
+            has a fault.
         native: the comparison in the storage dtype, on the device.
         rounding: the effect of rounding to the storage dtype on the source alone: the source in
             this dtype compared with the source in strict float64, on some tokens of every prompt.
