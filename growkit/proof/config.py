@@ -1,7 +1,7 @@
 """Comparison of two configs as their classes resolve them, key by key.
 
-Every setting is equal, is a size, which the tensors show, or is a number that the logits of any two
-tokens show. Every other difference makes another model.
+Every setting is equal, is a size, which the tensors show, or is one that the logits of any two tokens
+show. Every other difference makes another model.
 """
 
 import re
@@ -78,8 +78,8 @@ def different_settings(
 ) -> tuple[list[str], list[str]]:
     """Find the keys with different values in two complete configs.
 
-    Every setting is equal, is a size, which the tensors show, or is a number that the logits of
-    any two tokens show; else it makes another model. Between two classes, only the keys that both
+    Every setting is equal, is a size, which the tensors show, or is one that the logits of any two
+    tokens show; else it makes another model. Between two classes, only the keys that both
     have, and the windows of all layers, are compared.
 
     Args:
@@ -136,9 +136,9 @@ def different_settings(
 def judge(source: Checkpoint) -> Shown:
     """Make the function that says which settings of a source its logits show.
 
-    It runs the source on two tokens, in strict float64, with the other value of a number. All
-    prompts have as many, so their logits show a wrong value of what changes those of the second
-    token: of an eps or a factor, for example, but of no window, and of no scale of late positions.
+    It runs the source on two tokens, in strict float64, with the other value. All prompts have as
+    many, so their logits show a wrong value of what changes those of the second token: of an eps,
+    a factor or a switch, for example, but of no window, and of no scale of late positions.
     """
 
     @cache
@@ -155,7 +155,7 @@ def judge(source: Checkpoint) -> Shown:
         return None
 
     def shown(key: str, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not isinstance(value, bool | int | float | str):
             return False
         own, other = second_token("", None), second_token(key, value)
         return (
@@ -278,6 +278,24 @@ def _follow_experts(
     if isinstance(balancing, int | float) and second.get(experts.top_k):
         found[experts.balancing] = balancing * first[experts.top_k] / second[experts.top_k]
     return found
+
+
+def set_by_steps(lineage: Lineage) -> set[str]:
+    """The keys that the steps of a lineage set to other values than the model before has.
+
+    If a manifest describes the family, so that its plan is not trusted, they are those of routers
+    that follow the experts.
+    """
+    if lineage.source.described is not None:
+        return routed(lineage)
+    steps = zip(lineage.stages, lineage.plans, strict=False)
+    missing: Any = object()
+    return {
+        key
+        for before, plan in steps
+        for key, value in plan.own_config.items()
+        if key not in SHARED and before.config.get(key, missing) != value
+    }
 
 
 def routed(lineage: Lineage) -> set[str]:

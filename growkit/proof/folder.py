@@ -138,7 +138,7 @@ def compare_folders(
         found = compare_with_source(source, target)
     else:
         lineage = origin.lineage
-        last, routed = lineage.plans[-1], configs.routed(lineage)
+        last, routed = lineage.plans[-1], configs.set_by_steps(lineage)
         planned = last.config | last.own_config
         family = lineage.target.family
         found = compare_with_plan(source, target, planned, family, origin.recipe, routed)
@@ -184,7 +184,7 @@ def compare_with_plan(
         planned: the config that the recipe plans.
         family: its family.
         recipe: the recipe; None if it makes only weights.
-        routed: keys that the steps of the recipe explain (``growkit.proof.config.routed``).
+        routed: keys that the steps of the recipe set (``growkit.proof.config.set_by_steps``).
     """
     wanted = config_to_write(source, planned, family)
     written = target.published or target.config

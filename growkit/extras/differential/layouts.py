@@ -254,7 +254,8 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
             "or convert it --to diff first"
         )
     # A class knows no key of a switch that it cannot turn, although its description may assume one.
-    known = family.defaults.keys() - form.switches.keys() | {"lambda_std_dev"}
+    known = family.defaults.keys() - form.switches.keys()
+    known |= {"lambda_std_dev"} if diff["num_noise_heads"] else set()
     only = {*DIFF.defaults, *DIFF.axes, *OF_THE_FOLDER} - known
     config = {key: value for key, value in diff.items() if key not in only}
     for key, name in form.keys.items():
