@@ -1,7 +1,7 @@
 """Comparison of two configs as their classes resolve them, key by key.
 
-Every setting is equal, is a size, which the tensors show, or is one that the logits of any two tokens
-show. Every other difference makes another model.
+Every setting is equal, is a size, which the tensors show, or is one that the logits of any two
+tokens show. Every other difference makes another model.
 """
 
 import re
