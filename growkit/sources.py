@@ -146,22 +146,22 @@ class Source:
         return self.whole(described)
 
 
-def find(given: Path | str, *, weights: bool = True) -> Source:
+def find(model: Path | str, *, weights: bool = True) -> Source:
     """Find a model, and fetch it if it is on the Hub.
 
     Args:
-        given: a path, or an address (see ``address_of``).
+        model: a path, or an address (see ``address_of``).
         weights: whether weights are needed, or only the files next to them.
 
     Raises:
         InputError: the address is malformed, or the model cannot be fetched. For a path, opening
             the model reports errors.
     """
-    address = address_of(given)
+    address = address_of(model)
     if address is None:
-        return Source(str(Path(given)), Path(given))
+        return Source(str(Path(model)), Path(model))
     name, revision = address
-    folder, warning = fetch(name, revision, str(given), weights)
+    folder, warning = fetch(name, revision, str(model), weights)
     base_model = name if "/" in name else None
     return Source(f"hf://{name}@{folder.name}", folder, True, base_model, warning)
 
@@ -184,9 +184,9 @@ def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
     before = source.whole()
     if "text_config" in after.config:
         return before, after
-    found = inside(before)
-    same = found and found.config.get("model_type") == after.config.get("model_type")
-    return found if found and same else alone(before), after
+    inner = inside(before)
+    same = inner and inner.config.get("model_type") == after.config.get("model_type")
+    return inner if inner and same else alone(before), after
 
 
 # The Hub
@@ -208,9 +208,9 @@ def address_of(source: Path | str) -> tuple[str, str | None] | None:
     usable = bool(HUB_NAME.fullmatch(name)) and ".." not in text
     if text.startswith(SCHEME) or (text == SCHEME[:-1] and not os.path.lexists(text)):
         if not match or ".." in text or not (usable or NAME.fullmatch(name)):
-            given = address_in(text if "/" in text else f"{text}/")
+            address = address_in(text if "/" in text else f"{text}/")
             raise InputError(
-                f"{given} is not an address of a model on the Hub; write "
+                f"{address} is not an address of a model on the Hub; write "
                 "hf://ORG/NAME@REVISION, such as hf://meta-llama/Llama-3.2-1B@main"
             )
         return name, match["revision"]
@@ -218,13 +218,13 @@ def address_of(source: Path | str) -> tuple[str, str | None] | None:
     return (name, match["revision"]) if match and usable and not known else None
 
 
-def fetch(name: str, revision: str | None, given: str, weights: bool) -> tuple[Path, str]:
+def fetch(name: str, revision: str | None, address: str, weights: bool) -> tuple[Path, str]:
     """Fetch a model; return its folder in the cache, and a warning if only the cache has it.
 
     Args:
         name: name of the model.
         revision: its branch, tag or commit; None for the default one.
-        given: the address as given.
+        address: the address as given.
         weights: whether weights are needed, or only the files next to them.
 
     Raises:
@@ -239,22 +239,22 @@ def fetch(name: str, revision: str | None, given: str, weights: bool) -> tuple[P
         raise
     except Exception as error:  # the cache may have it nevertheless
         failure, why = error, _why(error)
-    given = address_in(given)
+    address = address_in(address)
     try:
-        found = snapshot_download(
+        cached = snapshot_download(
             name, revision=revision, local_files_only=True, allow_patterns=["config.json"]
         )
     except (OSError, ValueError):  # not there, or under a name that nothing can have
         refusal = REFUSALS.get(type(failure).__name__, NOT_FOUND)
-        values = {"given": given, "name": name, "revision": revision or "main", "why": why}
+        values = {"given": address, "name": name, "revision": revision or "main", "why": why}
         raise InputError(refusal.format(**values, folder=name.rpartition("/")[2])) from failure
-    folder = Folder(found)
+    folder = Folder(cached)
     try:
         if weights:
             folder.weight_files(folder.json("config.json"))
     except InputError as missing:
         raise InputError(
-            f"{given} is incomplete in the cache of the Hub ({missing}), and {why}; "
+            f"{address} is incomplete in the cache of the Hub ({missing}), and {why}; "
             f"download the rest where the Hub can be reached (hf download {name})"
         ) from failure
     return folder.path, (
@@ -268,7 +268,7 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     def fetch(names: list[str], at: str | None) -> Folder:
-        wanted = [escape(each) for each in names]
+        wanted = [escape(file) for file in names]
         return Folder(snapshot_download(name, revision=at, allow_patterns=wanted))
 
     logger = logging.getLogger("huggingface_hub")
@@ -276,7 +276,7 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
     logger.setLevel(logging.ERROR)  # one sentence reports what goes wrong
     try:
         about = HfApi().model_info(name, revision=revision)
-        listed = {each.rfilename for each in about.siblings or []}
+        listed = {sibling.rfilename for sibling in about.siblings or []}
         small = small_files(name, listed)
         folder = fetch(small, revision)  # by its name, which the cache then knows as well
         commit = folder.path.name
@@ -326,9 +326,9 @@ class Inside(View):
             for part, count in parts.items()
         }
         self.config = config
-        whole = self.published or {}
-        outer = {key: whole[key] for key in ("dtype", "torch_dtype") if key in whole}
-        inner = {"model_type": config["model_type"], **whole.get("text_config", {})}
+        published = self.published or {}
+        outer = {key: published[key] for key in ("dtype", "torch_dtype") if key in published}
+        inner = {"model_type": config["model_type"], **published.get("text_config", {})}
         self.published = inner | outer
         self.tensors = {name: self.tensors[stored] for name, stored in self._names.items()}
 
@@ -366,8 +366,8 @@ def alone(checkpoint: Checkpoint) -> Checkpoint:
 
     if is_known(checkpoint):
         return checkpoint
-    found = inside(checkpoint)
-    return found if found and is_known(found) else checkpoint
+    inner = inside(checkpoint)
+    return inner if inner and is_known(inner) else checkpoint
 
 
 def inside(checkpoint: Checkpoint) -> Inside | None:
@@ -387,13 +387,13 @@ def tensors_inside(names: Iterable[str]) -> dict[str, str]:
 
     The mapping is empty if there is only a head.
     """
-    found = {
+    stored_names = {
         own + name.removeprefix(prefix): name
         for name in names
         for prefix, own in PREFIXES.items()
         if name.startswith(prefix)
     }
-    return found if any(not name.startswith("lm_head.") for name in found) else {}
+    return stored_names if any(not name.startswith("lm_head.") for name in stored_names) else {}
 
 
 def config_inside(whole: Config, folder: Path) -> Config | None:

@@ -96,11 +96,11 @@ def inspect_command(
         raise InputError("--infer finds the family itself; leave out --family, or --infer")
     from growkit.extras.inference.inferring import infer as infer_family  # takes seconds
 
-    found = infer_family(folder)
+    description = infer_family(folder)
     if as_json:
-        print_result(found, as_json)
+        print_result(description, as_json)
     else:
-        typer.echo(plain(found["yaml"], keep="\n"), nl=False)
+        typer.echo(plain(description["yaml"], keep="\n"), nl=False)
 
 
 @command(app, name="families")
@@ -118,8 +118,8 @@ def list_families(
     if name and every:
         raise InputError(f"--all lists every family, and {name} is one; leave out one of the two")
     if name or every or as_json:
-        found = catalogue(name)
-        print_result(found, as_json, parts=ability_parts(table(found), every=not name))
+        abilities = catalogue(name)
+        print_result(abilities, as_json, parts=ability_parts(table(abilities), every=not name))
     else:
         print_result(None, False, parts=family_parts(model_types()))
 
@@ -191,7 +191,7 @@ def verify_command(
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars
 
-    reads = [each for each in (settings.text, optimizer, adapter) if each]
+    reads = [path for path in (settings.text, optimizer, adapter) if path]
     one, other = find(source), find(target)
     inputs = Inputs([one.folder, other.folder, *reads])
     check_report(destination.report, inputs)
@@ -269,11 +269,11 @@ def _proof_options(proof: Settings | None, **options: Any) -> dict[str, Any]:
     Raises:
         InputError: the proof is switched off, so that a given limit would not be checked.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    if given and proof is None:
-        flag = cli.flag_of(next(iter(given)))
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if chosen and proof is None:
+        flag = cli.flag_of(next(iter(chosen)))
         raise InputError(f"{flag} needs the proof, which is switched off; switch it on")
-    return given
+    return chosen
 
 
 def _run(
@@ -326,8 +326,8 @@ def plan_command(
     from growkit.pipeline import inspection
 
     chosen = load_recipe(recipe, source)
-    found = inspection.plan(chosen, bandwidth=bandwidth)
-    print_result(found, as_json)
+    large_plan = inspection.plan(chosen, bandwidth=bandwidth)
+    print_result(large_plan, as_json)
 
 
 @command(app, cls=cli.ListCommand)
@@ -353,9 +353,9 @@ def probe_command(
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars
 
-    report, made = destination.report, [work] if work else []
+    report, outputs = destination.report, [work] if work else []
     inputs = Inputs([find(source).folder, text, *candidates])
-    check_report(report, inputs, made)
+    check_report(report, inputs, outputs)
     result = probing.probe(
         source,
         candidates,
@@ -369,7 +369,7 @@ def probe_command(
         with cli.prefix_errors(
             f"the probe's work is in {work}; --resume continues it" if work else ""
         ):
-            write_report(result, report, inputs, made)
+            write_report(result, report, inputs, outputs)
     finally:  # hours of work are printed even if the report cannot be written
         print_result(result, destination.json, report)
 

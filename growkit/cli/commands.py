@@ -75,7 +75,7 @@ def _value_settings(form: str, values: Iterable[str]) -> dict[str, Any]:
     """Placeholder, parser and shell completion of a value, as typer takes them."""
 
     def complete(incomplete: str) -> list[str]:
-        return [each for each in values if each.startswith(incomplete)]
+        return [choice for choice in values if choice.startswith(incomplete)]
 
     parser = parse_path if form in PATHS else None
     return {"metavar": form or None, "parser": parser, "autocompletion": values and complete}
@@ -158,23 +158,25 @@ def command(
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
         groups: dict[str, tuple[Any, list[inspect.Parameter]]] = {}
         parameters: list[inspect.Parameter] = []
-        for name, each in inspect.signature(function, eval_str=True).parameters.items():
-            kind = Recipe if each.annotation is RecipeOptions else each.annotation
-            found = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+            kind = Recipe if parameter.annotation is RecipeOptions else parameter.annotation
+            flags = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
             operation = kind is OperationOptions
             if operation or dataclasses.is_dataclass(kind):
-                found = [*(_operation_parameters(verb) if operation else _field_parameters(kind))]
-                groups[name] = each.annotation, found
-            parameters += found
+                flags = [*(_operation_parameters(verb) if operation else _field_parameters(kind))]
+                groups[name] = parameter.annotation, flags
+            parameters += flags
 
         @functools.wraps(function)
-        def run(**given: Any) -> None:
+        def run(**values: Any) -> None:
             code = 2
             begin_command()
             try:
                 for name, (kind, group) in groups.items():
-                    given[name] = kind(**{each.name: given.pop(each.name) for each in group})
-                code = function(**given) or 0
+                    values[name] = kind(
+                        **{parameter.name: values.pop(parameter.name) for parameter in group}
+                    )
+                code = function(**values) or 0
             except KeyboardInterrupt as interrupt:
                 print_message(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
                 code = 130
@@ -188,7 +190,7 @@ def command(
             raise typer.Exit(code)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         name = function.__name__.removesuffix("_command")
         app.command(**{"name": name, **options})(run)
         return run
@@ -199,8 +201,8 @@ def command(
 def _field_parameters(kind: type) -> Iterator[inspect.Parameter]:
     """One option for every field of a class that has a help text."""
     hints = get_type_hints(kind)
-    for name, each in options_of(kind).items():
-        if each.help:
+    for name, setting in options_of(kind).items():
+        if setting.help:
             hint = list[float] if hints[name] == tuple[float, ...] else hints[name]
             yield _parameter(name, field_option(kind, name), hint)
 
@@ -213,11 +215,11 @@ def _operation_parameters(verb: str) -> Iterator[inspect.Parameter]:
     """
     every: dict[str, dict[str, Option]] = {}
     for operation in operations(verb).values():
-        for each in operation.options:
-            every.setdefault(each.name, {})[operation.name] = each
-    for name, found in every.items():
-        longest = max(found.values(), key=lambda each: len(each.help))
-        of = "" if len(found) > 1 else f" (for {next(iter(found))})"
+        for setting in operation.options:
+            every.setdefault(setting.name, {})[operation.name] = setting
+    for name, by_operation in every.items():
+        longest = max(by_operation.values(), key=lambda variant: len(variant.help))
+        of = "" if len(by_operation) > 1 else f" (for {next(iter(by_operation))})"
         shown = _shown(
             dataclasses.replace(longest, form="|".join(longest.values) or longest.form),
             help=f"{longest.help[0].upper()}{longest.help[1:]}{of}.",
@@ -279,7 +281,9 @@ class ListCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """See ``click.Command``."""
-        lists = {name for each in self.params if getattr(each, "multiple", 0) for name in each.opts}
+        lists = {
+            name for param in self.params if getattr(param, "multiple", 0) for name in param.opts
+        }
         spread: list[str] = []
         option, has_value = "", False
         for word in [*args, "-"]:
@@ -315,8 +319,8 @@ class OperationCommand(TyperCommand):
         known = operations(ctx.info_name)
         named = [known[name] for name in known if name in ctx.meta[WORDS]]
         every, shown = (
-            {option.name for operation in some for option in operation.options}
-            for some in (known.values(), named)
+            {option.name for operation in group for option in operation.options}
+            for group in (known.values(), named)
         )
         ctx.meta[HIDDEN] = every - shown if named else set()
         super().format_help(ctx, formatter)
@@ -324,7 +328,7 @@ class OperationCommand(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """See ``click.Command``."""
         hidden = ctx.meta.get(HIDDEN, ())
-        return [each for each in super().get_params(ctx) if each.name not in hidden]
+        return [param for param in super().get_params(ctx) if param.name not in hidden]
 
 
 @contextmanager
@@ -361,9 +365,9 @@ def _describe_usage(error: Any) -> str:
 def _other_command(ctx: Any, name: str) -> str:
     """Suggest other commands that have an option, or the option that takes its name; "" if none."""
     commands = getattr(ctx.parent and ctx.parent.command, "commands", {})
-    found = [each for each, command in commands.items() if name in _flags(command)[0]]
-    if found:
-        return f"growkit {' and '.join(found)} {'has' if len(found) == 1 else 'have'} it"
+    others = [other for other, command in commands.items() if name in _flags(command)[0]]
+    if others:
+        return f"growkit {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it"
     choosing = {"grow": "--method", "convert": "--to"}.get(ctx.info_name)
     operation = name.removeprefix("--")
     known = operations(ctx.info_name) if choosing else {}
@@ -372,10 +376,10 @@ def _other_command(ctx: Any, name: str) -> str:
 
 def _flags(command: Any) -> tuple[list[str], dict[str, str]]:
     """Every option in a command's help, and the options of sizes by the flags of config keys."""
-    shown = [each for each in command.params if not getattr(each, "hidden", False)]
-    names = [name for each in shown for name in (*each.opts, *each.secondary_opts)]
+    shown = [param for param in command.params if not getattr(param, "hidden", False)]
+    names = [name for param in shown for name in (*param.opts, *param.secondary_opts)]
     known = [name for name in names if name.startswith("--")]
-    options = [option for each in operations("grow").values() for option in each.options]
+    options = [option for operation in operations("grow").values() for option in operation.options]
     sizes = {flag_of(key): flag_of(name) for key, name in config_key_aliases(options).items()}
     return known, {alias: name for alias, name in sizes.items() if name in known}
 

@@ -71,9 +71,9 @@ def inspect(
         InputError: the folder has no checkpoint of a known family, or its tensors do not fit its
             config.
     """
-    found = find(folder)
-    given = load_description(family) if isinstance(family, str | Path) else family
-    checkpoint = found.open(family_for(found, given))
+    source = find(folder)
+    described = load_description(family) if isinstance(family, str | Path) else family
+    checkpoint = source.open(family_for(source, described))
     stored = checkpoint.family
     facts = (own.attention(checkpoint) for own in own_classes().values())
     dropped, _ = unused_tensors(checkpoint, stored)
@@ -82,7 +82,7 @@ def inspect(
     architectures = checkpoint.config.get("architectures") or None
     used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
     return Inspection(
-        folder=found.name,
+        folder=source.name,
         family=stored.name,
         model_class=str(architectures[0]) if isinstance(architectures, list) else None,
         config_sizes={key: complete[key] for key in stored.axes_of(complete)},
@@ -132,7 +132,7 @@ def catalogue(name: str | None = None) -> list[Abilities]:
         return [abilities(family, kind) for kind, family in known.items()]
     every = reversed(known.items())
     called = {name: kind for kind, f in every for name in (f.name, f.architecture) if name}
-    plain = {each.lower(): kind for each, kind in (called | {k: k for k in known}).items()}
+    plain = {alias.lower(): kind for alias, kind in (called | {k: k for k in known}).items()}
     kind = plain.get(name.lower())
     if kind is None:
         meant = did_you_mean(name, known, called, otherwise="'growkit families' lists them")
@@ -144,7 +144,7 @@ def abilities(family: Family, kind: str) -> Abilities:
     """List the possible operations on models of a type."""
     ties = (True, False) if TIED in family.defaults else (None,)
     switches = [{"model_type": kind, **({} if tied is None else {TIED: tied})} for tied in ties]
-    models = [example(family, **each) for each in switches]
+    models = [example(family, **config) for config in switches]
     grown = [
         answer
         for operation in operations("grow").values()
@@ -163,11 +163,11 @@ def _possibilities(model: Model) -> Iterator[Possible]:
     model = _with_few_experts(model)
     for operation in operations("grow").values():
         answers: dict[str, Answer] = {}
-        sizes = {each.name for each in operation.options if isinstance(each, SizeOption)}
-        asked = [each for each in _growths(operation, model) if each.promise]
-        for each in sorted(asked, key=lambda answer: PROMISES.index(str(answer.promise))):
-            answers.setdefault(next(name for name in each.options if name in sizes), each)
-        yield from (_possible("grow", "--method", each) for each in answers.values())
+        sizes = {option.name for option in operation.options if isinstance(option, SizeOption)}
+        asked = [answer for answer in _growths(operation, model) if answer.promise]
+        for growth in sorted(asked, key=lambda answer: PROMISES.index(str(answer.promise))):
+            answers.setdefault(next(name for name in growth.options if name in sizes), growth)
+        yield from (_possible("grow", "--method", answer) for answer in answers.values())
     for operation in operations("convert").values():
         answer = _answer("convert", operation, _needed(operation), model)
         if answer.promise:
@@ -204,13 +204,15 @@ def _conversion(
 
 
 def _needed(operation: Operation) -> dict[str, Value]:
-    return {each.name: each.example for each in operation.options if each.example is not None}
+    return {
+        option.name: option.example for option in operation.options if option.example is not None
+    }
 
 
 def _growths(operation: Operation, model: Model) -> Iterator[Answer]:
     """Plan every size of a method, exact and rounded, up to the first exact factor."""
-    sizes = [each for each in operation.options if isinstance(each, SizeOption)]
-    rounding = any(each.name == "promise" for each in operation.options)
+    sizes = [option for option in operation.options if isinstance(option, SizeOption)]
+    rounding = any(option.name == "promise" for option in operation.options)
     for size in sizes:
         for factor in FACTORS:
             options = {**_needed(operation), size.name: factor}
@@ -228,12 +230,12 @@ def _answer(verb: str, operation: Operation, options: Mapping[str, Value], model
     promise = becomes = why = None
     try:
         step = recipes.STEPS[verb](operation.name, options)
-        made = planner.change(step, model, seed=0, complete_configs=False)
+        planned = planner.change(step, model, seed=0, complete_configs=False)
     except InputError as error:
         why = str(error)
     else:
-        promise = made.promise
-        becomes = family_of(made.plans[-1].config, model.where(), model.described).name
+        promise = planned.promise
+        becomes = family_of(planned.plans[-1].config, model.where(), model.described).name
     return Answer(
         operation=operation.name,
         options={name: str(value) for name, value in options.items()},
@@ -262,23 +264,23 @@ def table(rows: Sequence[Abilities]) -> list[list[str]]:
 def _conversions(answers: Sequence[Answer]) -> str:
     """Format all conversions, with the config keys that some require."""
     named: dict[str, list[str]] = {}
-    for each in answers:
-        if each.promise:
-            only = " and ".join(f"{key} is {value}" for key, value in each.only.items())
-            promise = "" if each.promise == "exact" else f" ({each.promise})"
-            named.setdefault(only, []).append(each.operation + promise)
+    for answer in answers:
+        if answer.promise:
+            only = " and ".join(f"{key} is {value}" for key, value in answer.only.items())
+            promise = "" if answer.promise == "exact" else f" ({answer.promise})"
+            named.setdefault(only, []).append(answer.operation + promise)
     parts = [", ".join(names) + (f", if {only}" if only else "") for only, names in named.items()]
     return "; ".join(parts) or NOTHING
 
 
 def _cell(row: Abilities, operation: Operation) -> str:
     """Format the reach of a growth method; sizes with the same reach share an entry."""
-    found: dict[str, list[str]] = {}
-    for name in (each.name for each in operation.options if isinstance(each, SizeOption)):
-        of_method = [each for each in row.grow if each.operation == operation.name]
-        if words := _words(row, name, [each for each in of_method if name in each.options]):
-            found.setdefault(words, []).append(name)
-    return "; ".join(f"{', '.join(names)}: {words}" for words, names in found.items()) or NOTHING
+    by_reach: dict[str, list[str]] = {}
+    for name in (option.name for option in operation.options if isinstance(option, SizeOption)):
+        of_method = [answer for answer in row.grow if answer.operation == operation.name]
+        if words := _words(row, name, [answer for answer in of_method if name in answer.options]):
+            by_reach.setdefault(words, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {words}" for words, names in by_reach.items()) or NOTHING
 
 
 def _words(row: Abilities, name: str, answers: list[Answer]) -> str:
@@ -287,14 +289,16 @@ def _words(row: Abilities, name: str, answers: list[Answer]) -> str:
     for tied in dict.fromkeys(answer.tied for answer in answers):
         words = []
         for promise in PROMISES:
-            known = (each for each in answers if (each.tied, each.promise) == (tied, promise))
-            least = next((each.options[name] for each in known), None)
+            known = (
+                answer for answer in answers if (answer.tied, answer.promise) == (tied, promise)
+            )
+            least = next((answer.options[name] for answer in known), None)
             if least:
                 words.append(REACH[least] + ("" if promise == "exact" else f" {promise}"))
             if least == FACTORS[0]:
                 break
         reach[tied] = ", ".join(words)
-    becomes = {each.becomes for each in answers if each.promise} - {row.family}
+    becomes = {answer.becomes for answer in answers if answer.promise} - {row.family}
     outcome = f" (as {becomes.pop()})" if len(becomes) == 1 else ""
     if len({*reach.values()}) == 1:
         (alike,) = {*reach.values()}
@@ -356,10 +360,10 @@ def plan(
     limit = None if bandwidth is None else parse_bytes(bandwidth, "bandwidth")
     if isinstance(recipe, str | Path):
         recipe = recipes.load_recipe(recipes.recipe_file(Path(recipe)))
-    found = find(recipe.source, weights=False)
-    source = found.headers(family_for(found, recipe.family))
-    extra = Folder(found.folder).carried_bytes()
-    recipe = replace(recipe, source=found.name)
+    origin = find(recipe.source, weights=False)
+    source = origin.headers(family_for(origin, recipe.family))
+    extra = Folder(origin.folder).carried_bytes()
+    recipe = replace(recipe, source=origin.name)
     prepared = planner.plan_recipe(recipe, source)
     described = planner.describe(recipe, source, prepared)
     if not isinstance(source, Headers):
@@ -410,11 +414,11 @@ def estimate(
     """
     source, target = headers
     place = next(parent for parent in output.parents if parent.exists())
-    read, written = (tensors.total_bytes(each.tensors) for each in headers)
+    read, written = (tensors.total_bytes(model.tensors) for model in headers)
     moving = (read + written) / bandwidth if bandwidth else 0.0
     proving = None
     if proof is not None:
-        parameters = sum(tensors.total_parameters(each.tensors) for each in headers)
+        parameters = sum(tensors.total_parameters(model.tensors) for model in headers)
         prompts, length = (proof.if_weights_recovered if exact else proof).amount
         proving = round(STARTED + parameters * (LOOKED_AT + MULTIPLIED * prompts * length), 1)
     return results.Estimate(
@@ -443,8 +447,8 @@ def _memory(source: Model, target: Model, proof: Settings | None) -> int:
     in_parts = all(target.cuts(name) for name in target.tensors)
     memory = LOADED + WORKERS * (min(largest, SMALL_TENSOR) if in_parts else largest)
     if proof is not None:
-        whole = 8 * sum(tensors.total_parameters(each.tensors) for each in (source, target))
-        at_once = whole if whole <= SMALL else 0
+        in_float64 = 8 * sum(tensors.total_parameters(model.tensors) for model in (source, target))
+        at_once = in_float64 if in_float64 <= SMALL else 0
         memory = max(memory, PROVING + max(_largest_layer(target), at_once))
     return round(memory)
 

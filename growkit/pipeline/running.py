@@ -258,7 +258,7 @@ class _Run:
                 result["warnings"] += opened.warnings
                 result[companion.key] = opened.result()
         self.extra = source.opened.carried_bytes()
-        self.extra += sum(each.bytes for each in self.companions.values())
+        self.extra += sum(companion.bytes for companion in self.companions.values())
 
     def _tokenizer_class(self) -> str | None:
         """The class of tokenizer that the target's files must name; see ``class_to_name``."""
@@ -288,7 +288,7 @@ class _Run:
                 f"{error}"
             )
             return None
-        if any(each.rate != 1 or each.eps != 1 for each in law.updates.values()):
+        if any(update.rate != 1 or update.eps != 1 for update in law.updates.values()):
             warnings.append(
                 f"{self.source.where()} was grown itself, so param_groups will take the learning "
                 f"rate of the model that it was grown from; to give it that of "
@@ -332,16 +332,16 @@ class _Run:
 
         law = law_of(self.lineage)
         result["updates"] = summary(law_of(self.lineage, self.of_source), self.target.tensors)
-        for name, each in self.companions.items():
+        for name, companion in self.companions.items():
             with publishing.writing(self.output):
-                result[name] = each.write(folder, law, self.progress, hashes)
+                result[name] = companion.write(folder, law, self.progress, hashes)
 
     def _prove_and_describe(self, folder: Path, hashes: writing.Hashes, proof_only: bool) -> None:
         """Prove the written files; then write the model card and, last, the manifest."""
         source, result = self.source, self.result
         every = (file for file in folder.rglob("*") if file.is_file())
-        made = {file.relative_to(folder).as_posix(): file for file in every}
-        hashes.add(*made.values(), flushed=True)
+        written = {file.relative_to(folder).as_posix(): file for file in every}
+        hashes.add(*written.values(), flushed=True)
         # Hash inputs only now: writing keeps every core and the disk busy.
         hashed, texts = source.model_files, {str(file): Path(file) for file in self.other_files}
         hashes.add(*hashed.values(), *texts.values())
@@ -349,10 +349,10 @@ class _Run:
         result["kept"] = verdict["kept"] if verdict else None
         manifest = manifest_of(self.recipe, result, hashes.of(hashed), hashes.of(texts))
         with publishing.writing(self.output):
-            digests = hashes.of(made)
+            digests = hashes.of(written)
             if proof_only and result["kept"]:
                 manifest["not_kept"] = _remove_weights(folder, digests)
-            tokenizer, eager = "tokenizer_config.json" in made, self.prepared.eager_experts
+            tokenizer, eager = "tokenizer_config.json" in written, self.prepared.eager_experts
             card = model_card(manifest, self.metadata, tokenizer=tokenizer, eager_experts=eager)
             (folder / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
             publishing.write_manifest(folder, manifest, digests)
@@ -368,7 +368,7 @@ class _Run:
 
         source, written = pair(self.found, find(folder))
         state, adapter = (
-            Path(each) if each else None for each in (recipe.optimizer, recipe.adapter)
+            Path(path) if path else None for path in (recipe.optimizer, recipe.adapter)
         )
         verdict = prove(source, written, recipe.verify, recipe, self.progress, state, adapter)
         costs = self.prepared.kl_by_rank.items()
@@ -431,8 +431,8 @@ def _remove_weights(folder: Path, digests: Mapping[str, str]) -> dict[str, list[
     paths |= {*checkpoint.opened.names("*.index.json")}
     for companion in companions():
         paths |= {*checkpoint.opened.names(*companion.outputs())} if companion.large else set()
-    found: dict[str, list[Any]] = {}
+    removed: dict[str, list[Any]] = {}
     for name in sorted(paths):
-        found[name] = [(folder / name).stat().st_size, digests[name]]
+        removed[name] = [(folder / name).stat().st_size, digests[name]]
         (folder / name).unlink()
-    return found
+    return removed

@@ -86,9 +86,9 @@ def held_out_text() -> str:
 
 def _text(*, held_out: bool) -> str:
     every = (topics[name].split("\n\n") for name in sorted(topics))
-    paragraphs = dict.fromkeys(each.strip("\n") for topic in every for each in topic)
+    paragraphs = dict.fromkeys(paragraph.strip("\n") for topic in every for paragraph in topic)
     return "\n\n".join(
-        each
-        for each in paragraphs
-        if each and (zlib.crc32(each.encode()) % HELD_OUT_ONE_IN == 0) is held_out
+        paragraph
+        for paragraph in paragraphs
+        if paragraph and (zlib.crc32(paragraph.encode()) % HELD_OUT_ONE_IN == 0) is held_out
     )
