@@ -603,7 +603,8 @@ def test_the_dtype_of_the_files_hides_no_norm(
 
 def test_factors_of_experts_are_compared_per_use(tmp_path: Path) -> None:
     """A wider model sends its tokens to another number of experts, each with factors of GELU."""
-    source = random_model("glm4_moe", tmp_path / "source", hidden_act="gelu_new")
+    more = {"hidden_act": "gelu_new", "n_routed_experts": 12}
+    source = random_model("glm4_moe", tmp_path / "source", **more)
     growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
     assert relative_error(source, tmp_path / "out") < 1e-12
 

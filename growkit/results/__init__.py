@@ -11,11 +11,16 @@ from growkit.base import __version__
 
 def versions() -> dict[str, str]:
     """Versions of the software on which figures and files depend."""
-    from importlib.metadata import version  # takes 10 ms
-
     packages = ("torch", "transformers", "safetensors")
     own = {"python": platform.python_version(), "growkit": __version__}
-    return own | {name: version(name) for name in packages}
+    return own | {name: _version(name) for name in packages}
+
+
+@cache
+def _version(package: str) -> str:
+    from importlib.metadata import version  # takes 10 ms
+
+    return version(package)
 
 
 @dataclass_transform(kw_only_default=True)
