@@ -25,10 +25,10 @@ def describe(config: Config, where: str) -> tuple[Mapping[str, Any], str] | None
 
     if config.get("model_type") not in CONFIG_MAPPING:
         return None
-    from growkit.extras.inference.inferring import InferredFamily
+    from growkit.extras.inference.inferring import inferred_family
 
     started = time.perf_counter()
-    inferred = InferredFamily(config, where)
+    inferred = inferred_family(config, where)
     seconds = time.perf_counter() - started
     tried = "every axis tried"
     if fixed := inferred.description.get("fixed"):

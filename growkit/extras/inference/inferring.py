@@ -13,7 +13,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -96,10 +98,10 @@ def infer(folder: str | Path) -> Inference:
             f"config.json in {checkpoint.where()} promises {layers:,} layers, but there are only "
             f"{len(checkpoint.tensors)} tensors; correct it, or add what is missing"
         )
-    inferred = InferredFamily(checkpoint.config, str(checkpoint.folder / "config.json"))
+    inferred = inferred_family(checkpoint.config, str(checkpoint.folder / "config.json"))
     result = Inference(
         model_class=inferred.asked.name,
-        family=inferred.description,
+        family=deepcopy(inferred.description),
         tensors=_evidence(checkpoint, inferred.description, inferred.ways),
         trials=inferred.trials,
         tried=inferred.tried,
@@ -108,6 +110,21 @@ def infer(folder: str | Path) -> Inference:
     )
     result["yaml"] = "".join(f"{line}\n" for line in (*_head(result), *_body(result)))
     return result
+
+
+def inferred_family(config: Config, where: str) -> InferredFamily:
+    """Infer the family of a config, once for several commands; see ``InferredFamily``."""
+    from transformers import CONFIG_MAPPING
+
+    kind = str(config.get("model_type"))
+    config_class: Any = CONFIG_MAPPING.get(kind)
+    return infer_text(json.dumps(config), where, config_class)
+
+
+@lru_cache(4)
+def infer_text(text: str, where: str, config_class: Any) -> InferredFamily:
+    """Infer the family of a config as JSON; its class, which a user's code may change, is a key."""
+    return InferredFamily(json.loads(text), where)
 
 
 class InferredFamily:
