@@ -222,7 +222,7 @@ def line(
         chart.path("axis", f"M{xs[index]:.1f} {chart.bottom}v4")
         chart.text(_inside(xs[index], names[index]), chart.bottom + LABEL, names[index], "middle")
 
-    path, previous, found, missing = "", None, [], []
+    path, previous, drawn, missing = "", None, [], []
     for x, name, value in zip(xs, names, values, strict=True):
         hint = f"{name}: {figure(value)}"
         if not is_finite(value):
@@ -235,7 +235,7 @@ def line(
         path += f"{'L' if joined else 'M'}{x:.1f} {up.at(value):.1f}{'' if joined else 'h0'}"
         if len(values) <= MOST_DOTS:
             chart.path("dot", f"M{x:.1f} {up.at(value):.1f}h0", hint)
-        found.append((value, name))
+        drawn.append((value, name))
         previous = value
     chart.path("data", path)
     if limit:
@@ -246,11 +246,11 @@ def line(
         side, gap = ("end", -6) if x > WIDTH / 2 else ("start", 6)
         chart.path("limit", f"M{x:.1f} {TOP}V{chart.bottom}")
         chart.text(x + gap, TOP + 12, mark[1], side, "limit-name")
-    for word, best in (("smallest", min), ("largest", max)) if found else ():
-        value, name = best(found)
+    for word, best in (("smallest", min), ("largest", max)) if drawn else ():
+        value, name = best(drawn)
         chart.words.append(f"{word} {figure(value)} at {name}")
     chart.words += [f"none at {', '.join(missing)}"] if missing else []
-    chart.words += [each[1] for each in (limit, mark) if each]
+    chart.words += [marker[1] for marker in (limit, mark) if marker]
     return chart.svg(titles)
 
 
@@ -268,7 +268,7 @@ def residuals(
     band = band if band and is_finite(band[0]) and band[0] > 0 else None
     chart = Drawing(300)
     across = linear([x for x, _ in known], LEFT, RIGHT)
-    reach = [*(abs(apart) for _, apart in known), *([band[0]] if band else [])]
+    reach = [*(abs(y) for _, y in known), *([band[0]] if band else [])]
     up = linear(reach, chart.bottom, TOP, around_zero=True)
     chart.rows(up)
     chart.columns(across)
@@ -276,8 +276,8 @@ def residuals(
     chart.path("cloud", "".join(f"M{across.at(x):.1f} {up.at(y):.1f}h0" for x, y in known))
     chart.words.append(f"{len(known)} points")
     if known:
-        x, apart = max(known, key=lambda point: abs(point[1]))
-        chart.words.append(f"largest difference: {apart:.4g} at {x:.4g}")
+        x, difference = max(known, key=lambda point: abs(point[1]))
+        chart.words.append(f"largest difference: {difference:.4g} at {x:.4g}")
     if band:
         above, below = up.at(band[0]), up.at(-band[0])
         chart.path("limit", f"M{LEFT} {below:.1f}H{RIGHT}")
@@ -331,7 +331,7 @@ def intervals(rows: Sequence[Interval], titles: Titles, *, around_zero: bool = T
         kind = f"interval {'noise' if row.noise else 'sure'}"
         ends = f"M{scale.at(row.low):.1f} {y + 11}H{scale.at(row.high):.1f}"
         chart.path(kind, ends, chart.words[-1])
-        chart.path("seeds", "".join(f"M{scale.at(each):.1f} {y + 11}h0" for each in row.each))
+        chart.path("seeds", "".join(f"M{scale.at(value):.1f} {y + 11}h0" for value in row.each))
         chart.path("middle", f"M{scale.at(row.mean):.1f} {y + 5}v12")
     return chart.svg(titles)
 
@@ -364,7 +364,7 @@ def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) ->
         most: largest value of the vertical axis; lines above it run along its end.
     """
     chart = Drawing(300)
-    points = [point for line in lines for each in line.each for point in each]
+    points = [point for line in lines for curve in line.each for point in curve]
     across = linear([0.0, *(x for x, _ in points)], LEFT, RIGHT)
     up = linear([min(y, most) for _, y in points], chart.bottom, TOP)
     chart.rows(up)
@@ -375,8 +375,8 @@ def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) ->
         chart.path(kind, f"M{'L'.join(places)}" if places else "", hint)
 
     for style, line in enumerate(lines):
-        for each in line.each if len(line.each) > 1 else ():
-            draw(f"seed line-{style}", each)
+        for seed_line in line.each if len(line.each) > 1 else ():
+            draw(f"seed line-{style}", seed_line)
     for style, line in enumerate(lines):
         kind, mean = f"mean line-{style}", line.mean
         draw(kind, mean, line.name)

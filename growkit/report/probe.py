@@ -23,10 +23,10 @@ UNITS = ("FLOPs", "kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs", "EFLOPs", "Z
 
 def probe_view(result: Found) -> View:
     """Make the view of a ``growkit.ProbeResult``."""
-    source, best, apart = standing(result)
-    tried = [each for each in result["candidates"] if not each["source"]]
-    trained = sum(bool(each["curves"]) for each in tried)
-    ahead = f"{best['name']} is ahead" if best and is_ahead(best, apart) else ""
+    source, best, difference = standing(result)
+    tried = [candidate for candidate in result["candidates"] if not candidate["source"]]
+    trained = sum(bool(candidate["curves"]) for candidate in tried)
+    ahead = f"{best['name']} is ahead" if best and is_ahead(best, difference) else ""
     name, were = Path(str(result["source"])).name, "was" if trained == 1 else "were"
     return View(
         "good" if ahead and not result["early"] else "warn",
@@ -49,7 +49,7 @@ def probe_view(result: Found) -> View:
 
 
 def _ranked(result: Found) -> list[Found]:
-    return [each for each in result["candidates"] if each["outcome"] == "ranked"]
+    return [candidate for candidate in result["candidates"] if candidate["outcome"] == "ranked"]
 
 
 def _name(candidate: Found) -> str:
@@ -77,29 +77,29 @@ def _equal(result: Found) -> str | None:
 
 
 def _order(result: Found, source: Found) -> Topic:
-    def shown(each: Found, key: str, form: str = ".4f") -> str:
-        return "" if each[key] is None else figure(each[key], form)
+    def shown(model: Found, key: str, form: str = ".4f") -> str:
+        return "" if model[key] is None else figure(model[key], form)
 
-    def above(each: Found, other: Found) -> str:
-        found = _above(result, each, other)
-        return _nats(found.mean, "+", noise=found.noise) if found else ""
+    def above(model: Found, other: Found) -> str:
+        interval = _above(result, model, other)
+        return _nats(interval.mean, "+", noise=interval.noise) if interval else ""
 
     rows = [
         [
-            Cell(_name(each), "; ".join(each["steps"])),
-            *(shown(each, "rank"), shown(each, "parameters"), shown(each, "lr", ".3g")),
-            *(shown(each, "loss") or WORDS[each["outcome"]], shown(each, "spread")),
-            *(above(each, source), above(each, result["candidates"][0])),
-            shown(each, "last_loss"),
+            Cell(_name(model), "; ".join(model["steps"])),
+            *(shown(model, "rank"), shown(model, "parameters"), shown(model, "lr", ".3g")),
+            *(shown(model, "loss") or WORDS[model["outcome"]], shown(model, "spread")),
+            *(above(model, source), above(model, result["candidates"][0])),
+            shown(model, "last_loss"),
         ]
-        for each in result["candidates"]
+        for model in result["candidates"]
     ]
     heads = ["candidate", "rank", "parameters", "rate", "loss", "spread"]
     heads += ["to the source", "to the first", "after the last step"]
     why_not = {
-        each["name"]: f"{WORDS[each['outcome']]} ({each['reason']})"
-        for each in result["candidates"]
-        if each["reason"]
+        candidate["name"]: f"{WORDS[candidate['outcome']]} ({candidate['reason']})"
+        for candidate in result["candidates"]
+        if candidate["reason"]
     }
     parts: list[Any] = [Grid(heads, rows, "hnnnnnnnn"), why_not]
     if equal := _equal(result):
@@ -113,10 +113,10 @@ def _order(result: Found, source: Found) -> Topic:
 
 def _losses(result: Found) -> Iterator[Topic]:
     """Draw losses of the source and the first candidates over training, by compute and by steps."""
-    drawn = sorted(_ranked(result), key=lambda each: not each["source"])[:MOST_LINES]
+    drawn = sorted(_ranked(result), key=lambda candidate: not candidate["source"])[:MOST_LINES]
     y_title = "loss, nats per token"
     if drawn and (equal := result["equal_compute"]):
-        scales = [each["step_flops"] / equal for each in drawn]
+        scales = [candidate["step_flops"] / equal for candidate in drawn]
         titles = Titles("Loss by compute", f"compute, in {_equal(result)}", y_title)
         yield _curves(drawn, scales, 1.0, titles)
     if drawn:
@@ -129,7 +129,7 @@ def _curves(drawn: Sequence[Found], scales: Sequence[float], most: float, titles
     """Draw losses up to a position on the axis; ``scales`` converts steps to positions."""
     lines = []
     for candidate, scale in zip(drawn, scales, strict=True):
-        each = [
+        by_seed = [
             [
                 (step * scale, loss)
                 for step, loss in zip(curve["steps"], curve["losses"], strict=True)
@@ -138,16 +138,18 @@ def _curves(drawn: Sequence[Found], scales: Sequence[float], most: float, titles
             for curve in candidate["curves"]
             if curve["lr"] == candidate["lr"]
         ]
-        if most < math.inf and each[0][-1][0] < most:
-            for points, loss in zip(each, candidate["losses"], strict=True):
+        if most < math.inf and by_seed[0][-1][0] < most:
+            for points, loss in zip(by_seed, candidate["losses"], strict=True):
                 points.append((most, loss))
-        lines.append(Curve(_name(candidate), each))
+        lines.append(Curve(_name(candidate), by_seed))
     start = max(line.mean[0][1] for line in lines)
     return Topic(titles.chart, charts=[Chart(curves(lines, titles, most=2 * start))], half=True)
 
 
 def _against_source(result: Found, source: Found) -> Topic:
-    rows = [found for each in _ranked(result) if (found := _above(result, each, source))]
+    rows = [
+        interval for candidate in _ranked(result) if (interval := _above(result, candidate, source))
+    ]
     title = "Against the source, trained further"
     chart = intervals(rows, Titles(title, "loss − loss of the source, nats per token"))
     return Topic(title, charts=[Chart(chart)] if rows else [], half=True)
@@ -171,24 +173,27 @@ def _pairs(result: Found) -> Topic:
 def _rates(result: Found) -> Topic:
     rates = [f"{rate:g}" for rate in result["lr"]]
     rows = [
-        [each["name"], *("not finite" if loss is None else f"{loss:.4f}" for loss in each["by_lr"])]
-        for each in result["candidates"]
-        if each["by_lr"] and len(rates) > 1
+        [
+            candidate["name"],
+            *("not finite" if loss is None else f"{loss:.4f}" for loss in candidate["by_lr"]),
+        ]
+        for candidate in result["candidates"]
+        if candidate["by_lr"] and len(rates) > 1
     ]
     return Topic("By learning rate", [Grid(["rate", *rates], rows, "h" + "n" * len(rates))])
 
 
 def _measurement(result: Found) -> Topic:
-    found = recorded({"equal compute": _equal(result)}) | recorded(result, SETTINGS)
+    settings = recorded({"equal compute": _equal(result)}) | recorded(result, SETTINGS)
     rows = [
         [
-            f"{each['name']}, {curve['lr']:g}, seed {curve['seed']}",
+            f"{candidate['name']}, {curve['lr']:g}, seed {curve['seed']}",
             len(curve["steps"]),
             *(figure(curve["losses"][at], ".4f") for at in (0, -1)),
         ]
-        for each in result["candidates"]
-        for curve in each["curves"]
+        for candidate in result["candidates"]
+        for curve in candidate["curves"]
     ]
     heads = ["training", "looks", "loss before", "loss at the end"]
     table = Grid(heads, rows, "hnnn", fold=f"All {len(rows):,} trainings")
-    return Topic("How the trainings were compared", [found, table])
+    return Topic("How the trainings were compared", [settings, table])

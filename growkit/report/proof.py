@@ -69,8 +69,14 @@ def figures_of(result: Found) -> dict[str, Any]:
 
 def others_of(result: Found) -> dict[str, Found]:
     """The sections of a result that are shown as they are, by name."""
-    found = {name: each for name, each in result["sections"].items() if name not in SHOWN and each}
-    return {name.replace("_", " "): each for name, each in found.items() if each["findings"]}
+    sections = {
+        name: section
+        for name, section in result["sections"].items()
+        if name not in SHOWN and section
+    }
+    return {
+        name.replace("_", " "): section for name, section in sections.items() if section["findings"]
+    }
 
 
 def proof_view(result: Found, manifest: Found | None = None) -> view.View:
@@ -108,7 +114,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> view.View:
         promise=promise,
         use=use,
         loading=loading,
-        warnings=[str(each) for each in warnings] if isinstance(warnings, list) else [],
+        warnings=[str(warning) for warning in warnings] if isinstance(warnings, list) else [],
         glance=glance(result),
         sections=[
             _difference(result),
@@ -140,7 +146,7 @@ def glance(result: Found) -> Found:
     """Select the most important findings."""
     result = figures_of(result)
     caught = "caught" if result["negative_control_caught"] else "NOT caught"
-    found = {
+    cells = {
         "KL": _kl(result),
         "parameters": _parameters(result),
         "tensors": _tensors(result),
@@ -153,7 +159,7 @@ def glance(result: Found) -> Found:
         "negative control": Cell(caught, str(result["negative_control"])),
         "proved": _proved(result),
     }
-    return {name: entry for name, entry in found.items() if entry}
+    return {name: entry for name, entry in cells.items() if entry}
 
 
 def _cell(findings: Sequence[Found]) -> Cell:
@@ -172,10 +178,10 @@ def _section(name: str, section: Found) -> Topic:
 
 def _kl(result: Found) -> Cell | None:
     """The KL, if the promise allows a loss or the KL has a limit."""
-    strict, most = result["strict_float64"], result["max_kl"]
-    if result["promise"] == "exact" and most is None:
+    strict, limit = result["strict_float64"], result["max_kl"]
+    if result["promise"] == "exact" and limit is None:
         return None
-    notes = [f"at most {figure(most)} allowed"] if most is not None else []
+    notes = [f"at most {figure(limit)} allowed"] if limit is not None else []
     same = strict["top1_agreement"]
     notes += [f"{same:.1%} of the likeliest next tokens are the same"] if is_finite(same) else []
     return Cell(f"{figure(strict['kl_nats_per_token'])} nats per token", "; ".join(notes))
@@ -236,12 +242,12 @@ def headroom(finding: Found) -> str | None:
 
 def _headroom(result: Found) -> Cell | None:
     names = {"strict_float64": "in strict float64", "native": native_name(result)}
-    judged = [each for each in findings_of(result) if each["name"] in names]
-    found = [(text, names[each["name"]]) for each in judged if (text := headroom(each))]
-    if not found:
+    judged = [finding for finding in findings_of(result) if finding["name"] in names]
+    margins = [(text, names[finding["name"]]) for finding in judged if (text := headroom(finding))]
+    if not margins:
         return None
-    (first, where), *rest = found
-    return Cell(first, "; ".join([where, *(" ".join(each) for each in rest)]))
+    (first, where), *rest = margins
+    return Cell(first, "; ".join([where, *(" ".join(margin) for margin in rest)]))
 
 
 def _modes(results: Sequence[Found]) -> Cell | None:
@@ -286,16 +292,18 @@ def _capacity(found: Found | None) -> Cell | None:
 def _proved(result: Found) -> Cell:
     took = f"in {duration(result['seconds'])}, " if is_finite(result["seconds"]) else ""
     when = f"{result['created'][:16].replace('T', ' ')} UTC"
-    devices = [each["sentence"] for each in findings_of(result) if each["name"] == "device"]
+    devices = [
+        finding["sentence"] for finding in findings_of(result) if finding["name"] == "device"
+    ]
     return Cell(when, "; ".join([f"{took}on {result['native']['device']}", *devices]))
 
 
 def _difference(result: Found) -> Topic:
     keys = ("layer", "component", "tensor", "cause", "factor")
     first = ("first_differing_layer", "first_difference", "first_lost_tensor", "changed")
-    found = recorded(result["fault"] or {}, keys) | recorded(result, first)
-    found |= {each["name"]: value_sentence(each) for each in result["changed_values"]}
-    return Topic("Where and why it differs", [found])
+    facts = recorded(result["fault"] or {}, keys) | recorded(result, first)
+    facts |= {value["name"]: value_sentence(value) for value in result["changed_values"]}
+    return Topic("Where and why it differs", [facts])
 
 
 def tables(result: Found) -> list[Topic]:
@@ -340,7 +348,7 @@ def _modes_table(result: Found) -> Topic:
     for mode in result["modes"]:
         verdict = verdicts[mode["kept"]] if mode["tried"] else "not tried"
         row = [Cell(mode["name"], mode["note"]), verdict]
-        for value, limit in ((mode[measured], mode[most]) for measured, most in pairs):
+        for value, limit in ((mode[measured], mode[allowed]) for measured, allowed in pairs):
             shown = "no limit" if limit is None else limit
             row += [view.NOTHING, view.NOTHING] if value is limit is None else [value, shown]
         rows.append(row)
@@ -392,30 +400,30 @@ def binned(
         For each bin its first and last position, the mean over all of its tokens (None if a
         position has no number), and the number of tokens.
     """
-    width, found = 1, []
+    width, bins = 1, []
     while len(values) > MOST_BINS * width:
         width *= 2
     pairs = list(zip(values, counts, strict=False))
-    for begin in range(0, len(pairs), width):
-        inside = pairs[begin : begin + width]
+    for first in range(0, len(pairs), width):
+        inside = pairs[first : first + width]
         tokens = sum(count for _, count in inside)
         # A mean must not hide a position without a number.
         known = [value * (count / tokens) for value, count in inside if is_finite(value)]
         mean = sum(known) if len(known) == len(inside) else None
-        last = begin + len(inside) - 1
-        found.append((str(begin) if last == begin else f"{begin}–{last}", mean, tokens))
-    return found
+        last = first + len(inside) - 1
+        bins.append((str(first) if last == first else f"{first}–{last}", mean, tokens))
+    return bins
 
 
 def _positions(result: Found) -> Topic:
     values = result["kl_by_position"]
-    found = binned(values, result["tokens_by_position"])
+    bins = binned(values, result["tokens_by_position"])
     chart = drawing.line(
-        [mean for _, mean, _ in found],
+        [mean for _, mean, _ in bins],
         Titles("KL by position", "position in the window", "KL, nats per token"),
-        names=[name for name, _, _ in found],
+        names=[name for name, _, _ in bins],
     )
-    rows = [[name, tokens, mean] for name, mean, tokens in found]
+    rows = [[name, tokens, mean] for name, mean, tokens in bins]
     table = Grid(["positions", "tokens", "KL, nats per token"], rows, "hnn", fold="All positions")
     return Topic("KL by position", [table], **_unless_zero(values, chart), half=True)
 
@@ -449,7 +457,7 @@ def _low_rank(result: Found) -> Topic:
     charts = []
     if by_rank:
         ranks = [point["rank"] for point in by_rank]
-        chosen, *more = {each["rank"] for each in spectra} or {0}
+        chosen, *more = {spectrum["rank"] for spectrum in spectra} or {0}
         chart = drawing.line(
             [point["kl_nats_per_token"] for point in by_rank],
             Titles("KL by rank", "rank", "KL, nats per token"),
@@ -460,17 +468,17 @@ def _low_rank(result: Found) -> Topic:
             else None,
         )
         charts.append(view.Chart(chart, Cell("KL by rank", "what another rank would cost or gain")))
-    known = [found for found in spectra if is_finite(found["residual"])]
-    for found in sorted(known, key=lambda each: -each["residual"])[:MOST_SPECTRA]:
-        values, kept = found["singular_values"], found["kept"]
+    known = [spectrum for spectrum in spectra if is_finite(spectrum["residual"])]
+    for spectrum in sorted(known, key=lambda spectrum: -spectrum["residual"])[:MOST_SPECTRA]:
+        values, kept = spectrum["singular_values"], spectrum["kept"]
         chart = drawing.line(
             values,
-            Titles(f"Singular values of {found['module']}", "index", "singular value"),
+            Titles(f"Singular values of {spectrum['module']}", "index", "singular value"),
             log=True,
             mark=(kept - 0.5, f"{kept} kept") if kept < len(values) else None,
         )
-        note = f"{kept} kept, rank {found['rank']}; residual {figure(found['residual'])}"
-        charts.append(view.Chart(chart, Cell(found["module"], f"{note} {found['unit']}")))
+        note = f"{kept} kept, rank {spectrum['rank']}; residual {figure(spectrum['residual'])}"
+        charts.append(view.Chart(chart, Cell(spectrum["module"], f"{note} {spectrum['unit']}")))
     keys = ("module", "rank", "residual", "unit")
     table = view.listing(spectra, keys, "cnnt", f"All {len(spectra):,} modules")
     return Topic("What the low rank holds", [table], charts=charts)

@@ -77,8 +77,8 @@ def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
     if not os.access(file.parent, os.W_OK | os.X_OK):
         raise InputError(f"no report can be written into {file.parent}; name another folder")
     real = Path(os.path.realpath(file))
-    made = (output for output in outputs if real.is_relative_to(os.path.realpath(output)))
-    model = inputs.around(file) or next(made, None) or made_around(file)
+    containing = (output for output in outputs if real.is_relative_to(os.path.realpath(output)))
+    model = inputs.around(file) or next(containing, None) or made_around(file)
     if model is not None:
         raise InputError(
             f"{file} would become part of the model in {model}; write the report elsewhere"
@@ -135,12 +135,12 @@ def save_report(result: GrowResult | VerifyResult | ProbeResult, file: str | Pat
     Raises:
         InputError: the report cannot be written there, or there was no proof.
     """
-    found = result.verification if isinstance(result, GrowResult) else result
+    reported = result.verification if isinstance(result, GrowResult) else result
     outputs = [Path(result[key]) for key in ("output", "target") if key in result]
-    if found is None:
+    if reported is None:
         raise InputError(f"{outputs[0]} was not proved, so there is no report; verify it first")
-    inputs = [*filter(None, (found.get(key) for key in ("source", "target", "text"))), *outputs]
-    write_report(found, Path(file), Inputs(inputs), outputs)
+    inputs = [*filter(None, (reported.get(key) for key in ("source", "target", "text"))), *outputs]
+    write_report(reported, Path(file), Inputs(inputs), outputs)
 
 
 def page(view: View) -> str:
@@ -177,13 +177,13 @@ def inherited(source: Folder) -> dict[str, str | list[str]]:
             f"{source.path / CARD} cannot be read ({error}), so its licence, languages, data sets "
             "and base model are not in the new card; correct it"
         ) from None
-    found = dict[str, str | list[str]]()
+    metadata = dict[str, str | list[str]]()
     for key in INHERITED if isinstance(content, dict) else ():
         value: Any = content.get(key)
         texts = value if isinstance(value, list) else [value]
         if texts and all(isinstance(text, str) and _PUBLIC.fullmatch(text) for text in texts):
-            found[key] = value
-    return found
+            metadata[key] = value
+    return metadata
 
 
 def model_card(
@@ -207,7 +207,7 @@ def model_card(
         manifest=manifest,
         metadata=metadata,
         methods=list(dict.fromkeys(str(next(iter(step.values()))) for step in steps)),
-        how="; then ".join(each.replace(" ", ": ", 1) for each in proofs.steps_of(manifest)),
+        how="; then ".join(step.replace(" ", ": ", 1) for step in proofs.steps_of(manifest)),
         steps=[", ".join(f"{key}: {step[key]}" for key in step) for step in steps],
         tokenizer=tokenizer,
         eager=f", {EAGER_EXPERTS}" if eager_experts else "",

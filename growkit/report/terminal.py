@@ -46,8 +46,8 @@ def growth_parts(result: Found) -> Iterator[Part]:
         yield from (_tensors(result), Paragraph(""))
     if result["dry_run"] and result["config"]:
         rows = [
-            [each["key"], *(shortened(each[when] or "", LONGEST_VALUE) for when in CHANGE)]
-            for each in result["config"]
+            [change["key"], *(shortened(change[when] or "", LONGEST_VALUE) for when in CHANGE)]
+            for change in result["config"]
         ]
         yield from (Grid(["config.json", *CHANGE], rows, "ttt"), Paragraph(""))
     if result["ranks"]:
@@ -115,7 +115,7 @@ def _tensors(result: Found) -> Grid:
     for name, members in group_names(same).items():
         line = lines[members[0]]
         old = ", ".join(" × ".join(map(str, shape)) for shape in line["source_shapes"])
-        why = in_common([lines[each]["why"] for each in members])
+        why = in_common([lines[member]["why"] for member in members])
         rows.append([name, old, " × ".join(map(str, line["shape"])), why])
     for name, members in group_names(result["dropped"]).items():
         rows.append([name, "", "dropped", result["dropped"][members[0]]])
@@ -140,10 +140,10 @@ def group_names(named: Mapping[str, Hashable]) -> dict[str, list[str]]:
             key = (*parts[:level], "", *parts[level + 1 :]) if number else parts
             alike.setdefault((key, same), {})[int(number[0]) if number else 0] = members
         groups = {}
-        for (parts, same), found in alike.items():
-            numbers = sorted(found)
-            whole = tuple(part or _spans(numbers) for part in parts)
-            groups[whole, same] = [name for number in numbers for name in found[number]]
+        for (parts, same), by_number in alike.items():
+            numbers = sorted(by_number)
+            pattern = tuple(part or _spans(numbers) for part in parts)
+            groups[pattern, same] = [name for number in numbers for name in by_number[number]]
     return {".".join(parts): members for (parts, _), members in groups.items()}
 
 
@@ -158,14 +158,14 @@ def in_common(texts: Sequence[str]) -> str:
     """Merge texts that differ only in numbers, with ``…`` for differing numbers."""
     words = NUMBER.split(texts[0])
     numbers = zip(*(NUMBER.findall(text) for text in texts), strict=True)
-    shown = [each[0] if len({*each}) == 1 else "…" for each in numbers]
+    shown = [column[0] if len({*column}) == 1 else "…" for column in numbers]
     return words[0] + "".join(number + word for number, word in zip(shown, words[1:], strict=True))
 
 
 def _ranks(ranks: Sequence[Found]) -> Grid:
     """Show tried ranks with their cost; for searches by layer, only the chosen ones."""
     if ranks[0]["layer"] is not None:
-        chosen = [each for each in ranks if each["chosen"]]
+        chosen = [rank for rank in ranks if rank["chosen"]]
         return listing(chosen, ("layer", "rank", "energy"), "ttt")
     return listing(ranks, ("rank", "kl_nats_per_token", "chosen"), "ttt")
 
@@ -220,8 +220,8 @@ def ability_parts(table: Sequence[Sequence[str]], *, every: bool) -> Iterator[Pa
 def check_parts(result: Found) -> Iterator[Part]:
     """Show a ``CheckResult``: whether a folder matches its manifest, and every difference."""
     yield Paragraph(result["reason"], "good" if result["whole"] else "bad")
-    for each in result["differences"]:
-        yield Paragraph(difference_sentence(each))
+    for difference in result["differences"]:
+        yield Paragraph(difference_sentence(difference))
 
 
 def story_parts(result: Found) -> Iterator[Part]:
@@ -276,8 +276,8 @@ def show_parts(console: Console, parts: Iterable[Part]) -> None:
             continue
         if isinstance(part, Paragraph):
             text = Text(part.text) if part.style == "quote" else part.text
-            whole = not (console.is_terminal or console.is_jupyter)  # as a file has them
-            console.print(text, style=STYLES.get(part.style), soft_wrap=whole)
+            to_file = not (console.is_terminal or console.is_jupyter)  # as a file has them
+            console.print(text, style=STYLES.get(part.style), soft_wrap=to_file)
         elif isinstance(part, Mapping):
             table = Table.grid(padding=(0, 2))
             for name, value in part.items():

@@ -100,7 +100,7 @@ def recorded(found: Found, keys: Sequence[str] = ()) -> dict[str, Any]:
         if key in BYTES and is_finite(value):
             value = size(value)
         if isinstance(value, Mapping):
-            pairs = ", ".join(f"{name} {figure(each)}" for name, each in value.items())
+            pairs = ", ".join(f"{name} {figure(entry)}" for name, entry in value.items())
             value = shortened(pairs, LONGEST_MAPPING)
         if isinstance(value, list):
             value = "; ".join(dict.fromkeys(map(figure, value)))
@@ -112,7 +112,7 @@ def recorded(found: Found, keys: Sequence[str] = ()) -> dict[str, Any]:
 def listing(found: Sequence[Found], keys: Sequence[str], kinds: str, fold: str = "") -> Grid:
     """Make a table of parts of a result; see ``Grid``."""
     heads = [key.replace("_", " ") for key in keys]
-    return Grid(heads, [[each[key] for key in keys] for each in found], kinds, fold)
+    return Grid(heads, [[row[key] for key in keys] for row in found], kinds, fold)
 
 
 @dataclass(frozen=True)
