@@ -288,9 +288,9 @@ def class_sentence(changes: Sequence[Found]) -> str | None:
         changes: changes of ``config.json`` (each a ``ConfigChange``).
     """
     for key in ("architectures", "model_type"):
-        for each in changes:
-            if each["key"] == key and each["before"] and each["after"]:
-                was, now = (each[side].strip('[]"') for side in ("before", "after"))
+        for change in changes:
+            if change["key"] == key and change["before"] and change["after"]:
+                was, now = (change[side].strip('[]"') for side in ("before", "after"))
                 return f"class: {was} → {now}"
     return None
 

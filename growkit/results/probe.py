@@ -162,7 +162,7 @@ class ProbeResult(Result):
 
 def difference_between(result: Mapping[str, Any], one: str, other: str) -> ProbeDifference | None:
     """The difference of two models, in either order; None if they were not compared."""
-    return next((each for each in result["differences"] if _names(each) == {one, other}), None)
+    return next((pair for pair in result["differences"] if _names(pair) == {one, other}), None)
 
 
 def _names(pair: Mapping[str, Any]) -> set[str]:
@@ -178,11 +178,11 @@ def standing(result: Mapping[str, Any]) -> tuple[Any, Any, ProbeDifference | Non
     Returns:
         The candidate is None if none is ranked; the difference is None without two to compare.
     """
-    source = next(each for each in result["candidates"] if each["source"])
+    source = next(candidate for candidate in result["candidates"] if candidate["source"])
     pairs = [
-        (each, difference_between(result, each["name"], source["name"]))
-        for each in result["candidates"]
-        if each["outcome"] == "ranked" and not each["source"]
+        (candidate, difference_between(result, candidate["name"], source["name"]))
+        for candidate in result["candidates"]
+        if candidate["outcome"] == "ranked" and not candidate["source"]
     ]
     ahead = (pair for pair in pairs if is_ahead(*pair))
     return (source, *next(ahead, pairs[0] if pairs else (None, None)))
@@ -200,26 +200,28 @@ def probe_sentence(result: Mapping[str, Any]) -> str:
 
 
 def _found(result: Mapping[str, Any]) -> str:
-    source, best, apart = standing(result)
+    source, best, margin = standing(result)
     if source["outcome"] != "ranked":
         return f"{source['name']} itself does not train, so nothing is compared: {source['reason']}"
     if best is None:
         return "no candidate was trained to its end; see the reason of each"
-    assert apart is not None
+    assert margin is not None
     beyond, noise = "", "is more than noise"
-    if apart["noise"]:
+    if margin["noise"]:
         beyond, noise = " beyond noise", "may be noise"
     loss = f"no candidate is ahead{beyond}: at equal compute the loss of the best, {best['name']},"
     tied = ""
-    if is_ahead(best, apart):
+    if is_ahead(best, margin):
         loss = f"{best['name']} is ahead: at equal compute its loss"
         like = [_names(pair) - {best["name"]} for pair in result["differences"] if pair["noise"]]
-        names = [each["name"] for each in result["candidates"] if {each["name"]} in like]
+        names = [
+            candidate["name"] for candidate in result["candidates"] if {candidate["name"]} in like
+        ]
         alike = ", ".join(name for name in names if name != source["name"])
         tied = f"; {alike} cannot be distinguished from it" if alike else ""
-    where = "below" if apart["better"] == best["name"] else "above"
+    where = "below" if margin["better"] == best["name"] else "above"
     return (
-        f"{loss} is {nats(apart['difference'])} nats per token {where} that of {source['name']}, "
+        f"{loss} is {nats(margin['difference'])} nats per token {where} that of {source['name']}, "
         f"trained further, which {noise}{tied}"
     )
 
@@ -236,16 +238,16 @@ def nats(value: float, sign: str = "") -> str:
 
 def probe_next(result: Mapping[str, Any]) -> str:
     """Advice after a probe, in a sentence without its full stop."""
-    source, best, apart = standing(result)
+    source, best, difference = standing(result)
     if source["outcome"] != "ranked":
         return "probe again with a lower --lr, so that the source itself trains"
     if best is None:
         return "see below why each candidate was not ranked, and change or replace it"
     if result["early"]:
         return "probe again with more --steps, and as the warnings say"
-    if is_ahead(best, apart):
+    if is_ahead(best, difference):
         longer = " (probe with more --steps first, to see whether that lasts)"
         return f"grow the source by {best['name']}, and train the result{longer}"
-    if apart is None or apart["noise"]:
+    if difference is None or difference["noise"]:
         return "probe again with more --seeds and more --steps, so that less is noise"
     return "train the source further as it is; or probe with other candidates, or more --steps"

@@ -643,10 +643,10 @@ def name_result(result: VerifyResult, source: str, target: str) -> VerifyResult:
 
 def value_sentence(values: Found) -> str:
     """Compare found and expected value of a key (``growkit.results.proof.ChangedValue``)."""
-    found, expected = (value_in_words(values[key]) for key in ("found", "expected"))
-    if values["found"] is not None and found == expected:
-        return f"{found}, which only one of the two classes reads"
-    return f"{found} in place of {expected}"
+    actual, expected = (value_in_words(values[key]) for key in ("found", "expected"))
+    if values["found"] is not None and actual == expected:
+        return f"{actual}, which only one of the two classes reads"
+    return f"{actual} in place of {expected}"
 
 
 def value_in_words(text: str | None) -> str:

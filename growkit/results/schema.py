@@ -54,9 +54,9 @@ def _schema(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if get_origin(declared) is dict:
         return {"type": "object", "additionalProperties": _schema(of[1], definitions)}
     assert of, declared
-    if all(each in _SIMPLE for each in of):
-        return {"type": [_SIMPLE[each] for each in of]}
-    return {"anyOf": [_schema(each, definitions) for each in of]}
+    if all(kind in _SIMPLE for kind in of):
+        return {"type": [_SIMPLE[kind] for kind in of]}
+    return {"anyOf": [_schema(kind, definitions) for kind in of]}
 
 
 def _object(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
