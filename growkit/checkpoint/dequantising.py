@@ -189,7 +189,7 @@ class Dequantised(View):
         self.config = without_settings(stored.config)
         self.parts = _parts(stored, format)
         dtype = _dtype_of(self.config)
-        dense = {name: format.header(each, settings, dtype) for name, each in self.parts.items()}
+        dense = {name: format.header(parts, settings, dtype) for name, parts in self.parts.items()}
         self.tensors = dict(sorted((self._stored_dense() | dense).items()))
         self.quantised = _describe(format, {info.dtype for info in dense.values()})
 
@@ -197,7 +197,7 @@ class Dequantised(View):
         """Tensors that are stored dense, except those that only quantised arithmetic reads."""
         made_of = {name for parts in self.parts.values() for name in parts.names.values()}
         marks = tuple({*self.format.suffixes} - {self.format.suffix})  # of no dense tensor
-        found = {}
+        infos = {}
         for name, info in self.stored.tensors.items():
             if name in made_of or name.endswith(self.format.unused):
                 continue
@@ -207,8 +207,8 @@ class Dequantised(View):
                     f"belong to it in {self.format.title} are missing; copy the checkpoint again, "
                     f"or {REMEDY}"
                 )
-            found[name] = info
-        return found
+            infos[name] = info
+        return infos
 
     def where(self, name: str | None = None) -> str:
         """See ``Checkpoint``; for a quantised tensor, the file of its first stored tensor."""
@@ -222,20 +222,20 @@ class Dequantised(View):
         info, parts = self.tensors[name], self.parts[name]
         (rows, *_), inner = tensors.full(info.shape, where), (None, *where[1:])
         with torch._C.DisableTorchFunction():  # strict float64 must not apply
-            found = torch.empty(
-                [each.stop - each.start for each in tensors.full(info.shape, where)],
+            values = torch.empty(
+                [span.stop - span.start for span in tensors.full(info.shape, where)],
                 dtype=info.torch_dtype,
             )
             for part, *_ in tensors.slabs(info.shape, self.cuts(name), where=[rows]):
-                made = self.format.rows(parts, self.settings, info, part)
-                found[part.start - rows.start : part.stop - rows.start] = tensors.cut(made, inner)
-            return check_finite(found, name, self.where(name))
+                block = self.format.rows(parts, self.settings, info, part)
+                values[part.start - rows.start : part.stop - rows.start] = tensors.cut(block, inner)
+            return check_finite(values, name, self.where(name))
 
     def cuts(self, name: str) -> int:
         """See ``Checkpoint``; dequantised tensors are computed by rows."""
         if name not in self.parts:
             return self.stored.cuts(name)
-        return min(1, *(self.stored.cuts(each) for each in self.parts[name].names.values()))
+        return min(1, *(self.stored.cuts(part) for part in self.parts[name].names.values()))
 
 
 def dense(checkpoint: Checkpoint) -> Checkpoint:
@@ -244,8 +244,8 @@ def dense(checkpoint: Checkpoint) -> Checkpoint:
     Raises:
         InputError: growkit does not read the format, or the checkpoint is damaged.
     """
-    found = format_of(checkpoint.config, checkpoint.where())
-    return Dequantised(checkpoint, *found) if found else checkpoint
+    quantisation = format_of(checkpoint.config, checkpoint.where())
+    return Dequantised(checkpoint, *quantisation) if quantisation else checkpoint
 
 
 def format_of(config: Config, where: str) -> tuple[Scheme, Config] | None:
@@ -256,20 +256,20 @@ def format_of(config: Config, where: str) -> tuple[Scheme, Config] | None:
     """
     places = [place for place in (config, config.get(INSIDE)) if isinstance(place, dict)]
     all_given = ((key, place.get(key)) for place in places for key in tensors.QUANTISED)
-    key, given = next((each for each in all_given if each[1] is not None), ("", None))
-    if given is None:
+    key, settings = next((entry for entry in all_given if entry[1] is not None), ("", None))
+    if settings is None:
         return None
     formats = cast("dict[str, Scheme]", members("growkit.checkpoint.quantised", "FORMAT"))
-    for each in formats.values() if isinstance(given, dict) else ():
-        if each.applies(given):
-            if variant := each.unread(given):
+    for scheme in formats.values() if isinstance(settings, dict) else ():
+        if scheme.applies(settings):
+            if variant := scheme.unread(settings):
                 raise InputError(
-                    f"the model in {where} is quantised with {each.title} in a variant that "
+                    f"the model in {where} is quantised with {scheme.title} in a variant that "
                     f"growkit does not read, {variant}; dequantise it first: {REMEDY}"
                 )
-            return each, given
-    method = given.get("quant_method") if isinstance(given, dict) else None
-    known = ", ".join(sorted({each.method for each in formats.values()}))
+            return scheme, settings
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    known = ", ".join(sorted({scheme.method for scheme in formats.values()}))
     if method is None:
         raise InputError(
             f"{key} of config.json in {where} has no quant_method; add it, one of "
@@ -290,11 +290,11 @@ def dense_config(config: Config, where: str) -> tuple[Config, str]:
     Raises:
         InputError: growkit does not read the format.
     """
-    found = format_of(config, where)
-    if found is None:
+    quantisation = format_of(config, where)
+    if quantisation is None:
         return config, ""
     config = without_settings(config)
-    return config, _describe(found[0], {_dtype_of(config)})
+    return config, _describe(quantisation[0], {_dtype_of(config)})
 
 
 def without_settings(config: Config) -> Config:
@@ -323,19 +323,21 @@ def _parts(stored: Checkpoint, form: Scheme) -> dict[str, Parts]:
     Raises:
         InputError: no tensor is quantised.
     """
-    first, found = form.suffixes[0], {}
+    first, parts = form.suffixes[0], {}
     for name in stored.tensors:
         if name.endswith(first):
             stem = name.removesuffix(first)
-            names = {each: stem + each for each in form.suffixes if stem + each in stored.tensors}
-            found[stem + form.suffix] = Parts(stored, stem + form.suffix, names)
-    if not found:
+            names = {
+                suffix: stem + suffix for suffix in form.suffixes if stem + suffix in stored.tensors
+            }
+            parts[stem + form.suffix] = Parts(stored, stem + form.suffix, names)
+    if not parts:
         raise InputError(
             f"config.json in {stored.folder} states that the model is quantised with {form.title}, "
             f"but no tensor ends in {first}; if all are dense, remove quantization_config, else "
             f"copy them again, or {REMEDY}"
         )
-    return found
+    return parts
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
@@ -435,8 +437,8 @@ def scale(
     def spread(values: Tensor) -> Tensor:
         return values.to(scales.dtype)[by_row][:, by_column]
 
-    made = numbers.to(scales.dtype)
-    return (made if zeros is None else made - spread(zeros)) * spread(scales)
+    converted = numbers.to(scales.dtype)
+    return (converted if zeros is None else converted - spread(zeros)) * spread(scales)
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:

@@ -126,8 +126,8 @@ class DistributedFile(Weights):
         files = {part.file for entry in entries.values() for part in entry.parts}
         self.paths = [self.path, *(folder.path / name for name in sorted(files))]
         self.tensors = {
-            name: TensorInfo.of_torch(each.shape or (), each.dtype)
-            for name, each in entries.items()
+            name: TensorInfo.of_torch(entry.shape or (), entry.dtype)
+            for name, entry in entries.items()
         }
         for name, info in self.tensors.items():
             with explain_entry(folder, name):
@@ -144,19 +144,21 @@ class DistributedFile(Weights):
         asked = full(info.shape, where)
         for part in self._entries[name].parts:
             inside = [
-                slice(max(each.start, begin), min(each.stop, begin + size))
-                for each, begin, size in zip(asked, part.offsets, part.sizes, strict=True)
+                slice(max(span.start, offset), min(span.stop, offset + size))
+                for span, offset, size in zip(asked, part.offsets, part.sizes, strict=True)
             ]
-            if all(each.start < each.stop for each in inside):
+            if all(span.start < span.stop for span in inside):
                 parts.append((part, inside))
         if len(parts) == 1 and parts[0][0].sizes == info.shape:
             return self._open(name, parts[0][0]).read(name, *where)
         with torch._C.DisableTorchFunction():  # strict float64 must not apply
-            found = torch.empty([i.stop - i.start for i in asked], dtype=info.torch_dtype)
+            tensor = torch.empty([i.stop - i.start for i in asked], dtype=info.torch_dtype)
             for part, inside in parts:
-                there = tuple(_shift(i, each.start) for i, each in zip(inside, asked, strict=True))
-                found[there] = self._open(name, part).read(name, *map(_shift, inside, part.offsets))
-        return found
+                there = tuple(_shift(i, span.start) for i, span in zip(inside, asked, strict=True))
+                tensor[there] = self._open(name, part).read(
+                    name, *map(_shift, inside, part.offsets)
+                )
+        return tensor
 
     def _open(self, name: str, part: Part) -> WeightFile:
         """Open the archive of a part, whose header is read once.
@@ -168,9 +170,9 @@ class DistributedFile(Weights):
         if key not in self._opened:
             self._opened[key] = _open_archive(self._folder, name, *part[2:])
         file, expected = self._opened[key], TensorInfo(part.sizes, self.tensors[name].dtype)
-        found = file.tensors.get(name)
-        if found != expected:
-            shown = f"{found.dtype} {list(found.shape)}" if found else "another tensor"
+        actual = file.tensors.get(name)
+        if actual != expected:
+            shown = f"{actual.dtype} {list(actual.shape)}" if actual else "another tensor"
             raise InputError(
                 f"{file.path} holds {shown} where {self.path} lists {expected.dtype} "
                 f"{list(expected.shape)} of {name}; they belong to two checkpoints, {REMEDY}"
@@ -182,9 +184,9 @@ def _shift(where: slice, by: int) -> slice:
     return slice(where.start - by, where.stop - by)
 
 
-def _open_archive(folder: Folder, tensor: str, file: str, begin: int, length: int) -> WeightFile:
+def _open_archive(folder: Folder, tensor: str, file: str, start: int, length: int) -> WeightFile:
     """Open the archive of a single tensor in a part of a file."""
-    _, select = open_saved(folder, file, PART, (begin, length))
+    _, select = open_saved(folder, file, PART, (start, length))
     return select(lambda saved: plain_tensors({tensor: saved}))
 
 
@@ -201,15 +203,15 @@ def open_model(folder: Folder) -> DistributedFile:
     seen: set[tuple[Part, ...]] = set()
     for entry in read_list(folder).values():
         *state, name = entry.path
-        of_optimizer = any(each.startswith(OPTIMIZER) for each in state or [name])
+        of_optimizer = any(part.startswith(OPTIMIZER) for part in state or [name])
         if entry.shape is None or of_optimizer or entry.parts in seen:
             continue
         seen.add(entry.parts)
         states[tuple(state)][name] = entry
     models = {
-        state: found
-        for state, found in states.items()
-        if any(name.endswith(WEIGHT) for name in found)
+        state: entries
+        for state, entries in states.items()
+        if any(name.endswith(WEIGHT) for name in entries)
     } or states
     if len(models) == 1:
         return DistributedFile(folder, next(iter(models.values())))
@@ -245,8 +247,8 @@ def read_list(folder: Folder) -> dict[str, Listed]:
             if at.get("transform_descriptors"):
                 raise ValueError("its parts are compressed or transformed")
             key = _typed(which["fqn"], str), sizes(which.get("offset") or ())
-            begin, length = sizes((at["offset"], at["length"]))
-            stored[key] = _typed(at["relative_path"], str), begin, length
+            start, length = sizes((at["offset"], at["length"]))
+            stored[key] = _typed(at["relative_path"], str), start, length
     read, lengths = {}, dict[str, int]()
     for name, of in entries.items():
         with explain_entry(folder, str(name)):
@@ -267,7 +269,7 @@ def explain_entry(folder: Folder, what: str) -> AbstractContextManager[None]:
 class _Placeholder:
     """Stands in for a class of torch: keeps the state of an object in the list."""
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *args: Any) -> None:
         self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
@@ -336,23 +338,23 @@ def _parse_entry(
     name: str, of: Any, stored: Mapping[tuple[str, Sizes], tuple[str, int, int]], paths: Any
 ) -> Listed:
     path = (paths.get(name) if isinstance(paths, dict) else None) or (name,)
-    if not isinstance(path, tuple) or not all(isinstance(each, str | int) for each in path):
+    if not isinstance(path, tuple) or not all(isinstance(part, str | int) for part in path):
         raise TypeError("a state that contains it has no name")
     boxes: list[tuple[Sizes, Sizes]] = [((), ())]
     shape = dtype = None
     if type(of).__name__ != "BytesStorageMetadata":
         fields = _fields(of, "TensorStorageMetadata")
         shape, properties = sizes(fields["size"]), fields["properties"]
-        given = getattr(properties, "state", None)
-        if type(properties).__name__ != "TensorProperties" or not isinstance(given, tuple):
+        state = getattr(properties, "state", None)
+        if type(properties).__name__ != "TensorProperties" or not isinstance(state, tuple):
             raise TypeError("its properties are not those of a tensor")
-        dtype = _typed(given[0], str)
-        chunks = [_fields(each, "ChunkStorageMetadata") for each in fields["chunks"]]
-        boxes = [(sizes(each["offsets"]), sizes(each["sizes"])) for each in chunks]
+        dtype = _typed(state[0], str)
+        chunks = [_fields(chunk, "ChunkStorageMetadata") for chunk in fields["chunks"]]
+        boxes = [(sizes(chunk["offsets"]), sizes(chunk["sizes"])) for chunk in chunks]
         _check_whole(shape, boxes)
     if any((name, offsets) not in stored for offsets, _ in boxes):
         raise ValueError("a part of it is missing")
-    parts = tuple(Part(begin, extent, *stored[name, begin]) for begin, extent in boxes)
+    parts = tuple(Part(offsets, extent, *stored[name, offsets]) for offsets, extent in boxes)
     return Listed(tuple(map(str, path)), shape, dtype, parts)
 
 
@@ -369,18 +371,18 @@ def _check_whole(shape: Sizes, parts: Sequence[tuple[Sizes, Sizes]]) -> None:
     for offsets, extent in parts:
         if not len(offsets) == len(extent) == len(shape):
             raise ValueError("its parts have another number of dimensions")
-        box = [(begin, begin + size) for begin, size in zip(offsets, extent, strict=True)]
+        box = [(offset, offset + size) for offset, size in zip(offsets, extent, strict=True)]
         if any(end > size for (_, end), size in zip(box, shape, strict=True)):
             raise ValueError("its parts reach beyond it")
         boxes.append(box)
     if 0 in shape:
         return
-    whole = [(0, size) for size in shape]
-    cut = [d for d, edges in enumerate(whole) if any(box[d] != edges for box in boxes)]
+    full_box = [(0, size) for size in shape]
+    cut = [d for d, edges in enumerate(full_box) if any(box[d] != edges for box in boxes)]
     if len(cut) > MOST_CUT:
         raise ValueError(f"it is cut in more than {MOST_CUT} dimensions")
     left: defaultdict[Sizes, int] = defaultdict(int)
-    for sign, box in ((-1, whole), *((1, box) for box in boxes)):
+    for sign, box in ((-1, full_box), *((1, box) for box in boxes)):
         for ends in product((0, 1), repeat=len(cut)):
             corner = tuple(box[d][end] for d, end in zip(cut, ends, strict=True))
             left[corner] += sign * (-1) ** sum(ends)
@@ -434,25 +436,25 @@ def write_list(
     for shard in shards:
         for name, info in shard.tensors.items():
             before, after = map(len, _frame_of(info))
-            begin, length = shard.offsets[name] - before, before + info.bytes + after
-            place = _StorageInfo(shard.name, begin, length)
+            start, length = shard.offsets[name] - before, before + info.bytes + after
+            place = _StorageInfo(shard.name, start, length)
             stored[name] = info.torch_dtype, torch.Size(info.shape), place
-    found = {name: stored[each] for name, each in names.items()}
+    entries = {name: stored[stored_as] for name, stored_as in names.items()}
     if values:
         with (folder / VALUES).open("wb") as stream:
             for name, value in values.items():
-                tensor, begin = isinstance(value, torch.Tensor), stream.tell()
+                tensor, start = isinstance(value, torch.Tensor), stream.tell()
                 weight_file.save_archive(value.clone() if tensor else value, stream)
                 kind = (value.dtype, value.shape) if tensor else (None, torch.Size())
-                found[name] = *kind, _StorageInfo(VALUES, begin, stream.tell() - begin)
+                entries[name] = *kind, _StorageInfo(VALUES, start, stream.tell() - start)
     listed = metadata.Metadata({}, {}, {}, metadata.StorageMeta(), version=CURRENT_DCP_VERSION)
-    for name, (dtype, size, place) in found.items():
+    for name, (dtype, size, place) in entries.items():
         offsets = torch.Size([0] * len(size))
         listed.planner_data[name] = path(name)
         listed.storage_data[metadata.MetadataIndex(name, offsets if dtype else None)] = place
-        whole = [metadata.ChunkStorageMetadata(offsets, size)]
+        chunks = [metadata.ChunkStorageMetadata(offsets, size)]
         listed.state_dict_metadata[name] = (
-            metadata.TensorStorageMetadata(metadata.TensorProperties(dtype), size, whole)
+            metadata.TensorStorageMetadata(metadata.TensorProperties(dtype), size, chunks)
             if dtype
             else metadata.BytesStorageMetadata()
         )
@@ -473,8 +475,8 @@ def _frame_of(info: TensorInfo) -> tuple[bytes, bytes]:
         ):
             weight_file.save_archive(weight_file.placeholder(info), stream)
         saved = _open_archive(Folder(folder), "tensor", file.name, 0, file.stat().st_size)
-        begin = saved.places["tensor"].begin
+        start = saved.places["tensor"].begin
         with file.open("rb") as stream:
-            before = stream.read(begin)
-            stream.seek(begin + info.bytes)
+            before = stream.read(start)
+            stream.seek(start + info.bytes)
             return before, stream.read()

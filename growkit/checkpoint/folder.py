@@ -297,18 +297,18 @@ class Folder:
         def stop(error: OSError) -> None:
             raise _unreadable(Path(error.filename), error)
 
-        found: list[str] = []
+        paths: list[str] = []
         for at, folders, files in walk(self.path, onerror=stop):
             if at == self.path and patterns:
                 folders[:] = [name for name in folders if matches(name, patterns)]
                 files = [name for name in files if matches(name, patterns)]
             links = [name for name in folders if (at / name).is_symlink()]
-            found += [(at / name).relative_to(self.path).as_posix() for name in (*links, *files)]
-            if len(found) > MOST_ENTRIES:
+            paths += [(at / name).relative_to(self.path).as_posix() for name in (*links, *files)]
+            if len(paths) > MOST_ENTRIES:
                 raise InputError(
                     f"{self.path} holds more than {MOST_ENTRIES:,} files; give a model folder"
                 )
-        return sorted(found)
+        return sorted(paths)
 
     def carried(self) -> list[str]:
         """The names of files that are copied with the weights of a model.
@@ -316,18 +316,18 @@ class Folder:
         A tokenizer with code of its own may read any file; those that its code or its settings name
         in quotes are copied as well.
         """
-        files, names = {*self.names(*CARRIED)}, {each for each in self.names() if "/" not in each}
+        files, names = {*self.names(*CARRIED)}, {name for name in self.names() if "/" not in name}
         code = named = ""
         for name in names.intersection(WITH_CODE):
             with suppress(InputError):  # its reader reports the error
                 settings = self.json(name)
                 code += json.dumps(settings.get("auto_map"))
                 named += json.dumps(settings)
-        while more := {f"{each}.py" for each in _MODULE.findall(code)} & names - files:
+        while more := {f"{module}.py" for module in _MODULE.findall(code)} & names - files:
             files |= more
-            code += "".join(f"\n{self.bytes(each).decode(errors='replace')}" for each in more)
+            code += "".join(f"\n{self.bytes(file).decode(errors='replace')}" for file in more)
         named += code
-        files |= {each for each in names if f'"{each}"' in named or f"'{each}'" in named}
+        files |= {name for name in names if f'"{name}"' in named or f"'{name}'" in named}
         left = ("config.json", CARD, *WEIGHTS)
         return sorted(name for name in files if not matches(name, left))
 
@@ -423,8 +423,8 @@ class Folder:
                 return names, listed
         if self.find(LIST):
             return [LIST], {}
-        found = instead_of_weights(self.path) or f"{', '.join(SINGLE)} or an index was expected"
-        raise InputError(f"{self} has no weights; {found}")
+        why = instead_of_weights(self.path) or f"{', '.join(SINGLE)} or an index was expected"
+        raise InputError(f"{self} has no weights; {why}")
 
 
 def walk(
@@ -642,7 +642,7 @@ def no_model(folder: Path) -> str:
     patterns = "*/config.json", "snapshots/*/config.json"  # the latter in the Hub's cache
     inside = [file.parent for pattern in patterns for file in folder.glob(pattern)]
     if inside:
-        latest = max(inside, key=lambda each: (len(each.name), each.name))  # checkpoint-1000
+        latest = max(inside, key=lambda path: (len(path.name), path.name))  # checkpoint-1000
         return f"{missing}; give one of the folders in it, such as {latest}"
     return f"{missing}; {instead_of_weights(folder) or f'is {folder} a model folder?'}"
 
@@ -651,6 +651,6 @@ def instead_of_weights(folder: Path) -> str | None:
     """Find a file that is not read, but may hold the weights; return its name and the remedy."""
     names = sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else []
     for pattern, problem in INSTEAD_OF_WEIGHTS.items():
-        if found := next((name for name in names if fnmatchcase(name, pattern)), None):
-            return f"{found} {problem}"
+        if other := next((name for name in names if fnmatchcase(name, pattern)), None):
+            return f"{other} {problem}"
     return None

@@ -28,38 +28,38 @@ class Inputs:
         self._named: dict[Identity, Path] = {}
         self._folders: dict[Identity, Path] = {}
         self._states: dict[Path, State] = {}
-        whole = {*map(Path, states)}
-        for path in (*map(Path, paths), *whole):
+        in_full = {*map(Path, states)}
+        for path in (*map(Path, paths), *in_full):
             self._add(path, path)
             # A folder without a config is refused later, since it is no model.
-            if path in whole or os.path.lexists(path / "config.json"):
-                for each in islice(below(path), MOST_ENTRIES):
-                    if not (each.is_symlink() and os.path.isdir(each)):  # its target is not read
-                        self._add(each, path)
+            if path in in_full or os.path.lexists(path / "config.json"):
+                for entry in islice(below(path), MOST_ENTRIES):
+                    if not (entry.is_symlink() and os.path.isdir(entry)):  # its target is not read
+                        self._add(entry, path)
 
-    def _add(self, path: Path, given: Path) -> None:
+    def _add(self, path: Path, input_path: Path) -> None:
         state = _state(path)
         if state is None:
             return
         self._states[path] = state
-        self._named.setdefault(state[:2], given)
+        self._named.setdefault(state[:2], input_path)
         if os.path.isdir(path):
-            self._folders.setdefault(state[:2], given)
-        if path == given or path.is_symlink():
-            for each in _above(path):
-                self._named.setdefault(each, given)
+            self._folders.setdefault(state[:2], input_path)
+        if path == input_path or path.is_symlink():
+            for parent in _above(path):
+                self._named.setdefault(parent, input_path)
 
     def overlap(self, path: Path) -> Path | None:
         """Find an input that is the path, is inside it or contains it, under any name."""
-        found = self.around(path) or self._named.get(identity(path))
+        match = self.around(path) or self._named.get(identity(path))
         # Replacing a folder removes the links in it, but not their targets.
-        inside = (self._named.get(identity(each, follow=False)) for each in below(path))
-        return found or next(filter(None, inside), None)
+        inside = (self._named.get(identity(entry, follow=False)) for entry in below(path))
+        return match or next(filter(None, inside), None)
 
     def around(self, path: Path) -> Path | None:
         """Find the input folder that contains a path, which need not exist."""
         identities = (identity(path), *_above(path))
-        return next((self._folders[each] for each in identities if each in self._folders), None)
+        return next((self._folders[key] for key in identities if key in self._folders), None)
 
     def check_unchanged(self, paths: Iterable[Path]) -> None:
         """Refuse files that were changed or replaced while they were read.

@@ -107,8 +107,8 @@ def contents(folder: Path) -> Contents:
     def refuse(error: OSError) -> None:
         raise error
 
-    found = below(folder, onerror=refuse)
-    return {path.relative_to(folder).as_posix(): state_of(path.lstat()) for path in found}
+    paths = below(folder, onerror=refuse)
+    return {path.relative_to(folder).as_posix(): state_of(path.lstat()) for path in paths}
 
 
 def made_around(path: Path) -> Path | None:
@@ -118,8 +118,8 @@ def made_around(path: Path) -> Path | None:
     """
     parents = Path(os.path.realpath(path)).parents
     parts = MANIFEST, "config.json"
-    found = (each for each in parents if all(os.path.lexists(each / part) for part in parts))
-    return next(found, None)
+    models = (parent for parent in parents if all(os.path.lexists(parent / part) for part in parts))
+    return next(models, None)
 
 
 def is_untouched(folder: Path) -> bool:
@@ -139,14 +139,14 @@ def is_untouched(folder: Path) -> bool:
     recorded = manifest.get("files")
     if not isinstance(recorded, dict) or not own_hash(manifest):
         return False
-    found, device = contents(folder), folder.lstat().st_dev
+    states, device = contents(folder), folder.lstat().st_dev
     known = {stat.S_IFREG: {*recorded, MANIFEST}}
     known[stat.S_IFDIR] = {str(parent) for name in recorded for parent in Path(name).parents}
-    for name, (where, _, mode, *_) in found.items():
+    for name, (where, _, mode, *_) in states.items():
         if where != device or name not in known.get(stat.S_IFMT(mode), ()):
             return False
-    return recorded.keys() <= found.keys() and all(
-        recorded[name] == [found[name][3], sha256(folder / name)] for name in recorded
+    return recorded.keys() <= states.keys() and all(
+        recorded[name] == [states[name][3], sha256(folder / name)] for name in recorded
     )
 
 
@@ -190,10 +190,10 @@ def check_output(
             return {}
         more = ", or overwrite it (--overwrite, in Python overwrite=True)" if ours else ""
         raise InputError(f"{output} already exists; choose another name{more}")
-    found = {}
+    replaceable = {}
     for folder in filter(os.path.lexists, (output, rejected_name(output))):
         # Listed before its files are hashed, so that a change during the hashing is noticed later.
-        found[folder] = contents(folder) if os.path.lexists(folder / MANIFEST) else {}
+        replaceable[folder] = contents(folder) if os.path.lexists(folder / MANIFEST) else {}
         if not is_untouched(folder):
             raise InputError(
                 f"{folder} holds files that growkit did not write, or that were changed since, so "
@@ -205,7 +205,7 @@ def check_output(
                 f"{folder} is not a rejected model, but would be replaced if {output} were "
                 "rejected; move it away or choose another name"
             )
-    return found
+    return replaceable
 
 
 def _check_mounts(output: Path) -> None:
@@ -235,7 +235,7 @@ def _is_mount(path: Path) -> bool:
 
 def _check_makeable(output: Path) -> None:
     """Test whether a folder can be created next to ``output``, without creating one."""
-    parent = next(each for each in output.parents if os.path.lexists(each))
+    parent = next(folder for folder in output.parents if os.path.lexists(folder))
     with writing(output):
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
             code = errno.EACCES if parent.is_dir() else errno.ENOTDIR
@@ -351,8 +351,8 @@ class Staging:
     def final(self) -> Path | None:
         """The path under which the folder was published; None if it was not."""
         names = (self._output, rejected_name(self._output))
-        found = (name for name in names if identity(name, False) == self._identity)
-        return self._final or next(found, None)
+        published = (name for name in names if identity(name, False) == self._identity)
+        return self._final or next(published, None)
 
     def publish(self, *, rejected: bool = False) -> Path:
         """Give the folder its final name.

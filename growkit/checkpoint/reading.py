@@ -168,9 +168,9 @@ def _unwrapped(names: Collection[str], where: str) -> tuple[dict[str, str], list
     wrappers = sorted({part for name in names for part in WRAPPER.findall(name)})
     plain = {name: WRAPPER.sub("", name) for name in names}
     if all(name.startswith(PARALLEL) for name in plain.values()):
-        plain = {name: each.removeprefix(PARALLEL) for name, each in plain.items()}
+        plain = {name: short.removeprefix(PARALLEL) for name, short in plain.items()}
         wrappers.append(PARALLEL[:-1])
-    stored = {each: name for name, each in plain.items()}
+    stored = {short: name for name, short in plain.items()}
     if twice := next((name for name in names if stored[plain[name]] != name), None):
         raise InputError(
             f"tensors {twice} and {stored[plain[twice]]} in {where} have the same name without "
@@ -241,7 +241,7 @@ class Widened(Model):
     def __init__(self, source: Model, dtype: str) -> None:
         main = main_dtype(source.tensors)
         if dtype not in TORCH_NAMES.values():
-            chosen = [name for each, name in TORCH_NAMES.items() if not too_narrow(main, each)]
+            chosen = [name for key, name in TORCH_NAMES.items() if not too_narrow(main, key)]
             raise InputError(
                 f"dtype {dtype!r} is not known; choose one of {', '.join(chosen)}"
                 f"{perhaps(dtype, chosen, TORCH_NAMES)}"
@@ -283,14 +283,14 @@ class Widened(Model):
         dtype = self.tensors[name].torch_dtype
         before = self._source.tensors[name].dtype
         with torch._C.DisableTorchFunction():  # strict float64 must not apply
-            found = self._source.read(name, *where).to(dtype)
+            values = self._source.read(name, *where).to(dtype)
         narrower = before in FLOAT_BYTES and rounds(before, self.tensors[name].dtype)
-        if narrower and not found.isfinite().all():
+        if narrower and not values.isfinite().all():
             raise InputError(
                 f"tensor {name} in {self.where(name)} holds numbers that are too large for "
                 f"{str(dtype).removeprefix('torch.')}; choose bfloat16, or a wider dtype"
             )
-        return found
+        return values
 
     def cuts(self, name: str) -> int:
         """See ``Weights``."""
@@ -366,8 +366,8 @@ def outlined(weights: Weights, config: Config) -> Iterator[Checkpoint]:
     """
     with temporary("outline") as folder:
         write_json(folder / "config.json", config)
-        begin = header_of(weights.tensors)
+        header = header_of(weights.tensors)
         with (folder / "model.safetensors").open("wb") as file:
-            file.write(begin)
-            file.truncate(len(begin) + tensors.total_bytes(weights.tensors))
+            file.write(header)
+            file.truncate(len(header) + tensors.total_bytes(weights.tensors))
         yield Checkpoint(folder)

@@ -76,8 +76,8 @@ def check_header(path: Path | str, name: str, info: TensorInfo) -> None:
     """
     if not name.isprintable() or len(name) > LONGEST_NAME:
         raise ValueError(f"{name[:LONGEST_NAME]!r} is not the name of a tensor")
-    most = prod(max(size, 1) for size in info.shape)
-    if len(info.shape) > MOST_DIMENSIONS or most > MOST_SIZE:
+    elements = prod(max(size, 1) for size in info.shape)
+    if len(info.shape) > MOST_DIMENSIONS or elements > MOST_SIZE:
         raise ValueError(f"tensor {name} has an impossible shape")
     if info.dtype not in STORED_NAMES:
         raise InputError(
@@ -116,35 +116,35 @@ class WeightFile(Weights):
         Raises:
             InputError: the file has changed since, or cannot be read.
         """
-        begin, info, strides = self.places[name]
+        start, info, strides = self.places[name]
         with torch._C.DisableTorchFunction():  # strict float64 must not apply
             if strides is not None or not info.shape:
-                data = self._bytes(name, begin, self.places[name].extent * info.element_bytes)
-                whole = data.view(info.torch_dtype).as_strided(info.shape, strides or ())
-                return cut(whole.contiguous(), where)
+                data = self._bytes(name, start, self.places[name].extent * info.element_bytes)
+                full_tensor = data.view(info.torch_dtype).as_strided(info.shape, strides or ())
+                return cut(full_tensor.contiguous(), where)
             (rows, *rest), inner = full(info.shape, where), info.shape[1:]
             count, row = rows.stop - rows.start, prod(inner) * info.element_bytes
-            begin += rows.start * row
+            start += rows.start * row
             if rest[:1] in ([], [slice(0, *inner[:1])]) or row <= PAGE:
-                data = self._bytes(name, begin, count * row).view(info.torch_dtype)
+                data = self._bytes(name, start, count * row).view(info.torch_dtype)
                 return cut(data.view(count, *inner), (None, *where[1:]))
             wide, column = rest[0].stop - rest[0].start, prod(inner[1:]) * info.element_bytes
-            begin += rest[0].start * column
-            data = self._bytes(name, begin, wide * column, count, row).view(info.torch_dtype)
+            start += rest[0].start * column
+            data = self._bytes(name, start, wide * column, count, row).view(info.torch_dtype)
             return cut(data.view(count, wide, *inner[1:]), (None, None, *where[2:]))
 
-    def _bytes(self, name: str, begin: int, size: int, count: int = 1, step: int = 0) -> Tensor:
+    def _bytes(self, name: str, start: int, size: int, count: int = 1, step: int = 0) -> Tensor:
         """Read pieces of ``size`` bytes at intervals of ``step`` bytes; uint8, [size · count]."""
         data = torch.empty(size * count, dtype=torch.uint8)
-        whole = data.numpy().data
+        buffer = data.numpy().data
         with self._folder.open(self.path.name) as stream:
             self.check_unchanged(stream)
             try:
                 missing = 0
                 for number in range(count):
-                    piece = whole[number * size : (number + 1) * size]
+                    piece = buffer[number * size : (number + 1) * size]
                     # Unbuffered, since a buffer would read more.
-                    stream.raw.seek(begin + number * step, os.SEEK_SET)
+                    stream.raw.seek(start + number * step, os.SEEK_SET)
                     while piece and (got := stream.raw.readinto(piece)):
                         piece = piece[got:]
                     missing += len(piece)
@@ -230,16 +230,16 @@ def _parse_header(stream: IO[bytes], path: Path) -> dict[str, Place]:
     for name, entry in header.items():
         try:
             info = TensorInfo(sizes(entry["shape"]), str(entry["dtype"])[:LONGEST_NAME])
-            begin, end = sizes(entry["data_offsets"])
+            start, end = sizes(entry["data_offsets"])
         except (TypeError, KeyError, ValueError):
             shown = repr(name[:LONGEST_NAME])
             raise ValueError(f"{shown} has no dtype, shape and data_offsets") from None
         check_header(path, name, info)
-        if end - begin != info.bytes:
+        if end - start != info.bytes:
             raise ValueError(f"tensor {name} has another number of bytes than its shape needs")
-        places[name] = Place(8 + length + begin, info)
-        edges.append((begin, end))
-    if any(end != begin for (_, end), (begin, _) in pairwise(sorted(edges))):
+        places[name] = Place(8 + length + start, info)
+        edges.append((start, end))
+    if any(end != start for (_, end), (start, _) in pairwise(sorted(edges))):
         raise ValueError("its tensors do not fill the file without gaps or overlaps")
     return places
 
@@ -305,8 +305,8 @@ def open_saved(
     remedy = f"it may be truncated or hold code, {kind.remedy}"
     with folder.open(name) as stream, explain_damage(failure, remedy):
         state = state_of(os.fstat(stream.fileno()))
-        begin, length = part or (0, state[3])
-        archive = cast("IO[bytes]", _Archive(stream, begin, length))
+        start, length = part or (0, state[3])
+        archive = cast("IO[bytes]", _Archive(stream, start, length))
         if archive.read(4) != b"PK\x03\x04":
             raise ValueError("it is not an archive, which torch writes since version 1.6")
         content = _content(*_records(archive, path, kind.most))
@@ -314,7 +314,7 @@ def open_saved(
     def select(tensors: Callable[[Any], Mapping[str, Tensor]]) -> WeightFile:
         with explain_damage(failure, remedy):
             chosen = tensors(content).items()
-            places = {each: _place(path, each, tensor, begin) for each, tensor in chosen}
+            places = {key: _place(path, key, tensor, start) for key, tensor in chosen}
         return WeightFile(folder, name, state, places)
 
     return content, select
@@ -362,8 +362,8 @@ def save_archive(content: Any, stream: IO[bytes]) -> None:
 class _Archive:
     """An archive in a part of a file; limits each read to what real archives need."""
 
-    def __init__(self, stream: IO[bytes], begin: int, length: int) -> None:
-        self._stream, self._begin, self._length, self._at = stream, begin, length, 0
+    def __init__(self, stream: IO[bytes], start: int, length: int) -> None:
+        self._stream, self._begin, self._length, self._at = stream, start, length, 0
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, self._length)
@@ -388,34 +388,34 @@ Records = Mapping[str, tuple[int, int]]
 
 def _records(archive: IO[bytes], path: Path, most: int) -> tuple[Records, bytes]:
     """Read the records of an archive, and the contents of ``data.pkl``."""
-    found = dict[str, tuple[int, int]]()
+    records = dict[str, tuple[int, int]]()
     with zipfile.ZipFile(archive) as opened:
         for record in opened.infolist():
             name = record.filename.partition("/")[2]
             if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
                 raise ValueError(f"record {record.filename!r} is compressed")
-            if name in found:
+            if name in records:
                 raise ValueError(f"record {record.filename!r} is there twice")
             archive.seek(record.header_offset)
             header = archive.read(30)
             lengths = header[26:28], header[28:30]  # of the name, and of the extra field
-            begin = archive.tell() + sum(int.from_bytes(each, "little") for each in lengths)
-            if begin + record.file_size > archive.seek(0, os.SEEK_END):
+            start = archive.tell() + sum(int.from_bytes(length, "little") for length in lengths)
+            if start + record.file_size > archive.seek(0, os.SEEK_END):
                 raise ValueError(f"record {record.filename!r} is not complete")
-            found[name] = begin, record.file_size
+            records[name] = start, record.file_size
 
     def read_record(name: str, most: int) -> bytes:
-        begin, size = found[name]
+        start, size = records[name]
         if size > most:
             raise ValueError(f"its record {name} has {size:,} bytes, more than {most:,}")
-        archive.seek(begin)
+        archive.seek(start)
         return archive.read(size)
 
-    if "byteorder" in found and read_record("byteorder", 16) != sys.byteorder.encode():
+    if "byteorder" in records and read_record("byteorder", 16) != sys.byteorder.encode():
         raise InputError(
             f"{path} has the byte order of another machine; save the model as safetensors"
         )
-    return found, read_record("data.pkl", most)
+    return records, read_record("data.pkl", most)
 
 
 def _content(records: Records, pickled: bytes) -> Any:
@@ -430,21 +430,21 @@ def _content(records: Records, pickled: bytes) -> Any:
 
     rebuild: Callable[..., Tensor] = torch._utils._rebuild_tensor
 
-    def forward(storage: Any, begin: Any, size: Any, strides: Any) -> Tensor:
+    def forward(storage: Any, offset: Any, size: Any, strides: Any) -> Tensor:
         """Refuse negative strides, as torch does on other devices."""
         if min(strides, default=0) < 0:
             raise ValueError(f"a tensor runs backwards, with strides {strides}")
-        return rebuild(storage, begin, size, strides)
+        return rebuild(storage, offset, size, strides)
 
     def storage(saved: tuple[Any, ...]) -> Any:
         _, kind, key, _, count = saved
         dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
-        begin, size = records[f"data/{key}"]
+        start, size = records[f"data/{key}"]
         if int(count) * dtype.itemsize != size:
             raise ValueError(f"storage {key!r} has another size than its record, {size:,} bytes")
-        whole: Any = torch.UntypedStorage(size, device="meta")
-        whole.place = begin, size
-        return torch.storage.TypedStorage(wrap_storage=whole, dtype=dtype, _internal=True)
+        untyped: Any = torch.UntypedStorage(size, device="meta")
+        untyped.place = start, size
+        return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
     loader: Any = Unpickler(io.BytesIO(pickled), encoding="utf-8")
     loader.persistent_load = storage
@@ -462,14 +462,14 @@ def _place(path: Path, name: str, tensor: Tensor, archive: int) -> Place:
     """
     info = TensorInfo.of_torch(tensor.shape, tensor.dtype)
     check_header(path, name, info)
-    found = getattr(tensor.untyped_storage(), "place", None)
-    if found is None:
+    record = getattr(tensor.untyped_storage(), "place", None)
+    if record is None:
         kind = type(tensor).__name__
         raise ValueError(f"tensor {name} of class {kind} has no numbers of its own")
-    begin, size = found
+    start, size = record
     first = int(tensor.storage_offset()) * info.element_bytes
     in_order = tensor.is_contiguous() or not info.elements
-    place = Place(archive + begin + first, info, None if in_order else tensor.stride())
+    place = Place(archive + start + first, info, None if in_order else tensor.stride())
     if max(info.bytes, first + place.extent * info.element_bytes) > size:
         raise ValueError(f"tensor {name} reaches beyond its storage, or repeats parts of it")
     return place

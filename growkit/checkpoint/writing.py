@@ -291,9 +291,9 @@ class _Written:
         with self._changed:
             while not stop.is_set():
                 first = next(iter(self._left), None)  # the first incomplete tensor
-                found = sys.maxsize if first is None else self._ends[first] - self._left[first]
-                if found > position:
-                    return found
+                written = sys.maxsize if first is None else self._ends[first] - self._left[first]
+                if written > position:
+                    return written
                 self._changed.wait(0.1)
         return position
 

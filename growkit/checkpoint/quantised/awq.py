@@ -33,10 +33,10 @@ class Awq(Scheme):
         inputs, words = (*parts.shape(".qweight"), 0, 0)[:2]
         parts.check(".qweight", (inputs, words), "I32")
         groups = (*parts.shape(".scales"), 0)[0]
-        found = parts.check(".scales", (groups, words * len(ORDER)), "F16", "BF16", "F32")
+        scales_dtype = parts.check(".scales", (groups, words * len(ORDER)), "F16", "BF16", "F32")
         parts.check(".qzeros", (groups, words), "I32")
         parts.require(bool(groups) and inputs % groups == 0, f"{inputs} inputs and {groups} groups")
-        return TensorInfo((words * len(ORDER), inputs), found)
+        return TensorInfo((words * len(ORDER), inputs), scales_dtype)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
         """See ``Scheme``; rows are stored as columns."""
@@ -45,9 +45,9 @@ class Awq(Scheme):
         wanted = slice(first, first + rows.stop - rows.start)
 
         def numbers(suffix: str) -> Tensor:
-            found: Tensor = unpack(parts.read(suffix, None, words), BITS)
-            places = torch.arange(found.shape[1]).view(-1, len(ORDER))[:, ORDER].flatten()
-            return found[:, places[wanted]].T
+            unpacked: Tensor = unpack(parts.read(suffix, None, words), BITS)
+            places = torch.arange(unpacked.shape[1]).view(-1, len(ORDER))[:, ORDER].flatten()
+            return unpacked[:, places[wanted]].T
 
         scales = parts.read(".scales", None, rows).T
         blocks = Blocks(1, info.shape[1] // scales.shape[1])

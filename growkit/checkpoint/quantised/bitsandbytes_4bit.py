@@ -52,15 +52,15 @@ class Bitsandbytes4bit(Scheme):
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
         """See ``Scheme``; numbers have the original dtype, as bitsandbytes computes them."""
         state, columns = _state(parts), info.shape[1]
-        begin, end = rows.start * columns, rows.stop * columns
-        stored = parts.read(".weight", slice(begin // 2, -(-end // 2))).flatten()
+        start, end = rows.start * columns, rows.stop * columns
+        stored = parts.read(".weight", slice(start // 2, -(-end // 2))).flatten()
         # The first number of a byte is in the higher bits.
         pairs = unpack(torch.arange(256, dtype=torch.uint8)[:, None], 4).flip(-1)
         pairs = parts.read(".weight.quant_map")[pairs.int()]
-        numbers = pairs[stored.int()].flatten()[begin % 2 :][: end - begin]
+        numbers = pairs[stored.int()].flatten()[start % 2 :][: end - start]
         size = state["blocksize"]
-        scales = _scales(parts, state, slice(begin // size, -(-end // size)))
-        numbers *= scales.repeat_interleave(size)[begin % size :][: end - begin]
+        scales = _scales(parts, state, slice(start // size, -(-end // size)))
+        numbers *= scales.repeat_interleave(size)[start % size :][: end - start]
         return numbers.to(state["dtype"]).view(-1, columns)
 
 
@@ -78,7 +78,7 @@ def _scales(parts: Parts, state: Config, blocks: slice) -> Tensor:
 
 def _state(parts: Parts) -> Config:
     """Read the shape, the dtype and the sizes of blocks of a tensor."""
-    (name, *_), what = [each for each in parts.names if each.startswith(STATE)] or [""], "its state"
+    (name, *_), what = [name for name in parts.names if name.startswith(STATE)] or [""], "its state"
     size = prod(parts.shape(name))
     parts.require(bool(name) and size <= MOST_STATE, what)
     parts.check(name, (size,), "U8")
@@ -89,16 +89,16 @@ def _state(parts: Parts) -> Config:
     match state:
         case {"shape": [int(rows), int(columns)], "blocksize": int(size), "dtype": str(dtype)}:
             fits = min(rows, columns) >= 0 and size > 0 and dtype in TORCH_NAMES.values()
-            found: Config = {"shape": (rows, columns), "blocksize": size}
+            fields: Config = {"shape": (rows, columns), "blocksize": size}
         case _:
-            fits, found = False, {}
+            fits, fields = False, {}
     parts.require(fits, what)
-    found["dtype"] = getattr(torch, state["dtype"])
+    fields["dtype"] = getattr(torch, state["dtype"])
     match state:
         case {"nested_blocksize": int(size), "nested_offset": float(offset)}:
             parts.require(size > 0, what)
-            found |= {"nested_blocksize": size, "nested_offset": offset}
-    return found
+            fields |= {"nested_blocksize": size, "nested_offset": offset}
+    return fields
 
 
 FORMAT = Bitsandbytes4bit()

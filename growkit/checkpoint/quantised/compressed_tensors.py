@@ -49,9 +49,9 @@ class CompressedTensors(Scheme):
 
     def unread(self, settings: Config) -> str:
         """See ``Scheme``."""
-        for each in (settings, *_groups(settings)):
-            if each.get("format") not in (None, *FORMATS):
-                return f"format {each['format']!r}"
+        for group in (settings, *_groups(settings)):
+            if group.get("format") not in (None, *FORMATS):
+                return f"format {group['format']!r}"
         for key in ("sparsity_config", "transform_config"):
             value = settings.get(key)
             if value and not (isinstance(value, dict) and value.get("format") == "dense"):
@@ -117,8 +117,8 @@ def _groups(settings: Config) -> Iterator[Config]:
 
 def _weights(settings: Config, key: str) -> list[object]:
     """The value of a key for the weights of each group."""
-    each = (group.get("weights") for group in _groups(settings))
-    return [weights.get(key) for weights in each if isinstance(weights, dict)]
+    entries = (group.get("weights") for group in _groups(settings))
+    return [weights.get(key) for weights in entries if isinstance(weights, dict)]
 
 
 def _bits(parts: Parts, columns: int, settings: Config) -> int:
@@ -127,8 +127,8 @@ def _bits(parts: Parts, columns: int, settings: Config) -> int:
     for bits in BITS:
         if bits in _weights(settings, "num_bits") and -(-columns * bits // WORD) == words:
             return bits
-    given = " or ".join(sorted({str(each) for each in _weights(settings, "num_bits")}))
-    parts.require(False, f"{words} words for {columns} columns of {given} bits")
+    widths = " or ".join(sorted({str(width) for width in _weights(settings, "num_bits")}))
+    parts.require(False, f"{words} words for {columns} columns of {widths} bits")
     raise AssertionError
 
 

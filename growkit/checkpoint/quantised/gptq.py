@@ -31,26 +31,26 @@ class Gptq(Scheme):
 
     def header(self, parts: Parts, settings: Config, dtype: str) -> TensorInfo:
         """See ``Scheme``; weights have the dtype of the scales."""
-        each = WORD // settings["bits"]
+        per_word = WORD // settings["bits"]
         words, outputs = (*parts.shape(".qweight"), 0, 0)[:2]
         parts.check(".qweight", (words, outputs), "I32")
         groups = (*parts.shape(".scales"), 0)[0]
-        found = parts.check(".scales", (groups, outputs), "F16", "BF16", "F32")
-        parts.check(".qzeros", (groups, -(-outputs // each)), "I32")
-        parts.check(".g_idx", (words * each,), "I32", "I64")
-        return TensorInfo((outputs, words * each), found)
+        scales_dtype = parts.check(".scales", (groups, outputs), "F16", "BF16", "F32")
+        parts.check(".qzeros", (groups, -(-outputs // per_word)), "I32")
+        parts.check(".g_idx", (words * per_word,), "I32", "I64")
+        return TensorInfo((outputs, words * per_word), scales_dtype)
 
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
         """See ``Scheme``; rows are stored as columns."""
         bits = settings["bits"]
-        each = WORD // bits
+        per_word = WORD // bits
         numbers = unpack(parts.read(".qweight", None, rows).T.contiguous(), bits)
-        words = slice(rows.start // each, -(-rows.stop // each))
+        words = slice(rows.start // per_word, -(-rows.stop // per_word))
         zeros = parts.read(".qzeros", None, words)
         if (settings.get("checkpoint_format") or FORMATS[0]) == FORMATS[0]:
             # Add one to every number of a word, with a carry, as GPTQModel does.
             zeros = zeros + sum(1 << place for place in range(0, WORD, bits))
-        first = rows.start - words.start * each
+        first = rows.start - words.start * per_word
         zeros = unpack(zeros, bits)[:, first : first + rows.stop - rows.start]
         groups = parts.read(".g_idx").long()
         inside = bool(((groups >= 0) & (groups < len(zeros))).all())

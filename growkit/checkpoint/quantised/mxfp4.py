@@ -38,7 +38,7 @@ class Mxfp4(Scheme):
     def rows(self, parts: Parts, settings: Config, info: TensorInfo, rows: slice) -> Tensor:
         """See ``Scheme``."""
         blocks, scales = parts.read("_blocks", rows), parts.read("_scales", rows)
-        signed = torch.tensor([*VALUES, *(-each for each in VALUES)], dtype=info.torch_dtype)
+        signed = torch.tensor([*VALUES, *(-value for value in VALUES)], dtype=info.torch_dtype)
         pairs = signed[unpack(torch.arange(256, dtype=torch.uint8)[:, None], 4).long()]
         factors = powers_of_two(scales).to(info.torch_dtype)
         numbers = pairs[blocks.int()].flatten(-2) * factors[..., None]
