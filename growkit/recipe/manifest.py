@@ -121,33 +121,33 @@ def check(folder: str | Path, *, progress: Progress = Silent()) -> CheckResult:
     manifest = read_manifest(opened)
     recorded = _recorded(manifest, opened.path / MANIFEST)
     there = dict.fromkeys(name for name in opened.names() if name != MANIFEST)
-    found = [
+    differences = [
         Difference(file=name, what="missing") for name in sorted(recorded.keys() - there.keys())
     ]
     if not own_hash(manifest):
-        found.append(Difference(file=MANIFEST, what="changed", why="its own SHA-256 differs"))
+        differences.append(Difference(file=MANIFEST, what="changed", why="its own SHA-256 differs"))
     total = sum(count for name, (count, _) in recorded.items() if name in there)
     with progress.bytes("checking", total) as advance:
         for name in there:
             if name in recorded:
-                found += _differences(opened, name, *recorded[name], advance)
+                differences += _differences(opened, name, *recorded[name], advance)
             else:
-                found.append(Difference(file=name, what="extra"))
+                differences.append(Difference(file=name, what="extra"))
     written = sum(count for count, _ in recorded.values())
     files = f"{counted(len(recorded), 'file')}, {size(written)}"
     why = f"intact: {files}, all as {MANIFEST} recorded them"
-    if found:
-        several = counted(len(found), "difference")
+    if differences:
+        several = counted(len(differences), "difference")
         why = f"not intact: {several} from what {MANIFEST} recorded ({files})"
     created = manifest.get("created")
     return CheckResult(
         folder=str(folder),
-        whole=not found,
+        whole=not differences,
         reason=why,
         files=len(recorded),
         bytes=written,
         created=created if isinstance(created, str) else None,
-        differences=sorted(found, key=lambda each: each.file),
+        differences=sorted(differences, key=lambda difference: difference.file),
     )
 
 
@@ -172,15 +172,15 @@ def _differences(
     folder: Folder, name: str, count: int, digest: str, advance: Advance
 ) -> list[Difference]:
     """Compare a file with its record; empty if they agree."""
-    found = Difference(file=name, what="changed")
+    difference = Difference(file=name, what="changed")
     try:
         file = folder.require(name)
         if file.stat().st_size != count:
             advance(count)
-            found.recorded_bytes, found.found_bytes = count, file.stat().st_size
-            return [found]
+            difference.recorded_bytes, difference.found_bytes = count, file.stat().st_size
+            return [difference]
         now = sha256(file, advance=advance)
     except (InputError, OSError) as error:
         return [Difference(file=name, what="unreadable", why=reason(error))]
-    found.recorded_sha256, found.found_sha256 = digest, now
-    return [] if now == digest else [found]
+    difference.recorded_sha256, difference.found_sha256 = digest, now
+    return [] if now == digest else [difference]

@@ -41,7 +41,7 @@ class Prepared:
     @property
     def kl_by_rank(self) -> Mapping[int, float]:
         """The cost of every rank that was tried, in nats per token."""
-        costs = ((each["rank"], each["kl_nats_per_token"]) for each in self.ranks)
+        costs = ((trial["rank"], trial["kl_nats_per_token"]) for trial in self.ranks)
         return {rank: cost for rank, cost in costs if cost is not None}
 
 
@@ -64,12 +64,12 @@ def plan_recipe(recipe: Recipe, source: Model) -> Prepared:
         taken = change(step, grown, recipe.seed)
         changes.append(taken)
         steps.append(type(step)(step.name, {**step.options, **taken.settled}))
-        for each in taken.plans:
-            plans.append(each)
-            before, grown = grown, Planned(grown, each)
+        for plan in taken.plans:
+            plans.append(plan)
+            before, grown = grown, Planned(grown, plan)
             if before.published and step is not recipe.steps[-1]:
                 grown.published = config_to_write(before, grown.config, grown.family)
-    warnings = [warning for each in changes for warning in each.warnings]
+    warnings = [warning for taken in changes for warning in taken.warnings]
     if narrower := rounded(source, recipe.dtype):
         warnings.insert(
             0,
@@ -80,21 +80,21 @@ def plan_recipe(recipe: Recipe, source: Model) -> Prepared:
         warnings.insert(0, f"{source.where()} is quantised with {source.quantised}")
     if ragged := _ragged_experts(grown):
         warnings.append(ragged)
-    inexact = [each for each in changes if each.promise != "exact"]
+    inexact = [taken for taken in changes if taken.promise != "exact"]
     lineage = Lineage(
         wide,
         plans,
-        max(("exact", *(each.promise for each in changes)), key=PROMISES.index),
-        "; ".join(each.lost for each in changes if each.lost),
-        by_rounding=all(each.by_rounding or each.by_ties for each in inexact),
-        by_ties=all(each.by_ties for each in inexact),
+        max(("exact", *(taken.promise for taken in changes)), key=PROMISES.index),
+        "; ".join(taken.lost for taken in changes if taken.lost),
+        by_rounding=all(taken.by_rounding or taken.by_ties for taken in inexact),
+        by_ties=all(taken.by_ties for taken in inexact),
     )
     if other := other_loss(wide, grown):
         warnings.append(other)
     return Prepared(
         lineage,
         tuple(steps),
-        [rank for each in changes for rank in each.ranks],
+        [rank for taken in changes for rank in taken.ranks],
         warnings,
         eager_experts=bool(ragged),
     )
@@ -110,15 +110,15 @@ def _with_defaults(source: Model, plan: Plan) -> Plan:
 def _ragged_experts(grown: Model) -> str:
     """Warn of experts that transformers' grouped products refuse; empty if there are none."""
     family = grown.family
-    for each in family.members(grown.config) if family.experts else ():
-        first, *others = each.pattern.dimensions
-        info = grown.tensors[each.name]
+    for member in family.members(grown.config) if family.experts else ():
+        first, *others = member.pattern.dimensions
+        info = grown.tensors[member.name]
         stacked = first.axes == {"experts"} and len(others) > 1
         rows = [size * tensors.FLOAT_BYTES[info.dtype] for size in info.shape[-2:]]
-        row = next((each for each in reversed(rows) if each % ROW_OF_EXPERTS), 0)
-        if (stacked or (each.tensor.counts == "experts" and others)) and row:
+        row = next((row for row in reversed(rows) if row % ROW_OF_EXPERTS), 0)
+        if (stacked or (member.tensor.counts == "experts" and others)) and row:
             return (
-                f"rows of experts have {row} bytes (first {each.name}), but transformers "
+                f"rows of experts have {row} bytes (first {member.name}), but transformers "
                 "multiplies with all experts at once only where that is a multiple of "
                 f"{ROW_OF_EXPERTS}; load the output with {EAGER_EXPERTS}, or choose other sizes"
             )
@@ -207,7 +207,7 @@ def planned_tensors(source: Model, lineage: Lineage) -> list[PlannedTensor]:
     for rule in lineage.plans[-1].rules:
         steps = lineage.steps(rule.target)
         names = [name for origin in steps[-1] for name in origin.sources]
-        done = [each.why for rules in reversed(steps) for each in reversed(rules)]
+        done = [earlier.why for rules in reversed(steps) for earlier in reversed(rules)]
         lines.append(
             PlannedTensor(
                 tensor=rule.target,

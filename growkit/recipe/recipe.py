@@ -61,10 +61,10 @@ class Step:
         Raises:
             InputError: there is no such operation, option or value; the message lists valid ones.
         """
-        given = {
+        chosen = {
             key: value for key, value in {**(options or {}), **more}.items() if value is not None
         }
-        vars(self).update(name=name, options=given)
+        vars(self).update(name=name, options=chosen)
         complete(self.operation, self.options)
 
     @property
@@ -304,11 +304,11 @@ def load_recipe(
     content = with_paths(content, os.path.expanduser)
     if not isinstance(content, dict) or content.keys().isdisjoint(REQUIRED):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
-    given: dict[str, Any] = {"source": source, "output": output}
+    overrides: dict[str, Any] = {"source": source, "output": output}
     if isinstance(content.get("family"), str):
-        given["family"] = load_description(os.path.expanduser(content["family"]))
-    given = {key: value for key, value in given.items() if value is not None}
-    return parse_recipe({**otherwise, **content} | given, str(file))
+        overrides["family"] = load_description(os.path.expanduser(content["family"]))
+    overrides = {key: value for key, value in overrides.items() if value is not None}
+    return parse_recipe({**otherwise, **content} | overrides, str(file))
 
 
 def _manifest(file: Path) -> Any:
@@ -352,7 +352,7 @@ def with_paths(
         keys: keys of the paths to replace.
     """
     if isinstance(content, list):
-        return [with_paths(each, change, keys) for each in content]
+        return [with_paths(part, change, keys) for part in content]
     if not isinstance(content, dict):
         return content
     changed = {}
