@@ -189,22 +189,22 @@ def not_compared(first: Config, second: Config) -> list[str]:
     both = _in_shared_names(first).keys() & _in_shared_names(second).keys() & SHARED
     compared = {names.get(key, key) for key in both}
     seen = {*compared, *first, *_sizes(second), *PROVENANCE_KEYS, "model_type"}
-    found = []
+    keys = []
     for key in sorted(second.keys() - seen):
         value, long = second[key], THRESHOLD.search(key) and key not in WINDOWS
         default = not long and key not in chosen and value == assumed.get(key, False)
         if value not in (None, first.get(key, False)) and not default:
-            found.append(key)
-    return found
+            keys.append(key)
+    return keys
 
 
 def _in_shared_names(config: Config) -> Config:
     """Rename the keys of a config to those in ``SHARED``, and list the window of every layer."""
     own = _own_names(config)
-    apart = WINDOWS.union(own.values())
-    found = {key: value for key, value in config.items() if key not in apart}
-    found |= {key: config[name] for key, name in own.items() if name in config}
-    return found | {"sliding_window": _windows(config)}
+    excluded = WINDOWS.union(own.values())
+    shared = {key: value for key, value in config.items() if key not in excluded}
+    shared |= {key: config[name] for key, name in own.items() if name in config}
+    return shared | {"sliding_window": _windows(config)}
 
 
 def _own_names(config: Config) -> dict[str, str]:
@@ -247,11 +247,11 @@ def _windows_in(config: Config) -> list[Any]:
         "sliding_attention": window,
         "chunked_attention": f"chunks of {chunk}",
     }
-    found = [lengths.get(str(each), each) for each in types]
+    windows = [lengths.get(str(kind), kind) for kind in types]
     single = _entries(config, layers_of(config), "per_layer_config", None)
     if not isinstance(single, list):
-        return found
-    return [[*each] for each in zip(found, single, strict=False)]
+        return windows
+    return [[*pair] for pair in zip(windows, single, strict=False)]
 
 
 def _follow_experts(
@@ -271,13 +271,13 @@ def _follow_experts(
     copies, rest = divmod(numbers[1], numbers[0])
     if rest or copies < 2:
         return {}
-    found = {key: copies * first[key] for key in chosen if isinstance(first.get(key), int)}
+    settings = {key: copies * first[key] for key in chosen if isinstance(first.get(key), int)}
     if experts.scaling and isinstance(first.get(experts.scaling), int | float):
-        found[experts.scaling] = first[experts.scaling] / copies
+        settings[experts.scaling] = first[experts.scaling] / copies
     balancing = first.get(experts.balancing)
     if isinstance(balancing, int | float) and second.get(experts.top_k):
-        found[experts.balancing] = balancing * first[experts.top_k] / second[experts.top_k]
-    return found
+        settings[experts.balancing] = balancing * first[experts.top_k] / second[experts.top_k]
+    return settings
 
 
 def set_by_steps(lineage: Lineage) -> set[str]:
@@ -309,7 +309,7 @@ def routed(lineage: Lineage) -> set[str]:
     chosen = (experts.top_k, *experts.groups, experts.scaling, experts.balancing)
     keys = {key for key in chosen if key}
     if lineage.promise != "different":
-        complete = [each.family.complete(each.config) for each in lineage.stages]
+        complete = [stage.family.complete(stage.config) for stage in lineage.stages]
         for before, after in pairwise(complete):
             follow = _follow_experts(before, after, lineage.source.described)
             keys -= {
@@ -397,8 +397,8 @@ def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
     if key == "rope_parameters" and isinstance(value, dict):  # all of a head, as without the key
         return {k: v for k, v in value.items() if (k, v) != ("partial_rotary_factor", 1)}
     inside = value if key.endswith("config") and isinstance(value, dict) else {}
-    if inside and all(str(each).isdigit() for each in inside):
-        numbered = {int(each): entry for each, entry in inside.items()}
+    if inside and all(str(layer).isdigit() for layer in inside):
+        numbered = {int(layer): entry for layer, entry in inside.items()}
         return [numbered.get(layer) for layer in range(count)]
     family = known_family(config.get("model_type"))
     value = unrolled(value) or value
@@ -422,7 +422,7 @@ def _holds(was: Any, now: Any) -> bool:
     names: Mapping[str, str] = {name: short for short, name in TORCH_NAMES.items()}
     if was is None or now is None:
         return True
-    both = [names[each] for each in (was, now) if isinstance(each, str) and each in names]
+    both = [names[dtype] for dtype in (was, now) if isinstance(dtype, str) and dtype in names]
     return len(both) == 2 and not rounds(*both)
 
 
@@ -443,9 +443,9 @@ def copied_layers(source: Checkpoint, target: Checkpoint) -> Copied | None:
     """
     for part_of in (_smallest_matrices, _values_of_vectors):
         before, after = part_of(source), part_of(target)
-        found = [frozenset(i for i in before if before[i] == after[j]) for j in sorted(after)]
-        if before and frozenset().union(*found) == before.keys():
-            return found
+        layers = [frozenset(i for i in before if before[i] == after[j]) for j in sorted(after)]
+        if before and frozenset().union(*layers) == before.keys():
+            return layers
     return None
 
 
@@ -465,19 +465,19 @@ def follows(copied: Copied | None, was: Sequence[object], now: Sequence[object])
 
 def _smallest_matrices(checkpoint: Checkpoint) -> dict[int, bytes]:
     """Hashes of the smallest matrix of each layer; of equally small ones, the first by name."""
-    found: dict[int, tuple[int, str]] = {}
+    smallest: dict[int, tuple[int, str]] = {}
     for layer, name in _in_layers(checkpoint, dimensions=2):
         size = checkpoint.tensors[name].bytes
-        found[layer] = min(found.get(layer, (size, name)), (size, name))
-    return {layer: _hash(checkpoint.read(name)) for layer, (_, name) in found.items()}
+        smallest[layer] = min(smallest.get(layer, (size, name)), (size, name))
+    return {layer: _hash(checkpoint.read(name)) for layer, (_, name) in smallest.items()}
 
 
 def _values_of_vectors(checkpoint: Checkpoint) -> dict[int, bytes]:
     """Hashes of the different values in the vectors of each layer."""
-    found: dict[int, bytes] = {}
+    hashes: dict[int, bytes] = {}
     for layer, name in _in_layers(checkpoint, dimensions=1):
-        found[layer] = found.get(layer, b"") + _hash(checkpoint.read(name).unique())
-    return found
+        hashes[layer] = hashes.get(layer, b"") + _hash(checkpoint.read(name).unique())
+    return hashes
 
 
 def _hash(tensor: Tensor) -> bytes:

@@ -94,15 +94,15 @@ class Controls:
     def _inject(self, stage: Stage, call: int, before: Tensor) -> None:
         matrices = {key: p for key, p in stage.module.named_parameters() if p.dim() > 1}
         elements = {key: p.numel() for key, p in matrices.items() if self.only in key}
-        clean, most = stage.after[call], 0.0
+        clean, largest = stage.after[call], 0.0
         for key in sorted(elements, key=lambda name: -elements[name]):
             with scaled(stage.module, key, 1 + FAULT):
                 faulty = stage.again(call, before)
             # For example, an identity block multiplies the fault by zero.
-            if (error := error_of(faulty, clean)) > most:
-                most, self._faulty_state = error, faulty
+            if (error := error_of(faulty, clean)) > largest:
+                largest, self._faulty_state = error, faulty
                 self.fault = f"{stage.name}.{key} × {1 + FAULT}"
-            if not within(most, FAULT * VISIBLE):
+            if not within(largest, FAULT * VISIBLE):
                 return
 
     def measure(

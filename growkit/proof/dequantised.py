@@ -29,7 +29,7 @@ def check_dequantised(pair: Pair, function: Function) -> Section | None:
     equal, why, unchecked = dict[str, bool](), "it is part of a larger model", set[str]()
     if isinstance(source, Dequantised):
         equal, why = _compare(source)
-        read = {name for each in loading(source).conversions for name in each.sources}
+        read = {name for conversion in loading(source).conversions for name in conversion.sources}
         unchecked = (source.parts.keys() & read) - equal.keys()
     kept: bool | None = bool(equal) or None
     first: str | None = None
@@ -58,19 +58,21 @@ def _compare(source: Dequantised) -> tuple[dict[str, bool], str]:
     if settings is None:
         return {}, f"transformers does not dequantise {source.format.title} while it loads"
     ours, equal, errors = class_weights(source), dict[str, bool](), list[str]()
-    made = {name: dense for dense, parts in source.parts.items() for name in parts.names.values()}
+    dense_of = {
+        name: dense for dense, parts in source.parts.items() for name in parts.names.values()
+    }
     conversions: tuple[Conversion, ...] = ()
     with _explain_errors(errors):
         conversions = dequantisations(source, settings)
     for conversion in conversions:
-        dense = {made[name] for name in conversion.sources if name in made}
+        dense = {dense_of[name] for name in conversion.sources if name in dense_of}
         misread = [source.format.misread(source.parts[n], source.settings) for n in sorted(dense)]
         if any(misread):
             errors.extend(filter(None, misread))
         elif dense and conversion.transform is not None:
             with _explain_errors(errors):
                 conversion.shapes = {conversion.name: ours.tensors[conversion.name].shape}
-                same = all(_same(*each) for each in _pairs(source.stored, ours, conversion))
+                same = all(_same(*pair) for pair in _pairs(source.stored, ours, conversion))
                 equal |= {name: same and equal.get(name, True) for name in dense}
     return equal, "".join(errors[:1])
 
@@ -90,25 +92,25 @@ def _pairs(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Parts of a conversion's parameters, as transformers and as growkit makes them."""
     shapes = [stored.tensors[name].shape for name in conversion.sources]
-    apart = stacks(conversion)
+    stacked = stacks(conversion)
     experts = conversion.shapes[conversion.name][0]
-    if not apart and not all(len(shape) > 2 and shape[0] == experts for shape in shapes):
+    if not stacked and not all(len(shape) > 2 and shape[0] == experts for shape in shapes):
         rows: list[slice] = [slice(None)]
     else:
         rows = [slice(place, place + 1) for place in range(experts)]
-    for each in rows:
-        part = one_row(conversion, each.start) if apart else conversion
-        where = () if apart or each.start is None else (each,)
+    for row in rows:
+        part = one_row(conversion, row.start) if stacked else conversion
+        where = () if stacked or row.start is None else (row,)
         with torch._C.DisableTorchFunction():  # stored dtypes, also in strict float64
             read = {
                 pattern: [stored.read(name, *where) for name in names]
                 for pattern, names in part.tensors.items()
             }
-            made = converted(part, read)
-            if conversion.name not in made:
+            parameters = converted(part, read)
+            if conversion.name not in parameters:
                 raise ValueError(f"it does not make {conversion.name}")
-            for name, found in made.items():
-                yield found, ours.read(name, each)
+            for name, theirs in parameters.items():
+                yield theirs, ours.read(name, row)
 
 
 def _same(theirs: Tensor, ours: Tensor) -> bool:

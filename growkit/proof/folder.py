@@ -55,7 +55,7 @@ SPEED = "use_cache"
 FREE = frozenset({SPEED, "transformers_version", "_name_or_path"})
 """Config keys whose values may differ from those that growkit wrote."""
 
-RENAMED = frozenset({"torch_dtype"}).union(*(each.former for each in families().values()))
+RENAMED = frozenset({"torch_dtype"}).union(*(family.former for family in families().values()))
 """Former names of config keys in transformers or a family, which are still read."""
 
 
@@ -116,10 +116,10 @@ def _restore(name: str, values: ChangedValue | None) -> str:
     """Advice to undo a change outside the weights."""
     if values is None:
         return f"put {name} back as it was"
-    found = value_in_words(values.found)
+    actual = value_in_words(values.found)
     if values.expected is None:
-        return f"put {name} back as it was (it is {found})"
-    return f"set {name} back to {values.expected} (it is {found})"
+        return f"put {name} back as it was (it is {actual})"
+    return f"set {name} back to {values.expected} (it is {actual})"
 
 
 def compare_folders(
@@ -135,37 +135,37 @@ def compare_folders(
     """
     loads = loading(source), loading(target)
     if origin.unknown:
-        found = compare_with_source(source, target)
+        differences = compare_with_source(source, target)
     else:
         lineage = origin.lineage
         last, routed = lineage.plans[-1], configs.set_by_steps(lineage)
         planned = last.config | last.own_config
         family = lineage.target.family
-        found = compare_with_plan(source, target, planned, family, origin.recipe, routed)
+        differences = compare_with_plan(source, target, planned, family, origin.recipe, routed)
     notes = []
     if isinstance(source, RoundedCheckpoint):
         notes.append(f"the target was compared with the source after rounding to {source.dtype}")
-    for checkpoint, each in zip((source, target), loads, strict=True):
-        if is_trusted(checkpoint.opened, each.model):
+    for checkpoint, loaded in zip((source, target), loads, strict=True):
+        if is_trusted(checkpoint.opened, loaded.model):
             notes.append(f"the proof ran the code in {checkpoint.folder}, as you trust it")
         elif code := foreign_code(checkpoint.opened):
-            growkits = not each.own_class or growkits_code(each.config)
+            growkits = not loaded.own_class or growkits_code(loaded.config)
             notes.append(
                 f"the code in {checkpoint.folder} ({listed(code)}), which runs only if it is "
-                f"trusted, was not checked: the proof is about {each.model} of "
+                f"trusted, was not checked: the proof is about {loaded.model} of "
                 f"{'growkit' if growkits else 'transformers'}"
             )
-        if each.unread:
-            unread = listed(each.unread)
-            notes.append(f"{each.model} does not read {unread} in {checkpoint.folder}")
-    if found.unknown:
-        notes.append(f"other files were not compared: {listed(found.unknown)}")
-    found.named[:0] = notes
-    found.changed += layer_settings
-    found.of_source += layer_settings if origin.unknown else []
+        if loaded.unread:
+            unread = listed(loaded.unread)
+            notes.append(f"{loaded.model} does not read {unread} in {checkpoint.folder}")
+    if differences.unknown:
+        notes.append(f"other files were not compared: {listed(differences.unknown)}")
+    differences.named[:0] = notes
+    differences.changed += layer_settings
+    differences.of_source += layer_settings if origin.unknown else []
     if origin.recipe and origin.recipe.family and not unlisted_family(origin.recipe.family):
-        found.named.append(UNUSED)
-    return found
+        differences.named.append(UNUSED)
+    return differences
 
 
 def compare_with_plan(
@@ -199,7 +199,7 @@ def compare_with_plan(
     sizes = family.size_keys - family.unseen_sizes - configs.SHARED
     by_plan = _changed_by_plan(source, planned, sizes.union(routed))
     values = [*_first_changed_key(wanted, written), *by_plan]
-    changed = [each["name"] for each in values]
+    changed = [value["name"] for value in values]
     held = own_code(target.opened)
     changed += [name for name, content in code.items() if held.get(name) != content]
     changed += sidecars.changed_sidecars(source.opened, target.opened)
@@ -220,7 +220,7 @@ def compare_with_plan(
     named = _without_effect(wanted, target, "its class") + _rewritten(source, target)
     if written.get(SPEED) not in (None, wanted.get(SPEED)):
         named.append(f"{SPEED} in config.json differs")
-    of_plan = [each["name"] for each in by_plan]
+    of_plan = [value["name"] for value in by_plan]
     return FolderDifferences([*dict.fromkeys(changed)], named, unknown, values, of_plan)
 
 
@@ -233,8 +233,8 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     loads, loaded = loading(source), loading(target)
     ids, unseen = sidecars.same_ids(source.opened, target.opened)
     was, now = (
-        loading(each).config | {"dtype": str(loading(each).config.get("dtype") or _dtype(each))}
-        for each in (source, target)
+        loading(model).config | {"dtype": str(loading(model).config.get("dtype") or _dtype(model))}
+        for model in (source, target)
     )
     deeper = configs.layers_of(was) != configs.layers_of(now)
     copied = configs.copied_layers(source, target) if deeper else None
@@ -243,7 +243,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     keys, other_keys = configs.different_settings(was, now, configs.judge(source), fits)
     stale = configs.stale_sizes(was, now)
     values = [_changed_value(key, {**was, **stale}, now) for key in (*keys, *stale)]
-    changed = [each["name"] for each in values]
+    changed = [value["name"] for value in values]
     named = [f"{key} in config.json differs" for key in other_keys]
     if was.get("model_type") != now.get("model_type"):
         keys = configs.not_compared(was, now)
@@ -264,7 +264,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     changed += [f"the tokenizer ({ids})"] if ids else []
     changed += sidecars.changed_generation(source.opened, target.opened)
     code = foreign_code(target.opened)
-    coded = [(named_code(each.opened), own_code(each.opened)) for each in (source, target)]
+    coded = [(named_code(model.opened), own_code(model.opened)) for model in (source, target)]
     if code and loaded.own_class and coded[0] != coded[1]:
         changed += code
     changed += _changed_buffers(source, target)
@@ -282,7 +282,7 @@ def _dtype(checkpoint: Checkpoint) -> str:
     inside = [name for name in checkpoint.tensors if checkpoint.where(name) == str(file)]
     names = sorted(inside) if file.suffix == ".safetensors" else inside
     kinds = (checkpoint.tensors[name].dtype for name in names)
-    wide = (each for each in kinds if FLOAT_BYTES.get(each, 0) > 1)  # a class has no float8
+    wide = (kind for kind in kinds if FLOAT_BYTES.get(kind, 0) > 1)  # a class has no float8
     return TORCH_NAMES[next(wide, main_dtype(checkpoint.tensors))]
 
 
@@ -318,8 +318,8 @@ def _without_effect(wanted: Config, target: Checkpoint, model: str) -> list[str]
 def _has_effect(config: Config, key: str) -> bool:
     """Whether a class reads another config without a key, such as an earlier name of another."""
     without = {other: value for other, value in config.items() if other != key}
-    read = ((resolved(each) or each).items() for each in (config, without))
-    one, other = ({k: v for k, v in each if k not in {key, *PROVENANCE_KEYS}} for each in read)
+    read = ((resolved(variant) or variant).items() for variant in (config, without))
+    one, other = ({k: v for k, v in pairs if k not in {key, *PROVENANCE_KEYS}} for pairs in read)
     return one != other
 
 
@@ -358,7 +358,7 @@ def _is_read(name: str, runs: bool) -> bool:
 
 def _changed_value(key: str, wanted: Config, found: Config) -> ChangedValue:
     """A key, possibly nested, with its expected and its actual value."""
-    was, now = (_shown(key, each) for each in (wanted, found))
+    was, now = (_shown(key, config) for config in (wanted, found))
     return ChangedValue(name=f"{key} in config.json", expected=was, found=now)
 
 
@@ -403,7 +403,9 @@ def _changed_by_plan(source: Checkpoint, planned: Config, free: set[str]) -> lis
 
     The size keys of a described family are checked against its class when it plans.
     """
-    was, now = (resolved_as_loaded(each, str(source.folder)) for each in (source.config, planned))
+    was, now = (
+        resolved_as_loaded(config, str(source.folder)) for config in (source.config, planned)
+    )
     if was is None or now is None:
         return []
     now = _without_old_keys(source, was, now)
@@ -417,12 +419,12 @@ GENERATE = "custom_generate/generate.py"
 
 def named_code(folder: Folder) -> dict[str, Any]:
     """Files that make transformers run code: ``{file: its auto_map}``, and ``GENERATE``."""
-    found: dict[str, Any] = {GENERATE: True} if folder.has(GENERATE) else {}
+    files: dict[str, Any] = {GENERATE: True} if folder.has(GENERATE) else {}
     for name in folder.names("*config.json"):
         with suppress(InputError):  # its reader reports the error
             if "/" not in name and (auto_map := folder.json(name).get("auto_map")):
-                found[name] = auto_map
-    return found
+                files[name] = auto_map
+    return files
 
 
 def foreign_code(folder: Folder) -> list[str]:

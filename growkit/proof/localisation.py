@@ -22,15 +22,15 @@ from growkit.planning.plan import Lineage, Places, traced
 from growkit.results.proof import Fault
 
 
-def copies_of(given: Tensor, source: Tensor) -> Tensor:
+def copies_of(states: Tensor, source: Tensor) -> Tensor:
     """The states that the target should have.
 
     Args:
-        given: states of the source, [..., coordinates].
+        states: states of the source, [..., coordinates].
         source: source coordinate of each target coordinate; ``NOTHING`` for zeros.
     """
-    zero = given.new_zeros(*given.shape[:-1], 1)  # ``NOTHING`` is -1 and selects this coordinate
-    return torch.cat([given, zero], -1)[..., source.to(given.device)]
+    zero = states.new_zeros(*states.shape[:-1], 1)  # ``NOTHING`` is -1 and selects this coordinate
+    return torch.cat([states, zero], -1)[..., source.to(states.device)]
 
 
 def copied_states(expected: Tensor, found: Tensor, copied: Tensor | None) -> Tensor | None:
@@ -64,12 +64,12 @@ def hidden_copies(
     """
     if not lineage.plans:
         return None
-    old, new = (_stored(*each) for each in zip((before, after), embeddings, strict=True))
-    made = traced(lineage.plans, new.tensor, 1, new) if new else None
-    if not (made and new and old) or old.source is not None or made.tensor != old.tensor:
+    old, new = (_stored(*pair) for pair in zip((before, after), embeddings, strict=True))
+    places = traced(lineage.plans, new.tensor, 1, new) if new else None
+    if not (places and new and old) or old.source is not None or places.tensor != old.tensor:
         return None
     size, grown = before.tensors[old.tensor].shape[1], after.tensors[new.tensor].shape[1]
-    source = np.arange(grown) if made.source is None else made.source
+    source = np.arange(grown) if places.source is None else places.source
     if len(source) != grown or source.max(initial=NOTHING) >= size:
         return None  # the manifest does not describe this target
     return torch.from_numpy(source)
@@ -93,17 +93,17 @@ def tensor_fault(lineage: Lineage, target: Model, name: str, layer: int | None) 
         layer: index of the first layer that differs.
     """
     untied = {**target.config, "tie_word_embeddings": False}  # a tied model's head may be at fault
-    members = {each.name: each.tensor for each in target.family.members(untied)}
+    members = {member.name: member.tensor for member in target.family.members(untied)}
     component = component_of(members[name]) if name in members else None
-    found = Fault(layer=layer, component=component, tensor=name)
+    fault = Fault(layer=layer, component=component, tensor=name)
     rule = lineage.plans[-1].by_target.get(name)
     if rule and lineage.repeatable(name) and target.tensors.get(name) == rule.info:
         planned = lineage.target
         places: list[Any] = parts(target, name) if len(rule.info.shape) > 1 else [None]
         blocks = ((planned.read(name, rows), target.read(name, rows)) for rows in places)
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[main_dtype(target.tensors)])
-        found.factor, found.cause = cause_of(blocks, float(torch.finfo(dtype).eps))
-    return found
+        fault.factor, fault.cause = cause_of(blocks, float(torch.finfo(dtype).eps))
+    return fault
 
 
 def cause_of(
@@ -117,14 +117,14 @@ def cause_of(
     """
     ratios, close, wrong = [], [], []
     for pair in blocks:
-        expected, found = (
-            each.double().reshape(len(each) if each.dim() > 1 else 1, -1) for each in pair
+        expected, actual = (
+            values.double().reshape(len(values) if values.dim() > 1 else 1, -1) for values in pair
         )
         square = expected.square().sum(1)
-        ratio = torch.where(square > 0, (expected * found).sum(1) / square, 1.0)
-        off = (found - ratio[:, None] * expected).square().sum(1).sqrt()
-        close.append(within_each(off, spacing * found.square().sum(1).sqrt()))
-        wrong.append((found != expected).any(1))
+        ratio = torch.where(square > 0, (expected * actual).sum(1) / square, 1.0)
+        off = (actual - ratio[:, None] * expected).square().sum(1).sqrt()
+        close.append(within_each(off, spacing * actual.square().sum(1).sqrt()))
+        wrong.append((actual != expected).any(1))
         ratios.append(ratio)
     places = torch.cat(wrong).nonzero()[:, 0]
     if not len(places):

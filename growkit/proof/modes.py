@@ -100,41 +100,43 @@ def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[M
     """
     prompt = windows[0][:SHORT]
     count = len(prompt)
-    found = [Mode(PREFILL, tuple(Call(window) for window in windows))]
+    all_modes = [Mode(PREFILL, tuple(Call(window) for window in windows))]
     if not target.get("use_cache", True):
-        found.append(Mode(DECODING, note="the config switches the cache off"))
+        all_modes.append(Mode(DECODING, note="the config switches the cache off"))
     elif count <= sum(STEPS):
-        found.append(Mode(DECODING, note=f"the prompt has only {count} tokens"))
+        all_modes.append(Mode(DECODING, note=f"the prompt has only {count} tokens"))
     else:
-        found.append(_decoding(prompt))
+        all_modes.append(_decoding(prompt))
     mask = torch.tensor([[0] * PADDING + [1] * count])
     padded = torch.cat([prompt.new_zeros(PADDING), prompt])
     inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
     note = f"{PADDING} tokens of padding before {count}"
-    found.append(Mode("left padding", (Call(padded, inputs),), PADDING, note))
+    all_modes.append(Mode("left padding", (Call(padded, inputs),), PADDING, note))
     # As many tokens as with padding, so that all these calls form one batch.
     prompt = windows[0][: SHORT + PADDING]
     count = len(prompt)
-    limits = [limit for each in (source, target) if isinstance(limit := longest_context(each), int)]
+    limits = [
+        limit for config in (source, target) if isinstance(limit := longest_context(config), int)
+    ]
     longest = max(limits, default=None)  # positions beyond the smaller limit must agree, too
     if longest is not None and longest > count:
-        begin = min(SHIFT, longest - count)
-        shifted = torch.arange(begin, begin + count)[None]
-        note = f"positions {begin} to {begin + count - 1}"
-        found.append(Mode(EXPLICIT, (_at(prompt, shifted),), note=note))
+        start = min(SHIFT, longest - count)
+        shifted = torch.arange(start, start + count)[None]
+        note = f"positions {start} to {start + count - 1}"
+        all_modes.append(Mode(EXPLICIT, (_at(prompt, shifted),), note=note))
         spread = torch.linspace(0, longest - 1, count, dtype=torch.float64).long()[None]
         note = f"{count} tokens spread over positions 0 to {longest - 1:,}"
-        found.append(Mode(LONGEST, (_at(prompt, spread),), note=note))
+        all_modes.append(Mode(LONGEST, (_at(prompt, spread),), note=note))
     else:
         why = "the config has no max_position_embeddings"
         if longest is not None:
             why = f"the prompt is as long as the longest context, {longest} tokens"
-        found += [Mode(EXPLICIT, note=why), Mode(LONGEST, note=why)]
+        all_modes += [Mode(EXPLICIT, note=why), Mode(LONGEST, note=why)]
     if settings := lowered(source, target):
         listed = ", ".join(f"{key} {value}" for key, value in settings.items())
         note = f"{count} tokens, with {listed} in both models"
-        found.append(Mode(LONG, (Call(prompt, settings=settings),), note=note))
-    return found
+        all_modes.append(Mode(LONG, (Call(prompt, settings=settings),), note=note))
+    return all_modes
 
 
 class NotAskedError(InputError):
@@ -307,12 +309,12 @@ def _save_and_reload(
             expected = _logits(loaded, prompt)
             loaded.save_pretrained(scratch)
             again = load_model(scratch, torch.float64, prompt.device, "eager")
-            found = _logits(again, prompt)
+            actual = _logits(again, prompt)
         # Weights are compared exactly; for logits, new addresses may change the order of sums.
         read, written = again.state_dict(), loaded.state_dict()
         same = read.keys() == written.keys() and all(read[k].equal(written[k]) for k in read)
         note = "every weight comes back" if same else "weights change when transformers saves them"
-        return {"note": note, "relative": finite(error_of(found, expected)), "kept": same}
+        return {"note": note, "relative": finite(error_of(actual, expected)), "kept": same}
 
     return in_temporary("reload", reload, lambda result: result["kept"])
 
@@ -320,9 +322,9 @@ def _save_and_reload(
 def _generate(load: Load, before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
     """Compare the greedy continuations of the prompt."""
     tokens = before.config["vocab_size"]
-    both = ((load(each), each) for each in (after, before))
-    (found, one), (expected, other) = (_continue(*each, prompt, tokens) for each in both)
-    relative = finite(error_of(found, expected))
+    both = ((load(checkpoint), checkpoint) for checkpoint in (after, before))
+    (actual, one), (expected, other) = (_continue(*pair, prompt, tokens) for pair in both)
+    relative = finite(error_of(actual, expected))
     if one == other:
         return {"note": f"the same {len(one)} tokens, greedily", "kept": True, "relative": relative}
     same = [*(a == b for a, b in zip(one, other, strict=False)), False].index(False)
@@ -334,12 +336,14 @@ def _generate(load: Load, before: Checkpoint, after: Checkpoint, prompt: Tensor)
 @torch.no_grad()
 def _losses(load: Load, before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
     """Compare the losses that both classes return."""
-    (expected, logits), (found, _) = (class_loss(load(each), prompt) for each in (before, after))
+    (expected, logits), (actual, _) = (
+        class_loss(load(checkpoint), prompt) for checkpoint in (before, after)
+    )
     # Rounding of logits changes a small loss by more than its own rounding.
     scale = max(abs(float(expected)), float(logits.square().mean().sqrt()))
     return {
-        "note": f"{float(expected):.6f} → {float(found):.6f} nats per token, as classes return it",
-        "relative": finite(abs(float(found - expected)) / scale),
+        "note": f"{float(expected):.6f} → {float(actual):.6f} nats per token, as classes return it",
+        "relative": finite(abs(float(actual - expected)) / scale),
     }
 
 

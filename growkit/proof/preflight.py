@@ -117,6 +117,6 @@ def check_vocabulary(checkpoint: Checkpoint) -> None:
 def vocabulary_error(before: Checkpoint, after: Checkpoint, why: str) -> InputError:
     """The error for models that do not share a vocabulary."""
     both = before, after
-    sizes = " and ".join(f"{each.config['vocab_size']} in {each.folder}" for each in both)
+    sizes = " and ".join(f"{model.config['vocab_size']} in {model.folder}" for model in both)
     only = "only models of the same vocabulary can be compared"
     return InputError(f"vocab_size is {sizes}; {only}: {why}")

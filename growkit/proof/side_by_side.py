@@ -297,9 +297,9 @@ class SideBySide:
         before, after = map(_layer_settings, self.models)
         became: dict[tuple[Setting, Any], Any] = {}
         for (name, settings), number in zip(after, self.layers, strict=False):
-            given = before[number][1] if number is not None and number < len(before) else {}
-            for key in sorted(given.keys() & settings.keys()):
-                if became.setdefault((key, given[key]), settings[key]) != settings[key]:
+            old_settings = before[number][1] if number is not None and number < len(before) else {}
+            for key in sorted(old_settings.keys() & settings.keys()):
+                if became.setdefault((key, old_settings[key]), settings[key]) != settings[key]:
                     return [f"{name}.{key.path}"]
         return []
 
@@ -366,8 +366,8 @@ def stages_of(
 def _watched(calls: Sequence[Call], mode_of: Sequence[Mode]) -> int:
     """The call that shows whether tensors have an effect: of long texts, or else the shortest."""
     names = [mode.name for mode in mode_of]
-    alone = [at for at, call in enumerate(calls) if not call.cached]
-    unpadded = [at for at in alone if at >= len(mode_of) or not mode_of[at].padding]
+    uncached = [at for at, call in enumerate(calls) if not call.cached]
+    unpadded = [at for at in uncached if at >= len(mode_of) or not mode_of[at].padding]
     shortest = min(unpadded, key=lambda at: len(calls[at].ids))
     return names.index(LONG) if LONG in names else shortest
 

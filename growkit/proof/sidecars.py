@@ -64,14 +64,14 @@ def changed_sidecars(source: Folder, target: Folder) -> list[str]:
     differ = [name for name in names if not same_bytes(source, target, name)]
     differ += [name for name in target.names(*FILES, GENERATION, *PROCESSORS) if name not in had]
     read = [name for name in differ if is_of_tokenizer(name)]
-    found: list[str] = []
+    changed: list[str] = []
     # config.json may make another tokenizer of the same files.
     was, now = (f.json("config.json") if f.has("config.json") else {} for f in (source, target))
     depends = any(was.get(key) != now.get(key) for key in OF_TOKENIZERS)
     if has_tokenizer(source) and (read or depends):
-        found = _changed_in_tokenizer(source, target, read)
+        changed = _changed_in_tokenizer(source, target, read)
         differ = [name for name in differ if name not in read]
-    return found + [name for name in differ if not _same_json(source, target, name)]
+    return changed + [name for name in differ if not _same_json(source, target, name)]
 
 
 def is_compared(name: str) -> bool:
@@ -92,8 +92,10 @@ def _changed_in_tokenizer(source: Folder, target: Folder, differ: list[str]) -> 
         return []
     if first is None or second is None or first_difference(first, second):
         return differ or ["the tokenizer, which depends on config.json,"]
-    found = [name for name in differ if not _explained(name, source, target, first)]
-    return found + [SETTINGS] * (SETTINGS in differ and _contradict(source, target, first, second))
+    changed = [name for name in differ if not _explained(name, source, target, first)]
+    return changed + [SETTINGS] * (
+        SETTINGS in differ and _contradict(source, target, first, second)
+    )
 
 
 def rewritten(source: Folder, target: Folder) -> list[str]:
@@ -127,21 +129,23 @@ def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
     if first is None or second is None:
         raise InputError(f"the tokenizer of {before if first is None else after} cannot be loaded")
     ids, others = first.get_vocab(), second.get_vocab()
-    apart = [token for token in {*ids, *others} if ids.get(token) != others.get(token)]
-    if apart:
-        token = min(apart, key=lambda each: (ids.get(each, len(ids)), each))
-        both = (each.get(token) for each in (ids, others))
+    differing = [token for token in {*ids, *others} if ids.get(token) != others.get(token)]
+    if differing:
+        token = min(differing, key=lambda word: (ids.get(word, len(ids)), word))
+        both = (vocabulary.get(token) for vocabulary in (ids, others))
         was, became = ("none" if number is None else f"number {number}" for number in both)
         raise InputError(f"token {token!r} is {was} in {before} and {became} in {after}")
-    found = first_difference(first, second) or _other_rules(before, after, first, second)
-    if found is None and _contradict(before, after, first, second):
-        found = f"a setting in {SETTINGS}"
-    return found, None
+    difference = first_difference(first, second) or _other_rules(before, after, first, second)
+    if difference is None and _contradict(before, after, first, second):
+        difference = f"a setting in {SETTINGS}"
+    return difference, None
 
 
 def _other_rules(before: Folder, after: Folder, first: Any, second: Any) -> str | None:
     """Find a changed file with rules of a tokenizer in Python, whose rules cannot be inspected."""
-    if any(getattr(each, "backend_tokenizer", None) is not None for each in (first, second)):
+    if any(
+        getattr(tokenizer, "backend_tokenizer", None) is not None for tokenizer in (first, second)
+    ):
         return None
     names = rewritten(before, after)
     rules = [name for name in names if not matches(name, (*SAVED, SPECIAL, ADDED))]

@@ -88,8 +88,8 @@ class Gradients:
         if not gradient.numel():  # for example, of an MLP of width 0
             self._waiting.add(name)
             return
-        least, most = gradient.aminmax()
-        self._largest[name] = max(float(-least), float(most), self._largest.get(name, 0.0))
+        least, greatest = gradient.aminmax()
+        self._largest[name] = max(float(-least), float(greatest), self._largest.get(name, 0.0))
         for stored in self._as_stored(name, gradient) if self._known else ():
             grown = self._as_grown(*stored)
             rule = self._rules.get(grown[0]) if grown else None
@@ -110,15 +110,19 @@ class Gradients:
             idle: number of layers that return their input.
             asked: whether the user asked for it; else the finding does not decide.
         """
-        counts = [each.count(self._rounding) for each in self._copied]
-        stuck = [each.name for each, count in zip(self._copied, counts, strict=True) if count[0]]
+        counts = [copied.count(self._rounding) for copied in self._copied]
+        stuck = [
+            copied.name for copied, count in zip(self._copied, counts, strict=True) if count[0]
+        ]
         silent = sorted(name for name in names if self._silent(name))
-        silent += [f"zeros in {name}" for name, most in self._zeros.values() if not most.all()]
+        silent += [
+            f"zeros in {name}" for name, largest in self._zeros.values() if not largest.all()
+        ]
         section = TrainabilitySection(
             findings=[],
             notes=[],
             trainable=not stuck and not silent,
-            copied=sum(len(each.scale) for each in self._copied),
+            copied=sum(len(copied.scale) for copied in self._copied),
             identical_gradients=sum(count[0] for count in counts),
             without_gradient=sum(count[1] for count in counts),
             first_identical=stuck[0] if stuck else None,
@@ -201,20 +205,20 @@ class _Siblings:
         if part is None or part in self._alone:
             return
         self._left[part] -= 1
-        found = self._found.setdefault(part, [])
-        if len(found) < MOST_SIBLINGS and bool(gradient.any()):
-            found.append(gradient.reshape(len(gradient), -1))
+        gradients = self._found.setdefault(part, [])
+        if len(gradients) < MOST_SIBLINGS and bool(gradient.any()):
+            gradients.append(gradient.reshape(len(gradient), -1))
         if not self._left[part]:
             del self._found[part]
-            if len(found) > 1:
-                yield found
+            if len(gradients) > 1:
+                yield gradients
 
 
 def _copied_part(transform: Transform) -> object:
     """The original of a tensor that is a copy, as a key; None if it is not a copy."""
     if isinstance(transform, Section):
-        whole = _copied_part(transform.whole)
-        return whole and (whole, transform.begin)
+        original = _copied_part(transform.whole)
+        return original and (original, transform.begin)
     return (transform.source, transform.factor) if isinstance(transform, Kept) else None
 
 
@@ -248,13 +252,13 @@ class _Copied:
 
     def count(self, rounding: float) -> tuple[int, int]:
         """Count rows with copies that have equal gradients, and rows without a gradient."""
-        some = self.scale > rounding
-        return int((within_each(self.distance, EQUAL) & some).sum()), int((~some).sum())
+        active = self.scale > rounding
+        return int((within_each(self.distance, EQUAL) & active).sum()), int((~active).sum())
 
     def distances(self, rounding: float) -> CopyDistance:
         """The median distance of the rows that have a finite gradient; 0 if there are none."""
-        some = (self.scale > rounding) & self.scale.isfinite()
-        distance = self.distance[some] if bool(some.any()) else torch.zeros(1)
+        active = (self.scale > rounding) & self.scale.isfinite()
+        distance = self.distance[active] if bool(active.any()) else torch.zeros(1)
         return CopyDistance(
             tensor=self.name,
             copies=self.copies,

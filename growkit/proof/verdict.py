@@ -91,10 +91,10 @@ def verify(
     Raises:
         InputError: a folder cannot be loaded, or the two cannot be compared.
     """
-    given: dict[str, Any] = {"text": text, "device": device, "prompts": prompts, "length": length}
-    given |= {"seed": seed, "trainability": trainability, "max_kl": max_kl, "steps": steps}
-    settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
-    state, of_source = (Path(each) if each is not None else None for each in (optimizer, adapter))
+    chosen: dict[str, Any] = {"text": text, "device": device, "prompts": prompts, "length": length}
+    chosen |= {"seed": seed, "trainability": trainability, "max_kl": max_kl, "steps": steps}
+    settings = replace(settings, **{k: v for k, v in chosen.items() if v is not None})
+    state, of_source = (Path(path) if path is not None else None for path in (optimizer, adapter))
     if state is not None and settings.steps is None:
         raise InputError(
             f"the optimizer's state {state} is only for the training of both models; add --steps"

@@ -99,10 +99,10 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
         InputError: the source's recipe makes the source from the target, and the target's recipe
             does not make the target from the source.
     """
-    made = None
+    record = None
     with suppress(InputError):  # a source's manifest may be anything
-        made = read_record(before)
-    if made is None or _explains(before, after, recipe) or not _explains(after, before, made):
+        record = read_record(before)
+    if record is None or _explains(before, after, recipe) or not _explains(after, before, record):
         return
     raise InputError(
         f"the arguments seem to be swapped: according to its {MANIFEST}, {before.folder} was "
@@ -117,8 +117,8 @@ def _explains(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> b
     plans = origin_of(before, after, recipe).lineage.plans
     if not plans:
         return False
-    made = {name: tuple(rule.info.shape) for name, rule in plans[-1].by_target.items()}
-    return made == {name: tuple(info.shape) for name, info in after.tensors.items()}
+    shapes = {name: tuple(rule.info.shape) for name, rule in plans[-1].by_target.items()}
+    return shapes == {name: tuple(info.shape) for name, info in after.tensors.items()}
 
 
 def as_planned(before: Checkpoint, origin: Origin) -> Checkpoint:
@@ -151,12 +151,14 @@ def _check_sizes(steps: tuple[Step, ...], after: Checkpoint) -> None:
     The number of layers is at most the number of tensors.
     """
     widest = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
-    most = max(widest, len(after.tensors))
+    limit = max(widest, len(after.tensors))
     for step in steps:
-        for option in (each for each in step.operation.options if isinstance(each, SizeOption)):
+        for option in (
+            option for option in step.operation.options if isinstance(option, SizeOption)
+        ):
             size = str(step.options.get(option.name, "")).removeprefix("x")
             for digits in size.partition(".")[0].split("/"):
-                if len(digits) > len(str(most)) or (digits.isdigit() and int(digits) > most):
+                if len(digits) > len(str(limit)) or (digits.isdigit() and int(digits) > limit):
                     raise InputError(f"no tensor of the target is of size {digits[:20]}")
 
 
@@ -252,12 +254,12 @@ def compare_weights(origin: Origin, target: Model) -> Recovered:
         if lost := _first_refused(lineage, index, target, spectra, unchecked):
             return Recovered(lost=lost, spectra=spectra)
     wanted = lineage.source.tensors.keys() - plans[0].dropped.keys()
-    found = wanted & {lineage.origin(rule.target) for rule in plans[-1].rules}
+    recovered = wanted & {lineage.origin(rule.target) for rule in plans[-1].rules}
     return Recovered(
         recomputed_sources=sum(len(plan.recomputed_sources) for plan in plans),
         spectra=spectra,
         unchecked=unchecked,
-        recovered=(len(found), len(wanted)),
+        recovered=(len(recovered), len(wanted)),
     )
 
 
@@ -303,7 +305,7 @@ def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:
             if rule.transform.holds:
                 became.setdefault(rule.sources[0], []).append(rule.target)
         names = {
-            name: [target for each in now for target in became.get(each, ())]
+            name: [target for current in now for target in became.get(current, ())]
             for name, now in names.items()
         }
     return {name: now for name, now in names.items() if now}
@@ -313,16 +315,16 @@ def _recovered(
     target: Model, names: Sequence[str], info: TensorInfo, later: Lineage
 ) -> Tensor | None:
     """Recover a tensor from all these written tensors; None if they do not agree."""
-    found: Tensor | None = None
+    recovered: Tensor | None = None
     for name in names:
         try:
             back = later.recovered(target, name)(slice(0, info.shape[0]))
         except LostError:
             return None
-        if not (found is None or back.equal(found)):
+        if not (recovered is None or back.equal(recovered)):
             return None
-        found = back
-    return found
+        recovered = back
+    return recovered
 
 
 def _first_lost(lineage: Lineage, target: Model) -> str | None:
@@ -330,8 +332,8 @@ def _first_lost(lineage: Lineage, target: Model) -> str | None:
     last = lineage.plans[-1]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
-            found = pool.map(partial(_sound, lineage, target), last.rules)
-            for rule, sound in zip(last.rules, found, strict=True):
+            verdicts = pool.map(partial(_sound, lineage, target), last.rules)
+            for rule, sound in zip(last.rules, verdicts, strict=True):
                 if not sound:
                     return rule.target
         finally:
@@ -362,7 +364,7 @@ def _sound(lineage: Lineage, target: Model, rule: Rule) -> bool:
 def _same(one: Tensor, other: Tensor) -> bool:
     if one.dtype == other.dtype and one.nbytes == other.nbytes and not one.nbytes % WORD:
         # Many times as fast. Equal bits are equal numbers, since checkpoints refuse NaN.
-        words = (each.contiguous().flatten().view(torch.int64) for each in (one, other))
+        words = (tensor.contiguous().flatten().view(torch.int64) for tensor in (one, other))
         if one.shape == other.shape and torch.equal(*words):
             return True
     return widened(one).equal(widened(other))
@@ -372,7 +374,7 @@ def _recomputed_sources(plans: Sequence[Plan]) -> set[str]:
     """Source tensors that cannot be recovered, because they are recomputed or dropped."""
     names: set[str] = set()
     for plan in reversed(plans):
-        made = {rule.target: rule.sources for rule in plan.rules}
-        names = {source for name in names for source in made.get(name, ())}
+        sources = {rule.target: rule.sources for rule in plan.rules}
+        names = {source for name in names for source in sources.get(name, ())}
         names |= plan.recomputed_sources.keys() | plan.dropped.keys()
     return names
