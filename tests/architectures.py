@@ -51,6 +51,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "index_head_dim"), 16),
     **dict.fromkeys(("mamba_n_heads", "linear_num_key_heads", "linear_num_value_heads"), 4),
     **dict.fromkeys(("first_k_dense_replace", "num_dense_layers"), 1),
+    "block_multiple_of": 16,
     "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": WINDOW},
     "forced_eos_token_id": None,
     "index_block_size": WINDOW // 4,

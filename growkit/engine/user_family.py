@@ -172,6 +172,8 @@ def check_against_class(family: Family, config: Config) -> None:
     Raises:
         InputError: the description does not fit; the message names the key or the tensor.
     """
+    # What the class computes may be its name for something else, as Zamba 2's head_dim.
+    config = {key: value for key, value in config.items() if key not in family.derived}
     model = _empty(config)
     if model is not None:  # else it is reported when the model is loaded
         _check_sizes(family, config, model)
