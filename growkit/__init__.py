@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from growkit.distributed import load
     from growkit.extras.inference.inferring import infer
     from growkit.extras.probing.probe import probe
-    from growkit.extras.probing.settings import ProbeSettings
+    from growkit.extras.probing.probe_settings import ProbeSettings
     from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
     from growkit.pipeline.inspection import inspect, plan
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, load_recipe
     from growkit.report.saving import save_report
     from growkit.report.terminal import Bars, show
-    from growkit.results.operation import CheckResult, GrowResult, Inference, Inspection
-    from growkit.results.probe import ProbeResult
-    from growkit.results.proof import VerifyResult
+    from growkit.results.growth_result import CheckResult, GrowResult, Inference, Inspection
+    from growkit.results.probe_result import ProbeResult
+    from growkit.results.proof_result import VerifyResult
 
 _HOMES = {
     "base.errors": "InputError",
@@ -44,7 +44,7 @@ _HOMES = {
     "distributed": "load",
     "extras.inference.inferring": "infer",
     "extras.probing.probe": "probe",
-    "extras.probing.settings": "ProbeSettings",
+    "extras.probing.probe_settings": "ProbeSettings",
     "modeling.configuration_diff_transformer": "DiffTransformerConfig",
     "modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",
     "pipeline.inspection": "inspect plan",
@@ -54,9 +54,9 @@ _HOMES = {
     "recipe.recipe": "ConvertStep GrowStep Recipe load_recipe",
     "report.saving": "save_report",
     "report.terminal": "Bars show",
-    "results.operation": "CheckResult GrowResult Inference Inspection",
-    "results.probe": "ProbeResult",
-    "results.proof": "VerifyResult",
+    "results.growth_result": "CheckResult GrowResult Inference Inspection",
+    "results.probe_result": "ProbeResult",
+    "results.proof_result": "VerifyResult",
 }
 """Public names by module."""
 

@@ -48,7 +48,7 @@ from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.sources import family_for, find
 
 if TYPE_CHECKING:
-    from growkit.extras.optimizer.growing import GrownState
+    from growkit.extras.optimizer.grow_state import GrownState
 
 
 class _Last:
@@ -211,7 +211,7 @@ class Grown:
         """
         if self.recipe.optimizer is None:
             return None
-        from growkit.extras.optimizer.growing import Optimizer
+        from growkit.extras.optimizer.grow_state import Optimizer
 
         with outlined(self.target, self.config) as outline:
             optimizer = Optimizer(Path(self.recipe.optimizer), self.source, self.lineage)

@@ -27,7 +27,7 @@ from growkit.base.lazy import Tensor, of_extras
 from growkit.base.tensors import Config
 from growkit.checkpoint.dequantising import dense, dense_config
 from growkit.checkpoint.folder import HUB_NAME, SINGLE, Folder, address_in, check_name, small_files
-from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint, View
+from growkit.checkpoint.reading import MAX_DIGITS, Checkpoint, View
 from growkit.engine.oracle import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
 from growkit.engine.user_family import NAMED, described_family
 from growkit.families.family import Family, family_of, known_family
@@ -132,7 +132,7 @@ class Source:
             InputError: see ``Checkpoint``; or no family knows the model.
         """
         folder = Folder(self.folder)
-        config = folder.json("config.json", MOST_DIGITS)
+        config = folder.json("config.json", MAX_DIGITS)
         folder.check_files()
         try:
             folder.weight_files(config)
@@ -467,7 +467,7 @@ def family_for(source: Source, description: Mapping[str, Any] | None) -> Family 
         InputError: the description is invalid, parts of its class cannot be described, or its
             quantised weights are not read.
     """
-    config = Folder(source.folder).json("config.json", MOST_DIGITS)
+    config = Folder(source.folder).json("config.json", MAX_DIGITS)
     kind = config.get("model_type")
     if description is not None or not isinstance(kind, str) or known_family(kind):
         return described_family(description)

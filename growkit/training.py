@@ -28,7 +28,7 @@ from growkit.extras.optimizer.groups import check_same, hidden_matrices, param_g
 from growkit.proof.fingerprint import Question, apart, fingerprint_of
 from growkit.proof.preflight import check_vocabulary
 from growkit.recipe.manifest import changed_since
-from growkit.results.proof import Fingerprint
+from growkit.results.proof_result import Fingerprint
 
 __all__ = [
     "AssertPreserved",

@@ -18,7 +18,7 @@ from growkit.base.names import NOTHING
 from growkit.families.family import family_of
 from growkit.families.model import example
 from growkit.pipeline.inspection import TIED, catalogue, table
-from growkit.results.operation import Abilities, Answer
+from growkit.results.growth_result import Abilities, Answer
 from tests.conftest import relative_error, save_random, seeded
 from tests.families import CONFIGS
 

@@ -107,7 +107,7 @@ def test_a_search_never_loses(weigh: bool, rank: int, monkeypatch: pytest.Monkey
     rests = weights - weights.mean(1, keepdim=True)
     start = torch.linalg.svdvals(inputs @ rests if weigh else rests)[..., rank:].square()
     for steps in (1, 2, 3, 5, 20, 5000):
-        monkeypatch.setattr(low_rank, "MOST_STEPS", steps)
+        monkeypatch.setattr(low_rank, "MAX_STEPS", steps)
         found = share(weights, rank, moment)
         assert found.steps <= steps
         left = rest_of(weights, found)

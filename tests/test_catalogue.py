@@ -14,7 +14,7 @@ from growkit.pipeline.inspection import catalogue
 from growkit.planning.operation import operations
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep
-from growkit.results.operation import Abilities, Answer
+from growkit.results.growth_result import Abilities, Answer
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
 from tests.conftest import cli, edit_json, seeded
 from tests.families import CONFIGS

@@ -28,11 +28,11 @@ from benchmarks.continual.text import END, PARTS, Text, part_of, read_text
 from benchmarks.figures import drawn
 from growkit.base.errors import InputError
 from growkit.cli.demo import training_text
+from growkit.extras.probing.harness import batch_of
 from growkit.extras.probing.lines import append_line
-from growkit.extras.probing.training import batch_of
 
 FIGURES = {"first-steps": "first-steps.svg", "symmetry": "parting.svg"}
-OF_THE_PROCESS = ("seconds", "machine")
+PROCESS_STATE = ("seconds", "machine")
 
 
 class Killed(BaseException):
@@ -62,7 +62,7 @@ def small(*arms: str, experiment: str = "growth") -> Experiment:
 def reported(file: Path) -> list[dict[str, Any]]:
     """What must not depend on kills."""
     return [
-        {key: value for key, value in line.items() if key not in OF_THE_PROCESS}
+        {key: value for key, value in line.items() if key not in PROCESS_STATE}
         for line in results.read(file)
     ]
 

@@ -18,7 +18,7 @@ from growkit.families import model
 from growkit.families.family import families, rearranged
 from growkit.growth.depth import arrangement
 from growkit.recipe.planner import plan_recipe
-from growkit.results.proof import trainability_sentence
+from growkit.results.proof_result import trainability_sentence
 from tests import architectures
 from tests.conftest import edit_config, edit_json, edit_weights, relative_error, save_model, seeded
 from tests.families import CONFIGS, IDENTITY, Config, coin, save_lively
@@ -235,13 +235,13 @@ def test_lists_travel_with_their_layers(tmp_path: Path, monkeypatch: pytest.Monk
 WINDOW = {"sliding_window": 4, "num_hidden_layers": 4}
 LAST_LAYERS = {"use_sliding_window": True, "max_window_layers": 2}
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
-OF_LAYERS = ("layer_types", "no_rope_layers")
+LAYER_KEYS = ("layer_types", "no_rope_layers")
 
 
 def without_lists(folder: Path) -> Path:
     """The model as software reads it that derives the types of layers from their indices."""
     with edit_json(folder / "config.json") as config:
-        for key in OF_LAYERS:
+        for key in LAYER_KEYS:
             config.pop(key, None)
     return folder
 

@@ -20,7 +20,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo import MODEL
 from growkit.engine.prompts import load_tokenizer
 from growkit.families.family import family_of
-from growkit.proof.folder import compare_with_plan
+from growkit.proof.files import compare_with_plan
 from growkit.proof.sidecars import changed_sidecars, same_ids
 from tests.conftest import KINDS, edit_json, save_model
 

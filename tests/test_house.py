@@ -143,7 +143,7 @@ FORMAT = Mirrored()
 """
 CHECK = """
 from growkit.proof.check import Check
-from growkit.results.proof import Finding, Section
+from growkit.results.proof_result import Finding, Section
 
 
 class Vocabulary(Section):

@@ -12,7 +12,7 @@ from growkit.base import limits
 from growkit.base.limits import Limit, within, within_each
 from growkit.engine.metrics import Distance
 from growkit.proof.function import Strict
-from growkit.report.proof import headroom, proof_view
+from growkit.report.proof_page import headroom, proof_view
 from growkit.report.saving import page
 from growkit.report.view import figure
 from tests.conftest import cli

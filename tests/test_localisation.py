@@ -19,7 +19,7 @@ from growkit.planning import operation as operations_of
 from growkit.proof.localisation import cause_of, factor_sentence
 from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
 from growkit.proof.side_by_side import stages_of
-from growkit.results.proof import VerifyResult
+from growkit.results.proof_result import VerifyResult
 from tests.conftest import edit_weights, save_model, seeded
 from tests.test_sizes import ByHand
 

@@ -144,7 +144,7 @@ def left_after_turns(members: Tensor, base: Tensor, rank: int, turns: int) -> fl
 def test_it_ends_where_nothing_is_gained(name: str, layer: int, rank: int) -> None:
     members = of_demo(layer, name)
     found = share(members, rank)
-    assert 0 < found.steps < low_rank.MOST_STEPS
+    assert 0 < found.steps < low_rank.MAX_STEPS
     here = left_after_turns(members, found.base, rank, 0)
     assert here < left_after_turns(members, members.mean(0), rank, 0)
     assert here - left_after_turns(members, found.base, rank, 300) < 1e-6
@@ -152,7 +152,7 @@ def test_it_ends_where_nothing_is_gained(name: str, layer: int, rank: int) -> No
 
 def test_stopped_early_something_is_gained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
-    monkeypatch.setattr(low_rank, "MOST_STEPS", 20)
+    monkeypatch.setattr(low_rank, "MAX_STEPS", 20)
     members = of_demo(1, "q")
     base = share(members, 8).base
     gained = left_after_turns(members, base, 8, 0) - left_after_turns(members, base, 8, 300)

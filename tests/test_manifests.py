@@ -20,7 +20,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoT
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST, write_manifest
-from growkit.proof.folder import FolderDifferences
+from growkit.proof.files import FolderDifferences
 from tests.conftest import KINDS, edit_config, edit_json, edit_weights, save_random, seeded
 from tests.families import FAMILIES, IDENTITY, Case, random_model, windows
 from tests.test_tampering import (
@@ -37,7 +37,7 @@ CLOSE = 1e-8
 
 LONGEST = 400
 GENERATED = 24
-OF_THE_SAVING = {"_from_model_config", "transformers_version"}
+SAVING_KEYS = {"_from_model_config", "transformers_version"}
 
 
 def difference(source: Path, target: Path, rounding: float = 0.0) -> str | None:
@@ -132,7 +132,7 @@ def _greedy(model: Any) -> list[int] | str:
 
 def _generation(first: Any, second: Any) -> Iterator[str]:
     was, now = (model.generation_config.to_dict() for model in (first, second))
-    for key in sorted((was.keys() | now.keys()) - OF_THE_SAVING):
+    for key in sorted((was.keys() | now.keys()) - SAVING_KEYS):
         if was.get(key) != now.get(key):
             yield f"{key} of generation {was.get(key)} and {now.get(key)}"
 

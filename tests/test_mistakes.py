@@ -30,7 +30,7 @@ from growkit.checkpoint import writing
 from growkit.cli.app import app
 from tests.conftest import Called, edit_weights, save_model, with_tokenizer
 
-MOST_SECONDS, LATE_SECONDS = 1.0, 20.0
+MAX_SECONDS, LATE_SECONDS = 1.0, 20.0
 """Of computing, before a mistake is answered; and if libraries must be imported to find it."""
 
 RECIPE = "source: source\nsteps:\n  - grow: hypercloning\n    ffn: x2\noutput: out\n"
@@ -250,7 +250,7 @@ def faults(mistake: Mistake, folder: Path, ask: Callable[[list[str]], Answer]) -
     yield from (f"does not name {word}" for word in mistake.named if word not in answer.stderr)
     if not untouched:
         yield "something was written"
-    if answer.seconds > (LATE_SECONDS if mistake.late else MOST_SECONDS):
+    if answer.seconds > (LATE_SECONDS if mistake.late else MAX_SECONDS):
         yield f"took {answer.seconds:.2f} s"
 
 

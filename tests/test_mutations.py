@@ -22,7 +22,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
-from growkit.results.proof import VerifyResult
+from growkit.results.proof_result import VerifyResult
 from tests.conftest import cli, edit_config, edit_json, save_model, seeded
 from tests.test_group_diff import draw_factors, draw_source, legal
 from tests.test_llama import DTYPES, draw_diffllama

@@ -308,7 +308,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 }
 """Of torch: all that it has, with rates of groups that can be scaled."""
 
-OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
+TRANSFORMERS_KEYS: dict[str, dict[str, Any]] = {
     "cosine_with_restarts": {"num_cycles": 2},
     "polynomial": {"lr_end": FLOOR},
     "reduce_lr_on_plateau": {"patience": 0, "min_lr": FLOOR, "threshold": 1.0, "factor": 0.5},
@@ -337,7 +337,7 @@ def schedule_of(name: str, optimizer: torch.optim.Optimizer) -> Any:
     """A scheduler of torch, or of transformers, by its name."""
     if name in SCHEDULES or name in FLOORS:
         return {**SCHEDULES, **FLOORS}[name](optimizer)
-    return get_scheduler(name, optimizer, 2, 20, OF_TRANSFORMERS.get(name))
+    return get_scheduler(name, optimizer, 2, 20, TRANSFORMERS_KEYS.get(name))
 
 
 def advance(schedule: Any, loss: float) -> None:

@@ -30,17 +30,17 @@ from growkit.cli.demo import held_out_text
 from growkit.extras.probing import arms, lines, probe
 from growkit.extras.probing import ranking as noise
 from growkit.extras.probing.arms import Bench, Data, make_data
+from growkit.extras.probing.harness import Look, batch_of, flops_of
 from growkit.extras.probing.lines import JOURNAL, Work
+from growkit.extras.probing.probe_settings import ProbeSettings, candidates_of, fitting
 from growkit.extras.probing.ranking import conclude, new_arm
-from growkit.extras.probing.settings import ProbeSettings, candidates_of, fitting
-from growkit.extras.probing.training import Look, batch_of, flops_of
 from growkit.recipe.recipe import shipped_recipe
 from growkit.report import saving
-from growkit.report.probe import probe_view
+from growkit.report.probe_page import probe_view
 from growkit.report.saving import page as page_of
 from growkit.report.terminal import parts_of
 from growkit.report.view import Grid
-from growkit.results.probe import probe_next, probe_sentence
+from growkit.results.probe_result import probe_next, probe_sentence
 from growkit.results.schema import json_schema
 from growkit.sources import find
 from tests.conftest import cli, flip_bit, save_model, with_tokenizer

@@ -24,7 +24,7 @@ from growkit.families.family import families
 from growkit.pipeline.inspection import abilities, plan
 from growkit.recipe.recipe import Recipe
 from growkit.results import Result, fields
-from growkit.results.operation import Attention, PlannedTensor, Story
+from growkit.results.growth_result import Attention, PlannedTensor, Story
 from growkit.results.schema import json_schema
 from tests import reference
 from tests.conftest import save_model

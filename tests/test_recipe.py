@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
-from growkit.extras.probing.settings import candidates_of
+from growkit.extras.probing.probe_settings import candidates_of
 from growkit.recipe.recipe import (
     GrowStep,
     Recipe,

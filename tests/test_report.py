@@ -17,15 +17,15 @@ from safetensors.torch import load_file
 import growkit
 from growkit.base.units import duration, size
 from growkit.extras.optimizer.checks.training import _advice
-from growkit.proof.folder import FolderDifferences
+from growkit.proof.files import FolderDifferences
 from growkit.proof.trainability import BREAK
 from growkit.proof.weights import Recovered
 from growkit.recipe.recipe import load_recipe
 from growkit.report import drawing
 from growkit.report.drawing import Titles
-from growkit.report.proof import binned, glance, headroom, proof_view
+from growkit.report.proof_page import binned, glance, headroom, proof_view
 from growkit.report.saving import flowing, page
-from growkit.results.proof import (
+from growkit.results.proof_result import (
     MORE,
     Finding,
     Section,

@@ -35,7 +35,7 @@ from growkit.modeling.differential_attention import (
     heavy_columns,
     integral_series,
 )
-from growkit.results.proof import Finding, SeriesError
+from growkit.results.proof_result import Finding, SeriesError
 from tests.conftest import seeded
 from tests.test_modeling import CACHED, VOCABULARY, build, distance, left_padded, tokens
 

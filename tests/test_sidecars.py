@@ -13,7 +13,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.scratch import temporary
 from growkit.engine import prompts
 from growkit.engine.prompts import PROBES, load_tokenizer
-from growkit.results.proof import VerifyResult
+from growkit.results.proof_result import VerifyResult
 from tests.conftest import edit_config, edit_json, relative_error, save_model
 from tests.test_inside import save_whole
 

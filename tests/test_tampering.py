@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING
 import growkit
 from growkit.base.errors import InputError
 from growkit.cli.demo import MODEL
-from growkit.proof.folder import FolderDifferences
+from growkit.proof.files import FolderDifferences
 from tests.conftest import edit_config, edit_json, edit_weights, save_model, save_random
 from tests.families import FAMILIES
 
@@ -265,7 +265,7 @@ GENERATION = setting(
 )
 STEPS = [("normalizer", {"type": kind}) for kind in ("Lowercase", "NFKD")]
 TEMPLATE = ("chat_template.jinja", "additional_chat_templates/evil.jinja")
-OF_TOKENIZERS = {
+TOKENIZER_PROVENANCE = {
     "two tokens": in_json(TOKENIZER, swap_two_tokens, "token"),
     "a step": setting(TOKENIZER, "tokenizer", *STEPS),
     "a setting": setting(TOKENS, "token", *TOKENIZER_SETTINGS),
@@ -292,7 +292,7 @@ TAMPERINGS = [
     Tampering("a setting", "config", setting(CONFIG, "", *SETTINGS), TWO),
     Tampering("layers", "config", STRUCTURE, TWO),
     Tampering("another model", "config", ANYTHING, TWO),
-    *(Tampering(name, "tokenizer", spoil, LLAMA) for name, spoil in OF_TOKENIZERS.items()),
+    *(Tampering(name, "tokenizer", spoil, LLAMA) for name, spoil in TOKENIZER_PROVENANCE.items()),
     Tampering("added or removed", "tokenizer", add_or_remove_a_tokenizer, TWO, bare=False),
     Tampering("a setting", "generation", GENERATION),
     Tampering("no settings", "generation", remove_generation, LLAMA),

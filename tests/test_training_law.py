@@ -33,14 +33,14 @@ from growkit.extras.optimizer.checks.training import (
     state_paths,
 )
 from growkit.extras.optimizer.groups import class_name, class_updates
-from growkit.extras.optimizer.growing import MOMENTS, grown_moments
+from growkit.extras.optimizer.grow_state import MOMENTS, grown_moments
 from growkit.extras.optimizer.state import written_in
 from growkit.planning.updates import law_of
 from growkit.proof.weights import origin_of
 from growkit.recipe.manifest import read_record
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import parse_recipe
-from growkit.results.proof import TrainingSection
+from growkit.results.proof_result import TrainingSection
 from growkit.training import param_groups
 from tests.conftest import cli, edit_json, load_strict, save_model, seeded, train_step
 from tests.test_optimizer_state import FORMATS, Both, grown, save_torch, step

@@ -224,10 +224,10 @@ def test_a_record_of_many_files_is_checked_at_once(
 def test_large_texts_are_read_in_part(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     with file.open("wb") as stream:
-        stream.write("é".encode() * prompts.MOST_TEXT)
+        stream.write("é".encode() * prompts.MAX_TEXT)
         stream.truncate(100 << 30)
     content = prompts.read_text(str(file))
-    assert len(content) == prompts.MOST_TEXT
+    assert len(content) == prompts.MAX_TEXT
     assert len(prompts.documents(b"x" * 10**6)) == -(-(10**6) // prompts.LONGEST_DOCUMENT)
     words = "two words " * 10**5
     parts = prompts.documents(f"{words}<|endoftext|> short ".encode())

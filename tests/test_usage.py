@@ -28,7 +28,7 @@ from growkit.engine.calls import Spool
 from growkit.proof import modes as ways
 from growkit.proof.trainability import Gradients
 from growkit.recipe.planner import plan_recipe
-from growkit.report.proof import glance
+from growkit.report.proof_page import glance
 from tests.architectures import config_of
 from tests.conftest import edit_weights, relative_error, save_model, save_random
 

@@ -29,7 +29,7 @@ from growkit.engine.metrics import Distance
 from growkit.engine.strict import strict_float64
 from growkit.proof import control
 from growkit.proof.modes import ATTENTION
-from growkit.results.proof import VerifyResult
+from growkit.results.proof_result import VerifyResult
 from tests.conftest import (
     MODEL,
     edit_config,

@@ -22,7 +22,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.weight_file import MOST_HEADER, WeightFile, open_weights
+from growkit.checkpoint.weight_file import MAX_HEADER, WeightFile, open_weights
 from growkit.engine.strict import strict_float64
 from tests.conftest import Called, edit_json, edit_weights, relative_error, same_bits, save_model
 
@@ -124,7 +124,7 @@ HEADERS = {
     "overlapping data": f'{{"a":{{{ONE}}},"b":{{{ONE}}}}}',
     "a hole": '{"a":{"dtype":"F32","shape":[0],"data_offsets":[4,4]}}',
     "no data": "{}",
-    "a large header": " " * (MOST_HEADER + 1),
+    "a large header": " " * (MAX_HEADER + 1),
 }
 
 

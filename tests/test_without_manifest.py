@@ -16,7 +16,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import loading
 from growkit.engine.oracle import resolved
 from growkit.proof.config import different_settings, follows, in_order, judge, not_compared
-from growkit.proof.folder import compare_with_plan, compare_with_source
+from growkit.proof.files import compare_with_plan, compare_with_source
 from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
 from growkit.recipe import planner

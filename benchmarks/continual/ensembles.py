@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 from transformers.integrations.moe import ExpertsInterface
 
 from benchmarks.continual.runs import PARTS, Run, Segment
-from growkit.extras.probing.training import Look, computing, isolated, window_numbers
+from growkit.extras.probing.harness import Look, computing, isolated, window_numbers
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
 WARMING_STEPS = 3

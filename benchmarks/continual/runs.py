@@ -1,6 +1,6 @@
 """One run: an arm or a source with a seed and a rate.
 
-It trains as ``growkit probe`` does (``growkit.extras.probing.training``), on a trunk at a constant
+It trains as ``growkit probe`` does (``growkit.extras.probing.harness``), on a trunk at a constant
 rate with branches on which the rate decays to zero (warmup-stable-decay, arXiv 2404.06395): every
 budget gets the loss of a finished training, and costs no more than its own decay.
 """
@@ -22,7 +22,7 @@ from benchmarks.continual import models
 from benchmarks.continual.experiment import Job
 from benchmarks.continual.retrieval import MEASURES, mixed
 from benchmarks.continual.text import Text
-from growkit.extras.probing.training import Look, batch_of, isolated, train, warmed, window_losses
+from growkit.extras.probing.harness import Look, batch_of, isolated, train, warmed, window_losses
 
 PARTS = ("validation", "test")
 

@@ -13,16 +13,16 @@ from yaml.constructor import ConstructorError
 from growkit.base.errors import InputError, reason
 from growkit.base.names import did_you_mean
 
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Limit for the nesting depth of objects and lists."""
 
-MOST_PARTS = 1_000_000
+MAX_PARTS = 1_000_000
 """Limit for objects and lists in JSON: each takes far more memory than its two characters."""
 
-MOST_VALUES = 10_000
+MAX_VALUES = 10_000
 """Limit for the number of values in a YAML text, with aliases expanded."""
 
-TOO_DEEP = f"it is nested more than {MOST_DEPTH} deep"
+TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 
 
 def parse_json(content: bytes, digits: int = 100) -> Any:
@@ -37,8 +37,8 @@ def parse_json(content: bytes, digits: int = 100) -> Any:
             digits, a text has half of a surrogate pair, or there is too much of it.
     """
     parts = content.count(b"{") + content.count(b"[")
-    if parts > MOST_PARTS:
-        raise ValueError(f"it has {parts:,} objects and lists, more than {MOST_PARTS:,}")
+    if parts > MAX_PARTS:
+        raise ValueError(f"it has {parts:,} objects and lists, more than {MAX_PARTS:,}")
     try:
         parsed = json.loads(
             content.decode("utf-8"),
@@ -58,7 +58,7 @@ def parse_json(content: bytes, digits: int = 100) -> Any:
 def _check_extent(parsed: Any, most: int) -> None:
     """Refuse more values than ``most``, and too deep a nesting."""
     level, values = [parsed], 0
-    for _ in range(MOST_DEPTH + 1):
+    for _ in range(MAX_DEPTH + 1):
         level = [part for part in level if isinstance(part, dict | list)]
         if not level:
             return
@@ -113,7 +113,7 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(problem if known else f"{problem}; {remedy}") from None
     except Exception as error:  # a tag that does not fit its value may raise anything
         raise ValueError(str(error) or repr(error)) from None
-    _check_extent(parsed, most=MOST_VALUES)
+    _check_extent(parsed, most=MAX_VALUES)
     return parsed
 
 

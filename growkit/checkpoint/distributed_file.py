@@ -27,10 +27,10 @@ from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import TorchFile, WeightFile, open_saved, plain_tensors, sizes
 from growkit.checkpoint.writing import Shard, divide
 
-MOST_BYTES = 1 << 25
+MAX_BYTES = 1 << 25
 """Limit for the size of a list: a hundred thousand parts take half of it."""
 
-MOST_CUT = 6
+MAX_CUT = 6
 """Limit for the number of dimensions in which a tensor is cut into parts."""
 
 REMEDY = "copy the checkpoint again, or save it again with torch.distributed.checkpoint"
@@ -236,7 +236,7 @@ def read_list(folder: Folder) -> dict[str, Listed]:
     Raises:
         InputError: the list is damaged, or a part of an entry is missing.
     """
-    content = folder.bytes(LIST, MOST_BYTES)
+    content = folder.bytes(LIST, MAX_BYTES)
     stored: dict[tuple[str, Sizes], tuple[str, int, int]] = {}
     with explain_entry(folder, LIST):
         # Python's own implementation has no table that a number in the file makes large.
@@ -379,8 +379,8 @@ def _check_whole(shape: Sizes, parts: Sequence[tuple[Sizes, Sizes]]) -> None:
         return
     full_box = [(0, size) for size in shape]
     cut = [d for d, edges in enumerate(full_box) if any(box[d] != edges for box in boxes)]
-    if len(cut) > MOST_CUT:
-        raise ValueError(f"it is cut in more than {MOST_CUT} dimensions")
+    if len(cut) > MAX_CUT:
+        raise ValueError(f"it is cut in more than {MAX_CUT} dimensions")
     left: defaultdict[Sizes, int] = defaultdict(int)
     for sign, box in ((-1, full_box), *((1, box) for box in boxes)):
         for ends in product((0, 1), repeat=len(cut)):

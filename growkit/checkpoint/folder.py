@@ -25,16 +25,16 @@ from growkit.base.parsing import parse_json, parse_yaml
 from growkit.base.tensors import Config
 from growkit.base.units import size
 
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 """Limit for files that are read as a whole, which weights are not, in bytes."""
 
-MOST_JSON = 1 << 26
+MAX_JSON = 1 << 26
 """Limit for JSON, which takes more memory than its file, in bytes."""
 
-MOST_YAML = 1 << 17
+MAX_YAML = 1 << 17
 """Limit for YAML, which takes long to parse, in bytes."""
 
-MOST_ENTRIES = 100_000
+MAX_ENTRIES = 100_000
 """Limit for files and folders in a model folder."""
 
 MAX_NESTED = 100
@@ -240,7 +240,7 @@ class Folder:
                 raise InputError(f"{path} only points to the file; fetch it with 'git lfs pull'")
             yield stream
 
-    def bytes(self, name: str, most: int = MOST_BYTES) -> bytes:
+    def bytes(self, name: str, most: int = MAX_BYTES) -> bytes:
         """Read a file of at most ``most`` bytes.
 
         Raises:
@@ -268,7 +268,7 @@ class Folder:
         Raises:
             InputError: see ``bytes``; or the file is not a JSON object, see ``parse_json``.
         """
-        content = self.bytes(name, MOST_JSON)
+        content = self.bytes(name, MAX_JSON)
         try:
             parsed = parse_json(content, digits)
         except ValueError as error:
@@ -291,7 +291,7 @@ class Folder:
                 contents. None of them to list everything.
 
         Raises:
-            InputError: there are more than ``MOST_ENTRIES``, or a folder cannot be read.
+            InputError: there are more than ``MAX_ENTRIES``, or a folder cannot be read.
         """
 
         def stop(error: OSError) -> None:
@@ -304,9 +304,9 @@ class Folder:
                 files = [name for name in files if matches(name, patterns)]
             links = [name for name in folders if (at / name).is_symlink()]
             paths += [(at / name).relative_to(self.path).as_posix() for name in (*links, *files)]
-            if len(paths) > MOST_ENTRIES:
+            if len(paths) > MAX_ENTRIES:
                 raise InputError(
-                    f"{self.path} holds more than {MOST_ENTRIES:,} files; give a model folder"
+                    f"{self.path} holds more than {MAX_ENTRIES:,} files; give a model folder"
                 )
         return sorted(paths)
 
@@ -367,7 +367,7 @@ class Folder:
         """
         check_names(str(self), os.listdir(self.path))
         for name in self.names(*CARRIED, *SMALL):
-            _check_size(self.path / name, self.require(name).stat().st_size, MOST_BYTES)
+            _check_size(self.path / name, self.require(name).stat().st_size, MAX_BYTES)
         for name in self.names(*LOADED):
             self.find(name)
 
@@ -520,9 +520,9 @@ def read_yaml(file: Path, kind: str) -> Any:
     """
     try:
         with open_regular(file) as stream:
-            text = read(stream, MOST_YAML + 1, file).decode("utf-8")
-        if len(text) > MOST_YAML:
-            raise InputError(f"{file} is larger than {size(MOST_YAML)}; give a smaller one")
+            text = read(stream, MAX_YAML + 1, file).decode("utf-8")
+        if len(text) > MAX_YAML:
+            raise InputError(f"{file} is larger than {size(MAX_YAML)}; give a smaller one")
         return parse_yaml(text)
     except InputError as error:  # its message names the file
         raise InputError(f"{kind} {error}") from None

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.folder import MOST_ENTRIES, State, state_of, walk
+from growkit.checkpoint.folder import MAX_ENTRIES, State, state_of, walk
 
 Identity = tuple[int, int]
 """Device and inode."""
@@ -33,7 +33,7 @@ class Inputs:
             self._add(path, path)
             # A folder without a config is refused later, since it is no model.
             if path in in_full or os.path.lexists(path / "config.json"):
-                for entry in islice(below(path), MOST_ENTRIES):
+                for entry in islice(below(path), MAX_ENTRIES):
                     if not (entry.is_symlink() and os.path.isdir(entry)):  # its target is not read
                         self._add(entry, path)
 

@@ -33,7 +33,7 @@ from growkit.checkpoint.weight_file import WeightFile, open_weights
 from growkit.checkpoint.writing import header_of
 from growkit.families.model import Model
 
-MOST_DIGITS = 18
+MAX_DIGITS = 18
 """Largest number of digits of a whole number in a config; more do not fit into 64 bits."""
 
 
@@ -63,7 +63,7 @@ class Checkpoint(Model):
     def __init__(self, folder: Path | str) -> None:
         self.opened = Folder(folder)
         self.folder = self.opened.path
-        self.config: Config = self.opened.json("config.json", MOST_DIGITS)
+        self.config: Config = self.opened.json("config.json", MAX_DIGITS)
         self.opened.check_files()
         names, listed = self.opened.weight_files(self.config)
         self.distributed = names == [LIST]

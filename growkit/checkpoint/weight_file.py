@@ -26,8 +26,8 @@ from growkit.base.parsing import parse_json
 from growkit.base.tensors import STORED_NAMES, TensorInfo, Weights, cut, full
 from growkit.checkpoint.folder import Folder, State, read, state_of
 
-MOST_DIMENSIONS = 16
-MOST_SIZE = 1 << 62
+MAX_DIMENSIONS = 16
+MAX_SIZE = 1 << 62
 """Limit for the elements of a tensor, counting empty dimensions as 1: more overflow in torch."""
 
 LONGEST_NAME = 500
@@ -35,13 +35,13 @@ LONGEST_NAME = 500
 PAGE = 1 << 12
 """Smallest read of a file system, in bytes: shorter rows are read with all their columns."""
 
-MOST_HEADER = 1 << 25
+MAX_HEADER = 1 << 25
 """Limit for a safetensors header, in bytes; a hundred thousand tensors take a third of it."""
 
-MOST_PICKLE = 1 << 21
+MAX_PICKLE = 1 << 21
 """Limit for ``data.pkl`` in an archive, in bytes; fifteen thousand tensors take as many."""
 
-MOST_AT_ONCE = 1 << 25
+MAX_AT_ONCE = 1 << 25
 """Limit for one read while an archive is opened, in bytes: the list of records is one read."""
 
 
@@ -77,7 +77,7 @@ def check_header(path: Path | str, name: str, info: TensorInfo) -> None:
     if not name.isprintable() or len(name) > LONGEST_NAME:
         raise ValueError(f"{name[:LONGEST_NAME]!r} is not the name of a tensor")
     elements = prod(max(size, 1) for size in info.shape)
-    if len(info.shape) > MOST_DIMENSIONS or elements > MOST_SIZE:
+    if len(info.shape) > MAX_DIMENSIONS or elements > MAX_SIZE:
         raise ValueError(f"tensor {name} has an impossible shape")
     if info.dtype not in STORED_NAMES:
         raise InputError(
@@ -218,8 +218,8 @@ def _parse_header(stream: IO[bytes], path: Path) -> dict[str, Place]:
     length = int.from_bytes(read(stream, 8, path), "little")
     if size < 0 or length > size:
         raise ValueError("its header is not complete")
-    if length > MOST_HEADER:
-        raise ValueError(f"its header has {length:,} bytes, more than {MOST_HEADER:,}")
+    if length > MAX_HEADER:
+        raise ValueError(f"its header has {length:,} bytes, more than {MAX_HEADER:,}")
     header = parse_json(read(stream, length, path))
     if not isinstance(header, dict):
         raise ValueError("its header is not an object")
@@ -250,9 +250,9 @@ def sizes(found: Any) -> tuple[int, ...]:
     Raises:
         TypeError: they are too many, or not whole numbers that a tensor can have.
     """
-    if not isinstance(found, tuple | list) or len(found) > MOST_DIMENSIONS:
+    if not isinstance(found, tuple | list) or len(found) > MAX_DIMENSIONS:
         raise TypeError("some whole numbers were expected")
-    if not all(type(n) is int and 0 <= n <= MOST_SIZE for n in found):
+    if not all(type(n) is int and 0 <= n <= MAX_SIZE for n in found):
         raise TypeError("whole numbers were expected")
     return tuple(found)
 
@@ -272,7 +272,7 @@ class TorchFile:
 
     name: str
     remedy: str
-    most: int = MOST_PICKLE
+    most: int = MAX_PICKLE
 
 
 WEIGHTS = TorchFile("plain weights", "save the model as safetensors")
@@ -374,8 +374,8 @@ class _Archive:
 
     def read(self, size: int = -1) -> bytes:
         left = max(0, self._length - self._at)
-        if (count := left if size < 0 else min(size, left)) > MOST_AT_ONCE:
-            raise ValueError(f"its list of records has more than {MOST_AT_ONCE:,} bytes")
+        if (count := left if size < 0 else min(size, left)) > MAX_AT_ONCE:
+            raise ValueError(f"its list of records has more than {MAX_AT_ONCE:,} bytes")
         self._stream.seek(self._begin + self._at)
         data = self._stream.read(count)
         self._at += len(data)

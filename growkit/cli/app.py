@@ -24,7 +24,7 @@ from growkit.cli import commands as cli
 from growkit.cli.commands import JSON, OUTPUT, SOURCE, RecipeOptions, command, print_result
 from growkit.cli.signals import handle_signals
 from growkit.engine.user_family import load_description
-from growkit.extras.probing.settings import ProbeSettings
+from growkit.extras.probing.probe_settings import ProbeSettings
 from growkit.planning.operation import operations
 from growkit.recipe import recipe as recipes
 from growkit.recipe.recipe import Recipe, Step, load_recipe
@@ -294,7 +294,7 @@ def _run(
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, growth_parts
     from growkit.report.view import Paragraph
-    from growkit.results.operation import training_hint
+    from growkit.results.growth_result import training_hint
 
     inputs, output, report = recipe.inputs(reads), recipe.output_path, destination.report
     _proof_options(recipe.verify, report=report)

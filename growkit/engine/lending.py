@@ -25,7 +25,7 @@ keep up to as much for the next layer."""
 IN_ORDER = frozenset({"cpu", "mps"})
 """Devices that copy and compute in one order, without streams."""
 
-OF_THE_SHAPE = frozenset({"shape", "dtype", "device", "ndim", "dim", "size", "numel"})
+SHAPE_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "dim", "size", "numel"})
 """Attributes of a tensor that do not depend on its values."""
 
 Rows = Callable[[slice], Tensor]
@@ -244,7 +244,7 @@ class Stored:
         return self._part(slice(place, place + 1))[0]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.parameter if name in OF_THE_SHAPE else self.whole(), name)
+        return getattr(self.parameter if name in SHAPE_ATTRIBUTES else self.whole(), name)
 
     @classmethod
     def __torch_function__(

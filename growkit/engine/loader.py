@@ -32,7 +32,7 @@ from growkit.planning.own_class import config_as_loaded, substitute
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
 """Config keys for the number of layers."""
 
-OF_LOADING = frozenset({"dtype", "_name_or_path", "architectures"}) | {
+LOADING_KEYS = frozenset({"dtype", "_name_or_path", "architectures"}) | {
     *("transformers_weights", "auto_map", "transformers_version")
 }
 """Config keys that depend on how the config was loaded."""
@@ -164,7 +164,7 @@ def _check_config(checkpoint: Checkpoint, resolved: Config, model: Any) -> None:
     def comparable(config: Any) -> Any:
         if not isinstance(config, dict):
             return config
-        return {key: comparable(value) for key, value in config.items() if key not in OF_LOADING}
+        return {key: comparable(value) for key, value in config.items() if key not in LOADING_KEYS}
 
     both = resolved, model.config.to_dict()
     ours, theirs = (comparable(config.get("text_config", config)) for config in both)

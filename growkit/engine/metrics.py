@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.limits import SPACING, Limit
-from growkit.results.proof import Measured
+from growkit.results.proof_result import Measured
 
 IN_CACHE = 1 << 17
 """Logits compared at a time on a CPU: few enough to stay in its cache for a dozen passes."""

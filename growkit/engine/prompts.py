@@ -24,7 +24,7 @@ from growkit.engine.oracle import longest_context, quiet, tokens_of
 
 T = TypeVar("T")
 
-MOST_TEXT = 1 << 22
+MAX_TEXT = 1 << 22
 """Limit for the bytes read from a text: a million tokens, far more than a proof needs."""
 
 LONGEST_DOCUMENT = 1 << 16
@@ -33,7 +33,7 @@ LONGEST_DOCUMENT = 1 << 16
 DOCUMENT_SEPARATOR = "<|endoftext|>"
 """Conventional separator of documents in text files; each document is encoded on its own."""
 
-MOST_TOKENS = 1 << 22
+MAX_TOKENS = 1 << 22
 """Limit for the tokens of all prompts: thirty megabytes of ids, and far more of other data."""
 
 FEWEST = 8
@@ -80,10 +80,10 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         )
     length = min(wanted, longest)
     if settings.text is None:
-        if prompts * length > MOST_TOKENS:
+        if prompts * length > MAX_TOKENS:
             raise InputError(
                 f"{prompts:,} prompts of {length:,} tokens are too many to compare; "
-                f"give fewer or shorter ones, with at most {MOST_TOKENS:,} tokens in all"
+                f"give fewer or shorter ones, with at most {MAX_TOKENS:,} tokens in all"
             )
         generator = torch.Generator().manual_seed(settings.seed)
         shape = (prompts, length)
@@ -125,7 +125,7 @@ def _spread(windows: Sequence[T], count: int) -> tuple[T, ...]:
     return tuple(windows[(2 * i + 1) * len(windows) // (2 * count)] for i in range(count))
 
 
-def read_text(path: str, most: int = MOST_TEXT) -> bytes:
+def read_text(path: str, most: int = MAX_TEXT) -> bytes:
     """Read a UTF-8 text, or the beginning of a large one.
 
     Args:

@@ -35,15 +35,15 @@ KINDS = {
 }
 """The names of a key by its kind: equal numbers of one kind are one size under several names."""
 
-OF_LAYERS = re.compile(
+LAYER_KEYS = re.compile(
     r"(?!.*token).*(layer|attn|attention|block|idx|index|indices|pattern|types).*"
 )
 """Names of keys that may have one entry per layer, or list the numbers of some layers."""
 
-OF_THE_FOLDER = {"architectures", "auto_map"}
+FOLDER_KEYS = {"architectures", "auto_map"}
 """Keys that name classes."""
 
-OF_PERIODS = re.compile(r"interval|period|pattern|step|freq")
+PERIOD_KEYS = re.compile(r"interval|period|pattern|step|freq")
 """Names of keys of periods, in which kinds of layers alternate."""
 
 MISSING: Any = object()
@@ -95,7 +95,7 @@ def config_to_write(source: Model, planned: Config, family: Family) -> Config:
         if now.get(key) != wanted[key]:
             written = _with(written, key, named.get(key, wanted[key]))
     new = (key for key in changed if _has(written, key) and not _has(published, key))
-    for key in sorted({*new} - OF_THE_FOLDER):
+    for key in sorted({*new} - FOLDER_KEYS):
         written = _without_need(written, key, complete)
     return written
 
@@ -129,7 +129,7 @@ def _in_words(value: Any, read: Any, written: Any) -> Any:
 def _without_periods(config: Config, listed: str, complete: Callable[[Config], Config]) -> Config:
     """The config without the keys from which its class would take a list that it has."""
     unlisted = _with(config, listed, MISSING)
-    for key in filter(OF_PERIODS.search, [*config]):
+    for key in filter(PERIOD_KEYS.search, [*config]):
         other = config[key] + 1 if type(config[key]) is int else MISSING
         lists = [complete(_with(base, key, other)).get(listed) for base in (config, unlisted)]
         if lists[0] == config[listed] and lists[1] != complete(unlisted).get(listed):
@@ -221,7 +221,7 @@ def _other_lists(
     new = [str([now[layer] for _, now in lists]) for layer in range(more)]
     renewed: dict[str, Any] = {}
     for key, value in config.items():
-        if not OF_LAYERS.fullmatch(key) or not isinstance(value, str | list) or not value:
+        if not LAYER_KEYS.fullmatch(key) or not isinstance(value, str | list) or not value:
             continue
         listed = all(type(entry) is int and entry < count for entry in value)
         listed = listed and sorted({*value}) == value

@@ -27,7 +27,7 @@ THRESHOLD = re.compile(r"(?i)window|chunk|top_?k|budget|block|local|compress|spa
 OTHERS = re.compile(r"(?i)layer|expert|moe|group|vision|audio|image")
 """Names of keys that are numbers of other things."""
 
-OF_MODULES = frozenset(vars(nn.Module()))
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """Attributes that every module of torch has."""
 
 LOW = 4
@@ -103,7 +103,7 @@ class Lowered:
                 self._compare(module._buffers, of_other[name]._buffers, stored)
 
     def _compare(
-        self, mine: dict[str, Any], others: Mapping[str, Any], kept: Set[str] = OF_MODULES
+        self, mine: dict[str, Any], others: Mapping[str, Any], kept: Set[str] = MODULE_ATTRIBUTES
     ) -> None:
         if id(mine) in self._compared:
             return

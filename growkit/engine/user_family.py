@@ -48,10 +48,10 @@ ALSO = {"num_kv_heads": "kv_heads"} | dict.fromkeys(
 ALWAYS_SIZES = {*NAMED, *ALSO} - {CONTEXT}
 """Keys that are sizes in every class; if heads split hidden, no shape depends on their number."""
 
-OF_THE_PACKAGE = ("architecture", "loads_with", "form", "former")
+RESERVED_KEYS = ("architecture", "loads_with", "form", "former")
 """Keys reserved for growkit's own descriptions: promises that no class can confirm."""
 
-OF_EXPERTS = r"expert|moe_|rout"
+EXPERT_KEYS = r"expert|moe_|rout"
 """A part of every key of experts and routers."""
 
 _sound: set[tuple[str, str]] = set()
@@ -132,7 +132,7 @@ def _check_promises(family: Family, description: Mapping[str, Any]) -> None:
     Raises:
         InputError: the description makes such a claim; the message names the key.
     """
-    for key in OF_THE_PACKAGE:
+    for key in RESERVED_KEYS:
         if description.get(key) is not None:
             raise InputError(
                 f"the description of {family.name} has {key}, which only growkit's own families "
@@ -140,7 +140,7 @@ def _check_promises(family: Family, description: Mapping[str, Any]) -> None:
             )
     own = (family.experts.keys for family in families().values() if family.experts)
     for key in family.experts.keys.difference(*own) if family.experts else ():
-        if re.search(OF_EXPERTS, key):
+        if re.search(EXPERT_KEYS, key):
             continue
         raise InputError(
             f"the description of {family.name} has {key} among its experts, but its name does "

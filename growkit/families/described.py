@@ -43,7 +43,7 @@ PACKAGE = "growkit.families"
 
 NEEDED = ("family", "model_type", "sizes", "tensors")
 
-OF_ITS_OWN = ("family", "model_type", "architecture", "loads_with", "form", "former", "ungated")
+NOT_INHERITED = ("family", "model_type", "architecture", "loads_with", "form", "former", "ungated")
 """Keys that are not inherited."""
 
 NEEDED_AXES = ("layers", "vocab", "hidden")
@@ -87,7 +87,7 @@ def extended(content: Mapping[str, Any], where: str) -> dict[str, Any]:
         return dict(content)
     files = shipped()
     _check_known(str(base), files, f"{where} extends {base!r}")
-    inherited = {k: v for k, v in read_shipped(files[str(base)]).items() if k not in OF_ITS_OWN}
+    inherited = {k: v for k, v in read_shipped(files[str(base)]).items() if k not in NOT_INHERITED}
     tensors = {
         name: {"pattern": entry} if isinstance(entry, str) else entry
         for name, entry in inherited["tensors"].items()

@@ -249,13 +249,13 @@ class Experts:
         return {self.top_k, *self.groups, *([self.scaling] if self.scaling else [])}
 
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """Limit for the number of layers, and of experts in a layer."""
 
-MOST_EXPERTS = 1 << 15
+MAX_EXPERTS = 1 << 15
 """Limit for the experts of all layers together: more than the largest models have."""
 
-MOST_SIZE = 1 << 24
+MAX_SIZE = 1 << 24
 """Limit for any size in a config: a hundred times that of the largest existing models."""
 
 Axes = tuple[str, ...]
@@ -414,7 +414,7 @@ class HasSizes:
         counted = 1
         for key in self.axes:
             many = self.axes[key] in (("layers",), ("experts",))
-            limit = MOST_LAYERS if many else MOST_SIZE
+            limit = MAX_LAYERS if many else MAX_SIZE
             value = value_at(config, key)
             if value is None:
                 value = config.get(self.aliases.get(key, key))
@@ -425,10 +425,10 @@ class HasSizes:
                     "expected, correct it"
                 )
             counted *= largest if many else 1
-        if counted > MOST_EXPERTS:
+        if counted > MAX_EXPERTS:
             raise InputError(
                 f"config.json of {where} promises {counted:,} experts in all layers; at most "
-                f"{MOST_EXPERTS:,} was expected, correct it"
+                f"{MAX_EXPERTS:,} was expected, correct it"
             )
 
     @property

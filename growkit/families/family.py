@@ -31,7 +31,7 @@ from growkit.families.description import (
     component_of,
 )
 
-MOST_ROWS = 1 << 22
+MAX_ROWS = 1 << 22
 """Limit for the rows or columns of a tensor, except for those of the vocabulary."""
 
 PER_LAYER = "per_layer_config"
@@ -118,10 +118,10 @@ class Family(description.HasSizes):
         by_axis = self.sizes(resized)
         for name, pattern in self.patterns(resized).items():
             for dimension in pattern.dimensions:
-                if "vocab" not in dimension.axes and dimension.size(by_axis) > MOST_ROWS:
+                if "vocab" not in dimension.axes and dimension.size(by_axis) > MAX_ROWS:
                     raise InputError(
                         f"{name} would have {dimension.size(by_axis):,} rows or columns; "
-                        f"at most {MOST_ROWS:,} can be made, choose smaller sizes"
+                        f"at most {MAX_ROWS:,} can be made, choose smaller sizes"
                     )
         for axis, size in sizes.items():
             if by_axis.get(axis) != size:  # none, where sizes that become equal are one axis
@@ -305,16 +305,16 @@ class Family(description.HasSizes):
         }
 
 
-OF_LAYERS = re.compile(
+LAYER_KEYS = re.compile(
     r"layer|block|hybrid_\w*pattern|sliding_window_pattern|rotary_factors"
     r"|(attn|attention|mlp|moe)_\w*(type|pattern|freq|idxs|ids|indices)"
 )
 """Names of keys that may describe layers one by one."""
 
-OF_OTHER_PARTS = re.compile(r"vision|visual|image|audio|speech|mm_")
+OTHER_MODALITIES = re.compile(r"vision|visual|image|audio|speech|mm_")
 """Beginnings of names of keys that describe another part of a multimodal model."""
 
-OF_INDICES = re.compile(r"(idxs|ids|indices|layers)$")
+INDEX_KEYS = re.compile(r"(idxs|ids|indices|layers)$")
 """Names of lists of indices of layers."""
 
 
@@ -328,7 +328,7 @@ def rearranged(key: str, value: Any, layers: Sequence[int], count: int, first: i
         count: its number of layers.
         first: see ``by_layer``.
     """
-    other = OF_OTHER_PARTS.match(key)
+    other = OTHER_MODALITIES.match(key)
     if isinstance(value, dict) and "model_type" not in value and not other:
         first = first_index(value, count)
         return {k: rearranged(k, entry, layers, count, first) for k, entry in value.items()}
@@ -352,11 +352,11 @@ def by_layer(key: str, value: Any, count: int, first: int = 0) -> Any:
         count: the number of layers.
         first: the index of the first layer in lists of indices.
     """
-    if OF_OTHER_PARTS.match(key) or not OF_LAYERS.search(key):
+    if OTHER_MODALITIES.match(key) or not LAYER_KEYS.search(key):
         return value
     listed = isinstance(value, list) and len(value) == count
     indices = _increase(value) and first <= value[0] and value[-1] < first + count
-    if indices and (not listed or OF_INDICES.search(key)):
+    if indices and (not listed or INDEX_KEYS.search(key)):
         return [at in value for at in range(first, first + count)]
     return [*value] if listed or _is_pattern(key, value, count) else value
 

@@ -17,7 +17,7 @@ from growkit.algebra.splits import LEAST_SNR_DB, Shares
 from growkit.base.errors import InputError
 from growkit.base.options import Option, Value
 from growkit.base.tensors import Config
-from growkit.families.description import MOST_SIZE, MultipleError
+from growkit.families.description import MAX_SIZE, MultipleError
 from growkit.families.family import Family
 from growkit.families.model import Model
 from growkit.growth.expanding import BOUNDED, expand, place_copies
@@ -213,7 +213,7 @@ class CopyMethod(Operation):
             return planned
 
         below = nearest(range((wanted - 1) // unit * unit, current, -unit))
-        above = nearest(range((wanted // unit + 1) * unit, MOST_SIZE, unit))
+        above = nearest(range((wanted // unit + 1) * unit, MAX_SIZE, unit))
         as_asked = [near[asked] for near in (below, above) if asked in near]
         rounded = [near["bounded"] for near in (below, above) if "bounded" in near]
         choices = [f"{option.name} {size}" for size in as_asked]

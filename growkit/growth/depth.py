@@ -18,7 +18,7 @@ from growkit.algebra.expansion import IndexMap, index_map, placed
 from growkit.base.errors import InputError
 from growkit.base.options import Option
 from growkit.base.tensors import Config
-from growkit.families.description import MOST_LAYERS, Member
+from growkit.families.description import MAX_LAYERS, Member
 from growkit.families.family import Family, rearranged
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation, SizeOption
@@ -175,10 +175,10 @@ def _new(count: int, layers: str | None) -> int:
             f"layers is missing; give a factor like x1.5 or x2, or a number like {2 * count}"
         )
     wanted = int(count * LAYERS.factor(layers, count))
-    if not count < wanted <= MOST_LAYERS:
+    if not count < wanted <= MAX_LAYERS:
         raise InputError(
             f"layers {layers} makes {wanted:,} of the present {count}; choose more, such as "
-            f"x2, and at most {MOST_LAYERS:,}"
+            f"x2, and at most {MAX_LAYERS:,}"
         )
     return wanted - count
 

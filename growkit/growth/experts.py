@@ -48,7 +48,7 @@ from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option, Value
 from growkit.base.settings import Settings
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
-from growkit.families.description import MOST_EXPERTS, Experts, Member, value_at, with_value
+from growkit.families.description import MAX_EXPERTS, Experts, Member, value_at, with_value
 from growkit.families.family import Family
 from growkit.families.model import Model
 from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
@@ -447,10 +447,10 @@ def wanted_experts(size: str, present: int, layers: int, *, multiple: bool = Tru
             f"copied equally often; choose {more * present}, or set --top-k, which makes another "
             "function"
         )
-    if experts * layers > MOST_EXPERTS:
+    if experts * layers > MAX_EXPERTS:
         raise InputError(
             f"{experts:,} experts in each of {layers:,} layers are more than can be made; "
-            f"choose at most {MOST_EXPERTS // layers:,}"
+            f"choose at most {MAX_EXPERTS // layers:,}"
         )
     return experts
 

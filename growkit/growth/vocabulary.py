@@ -19,7 +19,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.options import Option
 from growkit.base.tensors import Weights
-from growkit.families.description import MOST_SIZE
+from growkit.families.description import MAX_SIZE
 from growkit.families.model import Model
 from growkit.planning.operation import SizeOption
 from growkit.planning.plan import Plan, unused_tensors
@@ -80,8 +80,8 @@ def plan_tokens(source: Model, options: Mapping[str, str]) -> Plan | None:
     sizes = family.sizes(source.config)
     old = sizes["vocab"]
     new = int(old * VOCAB.factor(options["vocab"], old))
-    if new > MOST_SIZE:
-        raise InputError(f"vocab {new:,} is more than {MOST_SIZE:,}; choose a smaller size")
+    if new > MAX_SIZE:
+        raise InputError(f"vocab {new:,} is more than {MAX_SIZE:,}; choose a smaller size")
     if new == old:
         return None
     rows = (*range(old), *[NOTHING] * (new - old))

@@ -41,7 +41,7 @@ CACHE = "cache"
 if all(field.name != CACHE for field in fields(BaseModelOutputWithPast)):
     CACHE = "past_key_values"
 
-OF_MASKS = signature(masking_utils.create_causal_mask).parameters.keys()
+MASK_ARGUMENTS = signature(masking_utils.create_causal_mask).parameters.keys()
 SIZES_BY_POSITIONS = "cache_position" in signature(DynamicLayer.get_mask_sizes).parameters
 SHAPES_OF_STATIC = len(signature(StaticLayer.lazy_initialization).parameters) - 1
 UPDATES_AT_POSITIONS = "cache_kwargs" in signature(DynamicLayer.update).parameters
@@ -80,12 +80,12 @@ def update(cache: Cache, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor
 
 def causal_mask(config: Any, hidden_states: Tensor, cache: Any, **kwargs: Any) -> Any:
     """See ``create_causal_mask`` of transformers."""
-    embeds = "inputs_embeds" if "inputs_embeds" in OF_MASKS else "input_embeds"
+    embeds = "inputs_embeds" if "inputs_embeds" in MASK_ARGUMENTS else "input_embeds"
     kwargs |= {
         embeds: hidden_states,
-        ("cache" if "cache" in OF_MASKS else "past_key_values"): cache,
+        ("cache" if "cache" in MASK_ARGUMENTS else "past_key_values"): cache,
     }
-    if "cache_position" in OF_MASKS:
+    if "cache_position" in MASK_ARGUMENTS:
         past = cache.get_seq_length() if isinstance(cache, Cache) else 0
         rows = torch.arange(hidden_states.shape[1], device=hidden_states.device)
         kwargs["cache_position"] = rows + past

@@ -1362,7 +1362,7 @@ def _row_end_kernel(
     tl.store(place, (x * scale).to(out.dtype.element_ty), w < WIDTH)
 
 
-MOST_PARTS = 64
+MAX_PARTS = 64
 """Of the columns of a row, which programs read side by side."""
 
 PART = 256
@@ -1414,7 +1414,7 @@ def row_of_heads(
         _dense(signal_query if tensor is None else tensor)
         for tensor in (signal_query, signal_key, noise_query, noise_key, value)
     )
-    length = max(PART, -(-columns // MOST_PARTS))
+    length = max(PART, -(-columns // MAX_PARTS))
     length += -length % 64
     parts, every = -(-columns // length), heads + noise
     numbers = value.new_empty(

@@ -36,10 +36,10 @@ from growkit.planning.plan import SMALL as SMALL_TENSOR
 from growkit.planning.plan import unused_tensors
 from growkit.recipe import planner
 from growkit.recipe import recipe as recipes
-from growkit.recipe.companion import companions
-from growkit.results import operation as results
-from growkit.results.operation import Abilities, Answer, Inspection, Possible
-from growkit.results.proof import counted
+from growkit.recipe.companions import companions
+from growkit.results import growth_result as results
+from growkit.results.growth_result import Abilities, Answer, Inspection, Possible
+from growkit.results.proof_result import counted
 from growkit.sources import Inside, family_for, find
 
 FACTORS = ("x3/2", "x2", "x4")
@@ -50,7 +50,7 @@ REACH = dict(zip(FACTORS, ("any size", "whole factors", "powers of four"), stric
 
 NOTHING = "–"
 
-MOST_TENSORS = 3000
+MAX_TENSORS = 3000
 """Number of tensors above which a model is planned with fewer experts."""
 
 FEW_EXPERTS = 16
@@ -178,7 +178,7 @@ def _with_few_experts(model: Model) -> Model:
     """Reduce the experts of a model that has very many tensors; return any other as it is."""
     family = model.family
     sizes = family.sizes(model.config)
-    if len(model.tensors) <= MOST_TENSORS or sizes.get("experts", 0) <= FEW_EXPERTS:
+    if len(model.tensors) <= MAX_TENSORS or sizes.get("experts", 0) <= FEW_EXPERTS:
         return model
     try:
         config = family.resized(model.config, sizes | {"experts": FEW_EXPERTS})

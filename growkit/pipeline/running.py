@@ -34,13 +34,13 @@ from growkit.planning.plan import Lineage
 from growkit.planning.updates import Law, law_of, recorded_law, summary
 from growkit.proof.preflight import check_settings, preflight
 from growkit.recipe import recipe as recipes
-from growkit.recipe.companion import Opened, companions
+from growkit.recipe.companions import Opened, companions
 from growkit.recipe.manifest import manifest_of
 from growkit.recipe.planner import describe, plan_recipe, planned_tensors
 from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.report.saving import inherited, model_card
-from growkit.results.operation import GrowResult
-from growkit.results.proof import RankCost, VerifyResult, name_result
+from growkit.results.growth_result import GrowResult
+from growkit.results.proof_result import RankCost, VerifyResult, name_result
 from growkit.sources import Inside, family_for, find, pair
 
 

@@ -15,7 +15,7 @@ from growkit.base.tensors import Config
 from growkit.families.family import Family, families
 from growkit.families.model import Model
 from growkit.planning.plan import Plan
-from growkit.results.operation import RankTried
+from growkit.results.growth_result import RankTried
 
 PROMISES = ("exact", "bounded", "different")
 """Promises on the function, from the strongest to the weakest."""

@@ -14,7 +14,7 @@ from growkit.base.tensors import Config
 from growkit.families.family import Family, known_family
 from growkit.families.model import Model
 from growkit.planning.plan import Plan, Planned
-from growkit.results.operation import Attention
+from growkit.results.growth_result import Attention
 
 
 @dataclass(frozen=True)

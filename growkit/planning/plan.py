@@ -26,7 +26,7 @@ from growkit.families.description import PREDICTING
 from growkit.families.family import Family
 from growkit.families.model import Model
 from growkit.planning.transforms import Kept, Mapped, Transform
-from growkit.results.proof import Spectrum
+from growkit.results.proof_result import Spectrum
 
 SMALL = 1 << 26
 """Limit for source tensors that are read once as a whole, not part by part, in bytes."""

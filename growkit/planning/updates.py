@@ -16,7 +16,7 @@ from growkit.families.description import BALANCING
 from growkit.families.family import known_family
 from growkit.families.model import Model
 from growkit.planning.plan import Lineage, Plan
-from growkit.results.operation import UpdateGroup, Updates
+from growkit.results.growth_result import UpdateGroup, Updates
 
 APART = "one tensor becomes several, which train separately"
 INDEX = re.compile(r"(?<=\.)[0-9]+(?=\.)")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from growkit.base.lazy import registered
-from growkit.results.proof import Section
+from growkit.results.proof_result import Section
 
 if TYPE_CHECKING:
     from growkit.proof.function import Function

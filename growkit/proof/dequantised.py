@@ -18,7 +18,7 @@ from growkit.engine.loader import Conversion, dequantisations, loading
 from growkit.proof.check import Check
 from growkit.proof.function import Function
 from growkit.proof.pair import Pair
-from growkit.results.proof import Finding, Section
+from growkit.results.proof_result import Finding, Section
 
 
 def check_dequantised(pair: Pair, function: Function) -> Section | None:

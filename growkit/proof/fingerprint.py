@@ -20,7 +20,7 @@ from growkit.engine.device import CPU, reproducible
 from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.oracle import longest_context, tokens_of
 from growkit.engine.strict import strict_float64
-from growkit.results.proof import Fingerprint
+from growkit.results.proof_result import Fingerprint
 
 TOKENS = 32
 """Number of tokens, spread over the vocabulary: an embedding may be in as many shards."""

@@ -37,7 +37,7 @@ from growkit.proof.pair import Pair
 from growkit.proof.preflight import vocabulary_error
 from growkit.proof.side_by_side import Comparison, Models, SideBySide, computed_on
 from growkit.proof.trainability import Gradients
-from growkit.results.proof import (
+from growkit.results.proof_result import (
     AGAIN,
     MORE,
     Fault,

@@ -19,7 +19,7 @@ from growkit.families.description import component_of
 from growkit.families.model import Model
 from growkit.planning.own_class import substitute
 from growkit.planning.plan import Lineage, Places, traced
-from growkit.results.proof import Fault
+from growkit.results.proof_result import Fault
 
 
 def copies_of(states: Tensor, source: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from growkit.engine.strict import strict_float64
 from growkit.engine.thresholds import lowered
 from growkit.planning.updates import other_loss
 from growkit.proof.pair import Pair
-from growkit.results.proof import Finding, ModeResult, ModesSection
+from growkit.results.proof_result import Finding, ModeResult, ModesSection
 
 if TYPE_CHECKING:
     from growkit.proof.function import Function

@@ -36,17 +36,17 @@ PROCESSORS = ("*processor_config.json", "audio_tokenizer_config.json", "chat_tem
 READ = (TOKENIZER, SETTINGS, GENERATION)
 """Files that are compared as transformers loads them."""
 
-OF_TOKENIZERS = ("model_type", "tokenizer_class", "transformers_version")
+TOKENIZER_PROVENANCE = ("model_type", "tokenizer_class", "transformers_version")
 """Keys of ``config.json`` that affect how transformers reads a tokenizer's files."""
 
-OF_THE_SAVING = frozenset(
+SAVING_KEYS = frozenset(
     {"transformers_version", "_from_model_config", "tokenizer_class", "processor_class"}
     | {"name_or_path", "backend", "is_local", "local_files_only", "_commit_hash"}
 )
 """Keys that record how a file was made."""
 
 
-OF_CALLS = frozenset(
+CALL_KEYS = frozenset(
     {"max_length", "stride", "truncation_strategy", "pad_token_type_id", "pad_to_multiple_of"}
 )
 """Settings of truncation and padding that transformers stores, but sets in every call."""
@@ -67,7 +67,7 @@ def changed_sidecars(source: Folder, target: Folder) -> list[str]:
     changed: list[str] = []
     # config.json may make another tokenizer of the same files.
     was, now = (f.json("config.json") if f.has("config.json") else {} for f in (source, target))
-    depends = any(was.get(key) != now.get(key) for key in OF_TOKENIZERS)
+    depends = any(was.get(key) != now.get(key) for key in TOKENIZER_PROVENANCE)
     if has_tokenizer(source) and (read or depends):
         changed = _changed_in_tokenizer(source, target, read)
         differ = [name for name in differ if name not in read]
@@ -274,7 +274,7 @@ def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool
     if was == now:
         return False
     saved, again = _given(_saved_settings(first)), _given(_saved_settings(second))
-    keys = (saved.keys() | again.keys()) - OF_CALLS
+    keys = (saved.keys() | again.keys()) - CALL_KEYS
     if any(saved.get(key) != again.get(key) for key in keys):
         return True
     added = (now.keys() - was.keys()) & saved.keys()
@@ -300,7 +300,7 @@ def _plain(value: Any) -> Any:
 
 
 def _given(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in content.items() if v is not None and k not in OF_THE_SAVING}
+    return {k: v for k, v in content.items() if v is not None and k not in SAVING_KEYS}
 
 
 def _loaded(folder: Folder) -> Any:

@@ -20,7 +20,7 @@ from growkit.base.limits import within_each
 from growkit.base.tensors import AT_ONCE
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.transforms import Kept, Mapped, Section, Transform
-from growkit.results.proof import (
+from growkit.results.proof_result import (
     CopyDistance,
     Finding,
     TrainabilitySection,
@@ -37,13 +37,13 @@ sums that cancel."""
 TINY = 1e-300
 """Prevents divisions by zero."""
 
-MOST_RANK = 256
+MAX_RANK = 256
 """Limit for the rank of matrices whose singular values are computed."""
 
-MOST_SIBLINGS = 4
+MAX_SIBLINGS = 4
 """Limit for the copies of a tensor that are compared, each with each other."""
 
-MOST_NAMES = 8
+MAX_NAMES = 8
 """Limit for the parameters without gradient that are listed."""
 
 IN_CACHE = 1 << 17
@@ -126,7 +126,7 @@ class Gradients:
             identical_gradients=sum(count[0] for count in counts),
             without_gradient=sum(count[1] for count in counts),
             first_identical=stuck[0] if stuck else None,
-            silent_parameters=silent[:MOST_NAMES],
+            silent_parameters=silent[:MAX_NAMES],
             idle_layers=idle,
             symmetry=[copied.distances(self._rounding) for copied in self._copied],
         )
@@ -206,7 +206,7 @@ class _Siblings:
             return
         self._left[part] -= 1
         gradients = self._found.setdefault(part, [])
-        if len(gradients) < MOST_SIBLINGS and bool(gradient.any()):
+        if len(gradients) < MAX_SIBLINGS and bool(gradient.any()):
             gradients.append(gradient.reshape(len(gradient), -1))
         if not self._left[part]:
             del self._found[part]
@@ -283,7 +283,7 @@ def _rank_gain(copies: list[Tensor]) -> float | None:
 
     Roy and Vetterli, "The effective rank", EUSIPCO 2007: exp of the entropy of singular values.
     """
-    large = min(sum(len(copy) for copy in copies), copies[0].shape[1]) > MOST_RANK
+    large = min(sum(len(copy) for copy in copies), copies[0].shape[1]) > MAX_RANK
     if large or not all(bool(copy.isfinite().all()) for copy in copies):
         return None
 

@@ -18,7 +18,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import report_faults
 from growkit.engine.device import driver_versions
 from growkit.proof.check import checks
-from growkit.proof.folder import compare_folders
+from growkit.proof.files import compare_folders
 from growkit.proof.function import (
     Function,
     compare_function,
@@ -32,8 +32,9 @@ from growkit.proof.side_by_side import SideBySide
 from growkit.proof.weights import check_order, compare_weights
 from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
-from growkit.results import proof, versions
-from growkit.results.proof import Fault, Sections, VerifyResult
+from growkit.results import proof_result as proof
+from growkit.results import versions
+from growkit.results.proof_result import Fault, Sections, VerifyResult
 from growkit.sources import find
 from growkit.sources import pair as open_checkpoints
 

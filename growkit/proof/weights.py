@@ -34,7 +34,13 @@ from growkit.planning.plan import Lineage, LostError, Plan, Rule
 from growkit.recipe.manifest import read_record
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe, Step
-from growkit.results.proof import AGAIN, Finding, Spectrum, WeightsSection, recovered_sentence
+from growkit.results.proof_result import (
+    AGAIN,
+    Finding,
+    Spectrum,
+    WeightsSection,
+    recovered_sentence,
+)
 
 NO_FILE = os.path.join(os.devnull, "not read")
 """A path without a file, in place of a text in a manifest."""

@@ -19,8 +19,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
 from growkit.recipe.recipe import Recipe, parse_recipe, with_paths
 from growkit.results import versions
-from growkit.results.operation import CheckResult, Difference, GrowResult
-from growkit.results.proof import counted
+from growkit.results.growth_result import CheckResult, Difference, GrowResult
+from growkit.results.proof_result import counted
 
 FORMAT = 2
 """Version of the manifest: from 2 on, a recipe with random splits gives the same bits for ever."""

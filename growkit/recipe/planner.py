@@ -17,7 +17,7 @@ from growkit.planning.plan import Lineage, Plan, Planned
 from growkit.planning.transforms import AS_IT_IS
 from growkit.planning.updates import other_loss
 from growkit.recipe.recipe import Recipe, Step
-from growkit.results.operation import ConfigChange, GrowResult, PlannedTensor, RankTried
+from growkit.results.growth_result import ConfigChange, GrowResult, PlannedTensor, RankTried
 
 
 @dataclass(frozen=True)

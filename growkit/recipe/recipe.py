@@ -34,7 +34,7 @@ from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.user_family import load_description
 from growkit.families.described import extended
 from growkit.planning.operation import Operation, complete, operation_of
-from growkit.recipe.companion import companions
+from growkit.recipe.companions import companions
 
 DEFAULT_METHOD = "hypercloning"
 """The growth method that ``growkit grow`` uses unless another is named."""
@@ -97,7 +97,7 @@ DEFAULT_SHARD_SIZE = "5GB"
 FORMATS = ("safetensors", "dcp")
 """Formats of the weight files; the first is the default."""
 
-MOST_STEPS = 100
+MAX_STEPS = 100
 
 
 @documented
@@ -168,9 +168,9 @@ class Recipe:
             raise InputError(f"there is no format {self.format!r} for weights; {meant}")
         if not self.steps:
             raise InputError("the recipe has no steps; it needs at least one")
-        if len(self.steps) > MOST_STEPS:
+        if len(self.steps) > MAX_STEPS:
             raise InputError(
-                f"the recipe has {len(self.steps):,} steps; at most {MOST_STEPS} are allowed"
+                f"the recipe has {len(self.steps):,} steps; at most {MAX_STEPS} are allowed"
             )
 
     @property

@@ -30,10 +30,10 @@ LABEL = 21
 NARROW = 30
 """Height of a band that has no room for its own name."""
 
-MOST_DOTS = 60
+MAX_DOTS = 60
 """Largest number of points at which a line shows each point."""
 
-MOST_LINES = 8
+MAX_LINES = 8
 """Limit for distinguishable lines in one plot."""
 
 ROW = 20
@@ -233,7 +233,7 @@ def line(
         # No line leads to zero on a logarithmic scale, where it would cross unknown decades.
         joined = previous is not None and not (log and (value == 0) != (previous == 0))
         path += f"{'L' if joined else 'M'}{x:.1f} {up.at(value):.1f}{'' if joined else 'h0'}"
-        if len(values) <= MOST_DOTS:
+        if len(values) <= MAX_DOTS:
             chart.path("dot", f"M{x:.1f} {up.at(value):.1f}h0", hint)
         drawn.append((value, name))
         previous = value
@@ -359,7 +359,7 @@ def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) ->
     """Draw several curves in one plot, with a key below it.
 
     Args:
-        lines: at most ``MOST_LINES`` curves.
+        lines: at most ``MAX_LINES`` curves.
         titles: titles of the chart and its axes.
         most: largest value of the vertical axis; lines above it run along its end.
     """

@@ -19,18 +19,18 @@ from markupsafe import Markup
 from growkit.base.errors import InputError, plain
 from growkit.base.parsing import yaml_texts
 from growkit.base.units import size
-from growkit.checkpoint.folder import CARD, MOST_YAML, Folder
+from growkit.checkpoint.folder import CARD, MAX_YAML, Folder
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import MANIFEST, made_around, write_whole
 from growkit.families.description import EAGER_EXPERTS
 from growkit.modeling import OLDEST_TRANSFORMERS
-from growkit.report import proof as proofs
+from growkit.report import proof_page as proofs
 from growkit.report.drawing import escape, style_rules
-from growkit.report.probe import probe_view
+from growkit.report.probe_page import probe_view
 from growkit.report.view import Found, View, figure
-from growkit.results.operation import GrowResult
-from growkit.results.probe import ProbeResult
-from growkit.results.proof import VerifyResult
+from growkit.results.growth_result import GrowResult
+from growkit.results.probe_result import ProbeResult
+from growkit.results.proof_result import VerifyResult
 
 REPORTS = {
     ".html": re.compile('<!DOCTYPE html>\\n<html lang="en">.* – growkit</title>', re.DOTALL),
@@ -171,7 +171,7 @@ def inherited(source: Folder) -> dict[str, str | list[str]]:
         return {}
     head = _HEAD.match(source.bytes(CARD).decode("utf-8", "replace").replace("\r\n", "\n"))
     try:
-        content = yaml_texts(head[1][:MOST_YAML]) if head else {}
+        content = yaml_texts(head[1][:MAX_YAML]) if head else {}
     except ValueError as error:
         raise InputError(
             f"{source.path / CARD} cannot be read ({error}), so its licence, languages, data sets "

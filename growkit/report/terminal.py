@@ -15,11 +15,11 @@ from rich.text import Text
 from growkit.base.errors import plain, shortened
 from growkit.base.progress import Advance
 from growkit.base.units import duration, size
-from growkit.report.probe import probe_view
-from growkit.report.proof import proof_view
+from growkit.report.probe_page import probe_view
+from growkit.report.proof_page import proof_view
 from growkit.report.view import Cell, Found, Grid, Paragraph, Part, figure, listing, recorded
 from growkit.results import Result
-from growkit.results.operation import class_sentence, difference_sentence
+from growkit.results.growth_result import class_sentence, difference_sentence
 
 STYLES = {"good": "bold green", "warn": "yellow", "bad": "bold red", "heading": "bold"}
 

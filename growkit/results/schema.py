@@ -10,7 +10,10 @@ import sys
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from growkit.results import Result, fields, operation, probe, proof
+from growkit.results import Result, fields
+from growkit.results import growth_result as operation
+from growkit.results import probe_result as probe
+from growkit.results import proof_result as proof
 
 PRINTED = (
     *(operation.GrowResult, proof.VerifyResult, operation.Inspection, operation.Story),

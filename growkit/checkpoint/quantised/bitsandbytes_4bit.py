@@ -15,7 +15,7 @@ from growkit.checkpoint.dequantising import Parts, Scheme, unpack
 STATE = ".weight.quant_state.bitsandbytes__"
 """Prefix of the suffixes of tensors that hold the size of blocks and the shape, as JSON."""
 
-MOST_STATE = 1 << 12
+MAX_STATE = 1 << 12
 """Largest size of this JSON in bytes."""
 
 
@@ -80,7 +80,7 @@ def _state(parts: Parts) -> Config:
     """Read the shape, the dtype and the sizes of blocks of a tensor."""
     (name, *_), what = [name for name in parts.names if name.startswith(STATE)] or [""], "its state"
     size = prod(parts.shape(name))
-    parts.require(bool(name) and size <= MOST_STATE, what)
+    parts.require(bool(name) and size <= MAX_STATE, what)
     parts.check(name, (size,), "U8")
     try:
         state = parse_json(bytes(parts.read(name).tolist()))

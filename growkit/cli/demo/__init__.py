@@ -13,7 +13,7 @@ from pydoc_data.topics import topics
 from growkit.base.progress import Progress
 from growkit.base.settings import Settings
 from growkit.checkpoint.scratch import temporary
-from growkit.results.operation import Story
+from growkit.results.growth_result import Story
 
 MODEL = Path(__file__).parent / "model"
 OPENING = 'The "for" statement is used to'

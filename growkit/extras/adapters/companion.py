@@ -5,7 +5,7 @@ from pathlib import Path
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER, ADAPTER_WEIGHTS
 from growkit.checkpoint.reading import Checkpoint
 from growkit.planning.plan import Lineage
-from growkit.recipe.companion import Companion, Opened
+from growkit.recipe.companions import Companion, Opened
 
 
 def _inputs(path: Path) -> tuple[list[Path], list[Path]]:
@@ -13,7 +13,7 @@ def _inputs(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _open(path: Path, source: Checkpoint, lineage: Lineage, output: str) -> Opened:
-    from growkit.extras.adapters.growing import Adapter  # imports torch
+    from growkit.extras.adapters.grow_adapter import Adapter  # imports torch
 
     return Adapter(path, source, lineage, output)
 

@@ -14,7 +14,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import empty_model, stacks
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import require_class
-from growkit.extras.adapters.folder import (
+from growkit.extras.adapters.adapter_folder import (
     COLUMNS,
     DEFAULT,
     IN,

@@ -16,13 +16,13 @@ ATTENTION = "model.layers.{layer}.self_attn."
 LAMBDA = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 """The four vectors behind λ."""
 
-MOST_LAYERS = 100_000
+MAX_LAYERS = 100_000
 """Limit for the length of a default λ_init; a larger number of layers is a typing error."""
 
-MOST_LAMBDA = 1e3
+MAX_LAMBDA = 1e3
 """Limit for the absolute value of λ_init."""
 
-OF_SOME = (
+OPTIONAL_KEYS = (
     *("attention_output_bias", "qk_norm", "attention_multiplier", "embedding_multiplier"),
     *("residual_multiplier", "logits_scaling"),
 )
@@ -45,7 +45,7 @@ def check_config(config: Config) -> None:
     if (
         not isinstance(values, list)
         or len(values) != layers
-        or not all(type(value) in (int, float) and abs(value) < MOST_LAMBDA for value in values)
+        or not all(type(value) in (int, float) and abs(value) < MAX_LAMBDA for value in values)
     ):
         raise InputError(
             f"config.json of a DIFF Transformer needs lambda_init as a list of {layers} numbers, "
@@ -55,7 +55,7 @@ def check_config(config: Config) -> None:
 
 def default_lambda_init(config: Config) -> list[float] | None:
     """λ_init of arXiv 2410.05258, with layers counted from 0; None if λ has no vectors."""
-    if not has_lambda_vectors(config) or config["num_hidden_layers"] > MOST_LAYERS:
+    if not has_lambda_vectors(config) or config["num_hidden_layers"] > MAX_LAYERS:
         return None
     return [0.8 - 0.6 * math.exp(-0.3 * layer) for layer in range(config["num_hidden_layers"])]
 

@@ -10,7 +10,7 @@ from growkit.extras.differential.diff_family import (
 )
 from growkit.extras.differential.layouts import as_diff_transformer, is_differential, lambda_value
 from growkit.families.model import Model
-from growkit.results.operation import Attention
+from growkit.results.growth_result import Attention
 
 
 def attention(model: Model) -> Attention | None:

@@ -21,14 +21,14 @@ from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
 from growkit.base.tensors import Config, main_dtype
 from growkit.extras.differential.diff_family import FAMILY as DIFF
-from growkit.extras.differential.diff_family import LAMBDA, OF_SOME
+from growkit.extras.differential.diff_family import LAMBDA, OPTIONAL_KEYS
 from growkit.families.description import DiffForm, Member
 from growkit.families.family import Family, families, family_of
 from growkit.families.model import Model
 from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Transform, row_maps
 
-OF_THE_FOLDER = ("architectures", "auto_map", "model_type", "transformers_version")
+FOLDER_KEYS = ("architectures", "auto_map", "model_type", "transformers_version")
 HEAD_NORM = "head_norm.weight"
 OUTPUT = "o_proj.weight"
 COMPUTED = ("lambda_init", "head_norm", "head_output_scale")
@@ -37,7 +37,7 @@ COMPUTED = ("lambda_init", "head_norm", "head_output_scale")
 WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 """Keys of windows, which DIFF Transformers do not have."""
 
-OF_NO_LAYER = frozenset(
+NEUTRAL_KEYS = frozenset(
     (
         *("dtype", "torch_dtype", "use_cache", "initializer_range", "pretraining_tp"),
         *("max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling"),
@@ -53,7 +53,7 @@ OF_NO_LAYER = frozenset(
 ENOUGH = 2.0**-52
 """Relative error up to which a dot product is exact."""
 
-MOST_EXPONENT = 700
+MAX_EXPONENT = 700
 """Limit for the exponents in λ, so that float64 can hold the exponentials."""
 
 LAMBDA_TOLERANCE = 1e-13
@@ -98,7 +98,7 @@ def as_diff_transformer(config: Config, where: str) -> Config:
     sizes = {"noise_heads": 0} | family.sizes(config)
     sizes.setdefault("signal_heads", sizes.get("heads", 0))  # softmax families have only heads
     sizes["value_head_dim"] = _value_head_dim(family, config)
-    own = {*OF_THE_FOLDER, *WINDOW_KEYS, *form.harmless, *form.keys.values(), *family.axes}
+    own = {*FOLDER_KEYS, *WINDOW_KEYS, *form.harmless, *form.keys.values(), *family.axes}
     own.update(_without(family))
     plain = {key: value for key, value in complete.items() if key not in own}
     renamed = {key: complete[name] for key, name in form.keys.items()}
@@ -125,12 +125,12 @@ def _check_known(family: Family, form: DiffForm, config: Config, where: str) -> 
     Raises:
         InputError: there is such a key; the message names it.
     """
-    known = OF_NO_LAYER.union(
-        OF_THE_FOLDER, WINDOW_KEYS, form.harmless, form.keys.values(), DIFF.defaults, DIFF.size_keys
+    known = NEUTRAL_KEYS.union(
+        FOLDER_KEYS, WINDOW_KEYS, form.harmless, form.keys.values(), DIFF.defaults, DIFF.size_keys
     ).union(family.size_keys, family.defaults)
     known -= {*_without(family)}
     for key, value in config.items():
-        if not form.strict and key not in OF_SOME:
+        if not form.strict and key not in OPTIONAL_KEYS:
             continue
         plain = key in known or key.startswith("_") or key.endswith("_token_id")
         if not plain and value is not None and value is not False:
@@ -141,8 +141,8 @@ def _check_known(family: Family, form: DiffForm, config: Config, where: str) -> 
 
 
 def _without(family: Family) -> list[str]:
-    """The keys of ``OF_SOME`` that models of a family do not have."""
-    return [key for key in OF_SOME if key not in family.defaults]
+    """The keys of ``OPTIONAL_KEYS`` that models of a family do not have."""
+    return [key for key in OPTIONAL_KEYS if key not in family.defaults]
 
 
 def read_layout(source: Model) -> Plan:
@@ -234,7 +234,7 @@ def _written(
 
 def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
     """Convert the config of a DIFF Transformer to the keys of a family."""
-    assumed = DIFF.complete({key: value for key, value in diff.items() if key not in OF_SOME})
+    assumed = DIFF.complete({key: value for key, value in diff.items() if key not in OPTIONAL_KEYS})
     fixed = dict(form.switches) | {
         key: assumed[key] for key in _without(family) if key not in form.switches
     }
@@ -256,7 +256,7 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
     # A class knows no key of a switch that it cannot turn, although its description may assume one.
     known = family.defaults.keys() - form.switches.keys()
     known |= {"lambda_std_dev"} if diff["num_noise_heads"] else set()
-    only = {*DIFF.defaults, *DIFF.axes, *OF_THE_FOLDER} - known
+    only = {*DIFF.defaults, *DIFF.axes, *FOLDER_KEYS} - known
     config = {key: value for key, value in diff.items() if key not in only}
     for key, name in form.keys.items():
         sharing = {k: diff[k] for k in DIFF.defaults if form.keys.get(k, k) == name}
@@ -353,10 +353,10 @@ def lambda_value(vectors: Sequence[Tensor], lambda_init: float, where: str) -> f
     """
     q1, k1, q2, k2 = (vector.double() for vector in vectors)
     first, second = float(q1 @ k1), float(q2 @ k2)
-    if not (first < MOST_EXPONENT and second < MOST_EXPONENT):
+    if not (first < MAX_EXPONENT and second < MAX_EXPONENT):
         raise InputError(
             f"λ of {where} has the exponents {first:.4g} (lambda_q1 · lambda_k1) and "
-            f"{second:.4g} (lambda_q2 · lambda_k2); numbers below {MOST_EXPONENT} were expected, "
+            f"{second:.4g} (lambda_q2 · lambda_k2); numbers below {MAX_EXPONENT} were expected, "
             "correct these tensors, or use an earlier checkpoint"
         )
     return math.exp(first) - math.exp(second) + lambda_init

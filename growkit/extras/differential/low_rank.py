@@ -26,9 +26,9 @@ from typing import Any
 
 from growkit.algebra.splits import noise
 from growkit.base.lazy import Tensor, np, torch
-from growkit.results.proof import MOST_VALUES, Spectrum
+from growkit.results.proof_result import MAX_VALUES, Spectrum
 
-MOST_STEPS = 5000
+MAX_STEPS = 5000
 CONVERGED = 1e-10
 """Smallest gain of a step, as a part of the mean's residual; a search ends below it."""
 
@@ -122,7 +122,7 @@ def best_move(rests: Tensor, rank: int) -> tuple[Tensor, int]:
     move = torch.zeros(rests.shape[1:], dtype=rests.dtype, device=rests.device, requires_grad=True)
     search = torch.optim.LBFGS(
         [move],
-        max_iter=MOST_STEPS,
+        max_iter=MAX_STEPS,
         history_size=REMEMBERED,
         line_search_fn="strong_wolfe",
         tolerance_grad=0,
@@ -392,7 +392,7 @@ def judge_parts(
     optimal = bool((residual.sqrt() <= best.sqrt() + rounding).all())
     spectrum = Spectrum(
         module=module,
-        singular_values=values.flatten(0, -2).square().mean(0).sqrt()[:MOST_VALUES].tolist(),
+        singular_values=values.flatten(0, -2).square().mean(0).sqrt()[:MAX_VALUES].tolist(),
         rank=rank,
         kept=min(values.shape[-1], kept),
         residual=float(residual.sum()),

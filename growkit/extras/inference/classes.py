@@ -21,14 +21,14 @@ from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.engine.thresholds import lowered
 from growkit.engine.user_family import ALSO, NAMED
 from growkit.extras.inference.shrinking import random_weights, run, smaller
-from growkit.families.description import MOST_LAYERS, leaves, one_model, with_value
+from growkit.families.description import MAX_LAYERS, leaves, one_model, with_value
 from growkit.families.family import PER_LAYER, of_single_layers
 from growkit.families.keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of tensors by their names."""
 
-MOST_PARAMETERS = 1 << 21, 1 << 23
+MAX_PARAMETERS = 1 << 21, 1 << 23
 """Limits for the parameters of a small model: usually, and if the class has none as small."""
 
 INV_FREQ = (".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
@@ -37,7 +37,7 @@ INV_FREQ = (".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
 LARGEST_FACTOR = 8
 """Largest ratio of an MLP's width to hidden that a class may have as a default."""
 
-OF_LOADING = "architectures", "auto_map"
+LOADING_KEYS = "architectures", "auto_map"
 """Keys that name classes."""
 
 DESCRIBE = "describe its family as docs/adding-a-family.md says"
@@ -100,10 +100,10 @@ class ModelClass:
         self.name = str(getattr(known[type(read)], "__name__", kind))
         self._keys = {axis: read.attribute_map.get(key, key) for key, axis in NAMED.items()}
         self.resolved = {
-            key: value for key, value in read.to_dict().items() if key not in OF_LOADING
+            key: value for key, value in read.to_dict().items() if key not in LOADING_KEYS
         }
         self._plain: dict[str, Any] = {
-            key: value for key, value in _decoded(config).items() if key not in OF_LOADING
+            key: value for key, value in _decoded(config).items() if key not in LOADING_KEYS
         }
         self._built: dict[str, Shapes | None] = {}
         self._by_config: dict[str, Shapes] = {}
@@ -276,9 +276,9 @@ class ModelClass:
         self._every_list = False
         named = self._keys["layers"]
         count = self.value(named)
-        if isinstance(count, int) and not 0 < count <= MOST_LAYERS:
+        if isinstance(count, int) and not 0 < count <= MAX_LAYERS:
             raise InputError(
-                f"{self._where} has {named} {count!r}; a whole number up to {MOST_LAYERS:,} was "
+                f"{self._where} has {named} {count!r}; a whole number up to {MAX_LAYERS:,} was "
                 "expected, correct it"
             )
         with quiet(), foreign(f"{self.name} takes no config like {self._where}", DESCRIBE):
@@ -381,7 +381,7 @@ class ModelClass:
             axis: key for key, axis in ALSO.items() if axis not in named and self._counts(key)
         }
         sizes = [*smaller(named, [*self._numbers()], self.lists, self.resolved)]
-        for limit in MOST_PARAMETERS:
+        for limit in MAX_PARAMETERS:
             for changes in ({}, *sizes):
                 if self._fits(changes, limit):
                     for key, value in changes.items():

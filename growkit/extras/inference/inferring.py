@@ -39,16 +39,16 @@ from growkit.engine.strict import strict_float64
 from growkit.engine.user_family import described_family
 from growkit.extras.inference.classes import ModelClass
 from growkit.extras.inference.proposing import Proposal, choices, number
-from growkit.extras.inference.running import see
+from growkit.extras.inference.tracing import see
 from growkit.families.described import each_entry
-from growkit.families.description import MOST_LAYERS
+from growkit.families.description import MAX_LAYERS
 from growkit.families.family import described
 from growkit.families.model import Model
 from growkit.planning.plan import Planned, unused_tensors
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import DEFAULT_METHOD, GrowStep
 from growkit.results import versions
-from growkit.results.operation import Evidence, Inference, Trial
+from growkit.results.growth_result import Evidence, Inference, Trial
 from growkit.sources import find, inside
 
 GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
@@ -75,7 +75,7 @@ DOES_NOT_RUN = "the grown model does not run"
 HANDS_ON = "a new layer hands on other values than it receives"
 """The reason if a growth in depth would change what later layers receive beside hidden states."""
 
-MOST_TRIED = 10
+MAX_TRIED = 10
 """Maximum number of descriptions to try for an axis."""
 
 
@@ -93,7 +93,7 @@ def infer(folder: str | Path) -> Inference:
     outer = find(folder).whole()
     checkpoint = inside(outer) or outer
     layers = checkpoint.config.get("num_hidden_layers")
-    if isinstance(layers, int) and len(checkpoint.tensors) < layers <= MOST_LAYERS:
+    if isinstance(layers, int) and len(checkpoint.tensors) < layers <= MAX_LAYERS:
         raise InputError(
             f"config.json in {checkpoint.where()} promises {layers:,} layers, but there are only "
             f"{len(checkpoint.tensors)} tensors; correct it, or add what is missing"
@@ -198,7 +198,7 @@ class InferredFamily:
         best: Trial | None = None
         last: Trial | None = None
         options = _descriptions(self.proposal, self.ways, self._chosen, axis, self._more)
-        for chosen, more in islice(options, MOST_TRIED):
+        for chosen, more in islice(options, MAX_TRIED):
             description = self.proposal.description(chosen, more)
             if axis not in _axes(description):
                 return

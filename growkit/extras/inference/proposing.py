@@ -14,7 +14,7 @@ from typing import Any
 from growkit.algebra.axes import Pattern
 from growkit.extras.inference.classes import ModelClass, one_of_experts
 from growkit.extras.inference.layers import Conditions
-from growkit.extras.inference.running import Observation
+from growkit.extras.inference.tracing import Observation
 from growkit.families.described import TIED, each_entry, module_of, writes_hidden
 from growkit.families.description import BALANCING
 from growkit.families.keys import GROUPS, SCALING, TOP_K, WIDTH, last_part
@@ -25,7 +25,7 @@ Terms = tuple[tuple[tuple[str, ...], int], ...]
 MOST = 6
 """Maximum number of sizes that a dimension can depend on."""
 
-MOST_PARTS = 3
+MAX_PARTS = 3
 """Maximum number of equal parts of a dimension that are written as a sum."""
 
 LAST = ("hidden", "head_dim", "ffn")
@@ -57,7 +57,7 @@ def ways_of(terms: Terms, width: bool) -> list[str]:
         parts = []
         for factors, count in written:
             rest = [axis for axis in factors if axis not in shared]
-            if not rest or count > MOST_PARTS:
+            if not rest or count > MAX_PARTS:
                 rest, count = [number(count), *rest], 1
             parts.append([".".join(rest)] * count)
         for order in (parts, parts[::-1]):

@@ -7,7 +7,7 @@ from typing import Any
 from growkit.base.lazy import members
 from growkit.checkpoint.reading import Checkpoint
 from growkit.planning.plan import Lineage
-from growkit.recipe.companion import Companion, Opened
+from growkit.recipe.companions import Companion, Opened
 
 
 def _inputs(path: Path) -> tuple[list[Path], list[Path]]:
@@ -17,7 +17,7 @@ def _inputs(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _open(path: Path, source: Checkpoint, lineage: Lineage, output: str) -> Opened:
-    from growkit.extras.optimizer.growing import Optimizer  # imports torch
+    from growkit.extras.optimizer.grow_state import Optimizer  # imports torch
 
     return Optimizer(path, source, lineage)
 

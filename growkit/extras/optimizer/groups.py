@@ -49,7 +49,7 @@ ENGINES = r"module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module"
 WRAPPERS = re.compile(rf"\b({ENGINES}|base_layer|modules_to_save\.\w+)\.")
 """Parts of names that these and PEFT insert for a model's own parameters."""
 
-OF_ADAPTERS = re.compile(
+ADAPTER_PARTS = re.compile(
     r"(?<=\.)(lora_(?:embedding_)?[AB]|lora_magnitude_vector|ia3_l"
     r"|trainable_tokens_delta)\.\w+"
 )
@@ -393,7 +393,7 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
 def _adapter_key(name: str) -> str:
     """The name of an adapter's parameter in its file."""
     plain = re.sub(rf"\b({ENGINES}|modules_to_save\.\w+)\.", "", name)
-    plain = OF_ADAPTERS.sub(r"\1", plain).replace("magnitude_vector.weight", "magnitude_vector")
+    plain = ADAPTER_PARTS.sub(r"\1", plain).replace("magnitude_vector.weight", "magnitude_vector")
     return f"base_model.model.{plain.removeprefix('base_model.model.')}"
 
 

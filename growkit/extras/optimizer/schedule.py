@@ -15,7 +15,7 @@ from growkit.extras.optimizer.state import is_number
 RATES = frozenset({"base_lrs", "_last_lr", "_init_lrs", "min_lrs", "max_lrs"})
 """Lists of learning rates, one for every group."""
 
-OF_GROUPS = RATES | {"lr_lambdas", "base_momentums", "max_momentums"}
+GROUP_KEYS = RATES | {"lr_lambdas", "base_momentums", "max_momentums"}
 """Lists with one entry per group."""
 
 FLOOR = "eta_min"
@@ -85,7 +85,7 @@ def grown_schedule(content: Any, where: str, groups: int, grown: Sequence[ParamG
 def _grown(key: str, value: Any, where: str, groups: int, grown: Sequence[ParamGroup]) -> Any:
     """Convert an entry of a schedule."""
     scales = sorted({group.rate for group in grown})
-    if key in OF_GROUPS:
+    if key in GROUP_KEYS:
         values = _of_groups(key, value, where, groups)
         return [
             values[group.origin] * group.rate if key in RATES else values[group.origin]

@@ -29,7 +29,7 @@ MUON = frozenset({"momentum_buffer"})
 KNOWN = (ADAMW, ADAMW | {"max_exp_avg_sq"}, MUON)
 """Sets of moments: AdamW's, AdamW's with ``amsgrad``, and Muon's."""
 
-OF_SCHEDULES = {*RATES, "base_momentum", "max_momentum"}
+SCHEDULE_KEYS = {*RATES, "base_momentum", "max_momentum"}
 
 
 class KnownOptimizer(NamedTuple):
@@ -56,14 +56,14 @@ LAWS = {
             {"lr", "betas", "eps", "weight_decay", "amsgrad"},
             {"lr", "betas", "eps", "weight_decay", "bias_correction"},
         ),
-        OF_SCHEDULES
+        SCHEDULE_KEYS
         | {"betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable"}
         | {"differentiable", "fused", "decoupled_weight_decay", "bias_correction", STEP},
     ),
     MUON: KnownOptimizer(
         "Muon",
         ({"lr", "momentum", "weight_decay", "ns_steps"},),
-        OF_SCHEDULES
+        SCHEDULE_KEYS
         | {"momentum", "nesterov", "weight_decay", "eps"}
         | {"ns_coefficients", "ns_steps", "adjust_lr_fn"},
     ),
@@ -74,7 +74,7 @@ NO_MOMENTS = (
     "momentum; there is nothing to grow, leave --optimizer out"
 )
 
-MOST_STEPS = 2**53
+MAX_STEPS = 2**53
 
 DTYPES = ("F64", "F32", "BF16", "F16")
 
@@ -278,7 +278,7 @@ def _check_optimizer(state: State, group: ParamGroup, name: str, kinds: frozense
                 "does not have",
                 f"; remove {key} from the groups if it is only a remark of yours",
             )
-    counted = is_number(step) and 0 <= step < MOST_STEPS and step % 1 == 0
+    counted = is_number(step) and 0 <= step < MAX_STEPS and step % 1 == 0
     if not counted and (step is not None or optimizer == ADAMW):
         shown = f"{step:g}" if is_number(step) else str(step)[:40]
         raise InputError(

@@ -19,11 +19,11 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import load_model, longest_context
 from growkit.engine.prompts import check_ids, documents, ids_of, load_tokenizer, read_text
 from growkit.extras.optimizer.groups import param_groups
-from growkit.extras.probing import training as harness
+from growkit.extras.probing import harness as harness
+from growkit.extras.probing.harness import Look
 from growkit.extras.probing.lines import Work
+from growkit.extras.probing.probe_settings import Candidate, ProbeSettings
 from growkit.extras.probing.ranking import Arm, new_arm
-from growkit.extras.probing.settings import Candidate, ProbeSettings
-from growkit.extras.probing.training import Look
 from growkit.pipeline.running import run
 from growkit.planning.own_class import substitute
 from growkit.recipe.recipe import Recipe
@@ -31,7 +31,7 @@ from growkit.recipe.recipe import Recipe
 BETAS = (0.9, 0.95)
 """Betas of AdamW."""
 
-MOST_TEXT = 1 << 27
+MAX_TEXT = 1 << 27
 """Largest number of bytes read of a text."""
 
 MOST, FEW, FEWEST = 64, 16, 8
@@ -82,7 +82,7 @@ def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettin
     """
     longest = longest_context(config)
     length = min(settings.length, longest) if isinstance(longest, int) else settings.length
-    content = read_text(str(text), MOST_TEXT)
+    content = read_text(str(text), MAX_TEXT)
     decoded = content.decode("utf-8")
     cut = len(decoded) * 9 // 10
     tokenizer = load_tokenizer(folder)
@@ -97,7 +97,7 @@ def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettin
             f"{FEWEST} are needed, give a longer text or a smaller --length or --batch"
         )
     check_ids((windows, held_out), config, folder, text)
-    shortened = Path(text).stat().st_size > MOST_TEXT
+    shortened = Path(text).stat().st_size > MAX_TEXT
     return Data(windows, held_out, hashlib.sha256(content).hexdigest(), shortened)
 
 

@@ -24,7 +24,7 @@ JOURNAL, LOCK = "growkit.probe.jsonl", "growkit.lock"
 SEAL = "sha256"
 """The key of a line's hash."""
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Largest number of bytes read of a file."""
 
 Line = dict[str, Any]
@@ -74,7 +74,7 @@ def read_lines(file: Path, failure: str) -> list[Line]:
     if not os.path.lexists(file):
         return []
     with open_regular(file) as stream:
-        complete = read(stream, MOST_BYTES, file).rpartition(b"\n")[0]
+        complete = read(stream, MAX_BYTES, file).rpartition(b"\n")[0]
     lines: list[Line] = []
     for number, text in enumerate(complete.splitlines(), 1):
         try:

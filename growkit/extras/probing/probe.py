@@ -23,10 +23,10 @@ from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import sha256
 from growkit.engine.prompts import check_tokenizer, read_text
 from growkit.extras.probing.lines import hash_of, workplace
-from growkit.extras.probing.settings import Candidate, ProbeSettings, candidates_of, fitting
+from growkit.extras.probing.probe_settings import Candidate, ProbeSettings, candidates_of, fitting
 from growkit.recipe.recipe import Recipe
 from growkit.results import versions
-from growkit.results.probe import ProbeResult
+from growkit.results.probe_result import ProbeResult
 from growkit.sources import Inside, Source, find
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def probe(
     see the same windows in the same order. They start without an optimizer's state, warm up, and
     keep their rate. They are ranked by their loss on held-out text at equal compute, where the
     cheapest training ends; floating-point operations are counted by
-    ``growkit.extras.probing.training.flops_of``. Losses between two measurements are interpolated
+    ``growkit.extras.probing.harness.flops_of``. Losses between two measurements are interpolated
     linearly. ``growkit.extras.probing.ranking`` defines when a difference is noise.
 
     Args:
@@ -152,7 +152,7 @@ def _plan(
 def _warnings(
     found: Source, model: Checkpoint, data: Data, settings: ProbeSettings, chosen: list[Candidate]
 ) -> Iterator[str]:
-    from growkit.extras.probing.arms import MOST_TEXT
+    from growkit.extras.probing.arms import MAX_TEXT
 
     if found.warning:
         yield found.warning
@@ -167,7 +167,7 @@ def _warnings(
                 "as all are"
             )
     if data.cut:
-        yield f"only the first {size(MOST_TEXT)} of the text were read"
+        yield f"only the first {size(MAX_TEXT)} of the text were read"
     turns = settings.steps * settings.batch / len(data.training)
     if turns > 1:
         yield (

@@ -33,11 +33,11 @@ import numpy as np
 from growkit.base.limits import within
 from growkit.base.names import name_of
 from growkit.checkpoint.reading import Checkpoint
-from growkit.extras.probing.settings import Candidate, ProbeSettings
-from growkit.extras.probing.training import Look
+from growkit.extras.probing.harness import Look
+from growkit.extras.probing.probe_settings import Candidate, ProbeSettings
 from growkit.recipe.recipe import with_paths
-from growkit.results import probe as results
-from growkit.results.proof import counted
+from growkit.results import probe_result as results
+from growkit.results.proof_result import counted
 
 FEW = 30
 """Fewest steps for a conclusion, even after a shorter warmup."""

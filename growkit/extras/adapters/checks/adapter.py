@@ -21,20 +21,20 @@ from growkit.engine.calls import CallError
 from growkit.engine.class_weights import Extended, class_weights, tied_names
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import quiet
-from growkit.extras.adapters.folder import AdapterFolder
-from growkit.extras.adapters.growing import Adapter
+from growkit.extras.adapters.adapter_folder import AdapterFolder
+from growkit.extras.adapters.adapter_tensors import PREFIX, AdapterTensors
+from growkit.extras.adapters.grow_adapter import Adapter
 from growkit.extras.adapters.modules import Modules
-from growkit.extras.adapters.tensors import PREFIX, AdapterTensors
 from growkit.proof.check import Check
 from growkit.proof.control import MAX_TOKENS
 from growkit.proof.function import Function
 from growkit.proof.pair import Pair
 from growkit.proof.weights import Origin, compare_weights
-from growkit.results.proof import Finding, Section
+from growkit.results.proof_result import Finding, Section
 
 NAME = "adapter"
 
-OF_FOLDERS = ("base_model_name_or_path", "revision")
+FOLDER_KEYS = ("base_model_name_or_path", "revision")
 """Config keys that name the model's folder."""
 
 
@@ -121,7 +121,7 @@ CHECK = Check(check_adapter, refuse_adapter, if_kept=True)
 
 
 def _settings(config: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in config.items() if key not in OF_FOLDERS}
+    return {key: value for key, value in config.items() if key not in FOLDER_KEYS}
 
 
 AROUND = re.compile(r"\.(base_layer|token_adapter|original_module|modules_to_save\.\w+)(?=\.)")

@@ -32,7 +32,7 @@ from growkit.modeling.modeling_diff_transformer import DiffTransformerAttention
 from growkit.proof.check import Check
 from growkit.proof.function import Function
 from growkit.proof.pair import Pair
-from growkit.results.proof import Finding, SeriesError, SeriesSection
+from growkit.results.proof_result import Finding, SeriesError, SeriesSection
 
 Errors = dict[str, tuple[float, float, float]]
 """By module: see ``SeriesError``."""

@@ -34,7 +34,7 @@ from growkit.planning.operation import Change
 from growkit.planning.plan import Check, Plan, unused_tensors
 from growkit.planning.rewriting import rewrite
 from growkit.planning.transforms import Computed, Kept, Transform
-from growkit.results.operation import RankTried
+from growkit.results.growth_result import RankTried
 
 if TYPE_CHECKING:
     from growkit.engine.calls import Spool

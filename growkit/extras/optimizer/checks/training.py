@@ -32,7 +32,7 @@ from growkit.engine.oracle import class_loss, load_model
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.extras.optimizer.groups import Parameters, ParamGroup, class_updates
-from growkit.extras.optimizer.growing import MOMENTS, GrownState, Optimizer, grown_moments
+from growkit.extras.optimizer.grow_state import MOMENTS, GrownState, Optimizer, grown_moments
 from growkit.extras.optimizer.state import ADAMW, MUON, STEP, State, open_state, written_in
 from growkit.planning.plan import Lineage
 from growkit.planning.transforms import AT_RANDOM
@@ -43,7 +43,7 @@ from growkit.proof.function import Function
 from growkit.proof.pair import Pair
 from growkit.proof.preflight import check_room
 from growkit.recipe.recipe import Recipe
-from growkit.results.proof import AGAIN, Finding, TrainingSection, counted
+from growkit.results.proof_result import AGAIN, Finding, TrainingSection, counted
 
 RATE, DECAY, BETAS = 1e-3, 0.1, (0.9, 0.95)
 """Settings of AdamW. All parameters decay, so that every factor has an effect."""

@@ -26,7 +26,7 @@ from growkit.checkpoint.weight_file import (
     save_archive,
 )
 from growkit.checkpoint.writing import Save, Shard
-from growkit.extras.optimizer.formats import distributed
+from growkit.extras.optimizer.formats import dcp as distributed
 from growkit.extras.optimizer.groups import Parameters, ParamGroup, class_name
 from growkit.extras.optimizer.schedule import holds_schedule
 from growkit.extras.optimizer.state import (
@@ -67,15 +67,15 @@ WITHOUT_RATES = (
 HIDDEN = "matrices between embedding and head"
 """Matrices that Muon trains, in the description of an order."""
 
-OF_PARAMETERS = ("params", "param_names")
+PARAMETER_KEYS = ("params", "param_names")
 """Keys of a group that are not options."""
 
-OF_TORCH = "torch.save(optimizer.state_dict()) was expected"
+EXPECTED_STATE = "torch.save(optimizer.state_dict()) was expected"
 
-MOST_PICKLE = 1 << 25
+MAX_PICKLE = 1 << 25
 """Limit for everything but the data of tensors, in bytes; 50,000 parameters take as much."""
 
-KIND = TorchFile("the state of an optimizer", "save optimizer.state_dict() again", MOST_PICKLE)
+KIND = TorchFile("the state of an optimizer", "save optimizer.state_dict() again", MAX_PICKLE)
 
 
 def _open(path: Path, parameters: Parameters) -> State:
@@ -119,7 +119,7 @@ def _open_file(file: Path, parameters: Parameters) -> State:
         for kind, value in kept.items()
         if kind != STEP or name not in steps
     }
-    options = [{k: v for k, v in group.items() if k not in OF_PARAMETERS} for group in groups]
+    options = [{k: v for k, v in group.items() if k not in PARAMETER_KEYS} for group in groups]
     steps, *options = _with_numbers(select, [steps, *options])
     for key, value in moments.items():
         if not isinstance(value, Tensor):
@@ -280,7 +280,7 @@ def _named(
     every = _ids(groups)
     if len(set(every)) < len(every) or not set(state) <= set(every):
         raise InputError(
-            f"{file} has a parameter in two groups, or in none; {OF_TORCH}, save it again"
+            f"{file} has a parameter in two groups, or in none; {EXPECTED_STATE}, save it again"
         )
     by_name = all(isinstance(identifier, str) for identifier in every)
     key = "params" if by_name else "param_names"
@@ -290,7 +290,7 @@ def _named(
     if any(listed):
         raise InputError(
             f"{file} names {sum(map(len, listed)):,} of its {len(every):,} parameters in "
-            f"param_names; {OF_TORCH}, save it again"
+            f"param_names; {EXPECTED_STATE}, save it again"
         )
     return by_name, *_fitting(file, [group["params"] for group in groups], state, parameters)
 
@@ -351,7 +351,7 @@ def _parts(file: Path, content: Any) -> tuple[dict[Any, Any], list[dict[str, Any
         or not all(isinstance(key, str) for group in groups for key in group)
         or not all(isinstance(identifier, int | str) for g in groups for identifier in g["params"])
     ):
-        raise InputError(f"{file} does not hold the state of an optimizer; {OF_TORCH}")
+        raise InputError(f"{file} does not hold the state of an optimizer; {EXPECTED_STATE}")
     if not any(state.values()):
         raise InputError(f"{file} {NO_MOMENTS}")
     return state, groups

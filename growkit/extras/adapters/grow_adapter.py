@@ -24,7 +24,7 @@ from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER, ADAPTER_WEIGHTS
 from growkit.checkpoint.publishing import MANIFEST, write_json
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import Hashes, shards_of, write_shards
-from growkit.extras.adapters.folder import (
+from growkit.extras.adapters.adapter_folder import (
     COLUMNS,
     MAGNITUDE,
     MERGE,
@@ -32,12 +32,12 @@ from growkit.extras.adapters.folder import (
     check_patterns,
     scaling,
 )
+from growkit.extras.adapters.adapter_tensors import AdapterTensors, Assembly, Entry
 from growkit.extras.adapters.modules import Modules, retarget
-from growkit.extras.adapters.tensors import AdapterTensors, Assembly, Entry
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Kept, Mapped, Slices, Transform
 from growkit.planning.updates import Law, law_of, recorded_law, summary
-from growkit.results.operation import AdapterResult
+from growkit.results.growth_result import AdapterResult
 
 
 class Adapter:

@@ -24,7 +24,7 @@ from growkit.checkpoint.distributed_file import REMEDY, DistributedFile, Listed
 from growkit.checkpoint.folder import LIST, Folder
 from growkit.checkpoint.writing import Save
 from growkit.extras.optimizer.groups import Parameters, ParamGroup
-from growkit.extras.optimizer.schedule import OF_GROUPS, holds_schedule
+from growkit.extras.optimizer.schedule import GROUP_KEYS, holds_schedule
 from growkit.extras.optimizer.state import (
     CARRIED,
     NO_MOMENTS,
@@ -38,7 +38,7 @@ from growkit.extras.optimizer.state import (
 FOLDER = "optimizer"
 """Name of the state in the folder of a model."""
 
-OF_ACCELERATE = re.compile(r"optimizer_[0-9]+")
+ACCELERATE_STATE = re.compile(r"optimizer_[0-9]+")
 """Names of the state in a checkpoint of accelerate, which looks for them there."""
 
 WEIGHTS = "weights"
@@ -55,7 +55,7 @@ PARAMS = "params"
 SHARD_BYTES = 5 * 10**9
 """Limit for a written file, in bytes; a larger tensor gets a file of its own."""
 
-MOST_VALUE = 1 << 20
+MAX_VALUE = 1 << 20
 """Limit for an entry that is not a tensor, in bytes."""
 
 
@@ -114,8 +114,8 @@ def _value(folder: Folder, entry: str, of: Listed) -> Any:
         return DistributedFile(folder, {entry: of}).read(entry)
     with distributed_file.explain_entry(folder, entry):
         (place,) = of.parts
-        if place.length > MOST_VALUE:
-            raise ValueError(f"it has more than {MOST_VALUE:,} bytes")
+        if place.length > MAX_VALUE:
+            raise ValueError(f"it has more than {MAX_VALUE:,} bytes")
         with folder.open(place.file) as stream:
             stream.seek(place.begin)
             return torch.load(io.BytesIO(stream.read(place.length)), weights_only=True)
@@ -166,7 +166,7 @@ def _schedules(
         schedules.setdefault(before + dot, {})[key] = value
     schedules = {parent: kept for parent, kept in schedules.items() if holds_schedule(kept)}
     for parent, kept in schedules.items():
-        for key in OF_GROUPS & kept.keys():
+        for key in GROUP_KEYS & kept.keys():
             option = {"base_lrs": "initial_lr", "_last_lr": "lr"}.get(key, key)
             own, of_groups = kept[key], [group.options.get(option) for group in groups]
             if isinstance(own, list) and any(value != own[0] for value in own) and own != of_groups:
@@ -222,7 +222,7 @@ def _write(
         folder: see ``State.write``.
         save: see ``State.write``.
     """
-    subfolder = folder / (source.name if OF_ACCELERATE.fullmatch(source.name) else FOLDER)
+    subfolder = folder / (source.name if ACCELERATE_STATE.fullmatch(source.name) else FOLDER)
     subfolder.mkdir()
     shards = distributed_file.distributed_shards(grown.tensors, SHARD_BYTES)
     save(grown, subfolder, shards)

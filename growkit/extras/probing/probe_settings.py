@@ -20,7 +20,7 @@ from growkit.sources import Source
 COMPUTED = ("float32", "bfloat16")
 """Dtypes of computation in a training; weights and moments are float32."""
 
-MOST_TOKENS, MOST_RATES, MOST_CANDIDATES = 1 << 24, 20, 50
+MAX_TOKENS, MAX_RATES, MAX_CANDIDATES = 1 << 24, 20, 50
 """Largest numbers of tokens per step, of learning rates, and of recipes."""
 
 LARGEST = 1e15
@@ -54,8 +54,8 @@ class ProbeSettings:
     warmup: int = option(
         10, "Steps until the learning rate is reached; it is constant then.", limits=(0, 100_000)
     )
-    batch: int = option(4, "Windows per step.", limits=(1, MOST_TOKENS))
-    length: int = option(128, "Longest window, in tokens.", limits=(2, MOST_TOKENS))
+    batch: int = option(4, "Windows per step.", limits=(1, MAX_TOKENS))
+    length: int = option(128, "Longest window, in tokens.", limits=(2, MAX_TOKENS))
     dtype: str | None = option(
         None,
         "Dtype of computation: float32, or bfloat16 by autocast, the default on a GPU.",
@@ -68,12 +68,12 @@ class ProbeSettings:
         object.__setattr__(self, "lr", tuple(rates))
         check_options(self)
         object.__setattr__(self, "lr", tuple(dict.fromkeys(map(float, rates))))
-        if not 1 <= len(self.lr) <= MOST_RATES:
-            raise InputError(f"{len(self.lr)} learning rates were given; give 1 to {MOST_RATES}")
-        if self.batch * self.length > MOST_TOKENS:
+        if not 1 <= len(self.lr) <= MAX_RATES:
+            raise InputError(f"{len(self.lr)} learning rates were given; give 1 to {MAX_RATES}")
+        if self.batch * self.length > MAX_TOKENS:
             raise InputError(
                 f"{self.batch:,} windows of {self.length:,} tokens are too many for a step; give "
-                f"fewer or shorter ones, with at most {MOST_TOKENS:,} tokens in all"
+                f"fewer or shorter ones, with at most {MAX_TOKENS:,} tokens in all"
             )
 
 
@@ -110,9 +110,9 @@ def candidates_of(
         InputError: there are none or too many, or one cannot be read.
     """
     recipes = [recipes] if isinstance(recipes, Recipe | str | Path) else recipes
-    if not 1 <= len(recipes) <= MOST_CANDIDATES:
+    if not 1 <= len(recipes) <= MAX_CANDIDATES:
         raise InputError(
-            f"{len(recipes)} candidates were given; give 1 to {MOST_CANDIDATES} recipes"
+            f"{len(recipes)} candidates were given; give 1 to {MAX_CANDIDATES} recipes"
         )
     taken, chosen = {name_of(found.name)}, []
     for number, candidate in enumerate(recipes, 1):

@@ -153,7 +153,7 @@ BY_MATCHING = (
 )
 BY_MATCHING += "    print(at, flush=True)\n    for name in names: getattr(re, way)(pattern, name)"
 
-MOST_SECONDS = 10
+MAX_SECONDS = 10
 """Limit for matching all patterns of a config with the names of all modules."""
 
 
@@ -191,7 +191,7 @@ def check_patterns(config: Config, modules: Iterable[str], where: str) -> None:
         if work:
             command = [sys.executable, "-I", "-S", "-c", BY_MATCHING]
             text = json.dumps(work).encode()
-            subprocess.run(command, input=text, timeout=MOST_SECONDS, stdout=PIPE, check=True)  # noqa: S603
+            subprocess.run(command, input=text, timeout=MAX_SECONDS, stdout=PIPE, check=True)  # noqa: S603
     except subprocess.TimeoutExpired as error:
         raise InputError(
             f"{texts[int((error.output or b'0').split()[-1])]}which takes too long to compare with "

@@ -5,7 +5,7 @@ from typing import Any
 
 from growkit.base.limits import within
 from growkit.results import Result
-from growkit.results.proof import Found, VerifyResult, next_step
+from growkit.results.proof_result import Found, VerifyResult, next_step
 
 
 class UpdateGroup(Result):

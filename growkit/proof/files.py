@@ -37,10 +37,10 @@ from growkit.families.family import Family, families, known_family
 from growkit.proof import config as configs
 from growkit.proof import sidecars
 from growkit.proof.weights import Origin
-from growkit.recipe.companion import companions
+from growkit.recipe.companions import companions
 from growkit.recipe.manifest import changed_since
 from growkit.recipe.recipe import Recipe
-from growkit.results.proof import (
+from growkit.results.proof_result import (
     AGAIN,
     ChangedValue,
     FilesSection,
@@ -69,7 +69,7 @@ UNUSED = "the family in the manifest was not used, since growkit has one of its 
 
 UNCHANGED = "the files next to the weights are as they should be"
 
-MOST_LETTERS = 60
+MAX_LETTERS = 60
 """Limit for the length of a value in a sentence."""
 
 
@@ -370,7 +370,7 @@ def _shown(key: str, config: Config) -> str | None:
             return None
         value = value[name]
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= MOST_LETTERS else None
+    return text if len(text) <= MAX_LETTERS else None
 
 
 def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:

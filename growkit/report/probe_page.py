@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.units import size
-from growkit.report.drawing import MOST_LINES, Curve, Interval, Titles, curves, intervals
+from growkit.report.drawing import MAX_LINES, Curve, Interval, Titles, curves, intervals
 from growkit.report.view import Cell, Chart, Found, Grid, Paragraph, Topic, View, figure, recorded
-from growkit.results.probe import difference_between, is_ahead, nats, probe_next, standing
+from growkit.results.probe_result import difference_between, is_ahead, nats, probe_next, standing
 
 WORDS = {"diverged": "not finite", "broken": "broken, not trained", "refused": "refused"}
 SETTINGS = (
@@ -113,7 +113,7 @@ def _order(result: Found, source: Found) -> Topic:
 
 def _losses(result: Found) -> Iterator[Topic]:
     """Draw losses of the source and the first candidates over training, by compute and by steps."""
-    drawn = sorted(_ranked(result), key=lambda candidate: not candidate["source"])[:MOST_LINES]
+    drawn = sorted(_ranked(result), key=lambda candidate: not candidate["source"])[:MAX_LINES]
     y_title = "loss, nats per token"
     if drawn and (equal := result["equal_compute"]):
         scales = [candidate["step_flops"] / equal for candidate in drawn]

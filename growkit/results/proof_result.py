@@ -10,7 +10,7 @@ Found = Mapping[str, Any]
 """A result, or its JSON."""
 
 
-MOST_VALUES = 512
+MAX_VALUES = 512
 """Largest number of singular values reported for a projection."""
 
 
@@ -21,7 +21,7 @@ class Spectrum(Result):
         module: name of the projection, e.g. ``model.layers.0.self_attn.q_proj``.
         singular_values: singular values of W₁ - W₂ for two matrices that share a base; for more
             matrices, those of each one's difference from their mean. The root mean square over all
-            groups, the largest first, at most ``MOST_VALUES``.
+            groups, the largest first, at most ``MAX_VALUES``.
         rank: rank of the updates.
         kept: number of singular values that updates of this rank hold, 2r for two matrices.
         residual: the residual, summed over all matrices.
@@ -642,7 +642,7 @@ def name_result(result: VerifyResult, source: str, target: str) -> VerifyResult:
 
 
 def value_sentence(values: Found) -> str:
-    """Compare found and expected value of a key (``growkit.results.proof.ChangedValue``)."""
+    """Compare found and expected value of a key (``growkit.results.proof_result.ChangedValue``)."""
     actual, expected = (value_in_words(values[key]) for key in ("found", "expected"))
     if values["found"] is not None and actual == expected:
         return f"{actual}, which only one of the two classes reads"

@@ -11,7 +11,7 @@ from growkit.base.units import duration, size
 from growkit.report import drawing, view
 from growkit.report.drawing import Interval, Titles
 from growkit.report.view import Cell, Found, Grid, Paragraph, Topic, figure, is_finite, recorded
-from growkit.results.proof import (
+from growkit.results.proof_result import (
     counted,
     failed,
     findings_of,
@@ -51,8 +51,8 @@ SHOWN = ("weights", "files", "logits", "modes", "trainability", "training", "dev
 KEPT = {False: "not kept", True: "kept", None: "no limit"}
 """Words for findings; the first that applies to one of a section's findings is shown."""
 
-MOST_BINS = 16
-MOST_SPECTRA = 4
+MAX_BINS = 16
+MAX_SPECTRA = 4
 """Largest number of drawn spectra; the table lists all of them."""
 
 FAR = 1e6
@@ -390,7 +390,7 @@ def _logits(result: Found) -> Topic:
 def binned(
     values: Sequence[float | None], counts: Sequence[int]
 ) -> list[tuple[str, float | None, int]]:
-    """Group positions into at most ``MOST_BINS`` bins of equal width, except for the last.
+    """Group positions into at most ``MAX_BINS`` bins of equal width, except for the last.
 
     Args:
         values: the mean at each position.
@@ -401,7 +401,7 @@ def binned(
         position has no number), and the number of tokens.
     """
     width, bins = 1, []
-    while len(values) > MOST_BINS * width:
+    while len(values) > MAX_BINS * width:
         width *= 2
     pairs = list(zip(values, counts, strict=False))
     for first in range(0, len(pairs), width):
@@ -469,7 +469,7 @@ def _low_rank(result: Found) -> Topic:
         )
         charts.append(view.Chart(chart, Cell("KL by rank", "what another rank would cost or gain")))
     known = [spectrum for spectrum in spectra if is_finite(spectrum["residual"])]
-    for spectrum in sorted(known, key=lambda spectrum: -spectrum["residual"])[:MOST_SPECTRA]:
+    for spectrum in sorted(known, key=lambda spectrum: -spectrum["residual"])[:MAX_SPECTRA]:
         values, kept = spectrum["singular_values"], spectrum["kept"]
         chart = drawing.line(
             values,

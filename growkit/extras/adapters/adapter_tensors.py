@@ -2,7 +2,7 @@
 
 One parameter of the class may combine several tensors of the files: experts. Its factors are split
 into those of each tensor, and combined again in the grown adapter (``Assembly``), as moments of
-optimizers are (``growkit.extras.optimizer.growing``).
+optimizers are (``growkit.extras.optimizer.grow_state``).
 """
 
 import re
@@ -19,7 +19,15 @@ from torch import Tensor
 from growkit.algebra.splits import widened
 from growkit.base.errors import InputError
 from growkit.base.tensors import ANYWHERE, FLOAT_BYTES, TensorInfo, Weights, cut
-from growkit.extras.adapters.folder import COLUMNS, IN, MERGE, OUT, RANK, AdapterFolder, TensorKind
+from growkit.extras.adapters.adapter_folder import (
+    COLUMNS,
+    IN,
+    MERGE,
+    OUT,
+    RANK,
+    AdapterFolder,
+    TensorKind,
+)
 from growkit.extras.adapters.modules import Adapted, Modules, experts_of
 from growkit.families.model import Model
 from growkit.planning.transforms import Attached

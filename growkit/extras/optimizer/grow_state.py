@@ -41,9 +41,9 @@ from growkit.planning.own_class import substitute
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Constant
 from growkit.planning.updates import Law, law_of
-from growkit.results.operation import OptimizerResult
+from growkit.results.growth_result import OptimizerResult
 
-OF_COMPUTED = "there are no moments for a computed tensor"
+COMPUTED_TENSOR = "there are no moments for a computed tensor"
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's moments."""
@@ -332,7 +332,7 @@ class GrownState(TargetState):
                     for rule in rules:
                         if not rule.sources or rule.transform.moments(1) is None:
                             return rule.why
-        return OF_COMPUTED
+        return COMPUTED_TENSOR
 
 
 def _traits(parameters: Parameters, name: str) -> tuple[object, object]:
