@@ -75,6 +75,7 @@ def test_the_verdict_says_what_it_uncovered_notes(source: Path, target: Path) ->
         ("attention_window", 5),
         ("initializer_range", 0.5),
         ("attention_dropout", 0.1),
+        ("rope_theta", 5.0),  # which other software reads
         ("architectures", ["EvilForCausalLM"]),
     ],
 )
@@ -96,7 +97,6 @@ def test_a_setting_that_no_prompt_shows(key: str, value: Any, source: Path, targ
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rope_theta", 5.0),
         ("rms_norm_eps", 1e-3),  # the logits judge these two
         ("hidden_act", "gelu"),
         ("dtype", "float64"),
@@ -110,7 +110,6 @@ def test_a_setting_without_effect_is_only_named(
     changed, (named,) = found(source, target)
     assert changed == ()
     assert named.startswith(f"{key} in config.json differs")
-    assert named.endswith("without effect in LlamaForCausalLM") == (key == "rope_theta")
     if key == "dtype":
         result = growkit.verify(source, target, **QUICK)
         assert result["kept"], result["reason"]

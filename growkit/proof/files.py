@@ -217,7 +217,8 @@ def compare_with_plan(
             changed.append(name)
         elif name not in expected and not sidecars.is_compared(name):
             unknown.append(name)
-    named = _without_effect(wanted, target, "its class") + _rewritten(source, target)
+    named = [_ignored_note(key, "its class") for key in _without_effect(wanted, target)]
+    named += _rewritten(source, target)
     if written.get(SPEED) not in (None, wanted.get(SPEED)):
         named.append(f"{SPEED} in config.json differs")
     of_plan = [value["name"] for value in by_plan]
@@ -259,7 +260,11 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
         changed.append("architectures in config.json")
     elif not classes and source.config.get("architectures"):
         named.append("architectures in config.json differs")
-    named += _without_effect({**loads.config, **source.config}, target, loaded.model)
+    for key, replaced in _without_effect({**loads.config, **source.config}, target).items():
+        if replaced:
+            named.append(_ignored_note(key, loaded.model))
+        else:  # other software may read it
+            changed.append(f"{key} in config.json")
     named += [f"not compared: {unseen}"] if unseen else _rewritten(source, target)
     changed += [f"the tokenizer ({ids})"] if ids else []
     changed += sidecars.changed_generation(source.opened, target.opened)
@@ -295,24 +300,27 @@ def _is_of_source(name: str, source: Checkpoint, target: Checkpoint) -> bool:
     return False
 
 
-def _without_effect(wanted: Config, target: Checkpoint, model: str) -> list[str]:
-    """Notes on config keys whose values the class replaces or ignores.
+def _ignored_note(key: str, model: str) -> str:
+    return f"{key} in config.json differs, without effect in {model}"
+
+
+def _without_effect(wanted: Config, target: Checkpoint) -> dict[str, bool]:
+    """Config keys whose values the class replaces or ignores, and whether it replaces them.
 
     Args:
         wanted: the expected value of every key.
         target: the target.
-        model: name of the class.
     """
     complete = json.loads(json.dumps(resolved(target.config) or target.config, default=str))
     complete["torch_dtype"] = complete.get("dtype")
     complete |= {key: complete.get(own) for key, own in configs.aliases(target.config).items()}
     keys = target.config.keys() - (PROVENANCE_KEYS | RENAMED | FREE) | {"torch_dtype"}
-    return [
-        f"{key} in config.json differs, without effect in {model}"
+    return {
+        key: key in complete
         for key in sorted(keys & target.config.keys())
         if target.config[key] not in (None, complete.get(key), wanted.get(key))
         and not _has_effect(target.config, key)  # else it was compared as the class reads it
-    ]
+    }
 
 
 def _has_effect(config: Config, key: str) -> bool:
