@@ -111,7 +111,7 @@ def test_predicting_layers_that_are_left_out_are_counted_out(tmp_path: Path) -> 
     save_file(tensors | more, file, {"format": "pt"})
     done = growkit.grow(tmp_path / "source", tmp_path / "out", hidden="x2", verify=SHORT)
     assert done["kept"]
-    assert done["verification"]["source_parameters"] == done["source_parameters"]
+    assert done["verification"].sections.weights.source_parameters == done["source_parameters"]
     found = {each["key"]: each["after"] for each in done["config"]}
     assert found["num_nextn_predict_layers"] == "0"
     assert "num_nextn_predict_layers" not in done["verification"]["reason"]
