@@ -37,8 +37,10 @@ class StrictFloat64(TorchFunctionMode):
     ) -> Any:
         if func in _SAME_BITS:
             return func(*args, **(kwargs or {}))
-        wide = {key: _widened(value) for key, value in (kwargs or {}).items()}
-        return _CASTS.get(func, func)(*map(_widened, args), **wide)
+        wide = {key: _widened(value) for key, value in kwargs.items()} if kwargs else {}
+        if torch.dtype in map(type, args):  # of few calls, and every attribute is such a call
+            args = tuple(map(_widened, args))
+        return _CASTS.get(func, func)(*args, **wide)
 
 
 def _widened(value: Any) -> Any:
