@@ -83,7 +83,7 @@ for _seed in range(700):
     (LEGAL if legal(_source[2], draw_factors(_choose)) else ILLEGAL).append(_seed)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", LEGAL)
 def test_any_model_by_any_legal_factors(seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)
