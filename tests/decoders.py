@@ -233,7 +233,7 @@ SHORTER = (
     (r"^source-\d ", ""),
     (r"^\w+ of the .* model in \S+ cannot grow: ", ""),
     (r"^an? .* model cannot have .*, since ", ""),
-    (rf"\b(an? )?{CLASS}( of [\w-]+| model)*", "the class"),
+    (rf"\b(an? |the )?{CLASS}( of [\w-]+| model)*", "the class"),
     (r"'\S+', which no family describes.*", "that cannot be described yet"),
     (r"^\w+ (has model_type)", r"the language model inside \1"),
     (r" (in|of) (source|[a-z_]+)-\d\S*", ""),
@@ -267,6 +267,7 @@ def as_markdown(lines: Sequence[Mapping[str, Any]]) -> str:
     (first, _), *others = sorted(made.items(), key=lambda item: -len(item[1]))
     shown = [f"{first}.", *(f"{how}: {', '.join(types)}." for how, types in others)]
     shown += [
+        "",
         f"Of {len(grown)} types hidden grows exactly in {exact['hidden']}, layers in "
         f"{exact['layers']}.",
         "",
