@@ -163,8 +163,9 @@ def keep_stored(model: nn.Module, folder: str | Path) -> list[str]:
     """Restore parameters that loading narrowed, in the dtype of the files.
 
     In layouts with a norm for every head, norm weights are products that only float64 holds
-    (``docs/numerics.md``); ``from_pretrained(dtype=...)`` rounds them. Call this before the model
-    is sharded, and not with FSDP2, which requires one dtype for all parameters of a layer.
+    (``docs/explanation/numerics.md``); ``from_pretrained(dtype=...)`` rounds them. Call this before
+    the model is sharded, and not with FSDP2, which requires one dtype for all parameters of a
+    layer.
 
     Args:
         model: the model, as transformers loaded it.

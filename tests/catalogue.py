@@ -1,4 +1,4 @@
-"""The catalogue of ``growkit families`` in ``docs/families.md``, and what it says put to the proof.
+"""The catalogue of ``growkit families`` in ``docs/reference/families.md``, put to the proof.
 
 ``python -m tests.catalogue`` writes it into the file; ``tests.test_catalogue`` does what it says to
 random models.
@@ -22,7 +22,7 @@ from growkit.results.growth_result import Abilities, Answer
 from tests.conftest import relative_error, save_random, seeded
 from tests.families import CONFIGS
 
-FILE = Path(growkit.__file__).parents[1] / "docs" / "families.md"
+FILE = Path(growkit.__file__).parents[1] / "docs" / "reference" / "families.md"
 BEGIN, END = "<!-- growkit families -->\n", "<!-- end -->\n"
 
 

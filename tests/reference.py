@@ -1,4 +1,4 @@
-"""Commands and options as ``docs/reference.md`` lists them, taken from the command line itself.
+"""Commands and options as ``docs/reference/reference.md`` lists them, from the command line itself.
 
 ``python -m tests.reference`` writes them into the file; everything above them is written by hand.
 """
@@ -12,7 +12,7 @@ import typer
 import growkit
 from growkit.cli.app import app
 
-FILE = Path(growkit.__file__).parents[1] / "docs" / "reference.md"
+FILE = Path(growkit.__file__).parents[1] / "docs" / "reference" / "reference.md"
 HEADING = "## Options\n"
 
 

@@ -214,7 +214,7 @@ def test_the_formula_counts_what_torch_counts(kind: str) -> None:
 def test_charts_of_the_documents_show_what_was_measured(kind: str, tmp_path: Path) -> None:
     (runs,) = (ROOT / "benchmarks" / "results").glob(f"*-{kind}-cpu.jsonl")
     made = drawn(kind, runs)
-    assert made == (ROOT / "docs" / FIGURES[kind]).read_text("utf-8")
+    assert made == (ROOT / "docs" / "how-to" / FIGURES[kind]).read_text("utf-8")
     ElementTree.fromstring(made)
     fewer = runs.read_text("utf-8").splitlines()[:-1]
     (tmp_path / "fewer").write_text("\n".join(fewer), "utf-8")
@@ -239,10 +239,11 @@ def unfounded(summary: str, tables: str) -> list[tuple[float, float]]:
 
 def test_the_published_page_is_that_of_the_published_lines(tmp_path: Path) -> None:
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)  # as deep as the committed file
-    (tmp_path / "docs").mkdir()
-    made = (tmp_path / "docs" / "results.md", tmp_path / "a" / "b" / "c" / "tables.md")
+    folder = tmp_path / "docs" / "explanation"
+    folder.mkdir(parents=True)
+    made = (folder / "results.md", tmp_path / "a" / "b" / "c" / "tables.md")
     write(LINES, *made)
-    published = (ROOT / "docs" / "results.md", LINES / "tables.md")
+    published = (ROOT / "docs" / "explanation" / "results.md", LINES / "tables.md")
     page, tables = (file.read_text("utf-8") for file in made)
     assert [page, tables] == [file.read_text("utf-8") for file in published]
     summary, claims = page.split("\n## What holds\n")
@@ -253,7 +254,8 @@ def test_the_published_page_is_that_of_the_published_lines(tmp_path: Path) -> No
     assert not unfounded(summary, tables)
     assert unfounded(summary.replace("0.39 ± 0.03", "0.49 ± 0.03"), tables) == [(0.49, 0.03)]
     charts = {file.name: file.read_text("utf-8") for file in made[0].with_suffix("").iterdir()}
-    shown = {file.name: file.read_text("utf-8") for file in (ROOT / "docs" / "results").iterdir()}
+    committed = published[0].with_suffix("").iterdir()
+    shown = {file.name: file.read_text("utf-8") for file in committed}
     assert charts == shown
 
 

@@ -576,7 +576,7 @@ def test_mistakes_in_the_words_of_families(
 
 def test_a_family_that_extends_another(arcee: Path, tmp_path: Path) -> None:
     """As in the documentation."""
-    text = (Path(growkit.__file__).parents[1] / "docs" / "families.md").read_text()
+    text = (Path(growkit.__file__).parents[1] / "docs" / "reference" / "families.md").read_text()
     (written,) = re.findall(r"```yaml\n(family: Arcee.*?)```", text, re.DOTALL)
     out = tmp_path / "out"
     growkit.grow(arcee, out, family=yaml.safe_load(written), hidden="x2", verify=False)

@@ -39,8 +39,8 @@ STATED = [
 
 @pytest.mark.parametrize(("margin", "page", "sentence"), STATED)
 def test_the_documents_have_the_margins(margin: str, page: str, sentence: str) -> None:
-    text = (Path(growkit.__file__).parents[1] / "docs" / f"{page}.md").read_text("utf-8")
-    assert sentence.format(getattr(limits, margin)) in " ".join(text.split())
+    (file,) = (Path(growkit.__file__).parents[1] / "docs").rglob(f"{page}.md")
+    assert sentence.format(getattr(limits, margin)) in " ".join(file.read_text("utf-8").split())
 
 
 @pytest.mark.parametrize(("distance", "limit", "kept"), RULE)

@@ -655,7 +655,7 @@ def test_muon_goes_on(adjusted: str, tmp_path: Path) -> None:
 
 
 class Both:
-    """AdamW beside Muon, as ``docs/training.md`` makes them."""
+    """AdamW beside Muon, as ``docs/how-to/training.md`` makes them."""
 
     def __init__(self, model: Any, folder: Path | None) -> None:
         rates, matrices = {"lr": RATE, "weight_decay": DECAY}, hidden_matrices(model)

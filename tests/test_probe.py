@@ -164,7 +164,7 @@ def trained_by_hand(
 
 
 WIDE = {"down_proj": (0.5, 2.0, 1.0), "up_proj": (1.0, 1.0, 0.5), "gate_proj": (1.0, 1.0, 0.5)}
-"""The law for an MLP of twice the size (``docs/training.md``)."""
+"""The law for an MLP of twice the size (``docs/how-to/training.md``)."""
 
 
 def test_losses_are_those_of_torch_and_transformers(

@@ -304,7 +304,7 @@ def test_a_report_of_what_is_gone_or_was_not_proved(
         growkit.save_report(dry, tmp_path / "dry.html")
 
 
-FILE = Path(growkit.__file__).parents[1] / "docs" / "results.schema.json"
+FILE = Path(growkit.__file__).parents[1] / "docs" / "reference" / "results.schema.json"
 KINDS: dict[str, type | tuple[type, ...]] = {
     "string": str,
     "boolean": bool,

@@ -432,7 +432,7 @@ def test_other_faults_are_noticed() -> None:
     name = "x" * 9
     text = f"| `nothing/` | x |\n\n`growkit/no.py`; `{name}`, `PAGES` in\n`tests/test_readme.py`"
     assert missing(text) == {name, "growkit/no.py", "nothing/"}
-    text = "[a](nothing.md), [b](#nothing), [c](docs/numerics.md#the-law), [d](LICENSE)"
+    text = "[a](nothing.md), [b](#nothing), [c](docs/explanation/numerics.md#the-law), [d](LICENSE)"
     assert dead_links(DOCUMENTS[0], text) == ["nothing.md", "#nothing"]
     printed = "loss 1.178, 8 windows, off by 1e-14"
     assert alike(printed, "loss 1.2, 8\nwindows, off by 3.1e-15")

@@ -11,7 +11,8 @@ deleted once an experiment is done.
 
 ``predict`` writes down what two smaller sizes say of the next one, before that is run.
 
-``report`` makes ``docs/results.md``, its charts and ``tables.md`` from these lines alone.
+``report`` makes ``docs/explanation/results.md``, its charts and ``tables.md`` from these lines
+alone.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def main() -> None:
     one.add_argument("--text", type=Path, help="a file, a folder, or text-… of another work folder")
     one.add_argument("--work", type=Path, default=ROOT / "build" / "continual")
     other = commands.add_parser("report", help="make tables and charts of all results")
-    other.add_argument("--page", type=Path, default=ROOT / "docs" / "results.md")
+    other.add_argument("--page", type=Path, default=ROOT / "docs" / "explanation" / "results.md")
     other.add_argument("--tables", type=Path, default=LINES / "tables.md")
     for command, call in ((one, run), (next_one, predict), (other, report)):
         command.add_argument("--results", type=Path, default=LINES)

@@ -1,7 +1,7 @@
 """The limits of the proof: margins, the limits that they give, and comparisons with a limit.
 
 Limits are measured: a margin times the rounding error of the source itself, and never less than the
-relative spacing of numbers (``docs/numerics.md``, "Strict float64").
+relative spacing of numbers (``docs/explanation/numerics.md``, "Strict float64").
 """
 
 from __future__ import annotations

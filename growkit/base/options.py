@@ -1,4 +1,7 @@
-"""Options, each declared once for the command line, recipes, Python and ``docs/reference.md``."""
+"""Options, each declared once for the command line, recipes, Python and the documents.
+
+``docs/reference/reference.md`` lists them.
+"""
 
 from __future__ import annotations
 

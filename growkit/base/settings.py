@@ -24,7 +24,7 @@ MANY, LONG = 8, 512
 
 FEW, SHORT = 4, 48
 """Defaults if every weight was recovered, so that only the function is left to be proved
-(``docs/numerics.md``, "How many tokens")."""
+(``docs/explanation/numerics.md``, "How many tokens")."""
 
 SHORT_TEXT = 128
 """Default length of the ``MANY`` windows of a text in that case: its loss is also a result."""

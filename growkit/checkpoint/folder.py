@@ -1,8 +1,9 @@
 """A model folder, opened once: safe reading of untrusted folders, and the files of a model.
 
-Every file of a source or a target is found and opened here (``docs/trust.md``). A name must lead to
-a regular file inside the folder, or inside the blobs of the Hub's cache that the folder belongs to;
-otherwise the folder is refused. Links to other places, named pipes and devices are never opened.
+Every file of a source or a target is found and opened here (``docs/explanation/trust.md``). A name
+must lead to a regular file inside the folder, or inside the blobs of the Hub's cache that the
+folder belongs to; otherwise the folder is refused. Links to other places, named pipes and devices
+are never opened.
 
 The weights are those that transformers' ``from_pretrained`` loads; if there are none, those of
 torch.distributed.checkpoint, which transformers does not read. A folder with other files that

@@ -62,8 +62,8 @@ def verify(
 
     Logits come from transformers' own classes, loaded from the files. An exact promise holds if no
     logit differs by more than a multiple of the source's own rounding error, in strict float64 and
-    in the storage dtype (``docs/numerics.md``). If the target's manifest records how it was made,
-    the source's weights must also be recovered from the target's, bit for bit.
+    in the storage dtype (``docs/explanation/numerics.md``). If the target's manifest records how it
+    was made, the source's weights must also be recovered from the target's, bit for bit.
 
     Args:
         source: folder of the model that was grown, or its name on the Hub; see ``growkit.grow``.

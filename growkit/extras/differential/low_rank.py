@@ -34,7 +34,8 @@ CONVERGED = 1e-10
 
 MOVED = 1e-3
 """Penalty for a base that moves as far as the matrices are from their mean, as a part of the mean's
-residual: enough for a search to end, and too little to lose anything (``docs/numerics.md``)."""
+residual: enough for a search to end, and too little to lose anything
+(``docs/explanation/numerics.md``)."""
 
 REMEMBERED = 30
 """Number of steps that L-BFGS remembers; each takes the memory of two bases."""
@@ -356,9 +357,9 @@ def judge_parts(
     """Check that the base fits the updates, and that no better updates exist.
 
     The residual of a group must not exceed the optimum by more than rounding explains
-    (``docs/numerics.md``). The optimum comes from torch's singular values, and not from ``share``,
-    which is under proof. With more than two members the optimum is not known; the residual with the
-    mean as the base, from which the search begins, takes its place.
+    (``docs/explanation/numerics.md``). The optimum comes from torch's singular values, and not from
+    ``share``, which is under proof. With more than two members the optimum is not known; the
+    residual with the mean as the base, from which the search begins, takes its place.
 
     Args:
         module: name of the projection.

@@ -40,7 +40,7 @@ LARGEST_FACTOR = 8
 LOADING_KEYS = "architectures", "auto_map"
 """Keys that name classes."""
 
-DESCRIBE = "describe its family as docs/adding-a-family.md says"
+DESCRIBE = "describe its family as docs/tutorial/adding-a-family.md says"
 
 USUAL = {"experts": EXPERTS, "kv_heads": KV_HEADS, "ffn": WIDTH}
 """Axes of keys with such names, for classes that lack the common ones."""

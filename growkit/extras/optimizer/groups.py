@@ -1,8 +1,8 @@
 """The parameters of a model's class, and the groups in which they are trained.
 
 The law of updates (``growkit.planning.updates``) is derived for tensors in files. Here it becomes
-factors for the settings of each parameter of the class, for training (``docs/training.md``) and for
-optimizer states.
+factors for the settings of each parameter of the class, for training (``docs/how-to/training.md``)
+and for optimizer states.
 
 All rows of a parameter share one eps. If the law gives rows different values (signal and noise
 heads in one ``q_proj``), the shared value is between them and minimises the largest deviation.
