@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: install demo test check format dist bench gpu
+.PHONY: install demo test check format docs dist bench gpu
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
@@ -26,6 +26,16 @@ check: install
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# In an environment of its own: the API reference is read from the sources, without torch.
+docs: .venv-docs/installed
+	.venv-docs/bin/mkdocs build
+
+.venv-docs/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	.venv-docs/bin/python -m pip install --quiet --group docs
+	touch $@
 
 dist: install
 	rm -rf dist

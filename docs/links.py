@@ -13,12 +13,13 @@ def repository() -> str:
     """Where the files are: on GitHub at the commit of a workflow, or else in this checkout."""
     if "GITHUB_REPOSITORY" not in os.environ:
         return DOCS.parent.as_uri()
-    server, name, commit = (os.environ[f"GITHUB_{key}"] for key in ("SERVER_URL", "REPOSITORY", "SHA"))
+    keys = ("SERVER_URL", "REPOSITORY", "SHA")
+    server, name, commit = (os.environ[f"GITHUB_{key}"] for key in keys)
     return f"{server}/{name}/blob/{commit}"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Called by MkDocs for every page."""
+    """Put addresses in place of the links of a page that leave ``docs/``; MkDocs calls this."""
     folder = (DOCS / page.file.src_uri).parent
 
     def address(link: re.Match[str]) -> str:

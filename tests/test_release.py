@@ -116,12 +116,14 @@ def test_every_python_that_is_supported_is_tested() -> None:
 
 def test_only_publishing_gets_a_token_and_only_after_the_tests() -> None:
     jobs = workflow("release")["jobs"]
-    assert {name for name, job in jobs.items() if "permissions" in job} == {"publish"}
-    publish = jobs["publish"]
-    assert publish["permissions"] == {"id-token": "write"}
-    assert publish["environment"]["name"] == "pypi"
-    assert {*publish["needs"]} == {"ci", "build"}
-    assert "password" not in str(publish)
+    publishing = {name: job for name, job in jobs.items() if "permissions" in job}
+    assert {name: job["permissions"] for name, job in publishing.items()} == {
+        "publish": {"id-token": "write"},
+        "pages": {"id-token": "write", "pages": "write"},
+    }
+    assert [job["environment"]["name"] for job in publishing.values()] == ["pypi", "github-pages"]
+    assert all({*job["needs"]} == {"ci", "build"} for job in publishing.values())
+    assert "password" not in str(publishing)
 
 
 def workflow(name: str) -> dict[str, Any]:
