@@ -21,6 +21,7 @@ from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
 from growkit.recipe import planner
 from growkit.recipe.manifest import read_record
+from tests.architectures import KINDS, save
 from tests.conftest import cli, edit_config, edit_json, edit_weights, save_model, with_tokenizer
 from tests.families import MOE
 
@@ -178,6 +179,7 @@ GROWTHS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "more experts": ("mixtral", {**MOE, "num_local_experts": 2}, {"method": "experts"}),
     "another class": ("qwen2", {}, {"method": "upcycle", "top_k": 2}),
     "wider": ("qwen3", {}, {"hidden": "x2"}),
+    "one vector for all heads": ("bailing_hybrid", {}, {"hidden": "x2"}),
 }
 
 
@@ -186,7 +188,11 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
     made = {}
     for name, (kind, settings, growth) in GROWTHS.items():
         folder = tmp_path_factory.mktemp("pair")
-        source = save_model(folder / "source", kind, **settings)
+        source = folder / "source"
+        if kind in KINDS:
+            save(kind, source, **settings)
+        else:
+            save_model(source, kind, **settings)
         experts = {} if growth.get("method") not in ("experts", "upcycle") else {"experts": "x4"}
         growkit.grow(source, folder / "target", verify=False, **growth, **experts)
         made[name] = source, folder / "target"
@@ -217,6 +223,7 @@ def test_no_false_alarm(name: str, pairs: dict[str, tuple[Path, Path]]) -> None:
         ("wider", "torch_dtype", "float16", False),
         ("wider", "use_cache", False, False),
         ("wider", "architectures", ["Qwen2ForCausalLM"], True),
+        ("one vector for all heads", "num_key_value_heads", 16, True),
     ],
 )
 def test_a_setting_of_a_grown_model(

@@ -55,8 +55,8 @@ WINDOWS = IN_CACHES | {"use_sliding_window", "max_window_layers"}
 UNAFFECTED = 1e-12
 """Relative difference of logits up to which a setting has no effect on them."""
 
-Shown = Callable[[str, Any], bool]
-"""Whether logits show that the source has another value of a key."""
+Shown = Callable[[str, Any], bool | None]
+"""Whether logits show that a model has another value of a key; None if it cannot run with it."""
 
 Copied = Sequence[frozenset[int]]
 """For each layer of a target, the layers of the source that it copies."""
@@ -75,6 +75,7 @@ def different_settings(
     fits: Callable[[Sequence[object], Sequence[object]], bool] = in_order,
     layers: tuple[int, int] | None = None,
     path: str = "",
+    of_target: Shown | None = None,
 ) -> tuple[list[str], list[str]]:
     """Find the keys with different values in two complete configs.
 
@@ -85,11 +86,12 @@ def different_settings(
     Args:
         first: config of the source.
         second: config of the target.
-        shown: whether logits show another value.
+        shown: whether the source's logits show another value.
         fits: whether a list of the target, with one entry per layer, fits the source's, if their
             numbers of layers differ.
         layers: their numbers of layers; None for what the configs say.
         path: of the part of a config that the two are, with a dot at the end.
+        of_target: whether the target's logits show another value; None if it has no weights.
 
     Returns:
         The keys that make another model, and the keys that are only reported.
@@ -119,11 +121,12 @@ def different_settings(
             or (key == "vocab_size" and type(was) is type(now) is int and was < now)
             or (by_layer and _deeper(was, now, layers) and fits(was, now))
             or (one_class and _is_size(key, first, second))
+            or (one_class and key not in follow and _is_forced(key, path, first, second, of_target))
         )
         if explained:
             continue
         if isinstance(was, dict) and isinstance(now, dict) and key.endswith("config"):
-            inside = different_settings(was, now, shown, fits, layers, f"{name}.")
+            inside = different_settings(was, now, shown, fits, layers, f"{name}.", of_target)
             changed += inside[0]
             named += inside[1]
         elif key in FREE or (key == "dtype" and _holds(was, now)) or shown(f"{path}{key}", now):
@@ -134,9 +137,9 @@ def different_settings(
 
 
 def judge(source: Checkpoint) -> Shown:
-    """Make the function that says which settings of a source its logits show.
+    """Make the function that says which settings of a model its logits show.
 
-    It runs the source on two tokens, in strict float64, with the other value. All prompts have as
+    It runs the model on two tokens, in strict float64, with the other value. All prompts have as
     many, so their logits show a wrong value of what changes those of the second token: of an eps,
     a factor or a switch, for example, but of no window, and of no scale of late positions.
     """
@@ -154,13 +157,12 @@ def judge(source: Checkpoint) -> Shown:
                 return head(state)[1]
         return None
 
-    def shown(key: str, value: Any) -> bool:
-        if not isinstance(value, bool | int | float | str):
+    def shown(key: str, value: Any) -> bool | None:
+        own = second_token("", None)
+        if own is None or not isinstance(value, bool | int | float | str):
             return False
-        own, other = second_token("", None), second_token(key, value)
-        return (
-            own is not None and other is not None and not within(error_of(other, own), UNAFFECTED)
-        )
+        other = second_token(key, value)
+        return None if other is None else not within(error_of(other, own), UNAFFECTED)
 
     return shown
 
@@ -354,9 +356,31 @@ def _is_size(key: str, first: Config, second: Config) -> bool:
         return False
     if (size := _repeated_size(key, first, second)) is not None and size == second.get(key):
         return True
-    # A prompt reads only as many rows of a table of positions as it has tokens.
-    same_context = longest_context({**first, key: second.get(key)}) == longest_context(first)
-    return same_context and shown_by_tensors(key, first, second)
+    return _same_context(key, first, second.get(key)) and shown_by_tensors(key, first, second)
+
+
+def _is_forced(key: str, path: str, first: Config, second: Config, of_target: Shown | None) -> bool:
+    """Whether a number grew by the factor of a size, and the target cannot run with the source's.
+
+    A class may compare it with that size only, without tensors that show it, as the number of key
+    and value heads where all heads share one compressed vector.
+    """
+    was, now = first.get(key), second.get(key)
+    if of_target is None or type(was) is not int or type(now) is not int:
+        return False
+    if key in SHARED | WINDOWS or THRESHOLD.search(key) or not _same_context(key, second, was):
+        return False
+    sizes = (size for size in first.keys() & second.keys() - {key} if type(first[size]) is int)
+    alike = (first[size] != second[size] == now * first[size] / was for size in sizes if was)
+    return any(alike) and of_target(f"{path}{key}", was) is None
+
+
+def _same_context(key: str, config: Config, value: Any) -> bool:
+    """Whether another value of a key leaves the longest text as it is.
+
+    A prompt reads only as many rows of a table of positions as it has tokens.
+    """
+    return bool(longest_context({**config, key: value}) == longest_context(config))
 
 
 def _repeated_size(key: str, first: Config, second: Config) -> Any:

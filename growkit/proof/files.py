@@ -241,7 +241,9 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     copied = configs.copied_layers(source, target) if deeper else None
     now = _without_old_keys(source, was, now)
     fits = partial(configs.follows, copied)
-    keys, other_keys = configs.different_settings(was, now, configs.judge(source), fits)
+    keys, other_keys = configs.different_settings(
+        was, now, configs.judge(source), fits, of_target=configs.judge(target)
+    )
     stale = configs.stale_sizes(was, now)
     values = [_changed_value(key, {**was, **stale}, now) for key in (*keys, *stale)]
     changed = [value["name"] for value in values]
