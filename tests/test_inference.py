@@ -16,7 +16,7 @@ import yaml
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
-from growkit.base.errors import PlaceError
+from growkit.base.errors import InputError, PlaceError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.user_family import described_family
 from growkit.extras.inference.classes import ModelClass, as_in_files
@@ -252,6 +252,14 @@ def test_odd_models(case: str, tmp_path: Path) -> None:
         out = tmp_path / f"out-{at}"
         assert growkit.grow(source, out, verify=False, **growth)["promise"] == "exact"
         assert relative_error(source, out) < 1e-12
+
+
+def test_layers_that_a_part_of_the_config_lists_are_refused(tmp_path: Path) -> None:
+    source = save_random(tmp_path / "source", config_of("kimi_linear"))
+    listed = {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 4}
+    edit_config(source, num_hidden_layers=2, layer_types=None, linear_attn_config=listed)
+    with pytest.raises(InputError, match="no single key of the config of KimiLinear"):
+        growkit.grow(source, tmp_path / "out", hidden="x2")
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ class ModelClass:
         )
         if longer is None:
             raise not_inferred(
-                f"no key of the config of {self.name} adds a layer to a list of them"
+                f"no single key of the config of {self.name} adds a layer to a list of them"
             )
         names = {module: name for name, module in model.named_modules()}
         head = f"{names.get(model.get_output_embeddings())}.weight"
