@@ -170,7 +170,7 @@ def test_signals_in_the_middle(signum: int, times: int, code: int, tmp_path: Pat
         text=True,
     )
     deadline = time.monotonic() + 60
-    while not any(place.glob(".out.*/**/*.safetensors")):
+    while not any(place.glob("out.partial-*/**/*.safetensors")):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.01)

@@ -19,6 +19,7 @@ import growkit
 from growkit.base.errors import InputError, PlaceError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.user_family import described_family
+from growkit.extras.inference import inferring
 from growkit.extras.inference.classes import ModelClass, as_in_files
 from growkit.extras.inference.inferring import InferredFamily, SmallModel, try_growth
 from growkit.families.family import Family, described, families
@@ -102,6 +103,7 @@ def test_a_fault_of_the_place_is_no_property_of_a_class(
             raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
         return really(path, *arguments, **options)
 
+    inferring.infer_text.cache_clear()
     monkeypatch.setattr(os, "open", fail_once)
     with pytest.raises(PlaceError, match="cannot hold temporary files"):
         growkit.infer(arcee)
