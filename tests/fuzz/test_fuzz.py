@@ -24,7 +24,7 @@ from tests.fuzz.worker import Tally, Worker, quickly
 
 INPUTS, MANY = 150, 20_000
 EACH = 2
-SEED = 20261122
+SEED = 20261127
 LOOK = Case("llama", ("inspect", "source"))
 
 
@@ -56,7 +56,7 @@ def test_odd_inputs_break_no_rule(
     assert not tally.found, report(tally)
     assert tally.count == count
     assert {target for target, _ in tally.inputs} == set(TARGETS)
-    assert {"0", "2"} <= {code for _, code in tally.inputs} <= {"0", "1", "2"}
+    assert {code for _, code in tally.inputs} == {"0", "1", "2"}
 
 
 def test_what_once_broke_a_rule_does_no_more(worker: Worker) -> None:
