@@ -109,10 +109,9 @@ HYBRID = {
 }
 
 
-@pytest.mark.parametrize(
-    ("key", "sizes"),
-    [("layer_types", {"hidden": "x2"}), ("layers_block_type", {"method": "depth", "layers": "x2"})],
-)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("key", ["layer_types", "layers_block_type"])
+@pytest.mark.parametrize("sizes", [{"hidden": "x2"}, {"method": "depth", "layers": "x2"}], ids=str)
 def test_former_names_of_layers(key: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     """Readers that know only the publisher's names of layers find them in the larger model."""
     source, out = tmp_path / "source", tmp_path / "out"
