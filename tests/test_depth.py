@@ -16,7 +16,7 @@ from growkit import ConvertStep, GrowStep, Recipe
 from growkit.checkpoint.reading import Checkpoint
 from growkit.families import model
 from growkit.families.family import families, rearranged
-from growkit.growth.depth import arrangement
+from growkit.operations.growth.depth import arrangement
 from growkit.recipe.planner import plan_recipe
 from growkit.results.proof_result import trainability_sentence
 from tests import architectures

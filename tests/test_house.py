@@ -9,17 +9,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import growkit
-from growkit import conversions, families, growth, proof
+from growkit import families, proof
 from growkit.checkpoint import quantised
 from growkit.extras.differential import own_classes
 from growkit.extras.optimizer import formats
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
+from growkit.operations import conversions, growth
 from growkit.planning.operation import operations
 from tests.conftest import cli, edit_config, edit_weights, relative_error, save_model
 
 METHOD = """
-from growkit.growth.copying import CopyMethod
+from growkit.operations.growth.copying import CopyMethod
 from growkit.planning.operation import SizeOption
 
 OPERATION = CopyMethod(

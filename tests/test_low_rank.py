@@ -7,7 +7,7 @@ from torch import Tensor
 
 from growkit.cli.demo import MODEL
 from growkit.extras.differential import low_rank
-from growkit.extras.differential.low_rank import Heads, share, truncated
+from growkit.extras.differential.low_rank import HeadGroups, share, truncated
 
 INPUTS, OUTPUTS = 300, 24
 EXACT = 1e-14
@@ -113,7 +113,7 @@ def test_a_pair_of_enough_rank_is_held_exactly(kind: str) -> None:
 
 # --- The search for a base: it ends, at a least point of a base of a size -------------------------
 
-PROJECTIONS = {"q": Heads(4, 4, "all_heads"), "k": Heads(2, 2, "all_heads")}
+PROJECTIONS = {"q": HeadGroups(4, 4, "all_heads"), "k": HeadGroups(2, 2, "all_heads")}
 
 
 def of_demo(layer: int, name: str) -> Tensor:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.base.units import duration, size
-from growkit.extras.optimizer.checks.training import _advice
+from growkit.extras.optimizer.checks.trained_alike import _advice
 from growkit.proof.files import FolderDifferences
 from growkit.proof.trainability import BREAK
 from growkit.proof.weights import Recovered

@@ -20,7 +20,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.layouts import read_layout
-from growkit.extras.differential.low_rank import Heads
+from growkit.extras.differential.low_rank import HeadGroups
 from growkit.planning.plan import Plan, Planned
 from growkit.proof.weights import Origin, Recovered, compare_weights
 from growkit.recipe.planner import plan_recipe
@@ -172,7 +172,9 @@ def test_a_base_that_fits_worse_updates_is_found(scope: str, pair: Recipe, tmp_p
 
     def worse(tensors: Tensors) -> None:
         tensors[UP][:, -1] = 0
-        base = Heads(4, 4, scope).best_base(weight, tensors[DOWN].double(), tensors[UP].double())
+        base = HeadGroups(4, 4, scope).best_base(
+            weight, tensors[DOWN].double(), tensors[UP].double()
+        )
         tensors[BASE] = base.to(tensors[BASE].dtype)
 
     assert compared(sound).lost is None

@@ -31,9 +31,9 @@ from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.families.family import Family
-from growkit.growth import copying
-from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
-from growkit.growth.expanding import expand
+from growkit.operations.growth import copying
+from growkit.operations.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
+from growkit.operations.growth.expanding import expand
 from growkit.planning import operation as operations_of
 from growkit.planning.operation import Change
 from growkit.recipe.planner import change

@@ -16,7 +16,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
-from growkit.growth import experts
+from growkit.operations.growth import experts
 from growkit.planning.updates import law_of
 from growkit.proof.trainability import Gradients
 from growkit.recipe.planner import plan_recipe

@@ -50,7 +50,7 @@ def offered(model: Any, device: torch.device, dtype: torch.dtype) -> list[str]:
 
 
 @contextmanager
-def using(name: str, model: Any, ran: dict[str, set[str]]) -> Iterator[None]:
+def with_kernel(name: str, model: Any, ran: dict[str, set[str]]) -> Iterator[None]:
     """Run a model with one kernel where it can take the inputs, and with math elsewhere.
 
     Args:

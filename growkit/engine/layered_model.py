@@ -15,7 +15,7 @@ from torch import nn
 from growkit.base.errors import InputError, foreign, reason
 from growkit.engine.calls import Call, CallError, Extras, NoStackError
 from growkit.engine.class_weights import Extended, empty_model, persistent_buffers
-from growkit.engine.kernels import using
+from growkit.engine.kernels import with_kernel
 from growkit.engine.lending import Copies, Lender
 from growkit.engine.strict import choose_kernels
 from growkit.engine.thresholds import Lowered
@@ -199,7 +199,7 @@ class LayeredModel:
             yield
             return
         settings = self.calls[call].settings
-        with using(self.calls[call].kernel, self.model, self.ran):
+        with with_kernel(self.calls[call].kernel, self.model, self.ran):
             if not settings:
                 yield
                 return

@@ -22,7 +22,7 @@ from growkit.base.tensors import Config
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import in_temporary
 from growkit.families.model import Model
-from growkit.planning.own_class import config_as_loaded, register, runnable, substitute
+from growkit.planning.own_class import config_as_loaded, register_own_classes, runnable, substitute
 
 KERNELS = ("attn_implementation", "experts_implementation")
 """Suffixes of config keys that select an implementation of attention or experts."""
@@ -337,7 +337,7 @@ def resolved(config: Config) -> Config | None:
 
     Null is a value: a window of null is no window, while an absent one has the default length.
     """
-    register()
+    register_own_classes()
     with quiet(), suppress(InputError), foreign("the config is not understood", "correct it"):
         complete: Config = parsed(config).to_dict()
         return complete

@@ -365,7 +365,7 @@ def plan(
     extra = Folder(origin.folder).carried_bytes()
     recipe = replace(recipe, source=origin.name)
     prepared = planner.plan_recipe(recipe, source)
-    described = planner.describe(recipe, source, prepared)
+    described = planner.planned_result(recipe, source, prepared)
     if not isinstance(source, Headers):
         prepared.lineage.check_values()
     elif deciding := prepared.lineage.deciding:

@@ -36,7 +36,7 @@ from growkit.proof.preflight import check_settings, preflight
 from growkit.recipe import recipe as recipes
 from growkit.recipe.companions import Opened, companions
 from growkit.recipe.manifest import manifest_of
-from growkit.recipe.planner import describe, plan_recipe, planned_tensors
+from growkit.recipe.planner import plan_recipe, planned_result, planned_tensors
 from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.report.saving import inherited, model_card
 from growkit.results.growth_result import GrowResult
@@ -237,7 +237,7 @@ class _Run:
         self.lineage = self.prepared.lineage
         self.target = self.lineage.target
         self.recipe = replace(recipe, steps=self.prepared.steps)
-        self.result = result = describe(self.recipe, source, self.prepared)
+        self.result = result = planned_result(self.recipe, source, self.prepared)
         if isinstance(source, Inside):
             result["dropped"] |= source.dropped
             result["warnings"].insert(0, source.note)

@@ -150,11 +150,12 @@ PACKAGES = {"grow": "growth", "convert": "conversions"}
 def operations(verb: str) -> dict[str, Operation]:
     """The operations of a verb, by name on the command line.
 
-    A module defines ``OPERATION``, or a function ``operations`` that returns several.
+    A module defines ``OPERATION``, or a function ``make_operations`` that returns several.
     """
     kind = PACKAGES[verb]
-    listed = list(registered(kind, "OPERATION", f"growkit.{kind}").values())
-    for several in registered(kind, "operations", f"growkit.{kind}").values():
+    package = f"growkit.operations.{kind}"
+    listed = list(registered(kind, "OPERATION", package).values())
+    for several in registered(kind, "make_operations", package).values():
         listed += several()
     return {operation.name: operation for operation in listed}
 

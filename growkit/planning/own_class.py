@@ -44,7 +44,7 @@ def own_classes() -> dict[str, OwnClass]:
     return registered("own_classes", "OWN_CLASS")
 
 
-def register() -> None:
+def register_own_classes() -> None:
     """Register all classes with transformers' auto classes."""
     for own in own_classes().values():
         own.register()
@@ -54,7 +54,7 @@ def substitute(config: Config) -> OwnClass | None:
     """The class that runs a model of a type for which transformers has none; None if it has one."""
     from transformers import CONFIG_MAPPING
 
-    register()
+    register_own_classes()
     family = known_family(config.get("model_type"))
     if family is None or config["model_type"] in CONFIG_MAPPING:
         return None

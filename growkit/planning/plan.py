@@ -69,7 +69,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Check:
+class TargetCheck:
     """A check of tensors whose last bits depend on the machine.
 
     Attributes:
@@ -111,7 +111,7 @@ class Plan:
     layers: tuple[int | None, ...] | None = field(default=None, kw_only=True)
     dropped: Mapping[str, str] = field(default_factory=dict)
     duplicates: Mapping[str, str] = field(default_factory=dict)
-    checks: tuple[Check, ...] = ()
+    checks: tuple[TargetCheck, ...] = ()
     lost: str = ""
     waits: Collection[str] = ()
     apart: str = ""

@@ -6,7 +6,7 @@ from growkit.base.tensors import Config, TensorInfo, main_dtype
 from growkit.families.description import Member
 from growkit.families.family import Family
 from growkit.families.model import Model
-from growkit.planning.plan import Check, Plan, unused_tensors
+from growkit.planning.plan import Plan, TargetCheck, unused_tensors
 from growkit.planning.transforms import Kept, Transform
 
 Special = Callable[[Member, TensorInfo], Transform | None]
@@ -19,7 +19,7 @@ def rewrite(
     family: Family,
     config: Config,
     special: Special = lambda member, info: None,
-    checks: Sequence[Check] = (),
+    checks: Sequence[TargetCheck] = (),
     apart: str = "",
 ) -> Plan:
     """Plan a model of a family from a model whose tensors have the same names.

@@ -440,7 +440,7 @@ class Constant(Transform):
 
 
 @dataclass(frozen=True, eq=False)
-class Section(Transform):
+class Subtensor(Transform):
     """A rectangle of another transform's target, such as a piece of an MLP.
 
     Its source cannot be recovered, so a proof computes it again and compares.
@@ -472,14 +472,14 @@ class Section(Transform):
     def moments(self, order: int) -> Transform | None:
         """See ``Transform``."""
         moments = self.whole.moments(order)
-        return None if moments is None else Section(moments, self.begin, self.why)
+        return None if moments is None else Subtensor(moments, self.begin, self.why)
 
     def attached(self, one: Attached) -> Transform | None:
         """See ``Transform``."""
         of_all = replace(one, target=one.source)  # sections share one split
         attached, order = self.whole.attached(of_all), one.dimensions or range(len(self.begin))
         offsets = tuple(0 if dimension is None else self.begin[dimension] for dimension in order)
-        return None if attached is None else Section(attached, offsets, self.why)
+        return None if attached is None else Subtensor(attached, offsets, self.why)
 
 
 @dataclass(frozen=True, eq=False)

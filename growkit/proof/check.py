@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 class Check:
     """A check that follows weights, files, logits and inference modes.
 
-    Its section has the name of its file.
-
     Attributes:
         run: compares a pair, given what both models compute; None if there is nothing to compare.
         refuse: refuses before any long work what could not be compared.
         if_kept: whether it runs only if nothing failed before it.
+        section: name of its section; by default that of its file.
     """
 
     run: Callable[[Pair, Function], Section | None]
     refuse: Callable[[Pair], None] | None = None
     if_kept: bool = False
+    section: str = ""
 
 
 def checks() -> Mapping[str, Check]:
-    """All checks, by the names of their files."""
-    return registered("checks", "CHECK", "growkit.proof")
+    """All checks, by the names of their sections."""
+    by_file = registered("checks", "CHECK", "growkit.proof")
+    return {check.section or file: check for file, check in by_file.items()}

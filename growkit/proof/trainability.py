@@ -19,7 +19,7 @@ from growkit.algebra.law import zeros_in
 from growkit.base.limits import within_each
 from growkit.base.tensors import AT_ONCE
 from growkit.planning.plan import Plan, Rule
-from growkit.planning.transforms import Kept, Mapped, Section, Transform
+from growkit.planning.transforms import Kept, Mapped, Subtensor, Transform
 from growkit.results.proof_result import (
     CopyDistance,
     Finding,
@@ -216,7 +216,7 @@ class _Siblings:
 
 def _copied_part(transform: Transform) -> object:
     """The original of a tensor that is a copy, as a key; None if it is not a copy."""
-    if isinstance(transform, Section):
+    if isinstance(transform, Subtensor):
         original = _copied_part(transform.whole)
         return original and (original, transform.begin)
     return (transform.source, transform.factor) if isinstance(transform, Kept) else None

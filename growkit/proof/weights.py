@@ -28,7 +28,7 @@ from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
 from growkit.engine.loader import loading
 from growkit.engine.user_family import described_family, unlisted_family
 from growkit.families.model import Model
-from growkit.growth.copying import GROUPS
+from growkit.operations.growth.copying import GROUPS
 from growkit.planning.operation import SizeOption
 from growkit.planning.plan import Lineage, LostError, Plan, Rule
 from growkit.recipe.manifest import read_record

@@ -1,17 +1,16 @@
 """Files that grow with a model, such as an optimizer's state.
 
-Each kind of them is the module ``companion`` of an extra, which defines ``COMPANION``.
+Each kind of them is a file in the folder ``companions`` of an extra, which defines ``COMPANION``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
-from growkit.base.lazy import of_extras
+from growkit.base.lazy import registered
 from growkit.base.progress import Progress
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import Hashes
@@ -72,4 +71,4 @@ class Companion:
 
 def companions() -> list[Companion]:
     """All kinds of files that grow with a model."""
-    return [cast(Companion, import_module(name).COMPANION) for name in of_extras("companion")]
+    return [*registered("companions", "COMPANION").values()]

@@ -156,7 +156,7 @@ def change(step: Step, source: Model, seed: int, *, complete_configs: bool = Tru
     return replace(taken, plans=[*before, *after])
 
 
-def describe(recipe: Recipe, source: Model, prepared: Prepared) -> GrowResult:
+def planned_result(recipe: Recipe, source: Model, prepared: Prepared) -> GrowResult:
     """Make the part of the result that the plan determines."""
     lineage = prepared.lineage
     grown, plans = lineage.target, lineage.plans

@@ -7,7 +7,17 @@ from typing import Any
 
 from growkit.base.units import size
 from growkit.report.drawing import MAX_LINES, Curve, Interval, Titles, curves, intervals
-from growkit.report.view import Cell, Chart, Found, Grid, Paragraph, Topic, View, figure, recorded
+from growkit.report.view import (
+    Cell,
+    Chart,
+    Found,
+    Grid,
+    Paragraph,
+    ResultView,
+    Topic,
+    figure,
+    recorded,
+)
 from growkit.results.probe_result import difference_between, is_ahead, nats, probe_next, standing
 
 WORDS = {"diverged": "not finite", "broken": "broken, not trained", "refused": "refused"}
@@ -21,14 +31,14 @@ SETTINGS = (
 UNITS = ("FLOPs", "kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs", "EFLOPs", "ZFLOPs")
 
 
-def probe_view(result: Found) -> View:
+def probe_view(result: Found) -> ResultView:
     """Make the view of a ``growkit.ProbeResult``."""
     source, best, difference = standing(result)
     tried = [candidate for candidate in result["candidates"] if not candidate["source"]]
     trained = sum(bool(candidate["curves"]) for candidate in tried)
     ahead = f"{best['name']} is ahead" if best and is_ahead(best, difference) else ""
     name, were = Path(str(result["source"])).name, "was" if trained == 1 else "were"
-    return View(
+    return ResultView(
         "good" if ahead and not result["early"] else "warn",
         f"{ahead or 'No candidate is ahead'}{' so far' if result['early'] else ''}",
         about=name,

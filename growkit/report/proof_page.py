@@ -79,7 +79,7 @@ def others_of(result: Found) -> dict[str, Found]:
     }
 
 
-def proof_view(result: Found, manifest: Found | None = None) -> view.View:
+def proof_view(result: Found, manifest: Found | None = None) -> view.ResultView:
     """Make the view of a proof.
 
     Args:
@@ -104,7 +104,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> view.View:
     if manifest.get("not_kept"):
         loading = "Its weights are not kept: growkit.load makes them from the source."
     warnings = manifest.get("warnings")
-    return view.View(
+    return view.ResultView(
         kind,
         result["verdict"].capitalize(),
         about=f"{source} → {target}",

@@ -27,7 +27,7 @@ from growkit.modeling import OLDEST_TRANSFORMERS
 from growkit.report import proof_page as proofs
 from growkit.report.drawing import escape, style_rules
 from growkit.report.probe_page import probe_view
-from growkit.report.view import Found, View, figure
+from growkit.report.view import Found, ResultView, figure
 from growkit.results.growth_result import GrowResult
 from growkit.results.probe_result import ProbeResult
 from growkit.results.proof_result import VerifyResult
@@ -143,7 +143,7 @@ def save_report(result: GrowResult | VerifyResult | ProbeResult, file: str | Pat
     write_report(reported, Path(file), Inputs(inputs), outputs)
 
 
-def page(view: View) -> str:
+def page(view: ResultView) -> str:
     """Render a view as one HTML file."""
     rules = style_rules() + Path(__file__).with_name("page.css").read_text("utf-8")
     return _template("page.html", flowing).render(view=view, style=rules)

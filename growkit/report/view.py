@@ -150,7 +150,7 @@ class Topic:
 
 
 @dataclass(frozen=True)
-class View:
+class ResultView:
     """The view of a result with a verdict.
 
     Attributes:

@@ -13,7 +13,7 @@ from growkit.families.model import Model
 from growkit.results.growth_result import Attention
 
 
-def attention(model: Model) -> Attention | None:
+def describe_attention(model: Model) -> Attention | None:
     """Describe the attention of a model; None if it has no noise heads. Vectors of λ are read.
 
     Raises:

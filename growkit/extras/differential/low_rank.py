@@ -225,7 +225,7 @@ def _size(rest: Tensor, moment: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadGroups:
     """The heads of a projection, signal heads first, and the scope of their shared bases.
 
     With the scope ``head``, a noise head and the signal heads of its group share a base; with
@@ -349,7 +349,7 @@ class Heads:
 
 def judge_parts(
     module: str,
-    heads: Heads,
+    heads: HeadGroups,
     calibrated: bool,
     sources: Sequence[Tensor],
     targets: Sequence[Tensor],

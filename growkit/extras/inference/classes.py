@@ -20,7 +20,7 @@ from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.engine.thresholds import lowered
 from growkit.engine.user_family import ALSO, NAMED
-from growkit.extras.inference.shrinking import random_weights, run, smaller
+from growkit.extras.inference.shrinking import random_weights, sample_logits, smaller
 from growkit.families.description import MAX_LAYERS, leaves, one_model, with_value
 from growkit.families.family import PER_LAYER, of_single_layers
 from growkit.families.keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part
@@ -406,7 +406,7 @@ class ModelClass:
 
         def runs(key: str, value: int, cache: bool = False) -> bool:
             with suppress(Exception), quiet():
-                run(self.model(self.config({key: value}, count), "cpu"), cache)
+                sample_logits(self.model(self.config({key: value}, count), "cpu"), cache)
                 return True
             return False
 
@@ -432,7 +432,7 @@ class ModelClass:
     def _runs(self, changes: Mapping[str, Any]) -> bool:
         """Whether there is a model with these changes, and it runs."""
         with suppress(Exception):  # a class may raise anything for sizes that it does not support
-            run(self.small_model(changes))
+            sample_logits(self.small_model(changes))
             return True
         return False
 
@@ -682,7 +682,7 @@ class ModelClass:
         if hidden not in numbers or numbers[hidden] % numbers[heads]:
             return
         same = [key for key in numbers if "head" in key and numbers[key] == numbers[heads]]
-        as_it_is = run(self.small_model())
+        as_it_is = sample_logits(self.small_model())
         # No shape shows which of these keys the class uses, if any.
         used = [key for key in same if not self._computes_alike(key, numbers[key], as_it_is)]
         if not used:
@@ -697,7 +697,7 @@ class ModelClass:
 
     def _computes_alike(self, key: str, value: int, expected: torch.Tensor) -> bool:
         with suppress(Exception):
-            return torch.equal(run(self.small_model({key: 2 * value})), expected)
+            return torch.equal(sample_logits(self.small_model({key: 2 * value})), expected)
         return False
 
 

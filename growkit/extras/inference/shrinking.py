@@ -101,7 +101,7 @@ def random_weights(model: nn.Module) -> nn.Module:
     return model
 
 
-def run(model: Any, cache: bool = False) -> torch.Tensor:
+def sample_logits(model: Any, cache: bool = False) -> torch.Tensor:
     """Run some tokens through a model.
 
     Args:

@@ -21,7 +21,7 @@ from growkit.extras.inference.classes import (
     one_of_experts,
 )
 from growkit.extras.inference.flow import Flow, Place
-from growkit.extras.inference.shrinking import run
+from growkit.extras.inference.shrinking import sample_logits
 from growkit.families.keys import EPS
 
 
@@ -86,7 +86,7 @@ def see(asked: ModelClass) -> Observation:
         flow = Flow(model)
         watched = _Watch(model, flow, asked.class_prefixes)
         with watched, flow:
-            run(model)
+            sample_logits(model)
     places, powers = _places(model), _powers(asked, flow)
     norms = _norms(asked, model, watched)
     seen = Observation(normed_sums=watched.normed_sums, hidden=watched.hidden)
@@ -136,7 +136,7 @@ def _powers(asked: ModelClass, flow: Flow) -> dict[str, float]:
         model = asked.small_model(changes)
         wider = Flow(model)
         with wider:
-            run(model)
+            sample_logits(model)
     except Exception:  # the class cannot have this width
         return {}
     powers = {}

@@ -28,10 +28,10 @@ from growkit.base.tensors import TORCH_NAMES, Config, main_dtype, total_bytes
 from growkit.extras.differential.conversions.storing import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import ATTENTION
 from growkit.extras.differential.diff_family import FAMILY as DIFF
-from growkit.extras.differential.low_rank import Heads, judge_parts, share, spread
+from growkit.extras.differential.low_rank import HeadGroups, judge_parts, share, spread
 from growkit.families.model import Model
 from growkit.planning.operation import Change
-from growkit.planning.plan import Check, Plan, unused_tensors
+from growkit.planning.plan import Plan, TargetCheck, unused_tensors
 from growkit.planning.rewriting import rewrite
 from growkit.planning.transforms import Computed, Kept, Transform
 from growkit.results.growth_result import RankTried
@@ -128,7 +128,7 @@ class SharedDiff(OnDiffTransformer):
         return Change([plan], "bounded", lost, settings, ranks=tried, warnings=warnings)
 
 
-def _parts(search: Search, way: Way, dtype: str) -> tuple[dict[str, Transform], list[Check]]:
+def _parts(search: Search, way: Way, dtype: str) -> tuple[dict[str, Transform], list[TargetCheck]]:
     """The transforms of all parts of projections, by name, and their checks."""
     transforms: dict[str, Transform] = {}
     checks = []
@@ -145,7 +145,7 @@ def _parts(search: Search, way: Way, dtype: str) -> tuple[dict[str, Transform], 
                 transforms[name] = Computed((weight,), why, part, repeatable=False, dtype=dtype)
             transforms[f"{module}.up.bias"] = Kept(f"{module}.bias")
             judge = partial(judge_parts, module, heads, way.shrinkage < 1)
-            checks.append(Check((weight,), tuple(names), judge))
+            checks.append(TargetCheck((weight,), tuple(names), judge))
     return transforms, checks
 
 
@@ -169,7 +169,7 @@ def _larger_than_source(source: Model, plan: Plan, way: Way) -> list[str]:
 
 
 def _factors(
-    heads: Heads, rank: int, moment: Callable[[], Tensor | None], dtype: str, seed: str
+    heads: HeadGroups, rank: int, moment: Callable[[], Tensor | None], dtype: str, seed: str
 ) -> Callable[[int, Tensor], Tensor]:
     """Make a function that computes the parts of one projection once, and keeps each until used.
 
@@ -203,7 +203,7 @@ def multiplied_out(source: Model, config: Config) -> Plan:
     return rewrite(source, DIFF, config, lambda member, info: transforms.get(member.name))
 
 
-def _product(heads: Heads, dtype: str, *parts: Tensor) -> Tensor:
+def _product(heads: HeadGroups, dtype: str, *parts: Tensor) -> Tensor:
     return heads.multiplied_out(*(part.double() for part in parts)).to(getattr(torch, dtype))
 
 
@@ -275,12 +275,12 @@ def weight_of(projection: str, layer: int) -> str:
     return f"{ATTENTION.format(layer=layer)}{projection}.weight"
 
 
-def projections(config: Config) -> dict[str, Heads]:
+def projections(config: Config) -> dict[str, HeadGroups]:
     """The shared projections of a model, each with its heads."""
     sizes, scope = DIFF.sizes(config | {"qk_projection": "full"}), config["shared_scope"]
-    heads = {"q_proj": Heads(sizes["signal_heads"], sizes["noise_heads"], scope)}
+    heads = {"q_proj": HeadGroups(sizes["signal_heads"], sizes["noise_heads"], scope)}
     if config["noise_keys"] == "own":
-        heads["k_proj"] = Heads(sizes["kv_heads"], sizes["kv_heads"], scope)
+        heads["k_proj"] = HeadGroups(sizes["kv_heads"], sizes["kv_heads"], scope)
     return heads
 
 

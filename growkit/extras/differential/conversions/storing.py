@@ -64,7 +64,7 @@ class Storing(OnDiffTransformer):
         return Change([] if self.target is DIFF else [write_layout(source, self.target)])
 
 
-def operations() -> list[Storing]:
+def make_operations() -> list[Storing]:
     """One conversion for every layout."""
     known = layout_names().items()
     return [Storing(name, f"the layout of {family.name}", family) for name, family in known]

@@ -1,7 +1,7 @@
 """The DIFF Transformer of ``growkit.modeling``, and the layouts of differential attention."""
 
 from growkit.extras.differential.diff_family import FAMILY
-from growkit.extras.differential.facts import attention
+from growkit.extras.differential.facts import describe_attention
 from growkit.extras.differential.layouts import as_diff_transformer, read_layout
 from growkit.modeling import register
 from growkit.planning.own_class import OwnClass
@@ -12,5 +12,5 @@ OWN_CLASS = OwnClass(
     runs=lambda family: family.form is not None,
     config=as_diff_transformer,
     plan=read_layout,
-    attention=attention,
+    attention=describe_attention,
 )

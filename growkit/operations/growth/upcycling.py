@@ -33,7 +33,7 @@ from growkit.base.tensors import Config, TensorInfo, main_dtype
 from growkit.families.description import NEW, Experts, Member, Without
 from growkit.families.family import Family, families
 from growkit.families.model import Model
-from growkit.growth.experts import (
+from growkit.operations.growth.experts import (
     EXPERTS,
     NUMBER,
     TOP_K,
@@ -45,7 +45,7 @@ from growkit.growth.experts import (
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, unused_tensors
-from growkit.planning.transforms import Computed, Constant, Kept, Section, Transform
+from growkit.planning.transforms import Computed, Constant, Kept, Subtensor, Transform
 
 SPREAD = 0.02
 """Standard deviation of a new router's weights: transformers' initializer_range."""
@@ -299,7 +299,7 @@ class _Upcycling:
         offsets = [0, 0]
         offsets[dimension] = number * (self.ffn // self.pieces)
         why = f"piece {number + 1} of {self.pieces} of {matrix.why}"
-        return Section(matrix, tuple(offsets), why)
+        return Subtensor(matrix, tuple(offsets), why)
 
 
 def _new_router(key: str, info: TensorInfo, pieces: int) -> Tensor:

@@ -5,7 +5,7 @@ Initialization", arXiv 2409.12903. The coefficients here are powers of two rathe
 no weight is rounded: three copies read ¼, ¼ and ½ of a weight.
 """
 
-from growkit.growth.copying import CopyMethod
+from growkit.operations.growth.copying import CopyMethod
 from growkit.planning.operation import SizeOption
 
 OPERATION = CopyMethod(

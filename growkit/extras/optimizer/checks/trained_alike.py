@@ -219,7 +219,7 @@ def check_training(pair: Pair, function: Function) -> TrainingSection | None:
     return prove_training(pair.before, pair.after, pair.lineage, pair.settings, device, places)
 
 
-CHECK = Check(check_training, refuse_training, if_kept=True)
+CHECK = Check(check_training, refuse_training, if_kept=True, section="training")
 
 
 def prove_training(

@@ -5,7 +5,7 @@ stay in its group: they share its noise head, key and value, and ``o_proj`` read
 a part of the weight. The coefficients are powers of two, so that no weight is rounded.
 """
 
-from growkit.growth.copying import CopyMethod
+from growkit.operations.growth.copying import CopyMethod
 from growkit.planning.operation import SizeOption
 
 OPERATION = CopyMethod(

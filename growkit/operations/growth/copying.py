@@ -20,8 +20,8 @@ from growkit.base.tensors import Config
 from growkit.families.description import MAX_SIZE, MultipleError
 from growkit.families.family import Family
 from growkit.families.model import Model
-from growkit.growth.expanding import BOUNDED, expand, place_copies
-from growkit.growth.vocabulary import NEW_TOKENS, UNTIE, VOCAB, plan_head, plan_tokens
+from growkit.operations.growth.expanding import BOUNDED, expand, place_copies
+from growkit.operations.growth.vocabulary import NEW_TOKENS, UNTIE, VOCAB, plan_head, plan_tokens
 from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan, Planned
 

@@ -25,8 +25,8 @@ from growkit.base.tensors import TensorInfo, Weights
 from growkit.families.description import Member
 from growkit.families.family import families
 from growkit.families.model import Model
-from growkit.growth.copying import PROMISE
-from growkit.growth.upcycling import config_with
+from growkit.operations.growth.copying import PROMISE
+from growkit.operations.growth.upcycling import config_with
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite
 from growkit.planning.transforms import Computed, Kept, Mapped, Slices, Transform, row_maps

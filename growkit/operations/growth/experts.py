@@ -51,11 +51,11 @@ from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.families.description import MAX_EXPERTS, Experts, Member, value_at, with_value
 from growkit.families.family import Family
 from growkit.families.model import Model
-from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
+from growkit.operations.growth.copying import SNR_DB, SYMMETRY, shares_of
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan, unused_tensors
-from growkit.planning.transforms import Computed, Kept, Mapped, Section, Transform
+from growkit.planning.transforms import Computed, Kept, Mapped, Subtensor, Transform
 
 EXPERTS = "experts"
 """The axis of experts."""
@@ -317,7 +317,7 @@ class _Copying:
         if expert is None:
             return mapped
         offsets = (copy * shape[0], *(0 for _ in shape[1:]))
-        return Section(mapped, offsets, f"part {copy + 1} of {copies} of {why}")
+        return Subtensor(mapped, offsets, f"part {copy + 1} of {copies} of {why}")
 
     def _noisy(self, place: Member, order: Order) -> Transform | None:
         """Copy a router's tensor with noise that distinguishes copies; None for other tensors."""

@@ -1,0 +1,1 @@
+"""Files of adapters that grow with a model."""

@@ -1,0 +1,1 @@
+"""Files of optimizers that grow with a model."""

@@ -1,0 +1,1 @@
+"""What is done to a model: growth methods and conversions, one file each."""
