@@ -24,7 +24,7 @@ from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.strict import strict_float64
-from growkit.extras.optimizer.checks import training as proof
+from growkit.extras.optimizer.checks import trained_alike as proof
 from growkit.extras.optimizer.checks.trained_alike import (
     StatePaths,
     _Run,
