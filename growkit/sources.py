@@ -436,15 +436,32 @@ def with_keys_of_class(config: Config) -> Config:
     with suppress(Exception), quiet():
         saved: Config = json.loads(parsed(config).to_json_string(use_diff=False))
         names = CONFIG_MAPPING[kind].attribute_map
-        if config.keys() - {*saved, *names, *NAMED, *PROVENANCE_KEYS, *OLDER_ROPE_KEYS}:
+        parts = _parts_read(config)
+        if parts or config.keys() - {*saved, *names, *NAMED, *PROVENANCE_KEYS, *OLDER_ROPE_KEYS}:
             kept = {*NAMED, *PROVENANCE_KEYS} - {*names}
-            own = {key: value for key, value in saved.items() if key not in PROVENANCE_KEYS}
+            dropped = {*PROVENANCE_KEYS, *parts}
+            own = {key: value for key, value in saved.items() if key not in dropped}
             return own | {key: value for key, value in config.items() if key in kept}
         keys = {key: names.get(key, key) for key in config}
         renamed = {key for key, own in keys.items() if _renamed(config[key], saved.get(own))}
         rest = {key: value for key, value in config.items() if key not in renamed}
         return rest | {keys[key]: saved[keys[key]] for key in sorted(renamed)}
     return config
+
+
+def _parts_read(config: Config) -> set[str]:
+    """The parts of a config whose entries its class reads in place of keys of its own."""
+    kind = {"model_type": config["model_type"]}
+    own = parsed(kind).to_dict().keys() - PROVENANCE_KEYS
+    parts = set()
+    for key in config.keys() - own - PROVENANCE_KEYS - {*OLDER_ROPE_KEYS}:
+        if isinstance(config[key], dict):
+            numbers = {name: 2 * of for name, of in config[key].items() if type(of) is int}
+            read, other = (
+                parsed({**config, key: part}).to_dict() for part in (config[key], numbers)
+            )
+            parts |= {key} if any(read.get(name) != other.get(name) for name in own) else set()
+    return parts
 
 
 def _renamed(written: Any, read: Any) -> bool:

@@ -788,6 +788,18 @@ def test_parts_of_a_dimension_are_counted(tmp_path: Path) -> None:
             {"hidden": "x2", "ffn": "x2"},
         ),
         (
+            "kimi_linear",
+            {"layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 4},
+            {"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 4}},
+            {"hidden": "x2"},
+        ),
+        (
+            "minimax_m3_vl_text",
+            {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_head_dim": 8},
+            {"sparse_attention_config": {"sparse_attention_freq": [0, 1], "sparse_index_dim": 8}},
+            {"method": "depth", "layers": "x2"},
+        ),
+        (
             "cohere2",  # its family is growkit's own
             {"layer_types": ["sliding_attention", "full_attention"]},
             {"sliding_window_pattern": 2},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import lru_cache
@@ -160,13 +160,22 @@ def model_without_numbers(config: Config, name: str = "config.json") -> Any:
         return AutoModelForCausalLM.from_config(parsed(config, name), trust_remote_code=False)
 
 
+def aliases(config: Config) -> Mapping[str, str]:
+    """Other names of keys that a config's class reads, with its own names."""
+    from transformers import CONFIG_MAPPING
+
+    model_type = str(config.get("model_type"))
+    return CONFIG_MAPPING[model_type].attribute_map if model_type in CONFIG_MAPPING else {}
+
+
 def longest_context(config: Config) -> Any:
     """``max_position_embeddings`` as the model's class resolves it; None if it has none."""
     if not substitute(config):
         with quiet(), suppress(InputError), foreign("the config is not understood", "correct it"):
             text = parsed(config).get_text_config(decoder=True)
             return getattr(text, "max_position_embeddings", None)
-    return config.get("max_position_embeddings")
+    common = "max_position_embeddings"
+    return config.get(aliases(config).get(common, common), config.get(common))
 
 
 def tokens_of(config: Config) -> int:

@@ -16,7 +16,7 @@ from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.families.description import PREDICTING, value_at, with_value
-from growkit.families.family import Family
+from growkit.families.family import Family, first_index
 from growkit.families.model import Model
 
 KINDS = {
@@ -68,7 +68,8 @@ def config_to_write(source: Model, planned: Config, family: Family) -> Config:
 
     def complete(config: Config) -> Config:
         read = resolved(config) if by_class else None
-        completed = family.complete({**config, **(read or {})})
+        known = {**config, **(read or {})}
+        completed = family.complete({k: v for k, v in known.items() if k not in source.parts})
         return {key: value for key, value in completed.items() if key not in PROVENANCE_KEYS}
 
     changed = {
@@ -198,7 +199,7 @@ def unrolled(value: Any) -> list[Any]:
 
 
 def _other_lists(
-    config: Config, before: Config, after: Config, count: int, more: int
+    config: Config, before: Config, after: Config, count: int, more: int, first: int = 0
 ) -> dict[str, Any]:
     """The published lists and patterns of layers, for a deeper model.
 
@@ -211,6 +212,7 @@ def _other_lists(
         after: that of the deeper model.
         count: number of layers of the source.
         more: that of the deeper model.
+        first: the number of the first layer in lists of numbers.
     """
     lists = [
         (was, now)
@@ -221,12 +223,18 @@ def _other_lists(
     new = [str([now[layer] for _, now in lists]) for layer in range(more)]
     renewed: dict[str, Any] = {}
     for key, value in config.items():
+        if isinstance(value, dict) and "model_type" not in value:
+            start = first_index(value, count)
+            inside = _other_lists(value, before, after, count, more, start)
+            renewed |= {f"{key}.{name}": entry for name, entry in inside.items()}
         if not LAYER_KEYS.fullmatch(key) or not isinstance(value, str | list) or not value:
             continue
-        listed = all(type(entry) is int and entry < count for entry in value)
+        listed = all(type(entry) is int and entry < first + count for entry in value)
         listed = listed and sorted({*value}) == value
         repeated = unrolled(value)
-        entries = [layer in value for layer in range(count)] if listed else repeated or value
+        entries = (
+            [first + layer in value for layer in range(count)] if listed else repeated or value
+        )
         if len(entries) != count:
             continue
         of_kind: dict[str, list[Any]] = {}
@@ -238,7 +246,7 @@ def _other_lists(
         if len(anew) != more:
             renewed[key] = MISSING
         elif listed:
-            renewed[key] = [layer for layer, entry in enumerate(anew) if entry]
+            renewed[key] = [layer for layer, entry in enumerate(anew, first) if entry]
         elif repeated:
             renewed[key] = [[anew, 1]]
         else:

@@ -51,6 +51,12 @@ class Model(Weights):
             raise InputError(f"{self.where()} is no such model: {error}") from None
         return stored
 
+    @property
+    def parts(self) -> set[str]:
+        """Keys of parts of the published config whose entries ``config`` has as keys of its own."""
+        published = (self.published or {}).items()
+        return {key for key, value in published if isinstance(value, dict)} - self.config.keys()
+
     def with_family(self: M, described: Family | None) -> M:
         """The same model, described by another family."""
         model = copy(self)

@@ -26,7 +26,7 @@ from growkit.engine.device import CPU
 from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.loader import LAYERS, loading
 from growkit.engine.metrics import error_of
-from growkit.engine.oracle import PROVENANCE_KEYS, longest_context, resolved
+from growkit.engine.oracle import PROVENANCE_KEYS, aliases, longest_context, resolved
 from growkit.engine.published import other_names, unrolled
 from growkit.engine.strict import strict_float64
 from growkit.engine.thresholds import THRESHOLD
@@ -212,14 +212,6 @@ def _in_shared_names(config: Config) -> Config:
 def _own_names(config: Config) -> dict[str, str]:
     """The class's own names for keys in ``SHARED``, where they differ."""
     return {key: own for key, own in aliases(config).items() if key in SHARED}
-
-
-def aliases(config: Config) -> Mapping[str, str]:
-    """Other names of keys that a config's class reads, with its own names."""
-    from transformers import CONFIG_MAPPING
-
-    model_type = str(config.get("model_type"))
-    return CONFIG_MAPPING[model_type].attribute_map if model_type in CONFIG_MAPPING else {}
 
 
 def _windows(config: Config) -> list[Any]:

@@ -231,7 +231,7 @@ def _deeper(
     for arrange in (True, False):
         config = relayered(order, arrange=arrange)
         changed = {key: of for key, of in config.items() if of != source.config.get(key)}
-        lists, derived = _derived(family, published, {**published, **moved, **changed})
+        lists, derived = _derived(source, published, {**published, **moved, **changed})
         fitting = order
         if identity:
             wanted = relayered(order, derived=derived, arrange=arrange)
@@ -253,20 +253,25 @@ Lists = Mapping[str, Sequence[Any]]
 """Lists with one entry for each layer, by their keys."""
 
 
-def _derived(family: Family, config: Config, deeper: Config) -> tuple[Lists, Lists]:
+def _derived(source: Model, config: Config, deeper: Config) -> tuple[Lists, Lists]:
     """Find the lists of layers that follow from other keys, or from nothing but the class.
 
     Args:
-        family: the family.
-        config: config of the source, with the keys that its publisher wrote.
+        source: the source.
+        config: its config, with the keys that its publisher wrote.
         deeper: likewise, of the target.
 
     Returns:
         The lists of the source that follow from other keys, and the same of the target, as its
         class would derive them.
     """
-    complete, count = family.complete(config), family.sizes(config)["layers"]
-    more = family.sizes(deeper)["layers"]
+    family = source.family
+    both = (  # with what the class takes from parts, but without these
+        {key: value for key, value in of.items() if key not in source.parts}
+        for of in (config, deeper)
+    )
+    (complete, sizes), (_, more) = map(family.solved, both)
+    count, more = sizes["layers"], more["layers"]
     here, there = family.derived_lists(config), family.derived_lists(deeper)
     if family.class_lists:  # LFM2 lists attention in one key or another: null here, if in the other
         here = {key: here[key] for key in here.keys() & family.class_lists(config).keys()}
