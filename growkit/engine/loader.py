@@ -168,7 +168,7 @@ def _check_config(checkpoint: Checkpoint, resolved: Config, model: Any) -> None:
 
     both = resolved, model.config.to_dict()
     ours, theirs = (comparable(config.get("text_config", config)) for config in both)
-    for key in sorted((ours.keys() | theirs.keys()) - checkpoint.parts):
+    for key in sorted((ours.keys() | theirs.keys()) - checkpoint.nested_keys):
         if ours.get(key) != theirs.get(key):
             raise InputError(
                 f"transformers resolves {key} in the config.json of {checkpoint.folder} to "

@@ -69,7 +69,7 @@ def config_to_write(source: Model, planned: Config, family: Family) -> Config:
     def complete(config: Config) -> Config:
         read = resolved(config) if by_class else None
         known = {**config, **(read or {})}
-        completed = family.complete({k: v for k, v in known.items() if k not in source.parts})
+        completed = family.complete({k: v for k, v in known.items() if k not in source.nested_keys})
         return {key: value for key, value in completed.items() if key not in PROVENANCE_KEYS}
 
     changed = {

@@ -52,7 +52,7 @@ class Model(Weights):
         return stored
 
     @property
-    def parts(self) -> set[str]:
+    def nested_keys(self) -> set[str]:
         """Keys of parts of the published config whose entries ``config`` has as keys of its own."""
         published = (self.published or {}).items()
         return {key for key, value in published if isinstance(value, dict)} - self.config.keys()

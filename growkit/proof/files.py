@@ -29,7 +29,7 @@ from growkit.checkpoint.folder import (
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.engine.loader import loading
-from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
+from growkit.engine.oracle import PROVENANCE_KEYS, aliases, resolved, resolved_as_loaded
 from growkit.engine.published import config_to_write
 from growkit.engine.user_code import is_trusted, own_code
 from growkit.engine.user_family import unlisted_family
@@ -315,7 +315,7 @@ def _without_effect(wanted: Config, target: Checkpoint) -> dict[str, bool]:
     """
     complete = json.loads(json.dumps(resolved(target.config) or target.config, default=str))
     complete["torch_dtype"] = complete.get("dtype")
-    complete |= {key: complete.get(own) for key, own in configs.aliases(target.config).items()}
+    complete |= {key: complete.get(own) for key, own in aliases(target.config).items()}
     keys = target.config.keys() - (PROVENANCE_KEYS | RENAMED | FREE) | {"torch_dtype"}
     return {
         key: key in complete
@@ -394,7 +394,7 @@ def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
         first, second = wanted, found
     # The class ignores the code that a config names, and keys such as a second rope_theta.
     ignored = (found.keys() | wanted.keys()) - first.keys() - second.keys() - RENAMED
-    ignored -= configs.aliases(found).keys()
+    ignored -= aliases(found).keys()
     first |= {key: wanted[key] for key in ignored if wanted.get(key) is not None}
     second |= {key: found[key] for key in ignored if found.get(key) is not None}
     missing: Any = object()

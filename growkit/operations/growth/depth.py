@@ -267,7 +267,7 @@ def _derived(source: Model, config: Config, deeper: Config) -> tuple[Lists, List
     """
     family = source.family
     both = (  # with what the class takes from parts, but without these
-        {key: value for key, value in of.items() if key not in source.parts}
+        {key: value for key, value in of.items() if key not in source.nested_keys}
         for of in (config, deeper)
     )
     (complete, sizes), (_, more) = map(family.solved, both)
