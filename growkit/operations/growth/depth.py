@@ -270,8 +270,8 @@ def _derived(source: Model, config: Config, deeper: Config) -> tuple[Lists, List
         {key: value for key, value in of.items() if key not in source.nested_keys}
         for of in (config, deeper)
     )
-    (complete, sizes), (_, more) = map(family.solved, both)
-    count, more = sizes["layers"], more["layers"]
+    (complete, here_sizes), (_, there_sizes) = map(family.solved, both)
+    count, more = here_sizes["layers"], there_sizes["layers"]
     here, there = family.derived_lists(config), family.derived_lists(deeper)
     if family.class_lists:  # LFM2 lists attention in one key or another: null here, if in the other
         here = {key: here[key] for key in here.keys() & family.class_lists(config).keys()}
