@@ -15,13 +15,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from growkit.algebra.axes import Axis, Pattern
+from growkit.algebra.axes import Axis
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import read_yaml
 from growkit.engine.oracle import model_without_numbers, parsed, quiet
-from growkit.families.description import value_at, with_value
+from growkit.families.description import variations
 from growkit.families.family import Family, described, families, known_family
 from growkit.planning.operation import SizeOption, operations
 
@@ -97,11 +97,10 @@ def described_family(description: Mapping[str, Any] | None, inferred: str = "") 
             _sound.add((text, written))
 
     def arranged(config: Config, layers: Sequence[int]) -> Config:
-        lists = assumed_lists(plain, config)
-        listed = {key: [values[layer] for layer in layers] for key, values in lists.items()}
         changed = plain.arranged(config, layers)
         _check_arranged(plain, config, layers, changed)
-        return {**changed, **listed}
+        lists = assumed_lists(plain, config).items()
+        return {**changed, **{key: [values[layer] for layer in layers] for key, values in lists}}
 
     return replace(
         plain,
@@ -256,7 +255,7 @@ def _check_tables(family: Family, model: Any) -> None:
             names = (f"{table}.weight", f"{table}.weight".partition(".")[2])
             if not any(re.fullmatch(template, name) for name in names):
                 continue
-            form = Pattern.parse(tensor.pattern).dimensions[0].form
+            form = tensor.dimensions[0].form
             if form != Axis("vocab") and grown & {*form.axes()}:
                 raise InputError(
                     f"the description of {family.name} has {form} as the rows of tensor "
@@ -347,23 +346,15 @@ def _changes_shapes(key: str, config: Config, digest: str, partners: Iterable[st
     """Whether another value of a key changes the tensors or their shapes.
 
     Args:
-        key: of a size, or of a ratio of sizes.
-        config: complete config of a model.
+        key: see ``variations``.
+        config: see ``variations``.
         digest: see ``tensors_digest``, of this config.
-        partners: keys that the class may want to change with it.
+        partners: see ``variations``.
     """
-    value = value_at(config, key)
-    if not isinstance(value, int):
-        return False
-    others = [with_value(config, key, other) for other in (2 * value, value + 1, value - 1, 1)]
-    if tensors_digest(others[0]) is None:  # the class compares it with other keys
-        for partner in partners:
-            size = value_at(config, partner) or 0
-            others += [
-                with_value(others[0], partner, changed_size)
-                for changed_size in (2 * size, size // 2)
-            ]
-    return any(tensors_digest(config) not in (None, digest) for config in others)
+    others, with_partners = variations(config, key, partners)
+    if others and tensors_digest(others[0]) is None:  # the class compares it with other keys
+        others += with_partners
+    return any(tensors_digest(other) not in (None, digest) for other in others)
 
 
 def _grown_axes() -> set[str]:

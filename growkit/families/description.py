@@ -4,12 +4,12 @@ At the end, the vocabulary of family descriptions: every key and the kind of its
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, TypeGuard
 
-from growkit.algebra.axes import Order, Pattern, Role
+from growkit.algebra.axes import Dimension, Order, Pattern, Role
 from growkit.base.errors import InputError
 from growkit.base.names import nearest
 from growkit.base.parsing import ANY, check_kind
@@ -90,6 +90,11 @@ class Tensor:
     offset: float = 0.0
     component: str | None = None
     dense: tuple[str, ...] | None = None
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """What it reads and writes; sizes of single layers have one axis."""
+        return Pattern.parse(self.pattern.replace("_{layer}", "")).dimensions
 
     @property
     def counts(self) -> str | None:
@@ -530,6 +535,29 @@ def value_at(config: Config, key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def variations(
+    config: Config, key: str, partners: Iterable[str]
+) -> tuple[list[Config], list[Config]]:
+    """The config with other values of a size, and with twice the size and other partners.
+
+    Args:
+        config: complete config of a model.
+        key: of a size, or of a ratio of sizes; without whole number, there are no variations.
+        partners: keys that a class may want to change with it.
+    """
+    value = value_at(config, key)
+    if not isinstance(value, int):
+        return [], []
+    alone = [with_value(config, key, other) for other in (2 * value, value + 1, value - 1, 1)]
+    sizes = {partner: value_at(config, partner) or 0 for partner in partners}
+    together = [
+        with_value(alone[0], partner, other)
+        for partner, size in sizes.items()
+        for other in (2 * size, size // 2)
+    ]
+    return alone, together
 
 
 def with_value(config: Config, key: str, value: Any) -> Config:

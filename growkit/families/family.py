@@ -159,10 +159,9 @@ class Family(description.HasSizes):
         """
         shown, looked_up = {"layers"}, set[str]()
         for tensor in (tensor for form in (self.tensors, *self.other_forms) for tensor in form):
-            pattern = Pattern.parse(tensor.pattern.replace("_{layer}", ""))
-            axes = {axis for dimension in pattern.dimensions for axis in dimension.axes}
-            if component_of(tensor) == "embedding" and pattern.dimensions[0].role is Role.READ:
-                looked_up |= pattern.dimensions[0].axes
+            axes = {axis for dimension in tensor.dimensions for axis in dimension.axes}
+            if component_of(tensor) == "embedding" and tensor.dimensions[0].role is Role.READ:
+                looked_up |= tensor.dimensions[0].axes
             shown |= axes | {tensor.counts or "layers"}
         return {
             key

@@ -364,13 +364,15 @@ class _Run:
         recipe = self.recipe
         if recipe.verify is None:
             return None
+        from growkit.proof.pair import Request
         from growkit.proof.verdict import prove
 
         source, written = pair(self.found, find(folder))
         state, adapter = (
             Path(path) if path else None for path in (recipe.optimizer, recipe.adapter)
         )
-        verdict = prove(source, written, recipe.verify, recipe, self.progress, state, adapter)
+        request = Request(source, written, recipe.verify, recipe, self.progress, state, adapter)
+        verdict = prove(request)
         costs = self.prepared.kl_by_rank.items()
         verdict.sections.weights.kl_by_rank = [
             RankCost(rank=n, kl_nats_per_token=kl) for n, kl in costs

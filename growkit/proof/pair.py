@@ -22,6 +22,29 @@ from growkit.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)
+class Request:
+    """A proof that is asked for.
+
+    Attributes:
+        before: the source.
+        after: the target.
+        settings: settings of the proof.
+        recipe: the recipe of the target; None if it is not known.
+        progress: receives the progress.
+        optimizer: path of the source's optimizer state; None if it is not known.
+        adapter: folder of the source's adapter; None if it is not to be compared.
+    """
+
+    before: Checkpoint
+    after: Checkpoint
+    settings: Settings
+    recipe: Recipe | None
+    progress: Progress
+    optimizer: Path | None = None
+    adapter: Path | None = None
+
+
+@dataclass(frozen=True)
 class Pair:
     """What is compared, and how.
 
@@ -72,36 +95,20 @@ class Pair:
 
 
 @contextmanager
-def open_pair(
-    before: Checkpoint,
-    after: Checkpoint,
-    settings: Settings,
-    recipe: Recipe | None,
-    progress: Progress,
-    optimizer: Path | None = None,
-    adapter: Path | None = None,
-) -> Iterator[Pair]:
-    """Open a pair, with torch set to full precision inside this context; see ``verify``.
-
-    Args:
-        before: the source.
-        after: the target.
-        settings: settings of the proof.
-        recipe: the recipe of the target; None if it is not known.
-        progress: receives the progress.
-        optimizer: path of the source's optimizer state; None if it is not known.
-        adapter: folder of the source's adapter; None if it is not to be compared.
+def open_pair(request: Request) -> Iterator[Pair]:
+    """Open a pair, with torch set to full precision inside this context.
 
     Raises:
         InputError: the two cannot be compared.
     """
+    before, after, settings = request.before, request.after, request.settings
     check_vocabularies(before, after)
     check_subnormal_numbers()
     device = choose_device(settings.device)
     total = 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
-    bar = progress.bytes("proving", total)
+    bar = request.progress.bytes("proving", total)
     with reproducible(device) as varying, bar as advance:
-        origin = origin_of(before, after, recipe)
+        origin = origin_of(before, after, request.recipe)
         yield Pair(
             stored=before,
             before=as_planned(before, origin),
@@ -112,6 +119,6 @@ def open_pair(
             prompts=make_prompts(settings, before.folder, before.config),
             advance=advance,
             varying=varying,
-            optimizer=optimizer,
-            adapter=adapter,
+            optimizer=request.optimizer,
+            adapter=request.adapter,
         )

@@ -14,7 +14,6 @@ from growkit.base.lazy import usual_torch
 from growkit.base.progress import Progress, Silent
 from growkit.base.settings import Settings
 from growkit.base.units import given_date, today
-from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import report_faults
 from growkit.engine.device import driver_versions
 from growkit.proof.check import checks
@@ -27,11 +26,10 @@ from growkit.proof.function import (
     logits_section,
 )
 from growkit.proof.modes import modes, modes_section
-from growkit.proof.pair import Pair, open_pair
+from growkit.proof.pair import Pair, Request, open_pair
 from growkit.proof.side_by_side import SideBySide
 from growkit.proof.weights import check_order, compare_weights
 from growkit.recipe.manifest import read_record
-from growkit.recipe.recipe import Recipe
 from growkit.results import proof_result as proof
 from growkit.results import versions
 from growkit.results.proof_result import Fault, Sections, VerifyResult
@@ -104,23 +102,16 @@ def verify(
     before, after = open_checkpoints(one, other)
     recipe = read_record(after)
     check_order(before, after, recipe)
-    verdict = prove(before, after, settings, recipe, progress, state, of_source)
+    request = Request(before, after, settings, recipe, progress, state, of_source)
+    verdict = prove(request)
     return proof.name_result(verdict, one.name, other.name)
 
 
-def prove(
-    before: Checkpoint,
-    after: Checkpoint,
-    settings: Settings,
-    recipe: Recipe | None,
-    progress: Progress,
-    optimizer: Path | None = None,
-    adapter: Path | None = None,
-) -> VerifyResult:
-    """Compare two open checkpoints; see ``verify`` and ``open_pair``."""
+def prove(request: Request) -> VerifyResult:
+    """Compare two open checkpoints; see ``verify``."""
     given_date()  # before any work that takes time
     started = time.perf_counter()
-    with open_pair(before, after, settings, recipe, progress, optimizer, adapter) as pair:
+    with open_pair(request) as pair:
         for check in checks().values():
             if check.refuse:
                 check.refuse(pair)

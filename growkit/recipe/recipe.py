@@ -366,18 +366,18 @@ def with_paths(
 
 def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
     """Parse the contents of a recipe file; see ``load_recipe``."""
-    chosen = _fields(Recipe, content, where)
+    check_kind(content, _kinds(Recipe) | {"verify": (bool, _kinds(Settings))}, where)
     for key in REQUIRED:
         if not content.get(key):
             raise InputError(f"{where} has no {key}; a recipe needs source, steps and output")
     check_kind(content["steps"], list, f"steps in {where}")
-    chosen["steps"] = tuple(
+    steps = tuple(
         _parse_step(step, f"step {number} of {where}")
         for number, step in enumerate(content["steps"], 1)
     )
-    if "verify" in content:
-        chosen["verify"] = _parse_verify(content["verify"], f"verify in {where}")
-    return Recipe(**chosen)
+    verify = content.get("verify", True)
+    proof = Settings(**verify) if isinstance(verify, dict) else settings_of(verify)
+    return Recipe(**{**content, "steps": steps, "verify": proof})
 
 
 def _parse_step(step: Any, where: str) -> Step:
@@ -397,17 +397,7 @@ def _parse_step(step: Any, where: str) -> Step:
         raise InputError(f"{where}: {error}") from None
 
 
-def _parse_verify(content: Any, where: str) -> Settings | None:
-    check_kind(content, (bool, dict), where)
-    if isinstance(content, bool):
-        return Settings() if content else None
-    return Settings(**_fields(Settings, content, where))
-
-
-def _fields(
-    kind: type[Recipe | Settings], content: Mapping[str, Any], where: str
-) -> dict[str, Any]:
-    """Check the values of fields against the types that the class declares."""
-    kinds = {name: kind_of(hint) for name, hint in get_type_hints(kind).items()}
-    check_kind(content, {key: k if k in WORDS else object for key, k in kinds.items()}, where)
-    return dict(content)
+def _kinds(of: type[Recipe | Settings]) -> dict[str, Any]:
+    """The kinds of a dataclass's fields, for ``check_kind``."""
+    kinds = {name: kind_of(hint) for name, hint in get_type_hints(of).items()}
+    return {name: kind if kind in WORDS else object for name, kind in kinds.items()}
