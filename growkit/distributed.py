@@ -40,6 +40,7 @@ from growkit.engine.device import check_subnormal_numbers
 from growkit.engine.loader import check_class
 from growkit.engine.oracle import fit_experts, parsed
 from growkit.engine.published import config_to_write
+from growkit.engine.transformers_internals import causal_class
 from growkit.engine.user_family import unlisted_family
 from growkit.planning.own_class import runnable, substitute
 from growkit.planning.updates import law_of
@@ -250,7 +251,7 @@ def load(
         InputError: the recipe or the source cannot be used, transformers has no causal language
             model for the target, or the target has to be written first.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
     grown = Grown(recipe, source, together=distributed_config is not None)
     opened, outcome = grown.source.opened, f"what {grown.source.where()} becomes"
@@ -264,8 +265,7 @@ def load(
     if opened.has(GENERATION):
         options.setdefault("generation_config", GenerationConfig.from_dict(opened.json(GENERATION)))
     state = entries_of(weights, _Last())
-    known: Any = AutoModelForCausalLM._model_mapping
-    model = known[type(config)].from_pretrained(None, config=config, state_dict=state, **options)
+    model = causal_class(config).from_pretrained(None, config=config, state_dict=state, **options)
     fit_experts(model)
     return model
 

@@ -22,8 +22,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
 from growkit.cli.demo import MODEL
 from growkit.engine import lending
-from growkit.engine.oracle import uninitialised
 from growkit.engine.strict import strict_float64
+from growkit.engine.transformers_internals import uninitialised
 from growkit.modeling import register
 from growkit.proof import modes
 

@@ -18,8 +18,8 @@ import growkit
 from growkit.engine import device, layered_model
 from growkit.engine.device import CPU, choose_device, driver_versions, reproducible, settings
 from growkit.engine.forward import Forward
-from growkit.engine.oracle import uninitialised
 from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, strict_float64
+from growkit.engine.transformers_internals import uninitialised
 from growkit.modeling import register
 from tests.architectures import config_of
 from tests.conftest import KINDS

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from growkit.base.errors import foreign
 from growkit.base.tensors import SAFETENSORS_NAMES, Config, TensorInfo, cut
+from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.engine import oracle
 from growkit.engine.loader import Conversion, check_class, dequantises, loading, the_tensor
+from growkit.engine.transformers_internals import own_dtypes, uninitialised
 from growkit.families.model import Model
 from growkit.planning.own_class import runnable, substitute
 
@@ -65,7 +67,7 @@ def empty_model(weights: Model, dtype: torch.dtype) -> tuple[Any, Model, Callabl
     buffers = persistent_buffers(model)
     tensors = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
     # Some parameters and buffers stay float32, regardless of the dtype the class is loaded in.
-    wide: Mapping[str, torch.dtype] = model._get_dtype_plan(dtype)
+    wide = own_dtypes(model, dtype)
     for name, tensor in tensors.items():
         patterns = (key for key in wide if re.search(key.replace("*", ".*"), name))
         tensor.data = tensor.data.to(next((wide[key] for key in patterns), tensor.dtype))
@@ -111,7 +113,7 @@ def build(weights: Model, config: Config, dtype: torch.dtype) -> Any:
 
     with (
         oracle.quiet(),
-        oracle.uninitialised("meta"),
+        uninitialised("meta"),
         foreign(
             f"transformers cannot build the model of {weights.where()}", "correct its config.json"
         ),
@@ -184,7 +186,7 @@ class ClassWeights(Model):
         self.tensors = {}
         for conversion in conversions:
             # The narrowest dtype that holds all these tensors exactly.
-            with torch._C.DisableTorchFunction():
+            with stored_dtypes():
                 dtypes = (checkpoint.tensors[name].torch_dtype for name in conversion.sources)
                 dtype = SAFETENSORS_NAMES[str(reduce(torch.promote_types, dtypes))[6:]]
             self.tensors |= {
@@ -217,7 +219,7 @@ class ClassWeights(Model):
         conversion = self._conversions[name]
         if conversion.transform is None:
             return self._checkpoint.read(conversion.sources[0], *where)
-        with torch._C.DisableTorchFunction():  # stored dtypes, also in strict float64
+        with stored_dtypes():  # stored dtypes, also in strict float64
             if not stacks(conversion):
                 return cut(self._made(name, conversion), where)
             # Each row has source tensors of its own, so memory never holds all rows twice.
@@ -296,7 +298,7 @@ class Unconverted:
         shapes = [self._tensors[name].shape for name in conversion.sources]
         key = (*conversion.tensors, *shapes)  # layers and experts are alike
         if key not in self._places:
-            with torch._C.DisableTorchFunction():
+            with stored_dtypes():
                 self._places[key] = _places(conversion, shapes)
         return self._places[key]
 
@@ -307,7 +309,7 @@ class Unconverted:
         places = self.places(conversion)
         if places is None:
             return None
-        with torch._C.DisableTorchFunction():
+        with stored_dtypes():
             together = torch.cat([made[name].flatten() for name in conversion.shapes])
             back = torch.empty_like(together)
             back[places.to(back.device)] = together

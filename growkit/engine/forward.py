@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from growkit.base.torch_internals import tree_leaves, tree_map, version_of
 from growkit.engine.calls import (
     Arguments,
     Call,
@@ -355,7 +355,7 @@ class Forward:
             state, rest = Arguments.of(args, kwargs)
             if states and not _untouched(state, *states[0]):
                 raise NoStackError("something is computed between layers")
-            states.append((state, state._version))
+            states.append((state, version_of(state)))
             arguments.append(rest)
             if len(arguments) == count:
                 raise _ArrivedError
@@ -433,7 +433,7 @@ def _untouched(state: Tensor, output: Tensor, version: int) -> bool:
         and state.stride() == output.stride()
         and state.data_ptr() == output.data_ptr()
     )
-    return same and output._version == version
+    return same and version_of(output) == version
 
 
 def lengthen(cache: Any, layers: int, tokens: int) -> None:

@@ -6,11 +6,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from growkit.base.torch_internals import fused_attention, fused_kernel
+from growkit.engine.transformers_internals import attention_of
 
 FUSED = {
     "math": SDPBackend.MATH,
@@ -36,14 +38,14 @@ def offered(model: Any, device: torch.device, dtype: torch.dtype) -> list[str]:
         device: device of the model.
         dtype: dtype of the computation.
     """
-    if model.config._attn_implementation != "sdpa":
+    if attention_of(model) != "sdpa":
         return [CHOSEN]
     kernels, heads = [CHOSEN, EAGER], torch.zeros(1, 1, 16, 64, dtype=dtype).to(device)
     for name, kernel in FUSED.items():
         with warnings.catch_warnings(), sdpa_kernel(kernel):
             warnings.simplefilter("ignore")  # they say why a kernel cannot run
             with suppress(RuntimeError):
-                choice = torch._fused_sdp_choice(heads, heads, heads, is_causal=True)
+                choice = fused_kernel(heads, heads, heads, is_causal=True)
                 functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
                 kernels += [name] if choice == kernel.value else []
     return kernels
@@ -66,15 +68,15 @@ def with_kernel(name: str, model: Any, ran: dict[str, set[str]]) -> Iterator[Non
     names = {kernel.value: fused for fused, kernel in FUSED.items()}
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        used.add(names.get(torch._fused_sdp_choice(*args, **kwargs), "unknown"))
+        used.add(names.get(fused_kernel(*args, **kwargs), "unknown"))
         return attention(*args, **kwargs)
 
     with ExitStack() as chosen:
         if name == EAGER:
-            chosen.callback(model.set_attn_implementation, model.config._attn_implementation)
+            chosen.callback(model.set_attn_implementation, attention_of(model))
             model.set_attn_implementation(EAGER)
         elif name in FUSED:
             kernels = [FUSED[name], SDPBackend.MATH]
             chosen.enter_context(sdpa_kernel(kernels, set_priority=True))
-        chosen.enter_context(patch.object(functional, "scaled_dot_product_attention", noted))
+        chosen.enter_context(fused_attention(noted))
         yield

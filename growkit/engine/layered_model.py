@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from growkit.base.errors import InputError, foreign, reason
+from growkit.base.torch_internals import buffers_of, parameters_of
 from growkit.engine.calls import Call, CallError, Extras, NoStackError
 from growkit.engine.class_weights import Extended, empty_model, persistent_buffers
 from growkit.engine.kernels import with_kernel
@@ -83,12 +84,12 @@ class LayeredModel:
         # Stored buffers keep the values of the files; the class computes all other buffers.
         stored = {n for n in persistent_buffers(self.model) if n in self._weights.tensors}
         for path, module in self.model.named_modules(remove_duplicate=False):
-            for key, buffer in module._buffers.items():
+            for key, buffer in buffers_of(module).items():
                 name = f"{path}.{key}".removeprefix(".")
                 if name in stored and buffer is not None:
-                    module._buffers[key] = self.lender.whole(name, buffer.dtype)
+                    buffers_of(module)[key] = self.lender.whole(name, buffer.dtype)
                 elif buffer is not None:
-                    module._buffers[key] = buffer.to(device)
+                    buffers_of(module)[key] = buffer.to(device)
 
     def stores(self, name: str) -> bool:
         """Whether the files hold a tensor of this name, rather than one that it is tied to."""
@@ -141,7 +142,7 @@ class LayeredModel:
             return (places, *args[1:])
 
         with (
-            patch.dict(embedding._parameters, weight=parameter),
+            patch.dict(parameters_of(embedding), weight=parameter),
             patch.dict(vars(embedding), padding_idx=None),  # rows are renumbered
             embedding.register_forward_pre_hook(find),
             # For example embeddings of positions.
@@ -227,7 +228,7 @@ class LayeredModel:
         outside = {
             name: module
             for name, module in self.model.named_modules()
-            if module._parameters and not f"{name}.".startswith(within)
+            if parameters_of(module) and not f"{name}.".startswith(within)
         }
 
         def reach(name: str, module: nn.Module, args: Any) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from growkit.base.tensors import AT_ONCE, TensorInfo, Weights, parts, total_bytes
+from growkit.base.torch_internals import buffers_of, parameters_of, stored_dtypes
 from growkit.checkpoint.writing import give_back, keep_freed
 
 LARGE = 1 << 30
@@ -98,7 +99,7 @@ class Lender:
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """Read a parameter, or some rows of it, in its stored dtype."""
         # Files hold float32 as float32, even when all arithmetic is done in float64.
-        with torch._C.DisableTorchFunction():
+        with stored_dtypes():
             values = self._weights.read(self._stored(name), rows)
             if name in self.steps:
                 values = values.double() - self.steps[name][rows or slice(None)].to(values.device)
@@ -122,7 +123,7 @@ class Lender:
             return self._on_device(name, places).to(dtype)
         if len(places) == 1 or dtype in (None, info.torch_dtype):
             return self.read(name).to(self._device, dtype)
-        with torch._C.DisableTorchFunction():
+        with stored_dtypes():
             loaded = torch.empty(info.shape, dtype=dtype, device=self._device)
             for rows in places:
                 loaded[rows] = self.read(name, rows)
@@ -135,7 +136,7 @@ class Lender:
             if self._copying:  # whose stream may have made the copy
                 torch.accelerator.current_stream(self._device).wait_stream(self._copying)
             return self._copies[stored]
-        with torch._C.DisableTorchFunction():
+        with stored_dtypes():
             pieces = [self.read(name, rows).to(self._device) for rows in places]
             copy = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         if self._copies is not None:
@@ -173,7 +174,7 @@ class Lender:
             for name, owner, last, empty in owners:
                 if not self._stays(owner, last, name, head=head):
                     ready = self._ready(name, empty.dtype)
-                    owner._parameters[last] = nn.Parameter(ready, ready.is_floating_point())
+                    parameters_of(owner)[last] = nn.Parameter(ready, ready.is_floating_point())
                     continue
                 rows: Rows = partial(self.read, name)
                 if self._device.type != "cpu" or not self._weights.cuts(self._stored(name)):
@@ -186,7 +187,7 @@ class Lender:
             del buffer
             for _, owner, last, empty in owners:
                 vars(owner).pop(last, None)
-                owner._parameters[last] = empty
+                parameters_of(owner)[last] = empty
             if self._large:
                 give_back()
 
@@ -195,7 +196,7 @@ class Lender:
 
     def _stays(self, owner: nn.Module, last: str, name: str, *, head: bool = False) -> bool:
         """Whether a parameter is so large that it stays in its file."""
-        info, parameter = self._info(name), owner._parameters[last]
+        info, parameter = self._info(name), parameters_of(owner)[last]
         # Without a cast, layers multiply with whole matrices, as they do in use.
         cast = info.torch_dtype != self.dtype
         if parameter is None or parameter.dtype != self.dtype or not (cast or head):
@@ -324,7 +325,7 @@ def lend(
             parameters that are not used at the same time may share it.
     """
     parameter = nn.Parameter(buffer[:1].expand(shape))
-    module._parameters[name] = parameter
+    parameters_of(module)[name] = parameter
     vars(module)[name] = stored = Stored(rows, parameter, buffer)
     return stored
 
@@ -367,7 +368,7 @@ def disturbed(layer: nn.Module, keys: Iterable[str]) -> Iterator[None]:
         for key in keys:
             path, _, last = key.rpartition(".")
             owner = layer.get_submodule(path)
-            tensor = {**owner._parameters, **owner._buffers}[last]
+            tensor = {**parameters_of(owner), **buffers_of(owner)}[last]
             assert tensor is not None
             if isinstance(lent := vars(owner).get(last), Stored):
                 changed.enter_context(patch.object(lent, "factor", -0.5))
@@ -384,7 +385,7 @@ def _owner(module: nn.Module, key: str) -> tuple[nn.Module, str, nn.Parameter]:
     """The submodule that has a parameter, its name there, and the parameter."""
     path, _, last = key.rpartition(".")
     owner = module.get_submodule(path)
-    parameter = owner._parameters[last]
+    parameter = parameters_of(owner)[last]
     assert parameter is not None
     return owner, last, parameter
 

@@ -5,16 +5,15 @@ files and the parameter names of their tensors are therefore its own, and no wei
 large the model. Folders that transformers would read differently from growkit are refused here.
 """
 
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,6 +26,12 @@ from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import inert, parsed, quiet
+from growkit.engine.transformers_internals import (
+    Trace,
+    causal_class,
+    trace_loading,
+    watched_conversions,
+)
 from growkit.planning.own_class import config_as_loaded, substitute
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
@@ -89,10 +94,6 @@ _loadings: WeakKeyDictionary[Checkpoint, Loading] = WeakKeyDictionary()
 """Results of ``loading`` by checkpoint, since a proof builds its model several times."""
 
 
-class _LoadingStoppedError(Exception):
-    """Stops ``from_pretrained`` before it reads weights."""
-
-
 def loading(checkpoint: Checkpoint) -> Loading:
     """Determine how transformers would load a checkpoint.
 
@@ -124,7 +125,7 @@ def _examine(checkpoint: Checkpoint) -> Loading:
         if lacking and checkpoint.config.get("transformers_weights") is not None:
             config.transformers_weights = checkpoint.config["transformers_weights"]
         check_class(config, str(folder))
-        model, files, missing, conversions = _trace_loading(checkpoint, config, lacking)
+        (model, files, missing), conversions = _trace_loading(checkpoint, config, lacking)
         resolved = config.to_dict()
         _check_config(checkpoint, resolved, model)
     _check_files(checkpoint, files)
@@ -149,9 +150,7 @@ def _examine(checkpoint: Checkpoint) -> Loading:
 
 def check_class(config: Any, where: str) -> None:
     """Refuse a transformers config whose type has no causal language model."""
-    from transformers import AutoModelForCausalLM
-
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    if causal_class(config) is None:
         raise InputError(
             f"{where} is a model of type {config.model_type}, for which transformers has no causal "
             "language model; choose another model"
@@ -197,7 +196,7 @@ def dequantisations(checkpoint: Dequantised, settings: Config) -> tuple[Conversi
 
 def _trace_loading(
     checkpoint: Checkpoint, config: Any, lacking: bool, dtype: torch.dtype | None = None
-) -> tuple[Any, list[str], set[str], tuple[Conversion, ...]]:
+) -> tuple[Trace, tuple[Conversion, ...]]:
     """Load a folder without its weights, and record what would be read.
 
     Args:
@@ -207,45 +206,21 @@ def _trace_loading(
         dtype: dtype of dequantised weights; None for a dense checkpoint.
 
     Returns:
-        The model, its weight files, the names of missing tensors, and the conversions.
+        What would be read, and the conversions.
     """
-    from transformers import AutoModelForCausalLM, PreTrainedModel
+    from transformers import AutoModelForCausalLM
 
-    of_config: Any = AutoModelForCausalLM._model_mapping
-    cls: Any = of_config[type(config)] if lacking else AutoModelForCausalLM
+    cls: Any = causal_class(config) if lacking else AutoModelForCausalLM
     # transformers reads the folder's config itself, unless that is not the one to load with.
     own = checkpoint.stands_alone and not lacking and dtype is None
     options: dict[str, Any] = {} if own else {"config": config}
     folder: Path | None = checkpoint.folder
     if checkpoint.distributed:  # transformers cannot read its files, and gets none
-        cls = of_config[type(config)]
+        cls = causal_class(config)
         folder, options["state_dict"] = None, {}
-    load = PreTrainedModel._load_pretrained_model
-    trace: list[Any] = []
     conversions: dict[int, Conversion] = {}
 
-    def record(model: Any, state: Any, files: Any, options: Any, *rest: Any) -> NoReturn:
-        shapes = {
-            name: torch.empty(info.shape, dtype=info.torch_dtype, device="meta")
-            for name, info in checkpoint.tensors.items()
-        }
-        nowhere = dataclasses.replace(options, device_map={"": "meta"})
-        with _recording_conversions(checkpoint, model, conversions):
-            info, _ = load(model, shapes, None, nowhere)
-        model._adjust_missing_and_unexpected_keys(info)
-        trace.extend([model, [str(file) for file in files or ()], set(info.missing_keys)])
-        raise _LoadingStoppedError
-
-    def refuse(*_: Any) -> NoReturn:
-        raise InputError(f"{checkpoint.folder} holds shards of a distributed checkpoint")
-
-    distributed = "_load_and_finalize_distributed_pretrained_model"
-    with (
-        patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(record)),
-        patch.object(PreTrainedModel, distributed, refuse, create=True),
-        _limited_modules(len(checkpoint.tensors)),
-        suppress(_LoadingStoppedError),
-    ):
+    def load() -> None:
         cls.from_pretrained(
             folder,
             dtype=dtype or torch.float32,  # else it is read from the weights
@@ -255,21 +230,31 @@ def _trace_loading(
             ignore_mismatched_sizes=True,  # reported when the model is built
             **options,
         )
-    model, files, missing = trace
-    return model, files, missing, tuple(conversions.values())
+
+    def tensors() -> dict[str, torch.Tensor]:
+        return {
+            name: torch.empty(info.shape, dtype=info.torch_dtype, device="meta")
+            for name, info in checkpoint.tensors.items()
+        }
+
+    def refuse(*_: Any) -> NoReturn:
+        raise InputError(f"{checkpoint.folder} holds shards of a distributed checkpoint")
+
+    recording = partial(_recording_conversions, checkpoint, conversions)
+    with _limited_modules(len(checkpoint.tensors)):
+        trace = trace_loading(load, tensors, recording, refuse)
+    return trace, tuple(conversions.values())
 
 
 @contextmanager
 def _recording_conversions(
-    checkpoint: Checkpoint, model: Any, found: dict[int, Conversion]
+    checkpoint: Checkpoint, conversions: dict[int, Conversion], model: Any
 ) -> Iterator[None]:
     """Record the conversion of each tensor, and the shapes of the results."""
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
+    from transformers.core_model_loading import WeightRenaming
 
-    add, convert = WeightTransform.add_tensor, WeightConverter.convert
-
-    def record_tensor(transform: Any, name: str, tensor: str, pattern: str, value: Any) -> Any:
-        conversion = found.setdefault(id(transform), Conversion(transform, name, model))
+    def add_tensor(transform: Any, name: str, tensor: str, pattern: str) -> None:
+        conversion = conversions.setdefault(id(transform), Conversion(transform, name, model))
         # The pattern of an unconverted tensor is its name.
         if pattern not in transform.source_patterns:
             both = sorted([conversion.sources[0], tensor])
@@ -278,22 +263,17 @@ def _recording_conversions(
                 "transformers, which keeps only one of them; remove the other"
             )
         conversion.tensors.setdefault(pattern, []).append(tensor)
-        return add(transform, name, tensor, pattern, value)
 
-    def record_shapes(transform: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(map(dequantises, transform.operations)):  # which needs real tensors
-            return {}
-        converted = convert(transform, *args, **kwargs)
-        shapes = found[id(transform)].shapes
+    def add_shapes(transform: Any, converted: Mapping[str, Any]) -> None:
+        shapes = conversions[id(transform)].shapes
         shapes |= {name: tuple(the_tensor(value).shape) for name, value in converted.items()}
-        return converted
 
-    with (
-        patch.object(WeightTransform, "add_tensor", record_tensor),
-        patch.object(WeightConverter, "convert", record_shapes),
-    ):
+    def needs_numbers(transform: Any) -> bool:
+        return any(map(dequantises, transform.operations))
+
+    with watched_conversions(add_tensor, add_shapes, needs_numbers):
         yield
-    for recorded in found.values():
+    for recorded in conversions.values():
         if isinstance(recorded.transform, WeightRenaming):
             recorded.transform = None
             recorded.shapes = {recorded.name: checkpoint.tensors[recorded.sources[0]].shape}

@@ -19,8 +19,15 @@ from typing import Any
 from growkit.base.errors import InputError, foreign
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config
+from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import in_temporary
+from growkit.engine.transformers_internals import (
+    causal_class,
+    offline,
+    one_expert_at_a_time,
+    uninitialised,
+)
 from growkit.families.model import Model
 from growkit.planning.own_class import config_as_loaded, register_own_classes, runnable, substitute
 
@@ -72,10 +79,10 @@ def load_model(
         options: dict[str, Any] = {}
         if not as_stored:
             # Files hold float32 as float32, even when all arithmetic is done in float64.
-            with torch._C.DisableTorchFunction():
+            with stored_dtypes():
                 options["state_dict"] = {name: weights.read(name) for name in weights.tensors}
             options["config"] = parsed(weights.config)
-            cls = cls._model_mapping[type(options["config"])]
+            cls = causal_class(options["config"])
         model, loading = cls.from_pretrained(
             folder if as_stored else None,
             dtype=dtype,
@@ -269,16 +276,13 @@ def fit_experts(model: Any) -> None:
     matrices = (parameter for parameter in model.parameters() if parameter.dim() == 3)
     stacked = (matrix.to_local() if hasattr(matrix, "to_local") else matrix for matrix in matrices)
     odd = any(size * matrix.element_size() % 16 for matrix in stacked for size in matrix.shape[1:])
-    if (odd or model.dtype == torch.float64) and model._can_set_experts_implementation():
-        model.set_experts_implementation("eager")
+    if odd or model.dtype == torch.float64:
+        one_expert_at_a_time(model)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Turn off transformers' progress bars, logs, warnings and network access."""
-    from unittest.mock import patch  # takes 14 ms
-
-    from huggingface_hub import constants
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -286,7 +290,7 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(CRITICAL)
     logging.disable_progress_bar()
     try:
-        with patch.object(constants, "HF_HUB_OFFLINE", True), warnings.catch_warnings():
+        with offline(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -294,38 +298,6 @@ def quiet() -> Iterator[None]:
             logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def uninitialised(device: str | None = None) -> Iterator[None]:
-    """Build modules inside this context with buffers, but with uninitialised parameters.
-
-    Parameters are marked as loaded, so that transformers does not initialise them. Buffers that no
-    file holds, such as the frequencies of rotary embeddings, are computed.
-
-    Args:
-        device: device of the parameters; None for the default device.
-    """
-    from unittest.mock import patch
-
-    from torch import nn
-    from transformers.initialization import guard_torch_init_functions
-
-    register = nn.Module.register_parameter
-
-    def register_as_read(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None:
-            if device is not None:
-                parameter = nn.Parameter(parameter.to(device))
-            as_read: Any = parameter
-            as_read._is_hf_initialized = True
-        register(module, name, parameter)
-
-    with (
-        guard_torch_init_functions(),
-        patch.object(nn.Module, "register_parameter", register_as_read),
-    ):
-        yield
 
 
 OLDER_ROPE_KEYS = ("rope_theta", "rope_scaling")

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from growkit.base.torch_internals import loading_as_stored, stored_dtypes
 
 _NARROWER = {torch.float32, torch.float16, torch.bfloat16}
 _SAME_BITS = {torch.Tensor.view, torch.frombuffer}
@@ -53,19 +54,10 @@ def strict_float64() -> Iterator[None]:
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with patch.object(torch, "load", _load_as_stored), StrictFloat64():
+        with loading_as_stored(), StrictFloat64():
             yield
     finally:
         torch.set_default_dtype(default)
-
-
-_load = torch.load
-
-
-def _load_as_stored(*args: Any, **kwargs: Any) -> Any:
-    # Unpickling requests the dtype of the stored bytes, which must not be widened.
-    with torch._C.DisableTorchFunction():
-        return _load(*args, **kwargs)
 
 
 MKL_FUNCTIONS = (
@@ -84,7 +76,7 @@ def choose_kernels() -> None:
     of them may get a kernel of half the precision for this call (pytorch/pytorch#188792). The
     rotary angles of the first prompt are such a call.
     """
-    with torch._C.DisableTorchFunction():  # float32 is float32 here
+    with stored_dtypes():  # float32 is float32 here
         for dtype in (torch.float32, torch.float64):
             one = torch.ones(1, dtype=dtype)
             for function in MKL_FUNCTIONS:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from growkit.base.tensors import Config
+from growkit.base.torch_internals import buffers_of, saved_buffers
 from growkit.engine.class_weights import build
 from growkit.engine.oracle import resolved
 from growkit.engine.user_family import tensors_digest
@@ -99,8 +100,8 @@ class Lowered:
         for name, module in model.named_modules():
             if name in of_other:  # else it was added to the class
                 self._compare(vars(module), vars(of_other[name]))
-                stored = module._buffers.keys() - module._non_persistent_buffers_set
-                self._compare(module._buffers, of_other[name]._buffers, stored)
+                buffers = buffers_of(of_other[name])
+                self._compare(buffers_of(module), buffers, saved_buffers(module))
 
     def _compare(
         self, mine: dict[str, Any], others: Mapping[str, Any], kept: Set[str] = MODULE_ATTRIBUTES

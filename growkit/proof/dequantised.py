@@ -12,6 +12,7 @@ from torch import Tensor
 
 from growkit.base.errors import plain, reason
 from growkit.base.tensors import Weights
+from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.dequantising import Dequantised
 from growkit.engine.class_weights import class_weights, converted, one_row, stacks
 from growkit.engine.loader import Conversion, dequantisations, loading
@@ -101,7 +102,7 @@ def _pairs(
     for row in rows:
         part = one_row(conversion, row.start) if stacked else conversion
         where = () if stacked or row.start is None else (row,)
-        with torch._C.DisableTorchFunction():  # stored dtypes, also in strict float64
+        with stored_dtypes():  # stored dtypes, also in strict float64
             read = {
                 pattern: [stored.read(name, *where) for name in names]
                 for pattern, names in part.tensors.items()

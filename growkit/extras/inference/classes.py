@@ -17,8 +17,9 @@ from torch import nn
 from growkit.base.errors import InputError, foreign
 from growkit.base.names import NOTHING
 from growkit.base.tensors import Config
-from growkit.engine.oracle import parsed, quiet, uninitialised
+from growkit.engine.oracle import parsed, quiet
 from growkit.engine.thresholds import lowered
+from growkit.engine.transformers_internals import causal_class, ignored_names, uninitialised
 from growkit.engine.user_family import ALSO, NAMED
 from growkit.extras.inference.shrinking import random_weights, sample_logits, smaller
 from growkit.families.description import MAX_LAYERS, leaves, one_model, with_value
@@ -80,13 +81,11 @@ class ModelClass:
     """
 
     def __init__(self, config: Config, where: str) -> None:
-        from transformers import AutoModelForCausalLM
-
         kind = config.get("model_type")
         with quiet(), foreign(f"transformers does not understand {where}", "correct it"):
             read = parsed(config, where)
-        known = AutoModelForCausalLM._model_mapping
-        if type(read) not in known:
+        cls = causal_class(read)
+        if cls is None:
             raise InputError(
                 f"transformers has no language model of model_type {kind!r} in {where}, so there "
                 "is no class to be asked; nothing can be proved of it either"
@@ -97,7 +96,7 @@ class ModelClass:
                 "models of a single config can be inferred"
             )
         self._read, self._where = read, where
-        self.name = str(getattr(known[type(read)], "__name__", kind))
+        self.name = str(getattr(cls, "__name__", kind))
         self._keys = {axis: read.attribute_map.get(key, key) for key, axis in NAMED.items()}
         self.resolved = {
             key: value for key, value in read.to_dict().items() if key not in LOADING_KEYS
@@ -711,8 +710,7 @@ def _recomputed(model: Any) -> list[str]:
     """Suffixes of buffers that the class does not save, and of names that its loader ignores."""
     kept = {*model.state_dict()}
     names = [name for name, _ in model.named_buffers() if name not in kept]
-    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    names += [name for name in ignored if re.fullmatch(r"\w+(\.\w+)+", name)]
+    names += [name for name in ignored_names(model) if re.fullmatch(r"\w+(\.\w+)+", name)]
     suffixes = {".".join(["", *name.split(".")[-2:]]) for name in names}
     # Older versions of some classes saved the number that they mask with next to the mask.
     suffixes |= {

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from growkit.base.torch_internals import TorchDispatchMode
 from growkit.extras.inference.shrinking import stored_tensors
 
 Place = tuple[str, int]

@@ -26,6 +26,7 @@ from growkit.algebra.update import MUON_ADJUSTMENTS, Update, muon_rate
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 from growkit.base.tensors import TensorInfo
+from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import open_weights
@@ -254,7 +255,7 @@ def _combine(
             ]
             for pattern, names in conversion.tensors.items()
         }
-        with torch._C.DisableTorchFunction():
+        with stored_dtypes():
             n_out = 1 / converted(conversion, factors)[name].numpy()
     else:
         shared = [update.n_out * update.factor for update in of]

@@ -21,6 +21,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.device import reproducible
 from growkit.engine.oracle import load_model, quiet
 from growkit.engine.strict import choose_kernels
+from growkit.engine.transformers_internals import one_expert_at_a_time
 
 
 @dataclass(frozen=True)
@@ -187,8 +188,7 @@ def isolated(device: torch.device, seed: int) -> Iterator[None]:
 def flops_of(stored: Path | Checkpoint, window: Tensor, device: torch.device) -> int:
     """Count the floating-point operations of training on a window, [tokens], with torch."""
     model: Any = load_model(stored, torch.float32, device, None)  # as it is trained
-    if model._can_set_experts_implementation():
-        model.set_experts_implementation("eager")  # products of groups are not counted
+    one_expert_at_a_time(model)  # products of groups are not counted
     ids = window[None].to(device)
     # Fused attention is not counted on every device, and its kernels are counted differently.
     math = sdpa_kernel(SDPBackend.MATH)

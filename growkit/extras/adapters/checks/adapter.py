@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from growkit.base.errors import InputError, foreign
 from growkit.base.limits import strict_limit, within
 from growkit.base.tensors import ANYWHERE, TensorInfo, cut
+from growkit.base.torch_internals import buffers_of, parameters_of
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import CallError
@@ -177,7 +178,7 @@ class AdaptedWeights(Extended):
                 path, _, last = name.rpartition(".")
                 self.tensors[name] = TensorInfo.of_torch(parameter.shape, self._own[name].dtype)
                 empty = torch.empty(parameter.shape, dtype=model.dtype, device="meta")
-                model.get_submodule(path)._parameters[last] = nn.Parameter(empty)
+                parameters_of(model.get_submodule(path))[last] = nn.Parameter(empty)
                 continue
             alike = tied_names(AROUND.sub("", name), ties)
             held = next((alias for alias in alike if alias in self._base.tensors), None)
@@ -188,9 +189,9 @@ class AdaptedWeights(Extended):
                 )
             self._names[name], self.tensors[name] = held, self._base.tensors[held]
         for module in model.modules():  # buffers with which PEFT would unload an adapter
-            for key, buffer in module._buffers.items():
+            for key, buffer in buffers_of(module).items():
                 if buffer is not None and buffer.is_meta:
-                    module._buffers[key] = torch.zeros_like(buffer, device="cpu")
+                    buffers_of(module)[key] = torch.zeros_like(buffer, device="cpu")
 
     def _loaded(self, model: Any) -> dict[str, Tensor]:
         """Apply the adapter to a model without weights; return its tensors by parameter name.

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from growkit.base.errors import InputError
+from growkit.base.torch_internals import tree_map
 from growkit.checkpoint import distributed_file
 from growkit.checkpoint.distributed_file import REMEDY, DistributedFile, Listed
 from growkit.checkpoint.folder import LIST, Folder

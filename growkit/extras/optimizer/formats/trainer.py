@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.serialization import skip_data
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from growkit.base.errors import InputError
+from growkit.base.torch_internals import tree_flatten, tree_unflatten
 from growkit.checkpoint.folder import LIST, Folder
 from growkit.checkpoint.weight_file import (
     Select,
