@@ -167,7 +167,7 @@ def find(model: Path | str, *, weights: bool = True) -> Source:
 
 
 def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
-    """Open two models for a comparison; a lone language model is compared with the source's.
+    """Open two models for a comparison, or the language models inside of multimodal ones.
 
     Raises:
         InputError: see ``Source.open``; or the target is quantised.
@@ -182,9 +182,9 @@ def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
     if after.wrappers:
         raise InputError(f"{after.notes[0]}, but users would not; save the model without them")
     before = source.whole()
-    if "text_config" in after.config:
-        return before, after
-    inner = inside(before)
+    inner, inner_after = inside(before), inside(after)
+    if inner_after:  # ``growkit.proof.other_parts`` compares the rest
+        return inner or before, inner_after
     same = inner and inner.config.get("model_type") == after.config.get("model_type")
     return inner if inner and same else alone(before), after
 
@@ -311,7 +311,8 @@ class Inside(View):
         config: config of the language model.
 
     Attributes:
-        dropped: the other parts of the checkpoint, and why they are left out.
+        others: the tensors of the other parts of the checkpoint.
+        dropped: these parts, and why they are left out.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Config) -> None:
@@ -319,8 +320,9 @@ class Inside(View):
         self.stands_alone = False
         self.part_of = self.config["model_type"]
         self._names = tensors_inside(self.tensors)
-        rest = self.tensors.keys() - self._names.values()
-        parts = Counter(name.removeprefix("model.").partition(".")[0] for name in sorted(rest))
+        self.others = self.tensors.keys() - self._names.values()
+        names = (name.removeprefix("model.") for name in sorted(self.others))
+        parts = Counter(name.partition(".")[0] for name in names)
         self.dropped = {
             part: f"{count} tensors of the {self.part_of} model around the language model"
             for part, count in parts.items()

@@ -1,5 +1,6 @@
 """Language models inside of others, judged by the whole model as transformers loads it."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from transformers import CONFIG_MAPPING, AutoModelForMultimodalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from growkit.sources import Inside, find, pair
 from tests.conftest import (
     TOKENS,
     distance,
@@ -197,14 +197,37 @@ def test_what_ties_them_is_the_whole(tied: bool, tmp_path: Path) -> None:
     assert ("lm_head.weight" in load_file(out / "model.safetensors")) is not tied
 
 
-def test_two_wholes_are_compared_as_wholes(tmp_path: Path) -> None:
-    """Nothing of either is passed over, since both hold it."""
-    source = save_whole(tmp_path / "source", "gemma3")
-    assert isinstance(find(source).open(), Inside)
-    before, after = pair(find(source), find(source))
-    assert before.stands_alone
-    assert after.stands_alone
-    assert any("vision_tower" in name for name in before.tensors)
+@pytest.mark.parametrize("name", ["gemma3", "llava"])
+def test_two_wholes_are_compared_with_all_their_parts(name: str, tmp_path: Path) -> None:
+    source, copy = save_whole(tmp_path / "source", name), tmp_path / "copy"
+
+    def reason() -> str:
+        found: str = growkit.verify(source, copy, QUICK)["reason"]
+        return found
+
+    shutil.copytree(source, copy)
+    assert reason().startswith("preserved")
+    with edit_json(copy / "config.json") as config:
+        config["image_token_index"] = 27
+    assert "not preserved: image_token_index in config.json around" in reason()
+    shutil.copy(source / "config.json", copy)
+    with edit_weights(copy) as tensors:
+        tower = next(name for name in tensors if "vision_tower" in name)
+        tensors[tower].view(-1)[0] += 1
+    assert f"not preserved: tensor {tower} around" in reason()
+    shutil.copy(source / "model.safetensors", copy)
+    with edit_weights(copy) as tensors:
+        next(t for n, t in tensors.items() if "language_model" in n and "down" in n)[0] += 1
+    assert "not preserved: the logits differ" in reason()
+
+
+def test_a_language_model_that_cannot_be_taken_out(tmp_path: Path) -> None:
+    source = save_whole(tmp_path / "source", "llava")
+    with edit_weights(source) as tensors:
+        for name in [*tensors]:
+            tensors["other." + name] = tensors.pop(name)
+    with pytest.raises(InputError, match=r"inside the llava model in .* cannot be taken out"):
+        growkit.verify(source, source)
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,14 @@ def check_vocabulary(checkpoint: Checkpoint) -> None:
     """Refuse a config without a usable ``vocab_size``.
 
     Raises:
-        InputError: ``vocab_size`` is not a whole number above 0.
+        InputError: ``vocab_size`` is not a whole number above 0, or is that of a part.
     """
-    size = checkpoint.config.get("vocab_size")
+    size, kind = checkpoint.config.get("vocab_size"), checkpoint.config.get("model_type")
+    if size is None and isinstance(checkpoint.config.get("text_config"), dict):
+        raise InputError(
+            f"the language model inside the {kind} model in {checkpoint.folder} cannot be taken "
+            "out by the names of its tensors; save it as a folder of its own"
+        )
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise InputError(
             f"vocab_size is {size!r} in {checkpoint.folder}; a whole number above 0 was "

@@ -464,6 +464,7 @@ class Sections(Result):
         modes: the inference modes.
         adapter: both models with their adapters, in PEFT; if requested.
         dequantised: growkit's dequantised weights and those of transformers; of a quantised source.
+        other_parts: what two multimodal models have around their language models.
         series: the series of a causal integral; if the target's integral is not exact.
         trainability: whether the target and in particular its copies can learn; unless requested,
             null if nothing was copied, or if that is unknown.
@@ -477,6 +478,7 @@ class Sections(Result):
     modes: ModesSection
     adapter: Section | None = None
     dequantised: Section | None = None
+    other_parts: Section | None = None
     series: SeriesSection | None = None
     trainability: TrainabilitySection | None = None
     training: TrainingSection | None = None
