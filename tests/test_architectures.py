@@ -118,7 +118,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_a_copy_is_preserved_and_a_fault_is_caught(kind: str, tmp_path: Path) -> None:
     if kind not in TYPES:
         pytest.skip(f"transformers has no {kind}")
@@ -140,7 +140,7 @@ def test_experts_are_saved_and_generate(tmp_path: Path) -> None:
     assert modes["save and reload"]["kept"] is True
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", TYPES)
 def test_no_kind_gives_a_false_alarm(kind: str, tmp_path: Path) -> None:
     try:
@@ -161,7 +161,7 @@ def test_what_text_does_not_reach_is_named(tmp_path: Path) -> None:
     assert "holds weights that text does not reach" in outcome(source, source)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(200))
 def test_odd_but_sound_models_are_preserved(seed: int, tmp_path: Path) -> None:
     said, what = odd_outcome(seed, tmp_path)

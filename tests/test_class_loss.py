@@ -33,7 +33,7 @@ def balanced(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stated", [True, False])
 @pytest.mark.parametrize(
     "kind",
@@ -75,6 +75,7 @@ def test_a_proof_compares_the_loss_of_the_class(tmp_path: Path) -> None:
     assert "loss: " in found["reason"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usage
 @pytest.mark.parametrize(
     ("kind", "growth"),

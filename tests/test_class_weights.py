@@ -64,6 +64,7 @@ def lent(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_weight_is_what_transformers_loads(
@@ -145,6 +146,7 @@ THIRD_PARTY = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", THIRD_PARTY.values(), ids=THIRD_PARTY)
 def test_third_party_files(make: Any, tmp_path: Path) -> None:
     folder = tmp_path / "model"
@@ -199,7 +201,7 @@ def test_experts_in_the_file_twice_or_missing_are_refused(tmp_path: Path) -> Non
         growkit.verify(folder, folder, **QUICK)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe", "minimax_m2"])
 @pytest.mark.parametrize("renamed", [False, True], ids=["as saved", "as in the class"])
 def test_the_bias_of_experts_in_a_buffer(kind: str, renamed: bool, tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_a_size_can_have_fewer_sources_and_arms(tmp_path: Path) -> None:
         load("when", "tiny", scales=file)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "tolerance"),
     [

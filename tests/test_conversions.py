@@ -45,7 +45,7 @@ def diff_source(folder: Path, seed: int, **options: Any) -> Path:
     return save_model(folder, kind, seed, choose.choice(DTYPES), **config)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("to", ["diff-v2", "diff"])
 def test_softmax_becomes_differential(to: str, seed: int, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_head_norm_leaves_heads_their_mean_size(
     assert read_json(target / "config.json")["head_output_scale"] == "one_minus_lambda_init"
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(40))
 def test_gated_dint_begins_as_diff(seed: int, tmp_path: Path) -> None:
     source = diff_source(tmp_path / "source", seed)
@@ -148,7 +148,7 @@ def test_an_open_gate_is_the_unified_dint(tmp_path: Path) -> None:
     assert convert(tmp_path / "open", tmp_path / "back", "diff")["promise"] == "different"
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(30))
 def test_grouped_diff_becomes_diff(seed: int, tmp_path: Path) -> None:
     config = {"num_attention_heads": 10, "num_noise_heads": 2, "noise_keys": "own"}
@@ -158,7 +158,7 @@ def test_grouped_diff_becomes_diff(seed: int, tmp_path: Path) -> None:
     assert read_json(tmp_path / "target" / "config.json")["num_noise_heads"] == 8
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])
 @pytest.mark.parametrize("seed", range(12))
 def test_sharing_with_enough_rank_loses_nothing(scope: str, seed: int, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_sharing_with_enough_rank_loses_nothing(scope: str, seed: int, tmp_path:
     assert relative_error(source, tmp_path / "back") < LIMIT
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])
 def test_sharing_with_less_rank_is_bounded(scope: str, tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "diffllama", num_key_value_heads=4, head_dim=8)
@@ -192,7 +192,7 @@ def test_sharing_with_less_rank_is_bounded(scope: str, tmp_path: Path) -> None:
     assert distances[0] > distances[2] > 1e-6
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("differing", [0, 1])
 @pytest.mark.parametrize("scope", ["head", "layer"])
 def test_updates_of_heads_that_differ_in_less_than_the_rank_can_train(

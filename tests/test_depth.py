@@ -156,7 +156,7 @@ def check(kind: str, seed: int, folder: Path) -> None:
             assert (place["layer"], place["tensor"]) == (layer, name), f"{name}: {found['fault']}"
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_any_family(kind: str, seed: int, tmp_path: Path) -> None:
@@ -246,6 +246,7 @@ def without_lists(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("options", [{"layers": "x2"}, {"layers": "x1.5"}, {"place": "3,3,3"}])
 @pytest.mark.parametrize(
     ("kind", "changes"),
@@ -295,6 +296,7 @@ def test_no_new_layer_hands_keys_and_values_on(make: Make, tmp_path: Path) -> No
         growkit.grow(source, tmp_path / "other", **GROW, place=1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "blocks"), [("mbart", "identity"), ("bart", "interpose")])
 def test_caches_have_room_for_new_layers(kind: str, blocks: str, tmp_path: Path) -> None:
     """Their class counts the layers of a cache by the layers of an encoder that it lacks."""

@@ -210,7 +210,7 @@ def outcome(kind: str, number: int, folder: Path) -> str:
 QUICK = growkit.Settings(prompts=1, length=16)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_any_growth(kind: str, tmp_path: Path) -> None:
     seed = sorted(FAMILIES).index(kind)
@@ -224,7 +224,7 @@ def test_more_growths(kind: str, seed: int, tmp_path: Path) -> None:
     assert grow_any(kind, seed, tmp_path) < 1e-12
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(60))
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_legal_but_rare_config(kind: str, number: int, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_legal_but_rare_config(kind: str, number: int, tmp_path: Path) -> None
     assert not found.startswith("!"), found
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_its_proof_holds(kind: str, tmp_path: Path) -> None:
     """And a changed weight is another model: the control of the test above."""
@@ -295,6 +295,7 @@ def test_what_the_class_derives_is_not_written(tmp_path: Path) -> None:
         growkit.grow(source, tmp_path / "other", hidden="x2", heads="x1")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("width", "ragged"), [(8, False), (12, True)])
 @pytest.mark.parametrize(("kind", "key"), [("qwen3_moe", "moe_"), ("gpt_oss", "")])
 def test_experts_that_transformers_would_refuse(

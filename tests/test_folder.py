@@ -93,7 +93,7 @@ CHANGES: dict[str, Any] = {
 STRUCTURED = ("response_template", "response_schema", "tools", "parser")
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("key", CHANGES)
 def test_a_changed_setting_is_found(key: str, source: Path, tmp_path: Path) -> None:
     for name in ("changed", "removed") if key in STRUCTURED else ("changed",):
@@ -106,6 +106,7 @@ def test_a_changed_setting_is_found(key: str, source: Path, tmp_path: Path) -> N
         assert same_ids(Folder(source), Folder(target))[0]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("field", ["lstrip", "rstrip", "single_word", "normalized", "special"])
 def test_properties_of_added_tokens(field: str, source: Path, tmp_path: Path) -> None:
     """Properties that transformers reads are a change."""
@@ -150,6 +151,7 @@ def test_another_vocabulary_is_found(source: Path, tmp_path: Path) -> None:
     assert same_ids(*both) == (None, f"the tokenizer, because {target} has none")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("kind", "key", "other"),
     [
@@ -197,6 +199,7 @@ def test_a_key_that_was_added_is_found(key: str, tmp_path: Path) -> None:
 CODE = "differential_attention.py"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("spoil", "kept"),
     [

@@ -103,7 +103,7 @@ def test_a_fault_of_the_place_is_no_property_of_a_class(
             raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
         return really(path, *arguments, **options)
 
-    inferring.infer_text.cache_clear()
+    inferring.inferred_families.clear()
     monkeypatch.setattr(os, "open", fail_once)
     with pytest.raises(PlaceError, match="cannot hold temporary files"):
         growkit.infer(arcee)

@@ -189,7 +189,7 @@ def test_new_layers_hand_on_what_they_receive(
     assert done["kept"]
     assert later_error(source, out) < 1e-12
     monkeypatch.setattr(inferring, "_alters", lambda *_: False)
-    inferring.infer_text.cache_clear()
+    inferring.inferred_families.clear()
     done = growkit.grow(source, tmp_path / "wrong", method="depth", layers="x2", verify=False)
     assert later_error(source, tmp_path / "wrong") > 1e-3
     for manifest in (True, False):

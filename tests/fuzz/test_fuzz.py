@@ -139,6 +139,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_found(fault: str, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controls: a command is broken on purpose."""

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -75,6 +74,9 @@ DOES_NOT_RUN = "the grown model does not run"
 HANDS_ON = "a new layer hands on other values than it receives"
 """The reason if a growth in depth would change what later layers receive beside hidden states."""
 
+MAX_KEPT = 16
+"""Maximum number of inferred families that are kept for further commands."""
+
 MAX_TRIED = 10
 """Maximum number of descriptions to try for an axis."""
 
@@ -116,15 +118,19 @@ def inferred_family(config: Config, where: str) -> InferredFamily:
     """Infer the family of a config, once for several commands; see ``InferredFamily``."""
     from transformers import CONFIG_MAPPING
 
-    kind = str(config.get("model_type"))
-    config_class: Any = CONFIG_MAPPING.get(kind)
-    return infer_text(json.dumps(config), where, config_class)
+    text = json.dumps(config)
+    key = text, CONFIG_MAPPING.get(str(config.get("model_type")))
+    if key not in inferred_families:
+        while len(inferred_families) >= MAX_KEPT:
+            del inferred_families[next(iter(inferred_families))]
+        inferred_families[key] = InferredFamily(json.loads(text), where)
+    return inferred_families[key]
 
 
-@lru_cache(4)
-def infer_text(text: str, where: str, config_class: Any) -> InferredFamily:
-    """Infer the family of a config as JSON; its class, which a user's code may change, is a key."""
-    return InferredFamily(json.loads(text), where)
+inferred_families: dict[tuple[str, Any], InferredFamily] = {}
+"""By config as JSON and its class, which a user's code may change; equal configs of several folders
+have one family.
+"""
 
 
 class InferredFamily:
