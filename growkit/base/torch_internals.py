@@ -60,7 +60,7 @@ def fused_kernel(*args: Any, **kwargs: Any) -> int:
 
 
 @contextmanager
-def fused_attention(instead: Callable[..., Any]) -> Iterator[None]:
+def replaced_attention(instead: Callable[..., Any]) -> Iterator[None]:
     """Call another function in place of torch's fused attention."""
     from unittest.mock import patch
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from growkit.base.torch_internals import fused_attention, fused_kernel
+from growkit.base.torch_internals import fused_kernel, replaced_attention
 from growkit.engine.transformers_internals import attention_of
 
 FUSED = {
@@ -78,5 +78,5 @@ def with_kernel(name: str, model: Any, ran: dict[str, set[str]]) -> Iterator[Non
         elif name in FUSED:
             kernels = [FUSED[name], SDPBackend.MATH]
             chosen.enter_context(sdpa_kernel(kernels, set_priority=True))
-        chosen.enter_context(fused_attention(noted))
+        chosen.enter_context(replaced_attention(noted))
         yield

@@ -140,23 +140,8 @@ class Layerwise(LayeredModel):
             look(self.stored(name), gradient)
 
         embedding, head = (f"{name}.weight" for name, _ in (self.embedding, self.output))
-        used = ids.unique().to(self.device)
-        of_head: list[Tensor] = []
-
-        def follow(module: nn.Module, args: tuple[Tensor, ...], logits: Tensor) -> None:
-            hidden = args[0].detach().flatten(0, -2)
-            logits.register_hook(lambda g: of_head.append(g.flatten(0, -2)[:, used].T @ hidden))
-
         state = states[-1].to(self.device).requires_grad_()
-        with (
-            self.output[1].register_forward_hook(follow),
-            self._forward.head() as run,
-            _taking_gradients(self.outside(), look_at_stored),
-            torch.enable_grad(),
-        ):
-            logits = run(state)
-            functional.cross_entropy(logits[:-1], ids[1:].to(logits.device)).backward()
-        del logits
+        of_head = self._back_through_head(ids, state, look_at_stored)
         tied = self.stored(embedding) == self.stored(head)
         if not tied:
             look(head, of_head.pop())
@@ -191,6 +176,24 @@ class Layerwise(LayeredModel):
             assert rows.grad is not None
             look(embedding, of_head.pop() + rows.grad if tied else rows.grad)
         return idle[::-1]
+
+    def _back_through_head(self, ids: Tensor, state: Tensor, look: Look) -> list[Tensor]:
+        """Backpropagate the loss to the input of the head; the gradient of its rows in use."""
+        used, gradients = ids.unique().to(self.device), list[Tensor]()
+
+        def follow(module: nn.Module, args: tuple[Tensor, ...], logits: Tensor) -> None:
+            hidden = args[0].detach().flatten(0, -2)
+            logits.register_hook(lambda g: gradients.append(g.flatten(0, -2)[:, used].T @ hidden))
+
+        with (
+            self.output[1].register_forward_hook(follow),
+            self._forward.head() as run,
+            _taking_gradients(self.outside(), look),
+            torch.enable_grad(),
+        ):
+            logits = run(state)
+            functional.cross_entropy(logits[:-1], ids[1:].to(logits.device)).backward()
+        return gradients
 
     def _passed_on(self, states: Spool, extras: Sequence[Extras]) -> PassedOn:
         """Run the layers once more if they fill containers for later layers."""

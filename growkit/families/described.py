@@ -160,23 +160,10 @@ class _Description:
         names = {name for form in (content["tensors"], *forms) for name in form}
         for tied in (*self._tied.values(), *self._tied):
             _check_known(tied, names, f"tied in {self._where} names {tied!r}")
-        served = {axis: tuple(_listed(by)) for axis, by in get("groups", {}).items()}
-        ratios = {
-            key: (tuple(over.split(".")), under)
-            for key, text in get("ratios", {}).items()
-            for over, _, under in [text.partition(" / ")]
-        }
-        grouped = frozenset(served).union(*served.values())
+        served, ratios = self._served(), self._ratios()
         of_others = [axis for over, under in ratios.values() for axis in (*over, under)]
-        for axis in (*grouped, *of_others, *get("kinds", {}), *get("same", {}).values()):
+        for axis in (*of_others, *get("kinds", {}), *get("same", {}).values()):
             self._check_axis(axis, self._where)
-        try:
-            TopologicalSorter(served).prepare()
-        except CycleError as error:
-            raise InputError(
-                f"groups in {self._where} go in a circle ({', '.join(error.args[1])}); no axis can "
-                "serve itself"
-            ) from None
         norms = tuple(self._norm(norm, "norms") for norm in get("norms", ()))
         numbered = get("numbered")
         return {
@@ -195,7 +182,7 @@ class _Description:
                 axis: _one_of(PLACES, name, f"places of {axis} in {self._where}")
                 for axis, name in get("places", {}).items()
             },
-            "grouped": grouped,
+            "grouped": frozenset(served).union(*served.values()),
             "served": {axis: serving for axis, serving in served.items() if serving},
             "multiples": tuple(self._multiples()),
             "check": self._check((*norms, *(tensor.norm for tensor in tensors if tensor.norm))),
@@ -215,6 +202,28 @@ class _Description:
         }
 
     # Configs.
+
+    def _served(self) -> dict[str, tuple[str, ...]]:
+        """The axes of groups, each with those that it serves."""
+        served = {axis: tuple(_listed(by)) for axis, by in self._get("groups", {}).items()}
+        for axis in frozenset(served).union(*served.values()):
+            self._check_axis(axis, self._where)
+        try:
+            TopologicalSorter(served).prepare()
+        except CycleError as error:
+            raise InputError(
+                f"groups in {self._where} go in a circle ({', '.join(error.args[1])}); no axis can "
+                "serve itself"
+            ) from None
+        return served
+
+    def _ratios(self) -> dict[str, tuple[tuple[str, ...], str]]:
+        """The keys of ratios, each with the axes of the product and of the divisor."""
+        return {
+            key: (tuple(over.split(".")), under)
+            for key, text in self._get("ratios", {}).items()
+            for over, _, under in [text.partition(" / ")]
+        }
 
     def _axes_by_key(self) -> dict[str, Any]:
         """The axes of every size, or a function that chooses them; single axes come first."""

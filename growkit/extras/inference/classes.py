@@ -268,7 +268,7 @@ class ModelClass:
     # What the class depends on.
 
     def _find_layers(self) -> None:
-        """Find the layers, and the smallest number that has all kinds, twice if possible."""
+        """Find the layers, and the names and kinds of their tensors."""
         self._base = dict(self._plain)
         self.cache_keys = []
         self.repeated: Mapping[str, str] = {}
@@ -293,18 +293,27 @@ class ModelClass:
             raise not_inferred(
                 f"no single key of the config of {self.name} adds a layer to a list of them"
             )
+        self._name_stored(model, longer)
+        self._find_small_layers()
+
+    def _name_stored(self, model: Any, lists: Sequence[str]) -> None:
+        """The names and shapes of stored tensors, and where those of layers begin."""
         names = {module: name for name, module in model.named_modules()}
         head = f"{names.get(model.get_output_embeddings())}.weight"
         tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
         self.repeated = {name: of for name, of in tied.items() if name != head}
         self.shapes_here = shapes = self._stored(model)
-        self.class_prefixes = tuple(f"{name}." for name in longer)
+        self.class_prefixes = tuple(f"{name}." for name in lists)
         self._prefixes = tuple(
             prefix
             for class_prefix in self.class_prefixes
             for prefix in _stored_prefixes(model, {*shapes, *self.repeated}, class_prefix)
         )
         self._templates: dict[str, str] = {}
+
+    def _find_small_layers(self) -> None:
+        """The smallest number of layers that has all kinds, twice if possible."""
+        shapes = self.shapes_here
         signature = self._signature(shapes)
         first: dict[str, int] = {}
         for name in shapes:

@@ -268,18 +268,7 @@ class Proposal:
             more: other entries.
         """
         asked = self.asked
-        arranged: dict[str, Any] = {}
-        described: dict[str, list[dict[str, Any]]] = {}
-        for template, kinds in self._names.items():
-            entries = []
-            for at, names in enumerate(kinds.values()):
-                pattern, when = chosen[f"{template}#{at}"], self._when.get(f"{template}#{at}")
-                arranged |= self._conditions.arranged(when) if when else {}
-                entry = self._tensor(names, pattern)
-                entries.append(entry | ({"when": when} if when else {}))
-            described[template] = entries
-        _leave_out_idle(described)
-        tensors = {template: _shortest(entries) for template, entries in described.items()}
+        tensors, arranged = self._tensors(chosen)
         tied = self._tied | {
             name: of for name, of in asked.repeated.items() if self._tied and of in tensors
         }
@@ -289,20 +278,7 @@ class Proposal:
         axes = {axis for dimension in dimensions for axis in dimension.axes}
         if any("{expert}" in template for template in tensors):
             axes.add("experts")
-        sizes = {
-            key: " + ".join([axis] * asked.times.get(key, 1))
-            for axis, keys in asked.sizes.items()
-            if axis in axes or axis in ("hidden", "heads", "intermediate_size")
-            for key in keys
-        }
-        equal = [key for key in asked.cache_keys if asked.value(key) == asked.layers]
-        sizes |= dict.fromkeys((asked.layers_key, *equal), "layers")
-        constants = {axis: count for axis in sorted(axes) if (count := count_of(axis))}
-        multiples = {}
-        if {"heads", "kv_heads"} <= axes:
-            multiples[asked.sizes["heads"][0]] = asked.sizes["kv_heads"][0]
-        if asked.derived or (asked.divided and "heads" in axes):
-            multiples[asked.sizes["hidden"][0]] = asked.sizes["heads"][0]
+        sizes = self._sizes(axes)
         computed = {"head_dim": "head_dim"} if "head_dim" in axes and asked.derived else {}
         if self._multiple:
             computed["intermediate_size"] = "ffn"
@@ -315,9 +291,9 @@ class Proposal:
             },
             "assumed": self._assumed(sizes, axes, tensors),
             "computed": [*computed],
-            "constants": constants,
+            "constants": {axis: count for axis in sorted(axes) if (count := count_of(axis))},
             "groups": self._groups(axes),
-            "multiples": multiples,
+            "multiples": self._multiples(axes),
             "ratios": self._ratios(),
             "arranged": arranged,
             "lists": sorted(key for key in asked.lists if asked.said(key) is not None),
@@ -328,6 +304,43 @@ class Proposal:
             "tensors": tensors,
         }
         return {key: value for key, value in {**content, **more}.items() if value}
+
+    def _tensors(self, chosen: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The entries of all tensors, and of the settings that arrange their layers."""
+        arranged: dict[str, Any] = {}
+        described: dict[str, list[dict[str, Any]]] = {}
+        for template, kinds in self._names.items():
+            entries = []
+            for at, names in enumerate(kinds.values()):
+                pattern, when = chosen[f"{template}#{at}"], self._when.get(f"{template}#{at}")
+                arranged |= self._conditions.arranged(when) if when else {}
+                entry = self._tensor(names, pattern)
+                entries.append(entry | ({"when": when} if when else {}))
+            described[template] = entries
+        _leave_out_idle(described)
+        tensors = {template: _shortest(entries) for template, entries in described.items()}
+        return tensors, arranged
+
+    def _sizes(self, axes: set[str]) -> dict[str, str]:
+        """The keys of sizes, with the axes behind them."""
+        asked = self.asked
+        sizes = {
+            key: " + ".join([axis] * asked.times.get(key, 1))
+            for axis, keys in asked.sizes.items()
+            if axis in axes or axis in ("hidden", "heads", "intermediate_size")
+            for key in keys
+        }
+        equal = [key for key in asked.cache_keys if asked.value(key) == asked.layers]
+        return sizes | dict.fromkeys((asked.layers_key, *equal), "layers")
+
+    def _multiples(self, axes: set[str]) -> dict[str, str]:
+        """The keys whose sizes must be multiples of others."""
+        asked, multiples = self.asked, {}
+        if {"heads", "kv_heads"} <= axes:
+            multiples[asked.sizes["heads"][0]] = asked.sizes["kv_heads"][0]
+        if asked.derived or (asked.divided and "heads" in axes):
+            multiples[asked.sizes["hidden"][0]] = asked.sizes["heads"][0]
+        return multiples
 
     def _groups(self, axes: set[str]) -> dict[str, Any]:
         """The groups of heads: by key-value head, or each head alone."""

@@ -63,6 +63,16 @@ class Data:
     sha256: str
     cut: bool
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures of the result on the text."""
+        return {
+            "length": self.training.shape[1],
+            "text_sha256": self.sha256,
+            "training_tokens": self.training.numel(),
+            "held_out_tokens": self.held_out.numel(),
+        }
+
 
 def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettings) -> Data:
     """Tokenize a text into windows.

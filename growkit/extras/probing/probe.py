@@ -30,7 +30,8 @@ from growkit.results.probe_result import ProbeResult
 from growkit.sources import Inside, Source, find
 
 if TYPE_CHECKING:
-    from growkit.extras.probing.arms import Data
+    from growkit.extras.probing.arms import Bench, Data
+    from growkit.extras.probing.ranking import Arm
 
 
 @report_faults()
@@ -95,14 +96,7 @@ def probe(
         bench = Bench(working, data, settings, device)
         arms = [bench.source(name_of(resolved.name), model)]
         arms += [bench.grown(candidate, progress) for candidate in chosen]
-        able = [arm for arm in arms if arm.stored is not None]
-        if len(able) == 1:
-            why = "; ".join(f"{arm.found.name}: {arm.found.reason}" for arm in arms[1:])
-            raise InputError(f"no candidate is left to be trained: {why}")
-        runs = settings.steps * settings.seeds * len(settings.lr)
-        flops = runs * sum(arm.step_flops for arm in able)
-        with steps(progress, "training", flops) as advance:
-            bench.train(able, advance)
+        _train(bench, arms, settings, progress)
         inputs.check_unchanged([*model.model_files.values()])
     concluded = conclude(arms, settings)
     concluded["warnings"][:0] = _warnings(resolved, model, data, settings, chosen)
@@ -112,19 +106,28 @@ def probe(
         | {
             "source": resolved.name,
             "lr": list(settings.lr),
-            "length": data.training.shape[1],
+            **data.figures,
             "dtype": bench.dtype,
             "device": device_name(device),
             "text": str(text),
-            "text_sha256": data.sha256,
-            "training_tokens": data.training.numel(),
-            "held_out_tokens": data.held_out.numel(),
             "work": None if work is None else str(work),
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - began, 3),
             "versions": versions(),
         }
     )
+
+
+def _train(bench: Bench, arms: Sequence[Arm], settings: ProbeSettings, progress: Progress) -> None:
+    """Train all candidates that can be trained, and the source."""
+    able = [arm for arm in arms if arm.stored is not None]
+    if len(able) == 1:
+        why = "; ".join(f"{arm.found.name}: {arm.found.reason}" for arm in arms[1:])
+        raise InputError(f"no candidate is left to be trained: {why}")
+    runs = settings.steps * settings.seeds * len(settings.lr)
+    flops = runs * sum(arm.step_flops for arm in able)
+    with steps(progress, "training", flops) as advance:
+        bench.train(able, advance)
 
 
 def _plan(

@@ -140,6 +140,14 @@ CORRECTION = 2.0**-20
 """Relative size of noise in corrections: above float32's rounding, below differences of experts."""
 
 
+def _experts_to_copy(source: Model, family: Family) -> Experts:
+    if why := family.fixed(family.complete(source.config)).get(EXPERTS):
+        raise InputError(f"experts of the {family.name} model in {source.where()} {why}")
+    if family.experts is None:
+        raise InputError(f"{source.where()} has no experts to copy; --method upcycle makes some")
+    return family.experts
+
+
 class _Copying:
     """The rules for a model with more experts.
 
@@ -167,13 +175,7 @@ class _Copying:
     def __init__(
         self, source: Model, family: Family, options: Mapping[str, str], seed: int
     ) -> None:
-        experts = family.experts
-        if why := family.fixed(family.complete(source.config)).get(EXPERTS):
-            raise InputError(f"experts of the {family.name} model in {source.where()} {why}")
-        if experts is None:
-            raise InputError(
-                f"{source.where()} has no experts to copy; --method upcycle makes some"
-            )
+        experts = _experts_to_copy(source, family)
         complete, sizes = family.complete(source.config), family.sizes(source.config)
         self._source, self._seed, self.shares = source, seed, shares_of(options, seed)
         self.present, top_k = sizes[EXPERTS], options.get("top_k")
@@ -201,16 +203,7 @@ class _Copying:
             )
         self.together = self._evenly and self.top_k == copies * chosen
         self._experts, self._chooses = experts, chosen < self.present
-        groups = [key for key in experts.groups if isinstance(complete.get(key), int)]
-        if not self._evenly and any(complete[key] > 1 for key in groups):
-            raise InputError(
-                f"experts of {source.where()} are in groups of equal size, so all need equally "
-                f"many copies; choose {(copies + 1) * self.present} experts"
-            )
-        every = len({complete[key] for key in groups}) < 2  # a token may use all groups
-        for key in groups[: 0 if every else None] if self.together else groups[: self._evenly]:
-            self.config[key] = copies * complete[key]
-        one_group = [complete[key] for key in groups[1:]] == [1]
+        one_group = self._keep_groups(experts, complete, copies)
         self._one_group = self._evenly and one_group and self.top_k == chosen
         experts_only = experts.alone(complete)
         if self.together and experts_only and experts.scaling:
@@ -226,6 +219,19 @@ class _Copying:
             )
         self.members = family.members(self.config)
         self._corrected = any(map(self._is_correction, self.members))
+
+    def _keep_groups(self, experts: Experts, complete: Config, copies: int) -> bool:
+        """Keep the groups of experts; whether a token may use only one."""
+        groups = [key for key in experts.groups if isinstance(complete.get(key), int)]
+        if not self._evenly and any(complete[key] > 1 for key in groups):
+            raise InputError(
+                f"experts of {self._source.where()} are in groups of equal size, so all need "
+                f"equally many copies; choose {(copies + 1) * self.present} experts"
+            )
+        every = len({complete[key] for key in groups}) < 2  # a token may use all groups
+        for key in groups[: 0 if every else None] if self.together else groups[: self._evenly]:
+            self.config[key] = copies * complete[key]
+        return [complete[key] for key in groups[1:]] == [1]
 
     def _keep_balancing(self, experts: Experts, complete: Config, factor: float) -> None:
         """Multiply the coefficient of the loss that balances experts, also one of the class."""

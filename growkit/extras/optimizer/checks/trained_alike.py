@@ -170,6 +170,10 @@ class _Run:
     losses: list[float]
     logits: Tensor
 
+    def first_step_apart(self, other: _Run) -> float:
+        """Difference of the losses after the first step, relative to the loss before it."""
+        return abs(other.losses[1] - self.losses[1]) / max(abs(self.losses[0]), 1e-300)
+
     def apart(self, other: _Run) -> float:
         """Distance from another run of the same length; see ``TrainingSection.relative``."""
         losses = [abs(a - b) for a, b in zip(self.losses, other.losses, strict=True)]
@@ -247,7 +251,7 @@ def prove_training(
     law = law_of(lineage)
     updates = class_updates(after, law.updates)
     rounding = rounded_sum(widest(before))
-    begun, both, unlike = "the moments of a first batch", None, None
+    begun, where, both, unlike = "the moments of a first batch", "", None, None
     if places.source:
         one, other, unlike = compare_states(places, before, after, lineage, law)
         where = f"{one.where} and {other.where}"
@@ -255,32 +259,20 @@ def prove_training(
             begun, both = f"the optimizers' states in {where}", (_beginning(one), _beginning(other))
     both = both or first_moments(before, after, lineage, batches[0], device)
     source = _trained(before, both[0], batches, device)
-    disturbed = _trained(before, both[0], batches, device, disturbed=rounding)
     target = _trained(after, both[1], batches, device, updates)
+    disturbed = _trained(before, both[0], batches, device, disturbed=rounding)
     relative, own = source.apart(target), max(source.apart(disturbed), rounding)
     tolerance = None if law.why else training_limit(own)
     fault, faulty = _with_fault(updates)
     caught = None
     if tolerance is not None:
         first = _trained(after, both[1], batches[:3], device, faulty)
-        off = abs(first.losses[1] - source.losses[1]) / max(abs(source.losses[0]), 1e-300)
-        caught = not within(off, tolerance)
+        caught = not within(source.first_step_apart(first), tolerance)
     still = sum(update.new for update in updates.values())
-    kept, sentence = _judge(law, source, target, tolerance, still, caught)
-    if unlike:
-        kept, sentence = False, f"the optimizer's state is not the source's, grown: {unlike}"
-    elif unlike is not None:
-        sentence += f", and its optimizer's state is the source's, grown ({where})"
-    finding = Finding(
-        name="training",
-        kept=kept,
-        sentence=f"{sentence}{places.untried}",
-        measured=finite(relative),
-        limit=tolerance and finite(tolerance),
-        advice=_advice(relative, tolerance, caught=caught) if kept is False else None,
-        verdict="preserved, but it does not learn as its source does",
-        in_reason=True,
-    )
+    judged = _judge(law, source, target, tolerance, still, caught)
+    kept, sentence = _with_state(*judged, unlike, where)
+    advice = _advice(relative, tolerance, caught=caught) if kept is False else None
+    finding = _finding(kept, f"{sentence}{places.untried}", relative, tolerance, advice)
     return TrainingSection(
         findings=[finding],
         notes=[],
@@ -298,6 +290,32 @@ def prove_training(
         learning_rate=RATE,
         weight_decay=DECAY,
         eps=EPS,
+    )
+
+
+def _with_state(
+    kept: bool | None, sentence: str, unlike: str | None, where: str
+) -> tuple[bool | None, str]:
+    """The judgement with that on the optimizer's state; None for a state that was not compared."""
+    if unlike:
+        return False, f"the optimizer's state is not the source's, grown: {unlike}"
+    if unlike is None:
+        return kept, sentence
+    return kept, f"{sentence}, and its optimizer's state is the source's, grown ({where})"
+
+
+def _finding(
+    kept: bool | None, sentence: str, relative: float, tolerance: float | None, advice: str | None
+) -> Finding:
+    return Finding(
+        name="training",
+        kept=kept,
+        sentence=sentence,
+        measured=finite(relative),
+        limit=tolerance and finite(tolerance),
+        advice=advice,
+        verdict="preserved, but it does not learn as its source does",
+        in_reason=True,
     )
 
 
