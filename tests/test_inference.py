@@ -144,7 +144,7 @@ GROWTHS: list[tuple[str, dict[str, Any]]] = [
 DEEPER = {"method": "depth", "layers": "x2"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KNOWN)
 def test_known_families_are_found_again(kind: str, tmp_path: Path) -> None:
     """From the class alone: every growth makes the same numbers as with growkit's description."""
@@ -205,6 +205,16 @@ ALTERNATING = ["sliding_attention", "full_attention"]
 SHARED = {"num_hidden_layers": 4, "layer_types": 2 * ALTERNATING, "num_kv_shared_layers": 2}
 DOUBLE = SHARED | {"use_double_wide_mlp": True}
 THIRD = {"mamba_expand": 3, "mamba_n_heads": 12, "mamba_d_head": 8}
+PARTS = {"linear_num_key_heads": 64, "linear_num_value_heads": 64}
+PARTS |= {"linear_key_head_dim": 4, "linear_value_head_dim": 4}
+LISTS: dict[str, Any] = {
+    "vocab_size": 64,
+    "unpadded_vocab_size": 61,
+    "n_layers_per_attn_res_block": 2,
+}
+LISTS |= {"num_hidden_layers": 5, "layer_types": [*2 * ["hybrid_sliding", "hybrid"], "hybrid"]}
+TWICE = {"alternating": True}
+PROVED = {**DEEPER, "verify": FEW}
 ODD: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     # Two lists of kinds agree in the first layers, and differ in a later one.
     "kinds": (
@@ -242,17 +252,34 @@ ODD: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         {"hidden_size": 36, "head_dim": 10},
         [{"hidden": "x2"}, {"hidden": "x2", "heads": "x1", "kv_heads": "x1"}],
     ),
+    # Parts of a fused projection, one for each of 64 heads: its pattern stays short.
+    "parts": ("lara_mini", PARTS, [{"hidden": "x2"}]),
+    # Queries of its layers are stored apart, and rows of its head are padded in files.
+    "other lists": ("inkling2_text", LISTS, [{"ffn": "x2"}]),
+    # A query that is a vector.
+    "vector": ("inkling2_text", TWICE, [{"hidden": "x4"}]),
+    "vector alone": ("inkling2_text", TWICE, [{"hidden": "x4", "heads": "x1", "kv_heads": "x1"}]),
+    # A bias that torch adds after the product, in place.
+    "bias": ("recurrent_gemma", TWICE, [PROVED]),
+    "some layers": ("recurrent_gemma", TWICE, [PROVED | {"layers": "x1.5"}]),
+    # ``mamba_expand`` is asked for whichever of the sizes changes.
+    "ratio": (
+        "granitemoehybrid",
+        {"layer_types": ["linear_attention"] * 2},
+        [{"method": "experts", "experts": "x2", "verify": FEW}],
+    ),
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", ODD)
 def test_odd_models(case: str, tmp_path: Path) -> None:
     kind, more, growths = ODD[case]
     source = save_random(tmp_path / "source", config_of(kind, **more))
     for at, growth in enumerate(growths):
         out = tmp_path / f"out-{at}"
-        assert growkit.grow(source, out, verify=False, **growth)["promise"] == "exact"
+        made = growkit.grow(source, out, **{"verify": False, **growth})
+        assert (made["promise"], made["kept"] is False) == ("exact", False)
         assert relative_error(source, out) < 1e-12
 
 
@@ -264,6 +291,7 @@ def test_layers_that_a_part_of_the_config_lists_are_refused(tmp_path: Path) -> N
         growkit.grow(source, tmp_path / "out", hidden="x2")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "more", "growth", "says"),
     [
@@ -280,7 +308,7 @@ def test_odd_sizes_are_refused(
         growkit.grow(source, tmp_path / "out", verify=False, **growth)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "prefix", "names"),
     [
@@ -314,6 +342,7 @@ def test_a_few_tokens_may_choose_the_same_experts() -> None:
     assert found.description["experts"]["divided"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
@@ -528,7 +557,7 @@ def dots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_random(tmp_path_factory.mktemp("models") / "dots", config, 3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "growth",
     [
@@ -596,7 +625,7 @@ def test_a_family_that_extends_another(arcee: Path, tmp_path: Path) -> None:
     assert recorded["sizes"]["vocab_size"] == "vocab"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["bloom", "openai-gpt", "opt", "phi", "starcoder2"])
 def test_the_dtype_of_the_files_hides_no_norm(
@@ -679,20 +708,6 @@ def test_growkits_families_are_not_described(tmp_path: Path) -> None:
     assert "sliding_window in config.json is not what growkit" in verdict["reason"]
 
 
-def test_layers_whose_tensors_stand_in_other_lists(tmp_path: Path) -> None:
-    """Inkling 2 stores queries of its layers apart, and pads rows of its head in files."""
-    sizes = {"vocab_size": 64, "unpadded_vocab_size": 61, "n_layers_per_attn_res_block": 2}
-    kinds = [*2 * ["hybrid_sliding", "hybrid"], "hybrid"]
-    config = config_of("inkling2_text", **sizes, num_hidden_layers=5, layer_types=kinds)
-    source, out = save_random(tmp_path / "source", config), tmp_path / "out"
-    growkit.grow(source, out, ffn="x2", verify=False)
-    assert relative_error(source, out) < 1e-12
-    # The control: the comparison sees one query.
-    with edit_weights(out) as weights:
-        weights["model.llm.attn_res.attn_queries.3"].mul_(-2)
-    assert relative_error(source, out) > 1e-6
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "growth", "possible"),
@@ -711,25 +726,6 @@ def test_sizes_that_the_class_computes_are_refused_before_writing(
         growkit.grow(source, out, verify=False, **growth)
     assert not out.exists()
     growkit.grow(source, out, verify=False, **possible)  # the control
-    assert relative_error(source, out) < 1e-12
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("kind", "growth"),
-    [
-        ("inkling2_text", {"hidden": "x4"}),
-        ("inkling2_text", {"hidden": "x4", "heads": "x1", "kv_heads": "x1"}),
-        ("recurrent_gemma", {"method": "depth", "layers": "x2"}),
-        ("recurrent_gemma", {"method": "depth", "layers": "x1.5"}),
-    ],
-)
-def test_vectors_that_are_read_and_biases_that_are_added_alone(
-    kind: str, growth: dict[str, Any], tmp_path: Path
-) -> None:
-    """A query that is a vector; a bias that torch adds after the product, in place."""
-    source, out = save(kind, tmp_path / "source", alternating=True), tmp_path / "out"
-    assert growkit.grow(source, out, verify=FEW, **growth)["kept"]
     assert relative_error(source, out) < 1e-12
 
 
@@ -761,17 +757,7 @@ def test_a_head_of_its_own_has_a_bias_of_its_own(tmp_path: Path) -> None:
     assert relative_error(source, out) > 1e-6
 
 
-def test_parts_of_a_dimension_are_counted(tmp_path: Path) -> None:
-    """Those of a fused projection, one for each of 64 heads: its pattern stays short."""
-    heads = {"linear_num_key_heads": 64, "linear_num_value_heads": 64}
-    sizes = {"linear_key_head_dim": 4, "linear_value_head_dim": 4}
-    config = config_of("lara_mini", **heads, **sizes)
-    source, out = save_random(tmp_path / "source", config), tmp_path / "out"
-    growkit.grow(source, out, hidden="x2", verify=False)
-    assert relative_error(source, out) < 1e-12
-
-
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "new", "old", "growth"),
     [
@@ -828,11 +814,3 @@ def test_keys_of_published_configs(
     assert result["kept"], result["verification"]["reason"]
     assert relative_error(source, out) < 1e-12
     assert old.keys() <= json.loads((out / "config.json").read_text()).keys()
-
-
-def test_experts_next_to_a_ratio_of_sizes(tmp_path: Path) -> None:
-    """``mamba_expand`` is asked for whichever of the sizes changes."""
-    config = config_of("granitemoehybrid", layer_types=["linear_attention"] * 2)
-    source, out = save_random(tmp_path / "source", config), tmp_path / "out"
-    result = growkit.grow(source, out, method="experts", experts="x2", verify=FEW)
-    assert result["kept"], result["verification"]["reason"]
