@@ -116,6 +116,7 @@ def strict_error(whole: Path, alone: Path) -> float:
     return distance(logits_of(before.eval(), IDS), logits_of(load_strict(alone), IDS))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WHOLES)
 def test_it_is_grown_alone(name: str, tmp_path: Path) -> None:
     source, out = save_whole(tmp_path / "source", name, torch.bfloat16), tmp_path / "out"
@@ -125,6 +126,7 @@ def test_it_is_grown_alone(name: str, tmp_path: Path) -> None:
     assert strict_error(source, out) < 1e-12
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # of PEFT
 @pytest.mark.parametrize("name", ["gemma3", "mistral3"])
 def test_it_is_grown_with_an_adapter_of_the_whole(name: str, tmp_path: Path) -> None:
@@ -149,6 +151,7 @@ def test_it_is_grown_with_an_adapter_of_the_whole(name: str, tmp_path: Path) -> 
     assert distance(logits_of(before, IDS), logits_of(after, IDS)) < 1e-12
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usage
 @pytest.mark.parametrize("name", ["gemma3", "of an inferred family"])
 def test_it_is_proved_alone(name: str, tmp_path: Path) -> None:

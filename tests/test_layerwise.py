@@ -75,7 +75,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, matrices: None) -> Pa
     return save_model(tmp_path / "model", kind, seed, num_hidden_layers=3, **(sizes | options))
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 def test_logits_and_cached_decoding(folder: Path) -> None:
     prompts = [ids(12), ids(7, 1)]
     begun = Call(prompts[0][:8], cached=True)
@@ -115,7 +115,7 @@ def gradients(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("folder", [*VARIANTS, *EXPERTS, *BETWEEN], indirect=True)
 def test_gradients(folder: Path) -> None:
     check_gradients(folder)
@@ -137,6 +137,7 @@ def check_gradients(folder: Path, tolerance: float = 1e-12) -> None:
             assert close(found[name], expected[name][rows], tolerance), name
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "all_at_once"), [("mixtral", False), ("llama4_text", True)])
 def test_only_experts_that_are_asked_for_are_cast(
     kind: str, all_at_once: bool, tmp_path: Path, small_parts: int, monkeypatch: pytest.MonkeyPatch

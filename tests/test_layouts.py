@@ -196,7 +196,7 @@ DRAW: dict[str, Callable[[Random], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.parametrize("layout", FOREIGN)
 def test_any_layout_is_read(layout: str, seed: int, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def expressible(choose: Random, layout: str) -> dict[str, Any]:
     return config | V2 | {"value_head_dim": width, "num_key_value_heads": kv}
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("layout", [*FOREIGN, "diffllama"])
 def test_any_diff_transformer_is_written(layout: str, seed: int, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_any_diff_transformer_is_written(layout: str, seed: int, tmp_path: Path)
     assert error(source, target) < LIMIT
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def follow(source: Path, steps: tuple[Step, ...]) -> tuple[Path, str]:
         return source, str(refusal)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("drawn", range(len(STEPS) + 60))
 @pytest.mark.parametrize("layout", [*FOREIGN, "diffllama"])
 def test_every_layout_is_a_source_of_every_step(layout: str, drawn: int, tmp_path: Path) -> None:
@@ -357,6 +357,7 @@ def test_every_layout_is_a_source_of_every_step(layout: str, drawn: int, tmp_pat
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["motif", "diffllama"])
 def test_a_plan_that_overwrites_what_a_step_sets_is_not_kept(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -383,6 +384,7 @@ ORDERED = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("layout", "broken"), ORDERED)
 @pytest.mark.parametrize("axes", [(0, 1), (2, 3)])
 def test_lambda_init_and_orders_matter(
@@ -518,7 +520,7 @@ def draw_growth(choose: Random, layout: str) -> tuple[dict[str, Any], str, dict[
     return config, method, {name: f"x{factor}" for name, factor in sizes.items()}, kept
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("layout", FOREIGN)
 def test_any_layout_grows(layout: str, seed: int, tmp_path: Path) -> None:
@@ -568,7 +570,7 @@ def test_lambda_is_kept_by_other_vectors(dtype: torch.dtype) -> None:
 QUICK = {"prompts": 2, "length": 12}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("layout", "to", "tensor"),
     [
@@ -597,7 +599,7 @@ def test_a_changed_number_is_caught(layout: str, to: str, tensor: str, tmp_path:
     assert growkit.verify(source, target, **QUICK)["kept"] is False
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "granite"])
 def test_there_and_back_in_one_recipe(kind: str, tmp_path: Path) -> None:
     """The config has no key that the class lacks, which a proof would miss in the source."""

@@ -54,7 +54,7 @@ def draw(choose: Random) -> tuple[dict[str, Any], dict[str, str]]:
             return config, {name: f"x{factor}" for name, factor in sizes.items()}
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(210))
 def test_any_llama(seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)
@@ -110,7 +110,7 @@ def draw_diffllama(choose: Random) -> tuple[dict[str, Any], dict[str, str]]:
             return config, {name: f"x{factor}" for name, factor in sizes.items()}
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(120))
 def test_any_diffllama(seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)

@@ -327,6 +327,7 @@ def load_small_experts(recipe: str) -> list[float]:
         return [float((each - expected(ids).logits).abs().max()) for each in logits]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("intermediate_size", [4, 10])
 def test_small_experts_load_in_parts(intermediate_size: int, tmp_path: Path) -> None:
     """Rows of 16 bytes, which kernels need: only where a process has whole ones, or nowhere."""

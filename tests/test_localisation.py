@@ -70,7 +70,7 @@ def verified(source: Path, out: Path, name: str) -> VerifyResult:
     return result
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_components_of_every_family(kind: str, tmp_path: Path) -> None:
     config, factor, components = KINDS[kind]

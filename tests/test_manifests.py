@@ -443,7 +443,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair("mistral", "sizes", tmp_path_factory.mktemp("pair"))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(len(LIES)))
 def test_no_lie_is_believed(number: int, pair: Pair, tmp_path: Path) -> None:
     outcome = tried(pair, LIES[number], number, tmp_path)
@@ -491,7 +491,7 @@ def mistaken(family: Json, choose: random.Random) -> Json:
     return wrong
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(200))
 def test_no_mistaken_description_is_believed(seed: int, tmp_path: Path) -> None:
     choose = random.Random(seed)

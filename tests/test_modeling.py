@@ -302,6 +302,7 @@ def test_cached_decoding(
     assert distance(expected, decode(model, ids, mask, chunks), mask) < LIMIT
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("variant", CACHED)
 @pytest.mark.parametrize("beams", [1, 3])
 def test_generation_with_a_cache(variant: str, beams: int) -> None:
@@ -609,7 +610,7 @@ def test_sums_are_kept_in_float32(dtype: torch.dtype, monkeypatch: pytest.Monkey
     assert min(errors()) > 1e-3
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("integral", INTEGRALS)
 @pytest.mark.parametrize("padded", [False, True])
@@ -629,7 +630,7 @@ def test_compiled(integral: str, padded: bool, monkeypatch: pytest.MonkeyPatch) 
 COMPILED = VARIANTS | {"series": {"integral": "causal", "integral_method": "series"}}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("variant", COMPILED)
 def test_compiled_once_for_training(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -679,7 +680,7 @@ MEMORY: dict[str, dict[str, Any]] = {
 LENGTH = 1024
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", MEMORY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("padded", [False, True])
@@ -875,6 +876,7 @@ def test_configs_have_no_key_that_trainers_read_as_a_scale_of_logits() -> None:
     assert config.logits_scaling == 1  # which TRL divides logits by, and so does the class
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("step", ["hypercloning", "dint"])
 def test_folders_with_the_former_key(step: str, tmp_path: Path) -> None:
     """They are read, grown, converted and verified; what is written has today's key."""

@@ -540,7 +540,7 @@ def cases(manifest: bool) -> list[Any]:
     ]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_without_a_fault(pair: str, pairs: Callable[[str], Path], tmp_path: Path) -> None:
     target = shutil.copytree(pairs(pair) / "target", tmp_path / "target")
