@@ -27,7 +27,8 @@ from growkit.base.lazy import Tensor, of_extras
 from growkit.base.tensors import Config
 from growkit.checkpoint.dequantising import dense, dense_config
 from growkit.checkpoint.folder import HUB_NAME, SINGLE, Folder, address_in, check_name, small_files
-from growkit.checkpoint.reading import MAX_DIGITS, Checkpoint, View
+from growkit.checkpoint.format import find_format, read_config
+from growkit.checkpoint.reading import Checkpoint, View
 from growkit.engine.oracle import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
 from growkit.engine.user_family import NAMED, described_family
 from growkit.families.family import Family, family_of, known_family
@@ -132,11 +133,11 @@ class Source:
             InputError: see ``Checkpoint``; or no family knows the model.
         """
         folder = Folder(self.folder)
-        config = folder.json("config.json", MAX_DIGITS)
-        folder.check_files()
         try:
-            folder.weight_files(config)
+            find_format(folder)
         except InputError:
+            config = read_config(folder)
+            folder.check_files()
             where = str(folder.path / "config.json")
             config, quantised = dense_config(config, where)
             config = with_keys_of_class(config)
@@ -251,7 +252,7 @@ def fetch(name: str, revision: str | None, address: str, weights: bool) -> tuple
     folder = Folder(cached)
     try:
         if weights:
-            folder.weight_files(folder.json("config.json"))
+            find_format(folder)
     except InputError as missing:
         raise InputError(
             f"{address} is incomplete in the cache of the Hub ({missing}), and {why}; "
@@ -486,7 +487,7 @@ def family_for(source: Source, description: Mapping[str, Any] | None) -> Family 
         InputError: the description is invalid, parts of its class cannot be described, or its
             quantised weights are not read.
     """
-    config = Folder(source.folder).json("config.json", MAX_DIGITS)
+    config = read_config(Folder(source.folder))
     kind = config.get("model_type")
     if description is not None or not isinstance(kind, str) or known_family(kind):
         return described_family(description)

@@ -169,12 +169,12 @@ class Dequantised(View):
 
     Args:
         stored: the quantised checkpoint.
-        format: the format of its quantised tensors.
+        scheme: the format of its quantised tensors.
         settings: its ``quantization_config``.
 
     Attributes:
         stored: see above.
-        format: see above.
+        scheme: see above.
         settings: see above.
         parts: the stored tensors of every dense tensor, by its name.
 
@@ -182,29 +182,29 @@ class Dequantised(View):
         InputError: the stored tensors do not fit together.
     """
 
-    def __init__(self, stored: Checkpoint, format: Scheme, settings: Config) -> None:  # noqa: A002
+    def __init__(self, stored: Checkpoint, scheme: Scheme, settings: Config) -> None:
         super().__init__(stored)
-        self.format, self.settings = format, settings
+        self.scheme, self.settings = scheme, settings
         self.stands_alone = False
         self.config = without_settings(stored.config)
-        self.parts = _parts(stored, format)
+        self.parts = _parts(stored, scheme)
         dtype = _dtype_of(self.config)
-        dense = {name: format.header(parts, settings, dtype) for name, parts in self.parts.items()}
+        dense = {name: scheme.header(parts, settings, dtype) for name, parts in self.parts.items()}
         self.tensors = dict(sorted((self._stored_dense() | dense).items()))
-        self.quantised = _describe(format, {info.dtype for info in dense.values()})
+        self.quantised = _describe(scheme, {info.dtype for info in dense.values()})
 
     def _stored_dense(self) -> dict[str, TensorInfo]:
         """Tensors that are stored dense, except those that only quantised arithmetic reads."""
         made_of = {name for parts in self.parts.values() for name in parts.names.values()}
-        marks = tuple({*self.format.suffixes} - {self.format.suffix})  # of no dense tensor
+        marks = tuple({*self.scheme.suffixes} - {self.scheme.suffix})  # of no dense tensor
         infos = {}
         for name, info in self.stored.tensors.items():
-            if name in made_of or name.endswith(self.format.unused):
+            if name in made_of or name.endswith(self.scheme.unused):
                 continue
             if name.endswith(marks) or info.dtype.startswith("F8"):
                 raise InputError(
                     f"tensor {name} in {self.stored.where(name)} is {info.dtype}, but tensors that "
-                    f"belong to it in {self.format.title} are missing; copy the checkpoint again, "
+                    f"belong to it in {self.scheme.title} are missing; copy the checkpoint again, "
                     f"or {REMEDY}"
                 )
             infos[name] = info
@@ -227,7 +227,7 @@ class Dequantised(View):
                 dtype=info.torch_dtype,
             )
             for part, *_ in tensors.slabs(info.shape, self.cuts(name), where=[rows]):
-                block = self.format.rows(parts, self.settings, info, part)
+                block = self.scheme.rows(parts, self.settings, info, part)
                 values[part.start - rows.start : part.stop - rows.start] = tensors.cut(block, inner)
             return check_finite(values, name, self.where(name))
 

@@ -19,12 +19,18 @@ from typing import Any, NamedTuple, cast
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
-from growkit.base.tensors import ANYWHERE, STORED_NAMES, TensorInfo, Weights, full
+from growkit.base.tensors import ANYWHERE, STORED_NAMES, TensorInfo, full
 from growkit.checkpoint import weight_file
-from growkit.checkpoint.folder import LIST as LIST
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.weight_file import TorchFile, WeightFile, open_saved, plain_tensors, sizes
+from growkit.checkpoint.weight_file import (
+    StoredWeights,
+    TorchFile,
+    WeightFile,
+    open_saved,
+    plain_tensors,
+    sizes,
+)
 from growkit.checkpoint.writing import Shard, divide
 
 MAX_BYTES = 1 << 25
@@ -32,6 +38,9 @@ MAX_BYTES = 1 << 25
 
 MAX_CUT = 6
 """Limit for the number of dimensions in which a tensor is cut into parts."""
+
+LIST = ".metadata"
+"""The list of entries."""
 
 REMEDY = "copy the checkpoint again, or save it again with torch.distributed.checkpoint"
 VALUES = "__0_values.distcp"
@@ -62,12 +71,6 @@ OPCODES = """
     SETITEM SETITEMS GLOBAL STACK_GLOBAL NEWOBJ REDUCE BUILD
 """
 """Operations of pickle, from protocol 2 on, that such a list needs."""
-
-OPTIMIZER = ("optim", "state.", "param_groups.")
-"""Beginnings of the names of an optimizer's state, or of its flat entries."""
-
-WEIGHT = ".weight"
-"""End of some names in the state of every model, but of none in optimizers or schedules."""
 
 Sizes = tuple[int, ...]
 
@@ -106,16 +109,12 @@ class Listed(NamedTuple):
     parts: tuple[Part, ...]
 
 
-class DistributedFile(Weights):
+class DistributedFile(StoredWeights):
     """Some tensors of a folder.
 
     Args:
         folder: a folder with a list of entries.
         entries: entries of the tensors, by the names under which they are read.
-
-    Attributes:
-        path: path of the list.
-        paths: paths of all files that are read.
 
     Raises:
         InputError: a tensor has an impossible name, shape or dtype.
@@ -188,43 +187,6 @@ def _open_archive(folder: Folder, tensor: str, file: str, start: int, length: in
     """Open the archive of a single tensor in a part of a file."""
     _, select = open_saved(folder, file, PART, (start, length))
     return select(lambda saved: plain_tensors({tensor: saved}))
-
-
-def open_model(folder: Folder) -> DistributedFile:
-    """Open the tensors of the model in a folder, without the prefix of the model's state.
-
-    If the model is one state of several, it is the one whose names look like weights. Of entries
-    with the same parts, only the first is opened.
-
-    Raises:
-        InputError: the folder is damaged, or holds no model or several.
-    """
-    states: defaultdict[tuple[str, ...], dict[str, Listed]] = defaultdict(dict)
-    seen: set[tuple[Part, ...]] = set()
-    for entry in read_list(folder).values():
-        *state, name = entry.path
-        of_optimizer = any(part.startswith(OPTIMIZER) for part in state or [name])
-        if entry.shape is None or of_optimizer or entry.parts in seen:
-            continue
-        seen.add(entry.parts)
-        states[tuple(state)][name] = entry
-    models = {
-        state: entries
-        for state, entries in states.items()
-        if any(name.endswith(WEIGHT) for name in entries)
-    } or states
-    if len(models) == 1:
-        return DistributedFile(folder, next(iter(models.values())))
-    if not models:
-        raise InputError(
-            f"{folder.path / LIST} lists no tensors of a model; save its state with "
-            "torch.distributed.checkpoint, next to its config.json"
-        )
-    names = ", ".join(".".join(state) or "tensors without a prefix" for state in models)
-    raise InputError(
-        f"{folder.path / LIST} lists tensors of several states ({names}), and one was expected; "
-        "save the state of the model by itself, next to its config.json"
-    )
 
 
 # The list of entries

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from io import BufferedReader
@@ -23,7 +23,6 @@ from typing import IO, Any
 
 from growkit.base.errors import DISK, InputError, PlaceError, reason
 from growkit.base.parsing import parse_json, parse_yaml
-from growkit.base.tensors import Config
 from growkit.base.units import size
 
 MAX_BYTES = 1 << 28
@@ -53,9 +52,6 @@ State = tuple[int, int, int, int, int, int]
 SINGLE = {single: f"{single}.index.json" for single in ("model.safetensors", "pytorch_model.bin")}
 """Files with all weights, in order of preference, and the index of the shards that may replace
 each."""
-
-LIST = ".metadata"
-"""The list of entries in a folder of torch.distributed.checkpoint."""
 
 GENERATION = "generation_config.json"
 TEMPLATES = "additional_chat_templates"
@@ -160,35 +156,44 @@ _MODULE = re.compile(r"""(?:["'](?=\w+\.)|^\s*(?:from|import)\s+\.)(\w+)""", re.
 
 
 class Folder:
-    """A model folder.
+    """A model folder, or a file that holds a whole model.
 
     Args:
-        path: path of the folder; a link to a folder is followed once, here.
+        path: path of the folder, or of the file; a link is followed once, here.
+
+    Attributes:
+        path: path of the folder.
+        only: name of the file that holds the model; all others in the folder are hidden. Empty if
+            the folder is the model.
 
     Raises:
-        InputError: the path is not a folder.
+        InputError: the path is neither.
     """
 
     def __init__(self, path: Path | str) -> None:
         check_name(path)
-        self.path = Path(path)
+        self.path, self.only = Path(path), ""
         try:
+            if self.path.is_file():
+                self.path, self.only = self.path.parent, self.path.name
             is_folder = self.path.is_dir()
         except OSError:  # for example, its name is too long
             is_folder = False
         if not is_folder:
             raise InputError(no_folder(self.path))
         self._inside = [self.path.resolve()]
+        if self.only:
+            self._inside.append((self.path / self.only).resolve())
         snapshots = self._inside[0].parent
         if snapshots.name == "snapshots":  # in the Hub's cache, files are links into blobs
             self._inside.append(snapshots.parent / "blobs")
 
     def __str__(self) -> str:
-        return str(self.path)
+        return str(self.path / self.only)
 
     def has(self, name: str) -> bool:
         """Whether the name exists, usable or not."""
-        return os.path.lexists(self.path / name)
+        return self.only in ("", name) and os.path.lexists(self.path / name)
 
     def find(self, name: str) -> Path | None:
         """Find a regular file by its name relative to the folder; None if the name does not exist.
@@ -199,7 +204,7 @@ class Folder:
         """
         check_name(name)
         path = self.path / name
-        if not os.path.lexists(path):
+        if not self.has(name):
             return None
         try:
             real = path.resolve(strict=True)
@@ -224,6 +229,8 @@ class Folder:
         """
         if path := self.find(name):
             return path
+        if self.only:
+            raise InputError(no_folder(self.path / self.only))
         if name == "config.json":
             raise InputError(no_model(self.path))
         raise InputError(f"{self.path / name} does not exist; is {self.path} a model folder?")
@@ -294,6 +301,8 @@ class Folder:
         Raises:
             InputError: there are more than ``MAX_ENTRIES``, or a folder cannot be read.
         """
+        if self.only:
+            return [self.only] if not patterns or matches(self.only, patterns) else []
 
         def stop(error: OSError) -> None:
             raise _unreadable(Path(error.filename), error)
@@ -366,7 +375,7 @@ class Folder:
         Raises:
             InputError: the message names the file.
         """
-        check_names(str(self), os.listdir(self.path))
+        check_names(str(self), [self.only] if self.only else os.listdir(self.path))
         for name in self.names(*CARRIED, *SMALL):
             _check_size(self.path / name, self.require(name).stat().st_size, MAX_BYTES)
         for name in self.names(*LOADED):
@@ -390,42 +399,6 @@ class Folder:
                     f"{key} in {self.path / name} is {value!r}, a file outside of the folder; "
                     "remove the key"
                 )
-
-    def weight_files(self, config: Config) -> tuple[list[str], dict[str, str]]:
-        """Find the files with the weights.
-
-        Returns:
-            Their names in order (for torch.distributed.checkpoint, the list of entries), and the
-            file of each tensor according to the index, if there is one.
-
-        Raises:
-            InputError: there are no weights, a file is missing, or transformers would load
-                something else.
-        """
-        for key, what in FOLLOWED.items():
-            if config.get(key) is not None:
-                raise InputError(
-                    f"config.json in {self} has {key}, with which transformers loads {what}; "
-                    "load the model with transformers, save it again and use that copy"
-                )
-        for single, index in SINGLE.items():
-            if self.find(single):  # preferred to an index, as in transformers
-                return [single], {}
-            if self.find(index):
-                ending = single.rpartition(".")[2]
-                listed = _parse_index(str(self.path / index), self.json(index), ending)
-                names = sorted(set(listed.values()))
-                for name in names:
-                    if not self.find(name):
-                        raise InputError(
-                            f"shard {self.path / name}, which {index} lists, is missing; "
-                            "copy it into the folder"
-                        )
-                return names, listed
-        if self.find(LIST):
-            return [LIST], {}
-        why = instead_of_weights(self.path) or f"{', '.join(SINGLE)} or an index was expected"
-        raise InputError(f"{self} has no weights; {why}")
 
 
 def walk(
@@ -598,20 +571,6 @@ def small_files(where: str, names: Iterable[str]) -> list[str]:
     return [*filter(is_read, names)]
 
 
-def _parse_index(where: str, index: Mapping[str, Any], ending: str) -> dict[str, str]:
-    """Parse an index into the file of each tensor; ``ending`` is the expected file extension."""
-    weight_map: Any = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{where} has no weight_map; copy the index again")
-    for tensor, name in weight_map.items():
-        if not isinstance(name, str) or not re.fullmatch(rf"[^/\\\0]+\.{ending}", name):
-            raise InputError(
-                f"{where} lists tensor {tensor} in {name!r}; the name of a "
-                f".{ending} file next to it was expected, copy the index again"
-            )
-    return weight_map
-
-
 # Mistaken inputs
 
 
@@ -636,8 +595,7 @@ def no_folder(path: Path) -> str:
 def no_model(folder: Path) -> str:
     """Explain why a folder without ``config.json`` is not a model, and what to give instead."""
     missing = f"{folder / 'config.json'} does not exist"
-    weights = (*SINGLE, *SINGLE.values(), LIST)
-    if any(os.path.lexists(folder / name) for name in weights):
+    if any(os.path.lexists(folder / name) for name in (*SINGLE, *SINGLE.values(), ".metadata")):
         adapter = os.path.lexists(folder / ADAPTER)
         return f"{missing}; {instead_of_weights(folder) if adapter else COPY_CONFIG}"
     patterns = "*/config.json", "snapshots/*/config.json"  # the latter in the Hub's cache

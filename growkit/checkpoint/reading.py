@@ -7,7 +7,7 @@ source.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,31 +25,26 @@ from growkit.base.tensors import (
     Weights,
     main_dtype,
 )
-from growkit.checkpoint.distributed_file import DistributedFile, open_model
-from growkit.checkpoint.folder import LIST, SINGLE, Folder
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.format import Piece, arrange, find_format, refuse_followed
 from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.weight_file import WeightFile, open_weights
+from growkit.checkpoint.weight_file import StoredWeights
 from growkit.checkpoint.writing import header_of
 from growkit.families.model import Model
 
-MAX_DIGITS = 18
-"""Largest number of digits of a whole number in a config; more do not fit into 64 bits."""
-
 
 class Checkpoint(Model):
-    """A model folder: ``config.json``, and weights whose tensors are read on demand.
+    """A model folder, or a file with a whole model: a config, and tensors that are read on demand.
 
-    The weights are ``model.safetensors``, or the shards listed by ``model.safetensors.index.json``.
-    Without these, they are ``pytorch_model.bin`` or its shards (loaded as weights only), or files
-    of torch.distributed.checkpoint.
+    They have the names of transformers, whatever the format (``growkit.checkpoint.format``).
 
     Attributes:
-        folder: path of the folder.
+        folder: path of the folder, or of the file.
         opened: the folder, through which all its files are read.
-        config: the contents of ``config.json``.
+        config: the contents of ``config.json``, or what it would be.
         files: paths of the files with weights.
-        distributed: whether these are files of torch.distributed.checkpoint.
+        format: the format of these files.
         stands_alone: whether transformers loads exactly this model from the folder.
         tensors: the header of every tensor, by name.
         wrappers: the parts of names that modules around the model added, such as ``_orig_mod``;
@@ -62,18 +57,14 @@ class Checkpoint(Model):
 
     def __init__(self, folder: Path | str) -> None:
         self.opened = Folder(folder)
-        self.folder = self.opened.path
-        self.config: Config = self.opened.json("config.json", MAX_DIGITS)
+        self.folder = self.opened.path / self.opened.only
+        self.format, names = find_format(self.opened)
+        files = self.format.open(self.opened, [*names])
+        self.config: Config = self.format.config(self.opened, files)
+        refuse_followed(self.config, self.opened)
         self.opened.check_files()
-        names, listed = self.opened.weight_files(self.config)
-        self.distributed = names == [LIST]
-        files: list[WeightFile | DistributedFile] = (
-            [open_model(self.opened)]
-            if self.distributed
-            else [open_weights(self.opened, name) for name in names]
-        )
         self.files = [path for file in files for path in file.paths]
-        self._file_of: dict[str, WeightFile | DistributedFile] = {}
+        self._file_of: dict[str, StoredWeights] = {}
         for file in files:
             for name in file.tensors.keys() & self._file_of.keys():
                 raise InputError(
@@ -81,18 +72,24 @@ class Checkpoint(Model):
                     "one of the files, which may be left over from another model"
                 )
             self._file_of |= dict.fromkeys(file.tensors, file)
-        self._in_files, self.wrappers = _unwrapped(self._file_of, str(self.folder))
-        self.stands_alone = not (self.distributed or self.wrappers)
-        self.tensors = {
-            name: self._file_of[stored].tensors[stored] for name, stored in self._in_files.items()
-        }
-        self.notes = [*self._notes(names)]
-        for tensor, name in listed.items():
+        for tensor, name in ((tensor, name) for name, needed in names.items() for tensor in needed):
             if tensor not in self._file_of or self._file_of[tensor].path.name != name:
                 raise InputError(
                     f"tensor {tensor} is missing from {self.folder / name}, where the index lists "
                     "it; copy the checkpoint again"
                 )
+        stored = {name: file.tensors[name] for name, file in self._file_of.items()}
+        layout = self.format.layout(self.config)
+        self.wrappers: list[str] = []
+        if layout:
+            self._pieces = arrange(layout, stored, self.config, self._file_with)
+        else:
+            self._pieces, self.wrappers = _unwrapped(stored, str(self.folder))
+        self.stands_alone = self.format.read_by_transformers and not (layout or self.wrappers)
+        self.tensors = {
+            name: piece.info(stored[piece.stored]) for name, piece in self._pieces.items()
+        }
+        self.notes = [*self._notes([*names])]
         if not any(info.dtype in FLOAT_BYTES and info.elements for info in self.tensors.values()):
             raise InputError(
                 f"{self.folder} has no weights of a float dtype ({', '.join(FLOAT_BYTES)}); "
@@ -102,12 +99,18 @@ class Checkpoint(Model):
     @property
     def model_files(self) -> dict[str, Path]:
         """``config.json`` and the files with the weights, by their paths in the folder."""
-        files = [*self.files, self.folder / "config.json"]
-        return {file.relative_to(self.folder).as_posix(): file for file in files}
+        files = [*self.files, *filter(None, [self.opened.find("config.json")])]
+        return {file.relative_to(self.opened.path).as_posix(): file for file in files}
 
     def where(self, name: str | None = None) -> str:
         """See ``Weights``; the file of a tensor, or the folder."""
-        return str(self._file_of[self._in_files.get(name, name)].path if name else self.folder)
+        if name is None:
+            return str(self.folder)
+        return self._file_with(self._pieces[name].stored if name in self._pieces else name)
+
+    def _file_with(self, stored: str) -> str:
+        """The file of a stored tensor."""
+        return str(self._file_of[stored].path)
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """Read a slice of a tensor in its stored dtype.
@@ -115,8 +118,9 @@ class Checkpoint(Model):
         Raises:
             InputError: the slice holds NaN or infinity, or the file cannot be read any more.
         """
-        stored = self._in_files[name]
-        return check_finite(self._file_of[stored].read(stored, *where), name, self.where(name))
+        piece = self._pieces[name]
+        part = piece.read(self._file_of[piece.stored], *where)
+        return check_finite(part, name, self.where(name))
 
     def as_read(self, model: torch.nn.Module) -> torch.nn.Module:
         """Give a model that transformers loaded from the folder the weights of this checkpoint."""
@@ -124,28 +128,17 @@ class Checkpoint(Model):
 
     def cuts(self, name: str) -> int:
         """See ``WeightFile``."""
-        stored = self._in_files[name]
-        return self._file_of[stored].cuts(stored)
+        piece = self._pieces[name]
+        return piece.cuts(self._file_of[piece.stored].cuts(piece.stored))
 
-    def _notes(self, read: Collection[str]) -> Iterator[str]:
-        """See ``notes``; ``read`` are the files with the weights."""
+    def _notes(self, names: Sequence[str]) -> Iterator[str]:
+        """See ``notes``; ``names`` are the files with the weights."""
         if self.wrappers:
             yield (
                 f"the names of tensors in {self.folder} have {listed(self.wrappers)} of modules "
                 "around the model, which transformers does not read; growkit leaves it out"
             )
-        for single, index in SINGLE.items():
-            stem, _, ending = single.rpartition(".")
-            alike = {*self.opened.names(f"{stem}*.{ending}", index)}
-            if alike.isdisjoint(read):
-                continue
-            unread = sorted(alike.difference(read, () if single in read else [index]))
-            if unread:
-                yield (
-                    f"transformers reads the weights of {self.folder} from {min(read)}"
-                    f"{'' if single in read else ' and the other files in ' + index}, and not from "
-                    f"{listed(unread)}; move away what is left over from another model"
-                )
+        yield from self.format.notes(self.opened, names)
 
 
 WRAPPER = re.compile(r"(?<![^.])(_[a-z_]*mod(?:ule)?)\.")
@@ -156,11 +149,11 @@ PARALLEL = "module."
 """The part that DistributedDataParallel and DeepSpeed put before all names."""
 
 
-def _unwrapped(names: Collection[str], where: str) -> tuple[dict[str, str], list[str]]:
+def _unwrapped(names: Collection[str], where: str) -> tuple[dict[str, Piece], list[str]]:
     """Leave out the parts of names that modules around a model added.
 
     Returns:
-        The name in the files of every tensor, and the parts.
+        The stored tensor of every tensor, and the parts.
 
     Raises:
         InputError: two names differ only in such parts.
@@ -176,7 +169,7 @@ def _unwrapped(names: Collection[str], where: str) -> tuple[dict[str, str], list
             f"tensors {twice} and {stored[plain[twice]]} in {where} have the same name without "
             f"{listed(wrappers)}; remove the one that is left over from another model"
         )
-    return stored, wrappers
+    return {short: Piece(name) for short, name in stored.items()}, wrappers
 
 
 def check_finite(tensor: Tensor, name: str, where: str) -> Tensor:
@@ -307,7 +300,7 @@ class View(Checkpoint):
     def __init__(self, stored: Checkpoint) -> None:
         self.stored = stored
         self.opened, self.folder, self.files = stored.opened, stored.folder, stored.files
-        self.distributed, self.stands_alone = stored.distributed, stored.stands_alone
+        self.format, self.stands_alone = stored.format, stored.stands_alone
         self.wrappers, self.notes = stored.wrappers, stored.notes
         self.config, self.published, self.described = (
             stored.config,

@@ -86,7 +86,23 @@ def check_header(path: Path | str, name: str, info: TensorInfo) -> None:
         )
 
 
-class WeightFile(Weights):
+class StoredWeights(Weights):
+    """The tensors of one or several files.
+
+    Attributes:
+        path: path of the file, or of the one that lists the others.
+        paths: paths of all files that are read.
+    """
+
+    path: Path
+    paths: list[Path]
+
+    def where(self, name: str | None = None) -> str:
+        """See ``Weights``."""
+        return str(self.path)
+
+
+class WeightFile(StoredWeights):
     """A file of weights whose header has been read.
 
     Args:

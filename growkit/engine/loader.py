@@ -215,7 +215,7 @@ def _trace_loading(
     own = checkpoint.stands_alone and not lacking and dtype is None
     options: dict[str, Any] = {} if own else {"config": config}
     folder: Path | None = checkpoint.folder
-    if checkpoint.distributed:  # transformers cannot read its files, and gets none
+    if not checkpoint.format.read_by_transformers:  # which gets no files
         cls = causal_class(config)
         folder, options["state_dict"] = None, {}
     conversions: dict[int, Conversion] = {}
@@ -306,7 +306,7 @@ def _limited_modules(tensors: int) -> RemovableHandle:
 
 def _check_files(checkpoint: Checkpoint, files: list[str]) -> None:
     """Check that transformers and growkit read weights from the same files."""
-    if checkpoint.distributed:
+    if not checkpoint.format.read_by_transformers:
         return
     theirs = {os.path.realpath(file) for file in files}
     ours = {os.path.realpath(file) for file in checkpoint.files}

@@ -55,9 +55,9 @@ CHECK = Check(check_dequantised)
 
 def _compare(source: Dequantised) -> tuple[dict[str, bool], str]:
     """Whether transformers makes the same bits of each tensor, and why some were not compared."""
-    settings = source.format.transformers(source.settings)
+    settings = source.scheme.transformers(source.settings)
     if settings is None:
-        return {}, f"transformers does not dequantise {source.format.title} while it loads"
+        return {}, f"transformers does not dequantise {source.scheme.title} while it loads"
     ours, equal, errors = class_weights(source), dict[str, bool](), list[str]()
     dense_of = {
         name: dense for dense, parts in source.parts.items() for name in parts.names.values()
@@ -67,7 +67,7 @@ def _compare(source: Dequantised) -> tuple[dict[str, bool], str]:
         conversions = dequantisations(source, settings)
     for conversion in conversions:
         dense = {dense_of[name] for name in conversion.sources if name in dense_of}
-        misread = [source.format.misread(source.parts[n], source.settings) for n in sorted(dense)]
+        misread = [source.scheme.misread(source.parts[n], source.settings) for n in sorted(dense)]
         if any(misread):
             errors.extend(filter(None, misread))
         elif dense and conversion.transform is not None:

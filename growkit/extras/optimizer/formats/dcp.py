@@ -20,8 +20,8 @@ from torch import Tensor
 from growkit.base.errors import InputError
 from growkit.base.torch_internals import tree_map
 from growkit.checkpoint import distributed_file
-from growkit.checkpoint.distributed_file import REMEDY, DistributedFile, Listed
-from growkit.checkpoint.folder import LIST, Folder
+from growkit.checkpoint.distributed_file import LIST, REMEDY, DistributedFile, Listed
+from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.writing import Save
 from growkit.extras.optimizer.groups import Parameters, ParamGroup
 from growkit.extras.optimizer.schedule import GROUP_KEYS, holds_schedule

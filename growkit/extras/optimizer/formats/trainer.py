@@ -17,7 +17,8 @@ from torch.serialization import skip_data
 
 from growkit.base.errors import InputError
 from growkit.base.torch_internals import tree_flatten, tree_unflatten
-from growkit.checkpoint.folder import LIST, Folder
+from growkit.checkpoint.distributed_file import LIST
+from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.weight_file import (
     Select,
     TorchFile,

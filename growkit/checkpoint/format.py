@@ -1,0 +1,309 @@
+"""Formats of weights: how a model is found by its files, and what its tensors are named and hold.
+
+Each file of ``growkit.checkpoint.formats`` defines one format, as ``FORMAT``. It recognises its
+files in a folder, opens them, knows the config, and describes how its tensors hold those that the
+class in transformers reads (``Held``). That description is data, which serves both directions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple, cast
+
+from growkit.algebra.axes import Order, Pattern
+from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, members, np, torch
+from growkit.base.tensors import Config, TensorInfo, Weights, full
+from growkit.checkpoint.folder import FOLLOWED, SINGLE, Folder, instead_of_weights, no_folder
+from growkit.checkpoint.weight_file import MAX_SIZE, StoredWeights
+
+MAX_DIGITS = 18
+"""Largest number of digits of a whole number in a config; more do not fit into 64 bits."""
+
+
+class Format:
+    """A format of weights.
+
+    Attributes:
+        title: name for users.
+        rank: formats of a lower rank are tried first.
+        read_by_transformers: whether ``from_pretrained`` reads these files by itself.
+    """
+
+    title: str
+    rank: int = 1
+    read_by_transformers: bool = False
+
+    def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
+        """Find the files of a model.
+
+        Returns:
+            Their names, each with the tensors that it must hold as far as another file lists them;
+            empty if the folder holds no model of this format.
+
+        Raises:
+            InputError: a file is missing or damaged.
+        """
+        raise NotImplementedError
+
+    def open(self, folder: Folder, names: Sequence[str]) -> Sequence[StoredWeights]:
+        """Read the headers of the files; see ``StoredWeights``.
+
+        Raises:
+            InputError: a file is damaged.
+        """
+        raise NotImplementedError
+
+    def config(self, folder: Folder, files: Sequence[StoredWeights]) -> Config:
+        """The config of the model, as transformers writes it.
+
+        Raises:
+            InputError: there is none, or transformers has no such model.
+        """
+        return folder.json("config.json", MAX_DIGITS)
+
+    def layout(self, config: Config) -> Sequence[Held]:
+        """How the stored tensors hold those of transformers; empty if they have the same names."""
+        return ()
+
+    def notes(self, folder: Folder, names: Sequence[str]) -> Iterator[str]:
+        """Sentences on what is in the folder, but not read."""
+        yield from ()
+
+
+@cache
+def formats() -> tuple[Format, ...]:
+    """All formats, in the order in which they are tried."""
+    known = cast("dict[str, Format]", members("growkit.checkpoint.formats", "FORMAT"))
+    return tuple(sorted(known.values(), key=lambda one: one.rank))
+
+
+def find_format(folder: Folder) -> tuple[Format, Mapping[str, Sequence[str]]]:
+    """Find the format of a folder, and its files with weights; see ``Format.files``.
+
+    Raises:
+        InputError: the folder holds no weights, or a file is missing.
+    """
+    for one in formats():
+        if files := one.files(folder):
+            return one, files
+    if folder.only:
+        raise InputError(no_folder(folder.path / folder.only))
+    folder.require("config.json")
+    folder.check_files()
+    why = instead_of_weights(folder.path) or f"{', '.join(SINGLE)} or an index was expected"
+    raise InputError(f"{folder} has no weights; {why}")
+
+
+def refuse_followed(config: Config, folder: Folder) -> None:
+    """Refuse a config with which transformers loads something else than the folder's usual files.
+
+    Raises:
+        InputError: the message names the key.
+    """
+    for key, what in FOLLOWED.items():
+        if config.get(key) is not None:
+            raise InputError(
+                f"config.json in {folder} has {key}, with which transformers loads {what}; "
+                "load the model with transformers, save it again and use that copy"
+            )
+
+
+def read_config(folder: Folder) -> Config:
+    """The config of a model; that of a folder without weights is in ``config.json``.
+
+    Raises:
+        InputError: see ``Format.config``.
+    """
+    if folder.only or not folder.has("config.json"):
+        one, files = find_format(folder)
+        return one.config(folder, one.open(folder, [*files]))
+    return folder.json("config.json", MAX_DIGITS)
+
+
+# The tensors of transformers in those of a format
+
+COUNTS = re.compile(r"\{(\w+)\}")
+"""A placeholder for a number in the name of a tensor."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of a format, and the tensors of transformers that it holds.
+
+    A number that the names of transformers count and its own does not is a leading dimension: one
+    tensor for all experts, say.
+
+    Attributes:
+        stored: its name, with the placeholders ``{layer}`` and ``{expert}``.
+        names: names of the tensors of transformers, whose rows follow each other.
+        rows: number of rows of each of these as patterns of ``growkit.algebra.axes``, such as
+            ``heads.head_dim``; empty if all have as many.
+        order: the order in which the rows are stored, if it is another one.
+        transposed: whether the matrix is stored transposed.
+        offset: number that is added to every stored element.
+    """
+
+    stored: str
+    names: tuple[str, ...]
+    rows: tuple[str, ...] = ()
+    order: Order | None = None
+    transposed: bool = False
+    offset: float = 0.0
+
+
+class Piece(NamedTuple):
+    """A tensor of transformers in a stored one; the attributes are those of ``Held``.
+
+    Attributes:
+        stored: name of the stored tensor.
+        at: its place along the leading dimensions of the stored tensor.
+        rows: the stored row of each of its rows; None for all rows, in their order.
+    """
+
+    stored: str
+    at: tuple[int, ...] = ()
+    rows: range | tuple[int, ...] | None = None
+    transposed: bool = False
+    offset: float = 0.0
+
+    def info(self, stored: TensorInfo) -> TensorInfo:
+        """The header of the tensor, from that of the stored one."""
+        shape = list(stored.shape[len(self.at) :])
+        if self.transposed:
+            shape[:2] = shape[1::-1]
+        if self.rows is not None:
+            shape[0] = len(self.rows)
+        dtype = "F64" if self.offset else stored.dtype  # the difference may need more bits
+        return TensorInfo(tuple(shape), dtype)
+
+    def cuts(self, stored: int) -> int:
+        """See ``Weights.cuts``."""
+        if self.transposed:
+            return 2 if stored >= len(self.at) + 2 else 0
+        return max(0, stored - len(self.at))
+
+    def read(self, file: Weights, *where: slice | None) -> Tensor:
+        """Read a part of the tensor."""
+        info = self.info(file.tensors[self.stored])
+        if self == Piece(self.stored):
+            return file.read(self.stored, *where)
+        with torch._C.DisableTorchFunction():  # strict float64 must not apply
+            asked = full(info.shape, where)
+            inside: Sequence[int] | None = None
+            if self.rows is not None:
+                rows = self.rows[asked[0]]
+                start, stop = min(rows, default=0), max(rows, default=-1) + 1
+                inside = [row - start for row in rows]
+                asked[0] = slice(start, stop)
+            if self.transposed:
+                asked[:2] = asked[1::-1]
+            leading = [slice(place, place + 1) for place in self.at]
+            tensor = file.read(self.stored, *leading, *asked)
+            tensor = tensor.reshape(tensor.shape[len(leading) :])
+            if self.transposed:
+                tensor = tensor.transpose(0, 1)
+            if inside is not None and inside != [*range(len(inside))]:
+                tensor = tensor[torch.tensor(inside, dtype=torch.long)]
+            if self.offset:
+                tensor = tensor.double() - self.offset
+            return tensor.contiguous()
+
+
+def arrange(
+    layout: Sequence[Held],
+    stored: Mapping[str, TensorInfo],
+    config: Config,
+    where: Callable[[str], str],
+) -> dict[str, Piece]:
+    """Find the tensors of transformers in those of a format.
+
+    Args:
+        layout: the format's layout.
+        stored: headers of the stored tensors.
+        config: the config, for the sizes of heads.
+        where: the file of a stored tensor, for messages.
+
+    Raises:
+        InputError: the layout has no such tensor, or not with this shape.
+    """
+    sizes, pieces = head_sizes(config), dict[str, Piece]()
+    patterns = [(re.compile(_regex(held.stored)), held) for held in layout]
+    for name, info in stored.items():
+        matches = ((pattern.fullmatch(name), held) for pattern, held in patterns)
+        match, held = next(((m, held) for m, held in matches if m), (None, None))
+        if match is None or held is None:
+            raise InputError(
+                f"tensor {name} in {where(name)} is not one that growkit knows in a model of type "
+                f"{config.get('model_type')}; convert the model again with a program that knows it"
+            )
+        try:
+            pieces |= _pieces(held, name, match.groupdict(), info, sizes)
+        except (ValueError, IndexError):
+            raise InputError(
+                f"tensor {name} in {where(name)} has shape {list(info.shape)}, into which "
+                f"{' and '.join(held.names)} do not fit; the file is damaged or its config is wrong"
+            ) from None
+    return pieces
+
+
+def head_sizes(config: Config) -> dict[str, int]:
+    """The sizes of the axes of heads.
+
+    Raises:
+        InputError: a size is not a whole number above 0.
+    """
+    heads = config.get("num_attention_heads")
+    kv_heads = config.get("num_key_value_heads") or heads
+    width, hidden = config.get("head_dim"), config.get("hidden_size")
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": width or hidden}
+    for axis, size in sizes.items():
+        if type(size) is not int or not 0 < size <= MAX_SIZE:
+            raise InputError(f"the config of the model has {size!r} {axis}; correct it")
+    known = cast("dict[str, int]", sizes)
+    return known if width else {**known, "head_dim": known["head_dim"] // known["heads"]}
+
+
+def _regex(name: str) -> str:
+    """A regular expression for a name with placeholders."""
+    literal = COUNTS.split(name)  # every second part is a placeholder
+    literal[::2] = map(re.escape, literal[::2])
+    literal[1::2] = [rf"(?P<{count}>0|[1-9]\d{{0,5}})" for count in literal[1::2]]
+    return "".join(literal)
+
+
+def _pieces(
+    held: Held, name: str, numbers: Mapping[str, str], info: TensorInfo, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, Piece]]:
+    """The tensors that one stored tensor holds.
+
+    Raises:
+        ValueError: they do not fit into it.
+        IndexError: it has too few dimensions.
+    """
+    counted = [count for count in COUNTS.findall(held.names[0]) if count not in numbers]
+    leading, inner = info.shape[: len(counted)], info.shape[len(counted) :]
+    total = inner[1 if held.transposed else 0]
+    lengths = [Pattern.parse(rows).shape(sizes)[0] for rows in held.rows]
+    lengths = lengths or [total // len(held.names)] * len(held.names)
+    if sum(lengths) != total:
+        raise ValueError("its rows are more or fewer")
+    places: Sequence[int] = range(total)
+    if held.order:
+        order = held.order(sizes)
+        if sorted(order) != [*places]:
+            raise ValueError("its rows are not those of the order")
+        places = [0] * total
+        for place, row in enumerate(order):
+            places[row] = place
+    start = 0
+    for target, length in zip(held.names, lengths, strict=True):
+        part = places[start : start + length]
+        start += length
+        rows = None if part == range(total) else part if isinstance(part, range) else tuple(part)
+        for at in np.ndindex(*leading):
+            counts = {**numbers, **dict(zip(counted, at, strict=True))}
+            yield target.format(**counts), Piece(name, at, rows, held.transposed, held.offset)

@@ -1,0 +1,1 @@
+"""Formats of weights, one per file, as ``FORMAT`` (``growkit.checkpoint.format``)."""
