@@ -128,12 +128,10 @@ STORE = re.compile(r"[a-z][a-z0-9+.-]+:/+[^/].*")
 """Addresses such as ``s3://BUCKET/MODEL``; a path keeps only one of the two slashes."""
 
 COPY_CONFIG = "the weights are there, so copy it from the model that they belong to"
-GGUF = "is GGUF, for llama.cpp; give the folder of the model that it was made from"
 SAVE = "save the model with transformers' save_pretrained, and give that folder"
 
 INSTEAD_OF_WEIGHTS = {
     ADAPTER: "belongs to an adapter; give its base model, and this folder with --adapter",
-    "*.gguf": GGUF,
     "model-*-of-*.safetensors": "is there, but no model.safetensors.index.json; copy that as well",
     "pytorch_model-*-of-*.bin": "is there, but no pytorch_model.bin.index.json; copy that as well",
     "zero_to_fp32.py": "is DeepSpeed's; run it, and give the folder that it makes",
@@ -582,8 +580,6 @@ def address_in(path: Path | str) -> str:
 
 def no_folder(path: Path) -> str:
     """Explain why a path that is not a folder is not a model, and what to give instead."""
-    if os.path.isfile(path) and path.suffix == ".gguf":
-        return f"{path} {GGUF}"
     if os.path.lexists(path.parent / "config.json") and os.path.lexists(path):
         return f"{path} is not a folder; give the folder that contains it, {path.parent}"
     return (

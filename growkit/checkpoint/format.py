@@ -31,11 +31,13 @@ class Format:
         title: name for users.
         rank: formats of a lower rank are tried first.
         read_by_transformers: whether ``from_pretrained`` reads these files by itself.
+        complete: whether the config has every setting that the class has by no default.
     """
 
     title: str
     rank: int = 1
     read_by_transformers: bool = False
+    complete: bool = True
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """Find the files of a model.
@@ -139,7 +141,8 @@ class Held:
 
     Attributes:
         stored: its name, with the placeholders ``{layer}`` and ``{expert}``.
-        names: names of the tensors of transformers, whose rows follow each other.
+        names: names of the tensors of transformers, whose rows follow each other; empty if the
+            class computes the tensor.
         rows: number of rows of each of these as patterns of ``growkit.algebra.axes``, such as
             ``heads.head_dim``; empty if all have as many.
         order: the order in which the rows are stored, if it is another one.
@@ -235,6 +238,8 @@ def arrange(
     for name, info in stored.items():
         matches = ((pattern.fullmatch(name), held) for pattern, held in patterns)
         match, held = next(((m, held) for m, held in matches if m), (None, None))
+        if held and not held.names:
+            continue
         if match is None or held is None:
             raise InputError(
                 f"tensor {name} in {where(name)} is not one that growkit knows in a model of type "

@@ -122,6 +122,10 @@ class Checkpoint(Model):
         part = piece.read(self._file_of[piece.stored], *where)
         return check_finite(part, name, self.where(name))
 
+    def states(self, key: str) -> bool:
+        """Whether the model says the value of a config key, be it by leaving out the key."""
+        return self.format.complete or key in self.config
+
     def as_read(self, model: torch.nn.Module) -> torch.nn.Module:
         """Give a model that transformers loaded from the folder the weights of this checkpoint."""
         return model
@@ -335,6 +339,10 @@ class RoundedCheckpoint(Widened, View):
         View.__init__(self, source)
         Widened.__init__(self, source, dtype)
         self.dtype = dtype
+
+    def states(self, key: str) -> bool:
+        """Whether the model says the value of a config key, be it by leaving out the key."""
+        return self.format.complete or key in self.config
 
     def as_read(self, model: torch.nn.Module) -> torch.nn.Module:
         """See ``Checkpoint``."""

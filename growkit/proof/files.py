@@ -26,6 +26,7 @@ from growkit.checkpoint.folder import (
     is_of_tokenizer,
     matches,
 )
+from growkit.checkpoint.format import read_config
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.engine.loader import loading
@@ -244,10 +245,14 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     keys, other_keys = configs.different_settings(
         was, now, configs.judge(source), fits, of_target=configs.judge(target)
     )
+    unstated = [key for key in keys if not target.states(key.partition(".")[0])]
+    keys = [key for key in keys if key not in unstated]
     stale = configs.stale_sizes(was, now)
     values = [_changed_value(key, {**was, **stale}, now) for key in (*keys, *stale)]
     changed = [value["name"] for value in values]
     named = [f"{key} in config.json differs" for key in other_keys]
+    if unstated:
+        named.append(f"{target.folder} does not say {listed(unstated)}, which were not compared")
     if was.get("model_type") != now.get("model_type"):
         keys = configs.not_compared(was, now)
         note = "of config.json only keys with the same meaning in both classes were compared"
@@ -260,7 +265,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
         allowed.append(source.config.get("architectures"))
     if classes and classes not in allowed:
         changed.append("architectures in config.json")
-    elif not classes and source.config.get("architectures"):
+    elif not classes and source.config.get("architectures") and target.states("architectures"):
         named.append("architectures in config.json differs")
     for key, replaced in _without_effect({**loads.config, **source.config}, target).items():
         if replaced:
@@ -269,7 +274,8 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
             changed.append(f"{key} in config.json")
     named += [f"not compared: {unseen}"] if unseen else _rewritten(source, target)
     changed += [f"the tokenizer ({ids})"] if ids else []
-    changed += sidecars.changed_generation(source.opened, target.opened)
+    if target.opened.has("config.json"):
+        changed += sidecars.changed_generation(source.opened, target.opened)
     code = foreign_code(target.opened)
     coded = [(named_code(model.opened), own_code(model.opened)) for model in (source, target)]
     if code and loaded.own_class and coded[0] != coded[1]:
@@ -439,7 +445,7 @@ def named_code(folder: Folder) -> dict[str, Any]:
 
 def foreign_code(folder: Folder) -> list[str]:
     """Names of files that refer to code other than growkit's, and of the files with that code."""
-    named, config = named_code(folder), folder.json("config.json")
+    named, config = named_code(folder), read_config(folder)
     family, own = known_family(config.get("model_type")), growkits_code(config)
     growkits = {"config.json": dict(family.auto_map)} if family and family.auto_map else {}
     code = own_code(folder)

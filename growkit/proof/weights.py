@@ -25,6 +25,7 @@ from growkit.base.errors import InputError, plain, reason
 from growkit.base.tensors import TensorInfo, parts, total_bytes, total_parameters
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
+from growkit.engine.class_weights import class_weights
 from growkit.engine.loader import loading
 from growkit.engine.user_family import described_family, unlisted_family
 from growkit.families.model import Model
@@ -182,6 +183,8 @@ class Recovered:
             them, or because they were made from tensors whose bits depend on the machine.
         recovered: number of recovered source tensors, and number of all; None if a tensor is lost
             or the origin is unknown. Dropped tensors, which models compute, are not included.
+        different: if the origin is unknown, the first parameter that is not the source's, although
+            it has the same shape.
     """
 
     unknown: str | None = None
@@ -190,6 +193,7 @@ class Recovered:
     spectra: Sequence[Spectrum] = ()
     unchecked: Sequence[str] = ()
     recovered: tuple[int, int] | None = None
+    different: str | None = None
 
     @property
     def all_recovered(self) -> bool:
@@ -223,7 +227,9 @@ class Recovered:
         """The finding on the weights, for a promise."""
         kept: bool | None = True
         sentence = "every weight is recovered"
-        if self.unknown:
+        if self.different:
+            kept, sentence = None, f"{self.different} is not as in the source, and {self.unknown}"
+        elif self.unknown:
             kept, sentence = None, f"weights were not compared, because {self.unknown}"
         elif self.lost:
             does_not = "does not yield the source's weights"
@@ -233,7 +239,8 @@ class Recovered:
             kept, sentence = None, f"{len(self.unchecked)} tensors could not be checked"
         elif self.recovered and self.recovered[0] < self.recovered[1]:
             sentence = recovered_sentence(*self.recovered)
-        finding = Finding(name="weights", kept=kept, sentence=sentence, place=self.lost)
+        place = self.lost or self.different
+        finding = Finding(name="weights", kept=kept, sentence=sentence, place=place)
         finding.in_reason = kept is None
         if kept is False:
             finding.advice = (
@@ -250,7 +257,7 @@ def compare_weights(origin: Origin, target: Model) -> Recovered:
         target: the written weights.
     """
     if origin.unknown:
-        return Recovered(unknown=origin.unknown)
+        return _compare_directly(origin, target)
     lineage, plans = origin.lineage, origin.lineage.plans
     if lost := _first_lost(lineage, target):
         return Recovered(lost=lost)
@@ -267,6 +274,19 @@ def compare_weights(origin: Origin, target: Model) -> Recovered:
         unchecked=unchecked,
         recovered=(len(recovered), len(wanted)),
     )
+
+
+def _compare_directly(origin: Origin, target: Model) -> Recovered:
+    """Compare the parameters of two classes, if they have the same names and shapes."""
+    before, after = class_weights(origin.lineage.source), class_weights(target)
+    shapes = [{name: info.shape for name, info in of.tensors.items()} for of in (before, after)]
+    if shapes[0] != shapes[1]:
+        return Recovered(unknown=origin.unknown)
+    for name in before.tensors:
+        for rows in parts(before, name):
+            if not _same(before.read(name, rows), after.read(name, rows)):
+                return Recovered(unknown=origin.unknown, different=name)
+    return Recovered(recovered=(len(before.tensors), len(before.tensors)))
 
 
 def _first_refused(
