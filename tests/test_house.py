@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit import families, proof
+from growkit.checkpoint import formats as stored_formats
 from growkit.checkpoint import quantised
 from growkit.extras.differential import own_classes
 from growkit.extras.optimizer import formats
@@ -142,6 +144,39 @@ class Mirrored(Scheme):
 
 FORMAT = Mirrored()
 """
+STORED = """
+from growkit.algebra.axes import ORDERS
+from growkit.checkpoint.format import Format, Held
+from growkit.checkpoint.weight_file import open_weights
+
+LAYER, HEADS = "model.layers.{layer}.", ("heads.head_dim", "kv_heads.head_dim", "kv_heads.head_dim")
+FUSED = [f"{LAYER}self_attn.{each}_proj.weight" for each in "qkv"]
+GATED = [f"{LAYER}mlp.{each}_proj.weight" for each in ("gate", "up")]
+ALIKE = ["input_layernorm", "post_attention_layernorm", "self_attn.o_proj", "mlp.down_proj"]
+ORDER = ORDERS["with_keys_and_values"]("heads", "kv_heads", "head_dim")
+
+
+class Fused(Format):
+    title = "fused, for this test"
+
+    def files(self, folder):
+        return {"fused.safetensors": ()} if folder.has("fused.safetensors") else {}
+
+    def open(self, folder, names):
+        return [open_weights(folder, name) for name in names]
+
+    def layout(self, config):
+        outer = ("model.embed_tokens", "model.norm", "lm_head")
+        same = [f"{name}.weight" for name in (*outer, *(LAYER + name for name in ALIKE))]
+        return [
+            *(Held(f"one.{name}", (name,)) for name in same),
+            Held("qkv.{layer}", tuple(FUSED), HEADS, ORDER),
+            Held("gate_up.{layer}", tuple(GATED), transposed=True),
+        ]
+
+
+FORMAT = Fused()
+"""
 CHECK = """
 from growkit.proof.check import Check
 from growkit.results.proof_result import Finding, Section
@@ -258,6 +293,42 @@ def test_a_format_of_weights_is_one_new_file(
     assert relative_error(source, tmp_path / "out") < 1e-12
 
 
+def test_a_format_of_files_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads are stored group by group, the MLP transposed; a wrong row is found and named."""
+    (tmp_path / "fused_for_this_test.py").write_text(STORED)
+    monkeypatch.setattr(stored_formats, "__path__", [*stored_formats.__path__, str(tmp_path)])
+    source = save_model(tmp_path / "source", "llama")
+    fused = shutil.copytree(source, tmp_path / "fused")
+    of_layer, stored = {}, {}
+    for name, tensor in load_file(fused / "model.safetensors").items():
+        *_, layer, _, kind, _ = ["", "", "", *name.split(".")]
+        joined = kind in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+        of_layer[layer, kind] = tensor
+        stored |= {} if joined else {f"one.{name}": tensor}
+    config = json.loads((source / "config.json").read_text())
+    groups = config["num_key_value_heads"]
+    for layer in map(str, range(config["num_hidden_layers"])):
+        heads = (of_layer[layer, f"{kind}_proj"].chunk(groups) for kind in "qkv")
+        stored[f"qkv.{layer}"] = torch.cat(
+            [part for group in zip(*heads, strict=True) for part in group]
+        )
+        both = of_layer[layer, "gate_proj"], of_layer[layer, "up_proj"]
+        stored[f"gate_up.{layer}"] = torch.cat(both).T.contiguous()
+    (fused / "model.safetensors").unlink()
+    save_file(stored, fused / "fused.safetensors")
+    quick = growkit.Settings(prompts=1, length=12)
+    result = growkit.verify(source, fused, quick)
+    assert result["verdict"] == "preserved"
+    assert result["sections"]["weights"]["recovered"]
+    assert growkit.grow(fused, tmp_path / "out", hidden="x2", verify=quick)["kept"]
+    assert relative_error(source, tmp_path / "out") < 1e-12
+    stored["gate_up.1"][:, 0] *= 2
+    save_file(stored, fused / "fused.safetensors")
+    fault = growkit.verify(source, fused, quick)["fault"]
+    assert fault["tensor"] == "model.layers.1.mlp.gate_proj.weight"
+    assert fault["cause"].startswith("1 of ")
+
+
 def test_a_check_of_the_proof_is_one_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,11 +361,11 @@ def test_options_of_methods_are_options_of_the_command() -> None:
 
 
 def test_no_family_is_named_outside_its_file() -> None:
-    """There is no ``if model_type ==`` in the house."""
+    """There is no ``if model_type ==`` in the house; a format lists the models that it has."""
     package = Path(growkit.__file__).parent
     names = {kind for family in all_families().values() for kind in family.model_types}
     for file in package.rglob("*.py"):
-        if file.parent.name in ("families", "modeling") or file.name == "diff_family.py":
+        if file.parent.name in ("families", "modeling", "formats") or file.name == "diff_family.py":
             continue
         text = file.read_text()
         assert not any(f'"{name}"' in text or f"'{name}'" in text for name in names), file

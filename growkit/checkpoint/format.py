@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple, cast
 
 from growkit.algebra.axes import Order, Pattern
@@ -76,7 +75,6 @@ class Format:
         yield from ()
 
 
-@cache
 def formats() -> tuple[Format, ...]:
     """All formats, in the order in which they are tried."""
     known = cast("dict[str, Format]", members("growkit.checkpoint.formats", "FORMAT"))

@@ -22,6 +22,7 @@ from growkit.base.units import given_date
 from growkit.checkpoint import publishing, writing
 from growkit.checkpoint.distributed_file import distributed_shards, write_list
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.format import read_config
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import check_faults, report_faults
 from growkit.engine.prompts import read_text
@@ -263,7 +264,7 @@ class _Run:
     def _tokenizer_class(self) -> str | None:
         """The class of tokenizer that the target's files must name; see ``class_to_name``."""
         config = self.target.family.named(self.target.config)
-        if config["model_type"] == self.source.opened.json("config.json").get("model_type"):
+        if config["model_type"] == read_config(self.source.opened).get("model_type"):
             return None
         from growkit.proof.sidecars import SETTINGS, class_to_name  # imports torch
 

@@ -84,7 +84,7 @@ def _stored(checkpoint: Checkpoint, name: str) -> Places | None:
 
 
 def tensor_fault(lineage: Lineage, target: Model, name: str, layer: int | None) -> Fault:
-    """Compare a wrong tensor with the tensor that the recipe makes.
+    """Compare a wrong tensor with the tensor that the recipe makes, or with the source's.
 
     Args:
         lineage: how the target was made.
@@ -96,10 +96,10 @@ def tensor_fault(lineage: Lineage, target: Model, name: str, layer: int | None) 
     members = {member.name: member.tensor for member in target.family.members(untied)}
     component = component_of(members[name]) if name in members else None
     fault = Fault(layer=layer, component=component, tensor=name)
-    rule = lineage.plans[-1].by_target.get(name)
-    if rule and lineage.repeatable(name) and target.tensors.get(name) == rule.info:
-        planned = lineage.target
-        places: list[Any] = parts(target, name) if len(rule.info.shape) > 1 else [None]
+    planned = lineage.target
+    wanted, actual = planned.tensors.get(name), target.tensors.get(name)
+    if wanted and actual and wanted.shape == actual.shape and lineage.repeatable(name):
+        places: list[Any] = parts(target, name) if len(actual.shape) > 1 else [None]
         blocks = ((planned.read(name, rows), target.read(name, rows)) for rows in places)
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[main_dtype(target.tensors)])
         fault.factor, fault.cause = cause_of(blocks, float(torch.finfo(dtype).eps))

@@ -25,7 +25,7 @@ from growkit.base.errors import InputError, plain, reason
 from growkit.base.tensors import TensorInfo, parts, total_bytes, total_parameters
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
-from growkit.engine.class_weights import class_weights
+from growkit.engine.class_weights import ClassWeights, class_weights
 from growkit.engine.loader import loading
 from growkit.engine.user_family import described_family, unlisted_family
 from growkit.families.model import Model
@@ -285,7 +285,10 @@ def _compare_directly(origin: Origin, target: Model) -> Recovered:
     for name in before.tensors:
         for rows in parts(before, name):
             if not _same(before.read(name, rows), after.read(name, rows)):
-                return Recovered(unknown=origin.unknown, different=name)
+                stored = after.stored_as(name) if isinstance(after, ClassWeights) else None
+                if isinstance(target, Checkpoint) and not target.format.read_by_transformers:
+                    return Recovered(lost=stored or name)  # who converts a model changes no weight
+                return Recovered(unknown=origin.unknown, different=stored or name)
     return Recovered(recovered=(len(before.tensors), len(before.tensors)))
 
 

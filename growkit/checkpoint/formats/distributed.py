@@ -22,7 +22,7 @@ class Distributed(Format):
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``; the file that lists all others."""
-        return {LIST: ()} if folder.find(LIST) else {}
+        return {LIST: ()} if folder.find(LIST) and folder.require("config.json") else {}
 
     def open(self, folder: Folder, names: Sequence[str]) -> Sequence[DistributedFile]:
         """See ``open_model``."""

@@ -22,7 +22,7 @@ class Transformers(Format):
         for single, index in SINGLE.items():
             if folder.find(single):
                 return {single: ()}
-            if folder.find(index):
+            if folder.find(index) and folder.require("config.json"):  # whose lack comes first
                 ending = single.rpartition(".")[2]
                 return _shards(folder, index, ending)
         return {}

@@ -1,0 +1,83 @@
+"""Models that other programs converted: ``tests/converted_by``, and the sources they are made of.
+
+``python -m tests.converted LLAMA_CPP``, with the folder of llama.cpp's sources, makes the files of
+its converter again. The weights of a source follow from their names, without random numbers.
+"""
+
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+FILES = Path(__file__).with_name("converted_by")
+SMALL: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "vocab_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": LLAMA3, "tie_word_embeddings": True, "head_dim": 8},
+    "qwen3": {"head_dim": 8},
+    "gemma3_text": {
+        "head_dim": 8,
+        "num_hidden_layers": 6,
+        "sliding_window": 4,
+        "query_pre_attn_scalar": 8,
+    },
+    "mixtral": {"sliding_window": None, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+"""Keys of the config by type, beside those of ``SMALL``."""
+
+
+def save_source(folder: Path, kind: str) -> Path:
+    """A source in bfloat16, whose numbers have at most eight bits."""
+    config = CONFIG_MAPPING[kind](**{**SMALL, **MODELS[kind]})
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for salt, (_, parameter) in enumerate(sorted(model.named_parameters())):
+            numbers = (torch.arange(parameter.numel()) * 2654435761 + salt * 104729) >> 11
+            vector = parameter.dim() == 1
+            filled = (numbers % 61 + 100) / 128 if vector else (numbers % 241 - 120) / 512
+            parameter.copy_(filled.view(parameter.shape))
+    model.save_pretrained(folder)
+    return folder
+
+
+def convert(source: Path, file: Path) -> None:
+    """Convert a source with the modules of llama.cpp's converter, without a tokenizer."""
+    import conversion
+    import gguf
+
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    cls: Any = conversion.get_model_class(config["architectures"][0])
+
+    def set_vocab(self: Any) -> None:
+        self._set_vocab_none()
+        self.gguf_writer.add_vocab_size(config["vocab_size"])
+
+    cls.set_vocab = set_vocab
+    tokens = {str(token): token for token in range(config["vocab_size"])}
+    content = {"added_tokens": [], "model": {"vocab": tokens}}
+    (source / "tokenizer.json").write_text(json.dumps(content))
+    cls(source, gguf.LlamaFileType.MOSTLY_BF16, file).write()
+
+
+def main(sources: Path) -> None:
+    sys.path[:0] = [str(sources / "gguf-py"), str(sources)]
+    for kind in MODELS:
+        with TemporaryDirectory() as scratch:
+            convert(save_source(Path(scratch) / kind, kind), FILES / f"{kind}.gguf")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,174 @@
+"""Models in the formats of other programs are read as those that they were made of."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import growkit
+from growkit.base.errors import InputError
+from tests.conftest import cli, relative_error
+from tests.converted import FILES, MODELS, save_source
+
+QUICK = growkit.Settings(prompts=2, length=16)
+
+
+def tensor_bytes(source: Path, name: str) -> bytes:
+    return load_file(source / "model.safetensors")[name].view(torch.int16).numpy().tobytes()
+
+
+def setting(key: str, form: str, value: object) -> Callable[[bytes], bytes]:
+    """Write another value of a setting that has a fixed size."""
+
+    def edit(content: bytes) -> bytes:
+        begin = content.index(key.encode()) + len(key) + 4
+        number = struct.pack(f"<{form}", value)
+        return content[:begin] + number + content[begin + len(number) :]
+
+    return edit
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_llama_cpp_converted_is_its_source(tmp_path: Path, kind: str) -> None:
+    """Rotary rows are permuted, norms have one added, experts are stacked, Llama 3.1 is scaled."""
+    source = save_source(tmp_path / "source", kind)
+    result = growkit.verify(source, FILES / f"{kind}.gguf", QUICK)
+    assert result["verdict"] == "preserved"
+    weights, logits = (result["sections"][name] for name in ("weights", "logits"))
+    assert weights["tensors_recovered"] == weights["source_tensors"] >= 20
+    assert logits["strict_float64"]["relative"] == 0
+    growkit.grow(FILES / f"{kind}.gguf", tmp_path / "out", hidden="x4", verify=False)
+    assert relative_error(source, tmp_path / "out") < 1e-12
+
+
+QWEN3 = "model.layers.1.self_attn."
+FAULTS: dict[str, tuple[str, Callable[[bytes, Path], bytes], str]] = {
+    "K and V exchanged": (
+        "qwen3",
+        lambda content, source: content.replace(
+            tensor_bytes(source, f"{QWEN3}k_proj.weight"),
+            tensor_bytes(source, f"{QWEN3}v_proj.weight"),
+        ),
+        f"{QWEN3}k_proj.weight",
+    ),
+    "a row that no prompt has": (
+        "qwen3",
+        lambda content, source: content.replace(
+            tensor_bytes(source, "model.embed_tokens.weight")[: 2 * 16], bytes(2 * 16)
+        ),
+        "model.embed_tokens.weight does not yield",
+    ),
+    "another eps": (
+        "llama",
+        lambda content, source: setting("layer_norm_rms_epsilon", "f", 1e-5)(content),
+        "rms_norm_eps",
+    ),
+    "another base": (
+        "mixtral",
+        lambda content, source: setting("rope.freq_base", "f", 2e4)(content),
+        "rope_parameters",
+    ),
+    "another window": (
+        "gemma3_text",
+        lambda content, source: setting("attention.sliding_window", "I", 5)(content),
+        "sliding_window",
+    ),
+    "another base in a window": (
+        "gemma3_text",
+        lambda content, source: setting("rope.freq_base_swa", "f", 2e4)(content),
+        "rope_parameters",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_conversion_is_found_and_named(tmp_path: Path, fault: str) -> None:
+    kind, edit, name = FAULTS[fault]
+    source, file = save_source(tmp_path / "source", kind), tmp_path / "wrong.gguf"
+    content = (FILES / f"{kind}.gguf").read_bytes()
+    file.write_bytes(edit(content, source))
+    assert file.read_bytes() != content
+    result = growkit.verify(source, file, QUICK)
+    assert result["verdict"] == "not preserved"
+    assert name in result["reason"]
+
+
+def test_a_quantised_file_stands_for_the_numbers_of_its_blocks(tmp_path: Path) -> None:
+    """The library of the format quantises and dequantises; growkit reads parts of rows."""
+    gguf = pytest.importorskip("gguf")
+    numbers = torch.randn(6, 96, generator=torch.Generator().manual_seed(0)).numpy()
+    kind = gguf.GGMLQuantizationType.Q8_0
+    blocks = gguf.quants.quantize(numbers, kind)
+    writer = gguf.GGUFWriter(tmp_path / "q.gguf", "llama")
+    writer.add_tensor("token_embd.weight", blocks, raw_dtype=kind)
+    writer.add_tensor("output_norm.weight", numbers[0])
+    for write in ("header_to_file", "kv_data_to_file", "tensors_to_file"):
+        getattr(writer, f"write_{write}")()
+    writer.close()
+    from growkit.checkpoint.folder import Folder
+    from growkit.checkpoint.formats.gguf import FORMAT
+
+    (file,) = FORMAT.open(Folder(tmp_path / "q.gguf"), ["q.gguf"])
+    expected = torch.from_numpy(gguf.quants.dequantize(blocks, kind))
+    assert file.tensors["token_embd.weight"].shape == (6, 96)
+    assert file.read("token_embd.weight", slice(1, 5), slice(7, 70)).equal(expected[1:5, 7:70])
+
+
+def with_count(at: int, count: int) -> Callable[[bytes], bytes]:
+    return lambda content: content[:at] + struct.pack("<Q", count) + content[at + 8 :]
+
+
+DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda content: b"", "header is not complete"),
+    "another file": (lambda content: b"GGML" + content[4:], "does not begin with GGUF"),
+    "cut header": (lambda content: content[:200], "header is not complete"),
+    "cut data": (lambda content: content[:-64], "tensors are not complete"),
+    "countless tensors": (with_count(8, 1 << 40), "more than 131,072 tensors"),
+    "endless text": (with_count(24, 1 << 62), "more than 134,217,728 bytes"),
+    "an odd architecture": (
+        lambda content: content.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lxama", 1),
+        "architecture 'lxama' is none of",
+    ),
+    "an unknown setting": (
+        lambda content: content.replace(b"llama.context_length", b"llama.context_lengxh"),
+        "context_length is missing",
+    ),
+    "heads that do not fit": (setting("head_count_kv", "I", 3), "do not fit"),
+    "another vocabulary": (setting("llama.vocab_size", "I", 31), "32 was expected"),
+    "an unknown tensor": (
+        lambda content: content.replace(b"blk.1.ffn_up", b"blk.1.ffn_ux"),
+        "blk.1.ffn_ux.weight",
+    ),
+    "one tensor twice": (
+        lambda content: content.replace(b"blk.1.ffn_up", b"blk.0.ffn_up"),
+        "same name",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path, damage: str) -> None:
+    edit, told = DAMAGED[damage]
+    content = (FILES / "llama.gguf").read_bytes()
+    (tmp_path / "wrong.gguf").write_bytes(edit(content))
+    shown = cli("inspect", tmp_path / "wrong.gguf")
+    assert shown.exit_code == 2
+    message = " ".join(shown.stderr.split())
+    assert message.startswith("error: ")
+    assert told in message
+    assert "wrong.gguf" in message
+
+
+def test_one_of_several_files_has_to_be_chosen(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes((FILES / "llama.gguf").read_bytes())
+    with pytest.raises(InputError, match="2 GGUF files"):
+        growkit.inspect(tmp_path)
+    (tmp_path / "b.gguf").unlink()
+    assert (
+        growkit.inspect(tmp_path)["parameters"]
+        == growkit.inspect(FILES / "llama.gguf")["parameters"]
+    )
