@@ -1,11 +1,13 @@
 """Tiny random models, made by transformers, and the oracle that judges what becomes of them."""
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,9 @@ from growkit.modeling import register
 from growkit.proof import modes
 
 logging.disable_progress_bar()
-logging.set_verbosity_error()
+logging.set_verbosity(CRITICAL)  # which proofs need not set and reset
 torch.set_num_threads(1)  # tiny models: a second thread only costs
+os.fsync = lambda descriptor: None  # nor does any machine lose power
 
 register()
 

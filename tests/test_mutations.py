@@ -549,7 +549,7 @@ def test_without_a_fault(pair: str, pairs: Callable[[str], Path], tmp_path: Path
     assert result.sections.weights.recovered
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("fault", "pair", "manifest"), cases(True) + cases(False))
 def test_a_fault_is_found(
     fault: Fault, pair: str, manifest: bool, spoiled: Callable[..., tuple[Path, Path]]
@@ -601,7 +601,7 @@ def test_exit_codes(name: str, code: int, pairs: Callable[[str], Path], tmp_path
 # False alarms
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pair", sorted(PAIRS.keys() - WIDER))
 def test_saved_again(pair: str, pairs: Callable[[str], Path], tmp_path: Path) -> None:
     """transformers loads a target and saves it, in other shards: the same model."""
@@ -615,7 +615,7 @@ def test_saved_again(pair: str, pairs: Callable[[str], Path], tmp_path: Path) ->
     assert result.sections.weights.recovered
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", [*range(200), 979])  # on 979 another prompt rounds worst
 def test_sound_pairs(seed: int, tmp_path: Path) -> None:
     check_sound(seed, tmp_path)

@@ -399,6 +399,7 @@ def doubled(folder: Path) -> None:
     torch.save(state, folder / "optimizer.pt")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "wrong", [{"wrong": "lr"}, {"wrong": "weight_decay"}, {"wrong": "eps"}, {"spoil": doubled}]
 )
@@ -410,6 +411,7 @@ def by_dimensions(name: str, parameter: torch.nn.Parameter) -> bool:
     return parameter.dim() > 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("custom", [None, by_dimensions], ids=["trainer", "dimensions"])
 @pytest.mark.parametrize("to", ["dint", None], ids=["dint", "wider"])
 def test_groups_are_those_of_the_training(tmp_path: Path, to: str | None, custom: Any) -> None:

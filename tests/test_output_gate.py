@@ -36,7 +36,7 @@ def qwen3(folder: Path, seed: int, dtype: torch.dtype = torch.float32, **more: A
     return save_random(folder, CONFIG_MAPPING["qwen3"](**config), seed, dtype)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_an_output_gate_changes_nothing_and_learns_at_once(seed: int, tmp_path: Path) -> None:
     source, out = qwen3(tmp_path / "source", seed, torch.bfloat16), tmp_path / "out"
