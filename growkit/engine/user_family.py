@@ -201,6 +201,9 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
     ratios = {key: (*over, under) for key, (over, under) in family.ratios.items()}
     sized = family.axes_of(config)
     settings = {key: value for key, value in config.items() if key not in {*sized, *ratios}}
+    for key, value in settings.items():  # kinds of layers have sizes, whatever their order
+        if isinstance(value, list) and len(value) == config.get(family.layers_key):
+            settings[key] = sorted({json.dumps(entry, default=str) for entry in value})
     said = json.dumps(settings, sort_keys=True, default=str)
     partners = {
         key: [ratio for ratio, of in ratios.items() if {*axes} & {*of}]
