@@ -814,3 +814,17 @@ def test_keys_of_published_configs(
     assert result["kept"], result["verification"]["reason"]
     assert relative_error(source, out) < 1e-12
     assert old.keys() <= json.loads((out / "config.json").read_text()).keys()
+
+
+def test_a_width_that_the_class_rounds(tmp_path: Path) -> None:
+    """To a multiple: twice the number is not twice the width, but twice another number is."""
+    config = config_of("lfm2", intermediate_size=50, block_multiple_of=32)
+    source, out = save_random(tmp_path / "source", config), tmp_path / "out"
+    with pytest.raises(growkit.InputError, match=r"rounds .*_size 50 to a width of 64; .* by 96,"):
+        growkit.grow(source, out, ffn="x2")
+    growkit.grow(source, out, hidden="x2", verify=False)  # the control: the width stays
+    assert relative_error(source, out) < 1e-12
+    with edit_json(source / "config.json") as content:
+        content["intermediate_size"] = 96
+    assert growkit.grow(source, out, ffn="x2", verify=FEW, overwrite=True)["kept"]
+    assert relative_error(source, out) < 1e-12

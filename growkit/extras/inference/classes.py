@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from fractions import Fraction
 from functools import cached_property
 from itertools import combinations, product
 from math import gcd, prod
@@ -64,6 +65,7 @@ class ModelClass:
         sizes: keys of the config by axis; several keys of one axis must be equal.
         ratio: a key that is the product of some keys divided by another; None without one.
         times: how many times a key has its axis, if the class takes a part of its value.
+        rounded: widths that the class rounds, and why they cannot grow.
         width: a key for the width of an MLP that the config leaves out, and the factor by which the
             class multiplies hidden instead; None without one.
         divided: whether the class needs hidden to be a multiple of heads.
@@ -111,6 +113,7 @@ class ModelClass:
         self.width: tuple[str, int] | None = None
         self.sizes: dict[str, tuple[str, ...]] = {}
         self.times: dict[str, int] = {}
+        self.rounded: dict[str, str] = {}
         self.small: dict[str, int] = {}
         self._find_layers()
         self._make_small()
@@ -473,7 +476,7 @@ class ModelClass:
         here = self.shapes({})
         assert here is not None
         self._here, stuck = here, []
-        for key in numbers:
+        for key in (key for key in numbers if key not in self.rounded):
             doubled = self._doubled(key)
             if doubled is None:
                 stuck.append(key)
@@ -561,6 +564,33 @@ class ModelClass:
                     self._set(key, value)
                     self.times[key] = times
                     break
+        for key in self.numbers.keys() - self.times.keys():
+            if WIDTH.search(key):
+                self._find_rounded(key)
+
+    def _find_rounded(self, key: str) -> None:
+        """Find whether the class rounds a width, and a value that gives it the same one exactly."""
+        multiples = {name: of for name, of in self.numbers.items() if "multiple" in name}
+        width, far = self.numbers[key], 15 << 20
+        here, there, twice = (
+            self.shapes({**multiples, key: value}) or {} for value in (width, far, 2 * far)
+        )
+        sizes = {
+            (size, large)
+            for name in here.keys() & there.keys() & twice.keys()
+            for size, large, larger in zip(here[name], there[name], twice[name], strict=True)
+            if larger == 2 * large
+        }
+        exact = {Fraction(size * far, large) for size, large in sizes}
+        if not exact or exact == {width}:
+            return
+        made, equal = min(size for size, _ in sizes), max(exact)
+        self.rounded[key] = f"cannot grow: its class rounds {key} {width:,} to a width of {made:,}"
+        if equal.denominator == 1 and self.shapes({**multiples, key: int(equal)}) == here:
+            self.rounded[key] += (
+                f"; replace it in config.json, whatever its name there, by {equal}, which makes "
+                "the same width"
+            )
 
     def _scaled(self, changes: Mapping[str, int], key: str, factor: int = 2) -> set[int] | None:
         """The dimensions of which another value of a key makes a multiple; None if that differs."""

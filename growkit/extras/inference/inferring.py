@@ -163,6 +163,9 @@ class InferredFamily:
             if (failed := _failed(trial))
             for axis in _grown_with(self.description, trial["axis"])
         }
+        fixed |= {
+            axis: why for axis, why in self.asked.rounded.items() if axis in _axes(self.description)
+        }
         if seen.renumbered:
             fixed["layers"] = (
                 f"cannot grow: files give {seen.renumbered} another number than its layer has in "

@@ -243,8 +243,9 @@ class CopyMethod(Operation):
                 named = {axis: present[axis] for axis in axes if axis in option.axes}
                 current = _current_size(family, complete, present, option, axes)
                 ratio = option.factor(size, current, named)
-            # A size that follows another one stays if it would not be a whole number.
-            sizes = {axis: present[axis] * ratio for axis in axes}
+            # A size that follows another one stays if it cannot grow, or not to a whole number.
+            stay = family.fixed(complete) if size is None else ()
+            sizes = {axis: present[axis] * ratio for axis in axes if axis not in stay}
             integers = {axis: int(new) for axis, new in sizes.items() if new.denominator == 1}
             grown |= {axis: new for axis, new in integers.items() if new != present[axis]}
             ratios[option.name] = ratio if len(integers) == len(axes) else Fraction(1)
