@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
     from growkit.pipeline.inspection import inspect, plan
     from growkit.pipeline.running import convert, grow, run
-    from growkit.proof.verdict import verify
-    from growkit.recipe.manifest import check
-    from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, load_recipe
+    from growkit.pipeline.verifying import verify
+    from growkit.planning.manifest import check
+    from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, load_recipe
     from growkit.report.saving import save_report
     from growkit.report.terminal import Bars, show
     from growkit.results.growth_result import CheckResult, GrowResult, Inference, Inspection
@@ -49,9 +49,9 @@ _HOMES = {
     "modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",
     "pipeline.inspection": "inspect plan",
     "pipeline.running": "convert grow run",
-    "proof.verdict": "verify",
-    "recipe.manifest": "check",
-    "recipe.recipe": "ConvertStep GrowStep Recipe load_recipe",
+    "pipeline.verifying": "verify",
+    "planning.manifest": "check",
+    "planning.recipe": "ConvertStep GrowStep Recipe load_recipe",
     "report.saving": "save_report",
     "report.terminal": "Bars show",
     "results.growth_result": "CheckResult GrowResult Inference Inspection",

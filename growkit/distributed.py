@@ -39,13 +39,13 @@ from growkit.checkpoint.writing import sha256
 from growkit.engine.device import check_subnormal_numbers
 from growkit.engine.loader import check_class
 from growkit.engine.oracle import fit_experts, parsed
+from growkit.engine.planner import plan_recipe
 from growkit.engine.published import config_to_write
 from growkit.engine.transformers_internals import causal_class
 from growkit.engine.user_family import unlisted_family
 from growkit.planning.own_class import runnable, substitute
+from growkit.planning.recipe import Recipe, load_recipe, recipe_file
 from growkit.planning.updates import law_of
-from growkit.recipe.planner import plan_recipe
-from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.sources import family_for, find
 
 if TYPE_CHECKING:

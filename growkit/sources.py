@@ -13,8 +13,7 @@ import json
 import logging
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape
@@ -23,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError, foreign, reason
-from growkit.base.lazy import Tensor, of_extras
+from growkit.base.lazy import of_extras
 from growkit.base.tensors import Config
 from growkit.checkpoint.dequantising import dense, dense_config
 from growkit.checkpoint.folder import HUB_NAME, SINGLE, Folder, address_in, check_name, small_files
 from growkit.checkpoint.format import find_format, read_config
-from growkit.checkpoint.reading import Checkpoint, View
+from growkit.checkpoint.inside import Inside, tensors_inside
+from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
 from growkit.engine.user_family import NAMED, described_family
 from growkit.families.family import Family, family_of, known_family
@@ -64,15 +64,6 @@ NOT_FOUND = (
     "give that folder"
 )
 """Sentence for any other error."""
-
-
-PREFIXES = {
-    "language_model.": "",
-    "model.language_model.": "model.",
-    "model.text_model.": "model.",
-    "lm_head.": "lm_head.",
-}
-"""Prefixes of a language model's tensors: in multimodal files, and in files of its own."""
 
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -304,59 +295,6 @@ def _why(error: Exception) -> str:
     return f"the Hub did not deliver it ({type(error).__name__}: {quoted})"
 
 
-class Inside(View):
-    """The language model inside a multimodal checkpoint.
-
-    Args:
-        checkpoint: the multimodal checkpoint.
-        config: config of the language model.
-
-    Attributes:
-        others: the tensors of the other parts of the checkpoint.
-        dropped: these parts, and why they are left out.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, config: Config) -> None:
-        super().__init__(checkpoint)
-        self.stands_alone = False
-        self.part_of = self.config["model_type"]
-        self._names = tensors_inside(self.tensors)
-        self.others = self.tensors.keys() - self._names.values()
-        names = (name.removeprefix("model.") for name in sorted(self.others))
-        parts = Counter(name.partition(".")[0] for name in names)
-        self.dropped = {
-            part: f"{count} tensors of the {self.part_of} model around the language model"
-            for part, count in parts.items()
-        }
-        self.config = config
-        published = self.published or {}
-        outer = {key: published[key] for key in ("dtype", "torch_dtype") if key in published}
-        inner = {"model_type": config["model_type"], **published.get("text_config", {})}
-        self.published = inner | outer
-        self.tensors = {name: self.tensors[stored] for name, stored in self._names.items()}
-
-    def where(self, name: str | None = None) -> str:
-        """See ``Checkpoint``."""
-        return self.stored.where(name and self._names.get(name, name))
-
-    def read(self, name: str, *where: slice | None) -> Tensor:
-        """See ``Checkpoint``."""
-        return self.stored.read(self._names[name], *where)
-
-    def cuts(self, name: str) -> int:
-        """See ``Checkpoint``."""
-        return self.stored.cuts(self._names[name])
-
-    @property
-    def note(self) -> str:
-        """A sentence on the parts that are left out."""
-        rest = f"; {' and '.join(self.dropped)} are left out" if self.dropped else ""
-        return (
-            f"{self.folder} holds a {self.part_of} model; only its language model "
-            f"({self.config['model_type']}) is used{rest}"
-        )
-
-
 def alone(checkpoint: Checkpoint) -> Checkpoint:
     """Extract the language model of a multimodal checkpoint; return any other unchanged.
 
@@ -383,20 +321,6 @@ def inside(checkpoint: Checkpoint) -> Inside | None:
         return None
     config = config_inside(checkpoint.config, checkpoint.folder)
     return Inside(checkpoint, config) if config else None
-
-
-def tensors_inside(names: Iterable[str]) -> dict[str, str]:
-    """Map names of a language model's tensors to their names in multimodal files.
-
-    The mapping is empty if there is only a head.
-    """
-    stored_names = {
-        own + name.removeprefix(prefix): name
-        for name in names
-        for prefix, own in PREFIXES.items()
-        if name.startswith(prefix)
-    }
-    return stored_names if any(not name.startswith("lm_head.") for name in stored_names) else {}
 
 
 def config_inside(whole: Config, folder: Path) -> Config | None:

@@ -25,9 +25,9 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
 from growkit.extras.optimizer.groups import check_same, hidden_matrices, param_groups
+from growkit.planning.manifest import changed_since
 from growkit.proof.fingerprint import Question, apart, fingerprint_of
 from growkit.proof.preflight import check_vocabulary
-from growkit.recipe.manifest import changed_since
 from growkit.results.proof_result import Fingerprint
 
 __all__ = [

@@ -19,7 +19,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.names import by_name, without_paths
 from growkit.cli.demo import MODEL
-from growkit.recipe.recipe import load_recipe
+from growkit.planning.recipe import load_recipe
 from growkit.report.saving import model_card
 from tests.conftest import cli, save_model, with_tokenizer
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import growkit
+from growkit.engine.planner import change
 from growkit.families.family import families
 from growkit.families.model import example
 from growkit.pipeline.inspection import catalogue, table
 from growkit.planning.operation import operations
-from growkit.recipe.planner import change
-from growkit.recipe.recipe import GrowStep
+from growkit.planning.recipe import GrowStep
 from growkit.results.growth_result import Abilities, Answer
 from tests.catalogue import BEGIN, FILE, as_markdown, keeps, outcome, random_model
 from tests.conftest import cli, edit_json, seeded

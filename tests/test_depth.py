@@ -14,10 +14,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.planner import plan_recipe
 from growkit.families import model
 from growkit.families.family import families, rearranged
 from growkit.operations.growth.depth import arrangement
-from growkit.recipe.planner import plan_recipe
 from growkit.results.proof_result import trainability_sentence
 from tests import architectures
 from tests.conftest import edit_config, edit_json, edit_weights, relative_error, save_model, seeded

@@ -19,7 +19,7 @@ import growkit
 from growkit.base.tensors import TensorInfo
 from growkit.checkpoint import writing
 from growkit.pipeline.inspection import estimate, plan
-from growkit.recipe.recipe import GrowStep
+from growkit.planning.recipe import GrowStep
 from growkit.report.terminal import group_names, in_common
 from tests.conftest import cli, save_model, seeded
 from tests.hub import stand_in

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import growkit
-from growkit.algebra.axes import Pattern, Role
 from growkit.algebra.expansion import (
     NOTHING,
     Expansion,
@@ -28,6 +27,7 @@ from growkit.algebra.expansion import (
 from growkit.algebra.law import copies_in, grow_slice, undo
 from growkit.algebra.splits import Shares
 from growkit.base.tensors import cut
+from growkit.families.axes import Pattern, Role
 from tests.conftest import save_model, seeded
 
 NOTATIONS = ["a.b <- c", "c -> a.b", "a", "<- c", "a + b.a <- c", "a.(b + c) <- d", "a, b"]

@@ -17,9 +17,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import growkit
-from growkit.algebra.axes import slopes
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
+from growkit.families.axes import slopes
 from growkit.families.family import Family, families, family_of, known_family
 from tests.conftest import (
     distance,

@@ -145,7 +145,7 @@ class Mirrored(Scheme):
 FORMAT = Mirrored()
 """
 STORED = """
-from growkit.algebra.axes import ORDERS
+from growkit.families.axes import ORDERS
 from growkit.checkpoint.format import Format, Held
 from growkit.checkpoint.weight_file import open_weights
 

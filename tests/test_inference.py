@@ -18,14 +18,14 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 import growkit
 from growkit.base.errors import InputError, PlaceError
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.planner import change
 from growkit.engine.user_family import described_family
 from growkit.extras.inference import inferring
 from growkit.extras.inference.classes import ModelClass, as_in_files
 from growkit.extras.inference.inferring import InferredFamily, SmallModel, try_growth
 from growkit.families.family import Family, described, families
 from growkit.planning.plan import Planned
-from growkit.recipe.planner import change
-from growkit.recipe.recipe import GrowStep
+from growkit.planning.recipe import GrowStep
 from growkit.results.schema import json_schema
 from tests.architectures import TYPES, build, config_of, save
 from tests.conftest import (

@@ -13,13 +13,13 @@ from torch import Tensor
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.engine import planner
 from growkit.engine.oracle import resolved
 from growkit.extras.differential.layouts import solve_lambda
 from growkit.modeling import FILES, register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
-from growkit.recipe import planner
-from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
+from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests import families
 from tests import layouts_reference as reference
 from tests.conftest import (

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST
-from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
+from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.results.proof_result import VerifyResult
 from tests.conftest import cli, edit_config, edit_json, save_model, seeded
 from tests.test_group_diff import draw_factors, draw_source, legal

@@ -34,7 +34,7 @@ from growkit.extras.probing.harness import Look, batch_of, flops_of
 from growkit.extras.probing.lines import JOURNAL, Work
 from growkit.extras.probing.probe_settings import ProbeSettings, candidates_of, fitting
 from growkit.extras.probing.ranking import conclude, new_arm
-from growkit.recipe.recipe import shipped_recipe
+from growkit.planning.recipe import shipped_recipe
 from growkit.report import saving
 from growkit.report.probe_page import probe_view
 from growkit.report.saving import page as page_of

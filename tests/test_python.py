@@ -22,7 +22,7 @@ from growkit.base.progress import Advance
 from growkit.base.settings import Running
 from growkit.families.family import families
 from growkit.pipeline.inspection import abilities, plan
-from growkit.recipe.recipe import Recipe
+from growkit.planning.recipe import Recipe
 from growkit.results import Result, fields
 from growkit.results.growth_result import Attention, PlannedTensor, Story
 from growkit.results.schema import json_schema

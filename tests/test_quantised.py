@@ -33,7 +33,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.dequantising import Dequantised, Scheme
 from growkit.engine.class_weights import class_weights
-from growkit.recipe.recipe import parse_recipe
+from growkit.planning.recipe import parse_recipe
 from growkit.sources import find
 from tests.conftest import (
     cli,

@@ -24,6 +24,7 @@ from growkit.checkpoint.folder import read_json
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo import MODEL, training_text
 from growkit.engine import calls
+from growkit.engine.planner import plan_recipe
 from growkit.engine.prompts import DOCUMENT_SEPARATOR, make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.extras.differential.conversions import shared_diff as search
@@ -34,8 +35,7 @@ from growkit.extras.differential.conversions.shared_diff import (
     smallest_rank,
 )
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.recipe.planner import plan_recipe
-from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, load_recipe
+from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, load_recipe
 from tests.conftest import cli, folder_bytes, load_strict, relative_error, save_model, seeded
 from tests.test_calibration import TEXT, as_read, by_hooks, close, windows, with_tokenizer
 

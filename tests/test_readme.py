@@ -37,7 +37,7 @@ import growkit
 from growkit.cli.app import app
 from growkit.cli.demo import MODEL, held_out_text
 from growkit.families.family import described, families
-from growkit.recipe.recipe import shipped_recipe
+from growkit.planning.recipe import shipped_recipe
 from tests import reference
 from tests.conftest import save_model, with_tokenizer
 from tests.quantised import quantise

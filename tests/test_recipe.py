@@ -14,7 +14,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.extras.probing.probe_settings import candidates_of
-from growkit.recipe.recipe import (
+from growkit.planning.recipe import (
     GrowStep,
     Recipe,
     load_recipe,

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import growkit
-from growkit.recipe.recipe import shipped_recipes
+from growkit.planning.recipe import shipped_recipes
 from growkit.results import versions
 
 ROOT = Path(growkit.__file__).parents[1]

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 import growkit
 from growkit.base.units import duration, size
 from growkit.extras.optimizer.checks.trained_alike import _advice
+from growkit.planning.recipe import load_recipe
 from growkit.proof.files import FolderDifferences
 from growkit.proof.trainability import BREAK
 from growkit.proof.weights import Recovered
-from growkit.recipe.recipe import load_recipe
 from growkit.report import drawing
 from growkit.report.drawing import Titles
 from growkit.report.proof_page import binned, glance, headroom, proof_view

@@ -19,7 +19,7 @@ from growkit.base.settings import DEVICES
 from growkit.checkpoint import publishing
 from growkit.cli.app import app
 from growkit.planning.operation import operations
-from growkit.recipe.recipe import shipped_recipes
+from growkit.planning.recipe import shipped_recipes
 from tests.conftest import refusal, save_model
 from tests.test_cli import HEAVY, imported_by
 

@@ -18,13 +18,13 @@ from torch import Tensor
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.planner import plan_recipe
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.layouts import read_layout
 from growkit.extras.differential.low_rank import HeadGroups
 from growkit.planning.plan import Plan, Planned
+from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.proof.weights import Origin, Recovered, compare_weights
-from growkit.recipe.planner import plan_recipe
-from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests.conftest import edit_weights, save_model, seeded, with_tokenizer
 from tests.test_mutations import swap
 

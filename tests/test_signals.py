@@ -50,7 +50,7 @@ def test_the_command_that_is_installed_begins_there() -> None:
     code = "import sys, growkit.__main__ as entry; print(callable(entry.main), *sys.modules)"
     known, *modules = ended(code).stdout.split()
     assert known == "True"
-    assert not {"growkit.cli.app", "growkit.recipe.recipe", "typer", "rich"} & {*modules}
+    assert not {"growkit.cli.app", "growkit.planning.recipe", "typer", "rich"} & {*modules}
 
 
 def ended(program: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
-from growkit.algebra.axes import Pattern
 from growkit.algebra.expansion import (
     NOTHING,
     Expansion,
@@ -30,14 +29,15 @@ from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.planner import change
+from growkit.families.axes import Pattern
 from growkit.families.family import Family
 from growkit.operations.growth import copying
 from growkit.operations.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
 from growkit.operations.growth.expanding import expand
 from growkit.planning import operation as operations_of
 from growkit.planning.operation import Change
-from growkit.recipe.planner import change
-from growkit.recipe.recipe import GrowStep, load_recipe
+from growkit.planning.recipe import GrowStep, load_recipe
 from tests.conftest import (
     edit_json,
     edit_weights,

@@ -29,12 +29,12 @@ from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.lending import can_stay, lend
+from growkit.engine.planner import plan_recipe
 from growkit.families.family import family_of
 from growkit.families.model import Headers
 from growkit.planning import plan
 from growkit.planning.plan import Planned
-from growkit.recipe.planner import plan_recipe
-from growkit.recipe.recipe import Recipe, parse_recipe
+from growkit.planning.recipe import Recipe, parse_recipe
 from tests.conftest import SIZES, edit_weights, folder_bytes, same_bits, save_random, seeded
 from tests.fuzz.targets import any_operation, chosen_options
 from tests.test_sizes import KINDS

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import growkit
-from growkit.algebra.axes import Role
 from growkit.algebra.expansion import IndexMap, in_blocks
 from growkit.algebra.law import grow_slice, undo
 from growkit.algebra.splits import LEAST_SNR_DB, Draw, Shares, noise, split
 from growkit.base.tensors import cut
+from growkit.families.axes import Role
 from growkit.training import param_groups
 from tests.conftest import load_strict, train_step
 

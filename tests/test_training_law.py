@@ -23,6 +23,7 @@ from growkit.algebra.update import Update
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.planner import plan_recipe
 from growkit.engine.strict import strict_float64
 from growkit.extras.optimizer.checks import trained_alike as proof
 from growkit.extras.optimizer.checks.trained_alike import (
@@ -35,11 +36,10 @@ from growkit.extras.optimizer.checks.trained_alike import (
 from growkit.extras.optimizer.groups import class_name, class_updates
 from growkit.extras.optimizer.grow_state import MOMENTS, grown_moments
 from growkit.extras.optimizer.state import written_in
+from growkit.planning.manifest import read_record
+from growkit.planning.recipe import parse_recipe
 from growkit.planning.updates import law_of
 from growkit.proof.weights import origin_of
-from growkit.recipe.manifest import read_record
-from growkit.recipe.planner import plan_recipe
-from growkit.recipe.recipe import parse_recipe
 from growkit.results.proof_result import TrainingSection
 from growkit.training import param_groups
 from tests.conftest import cli, edit_json, load_strict, save_model, seeded, train_step

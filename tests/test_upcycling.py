@@ -15,11 +15,11 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.layerwise import Layerwise
+from growkit.engine.planner import plan_recipe
 from growkit.engine.strict import strict_float64
 from growkit.operations.growth import experts
 from growkit.planning.updates import law_of
 from growkit.proof.trainability import Gradients
-from growkit.recipe.planner import plan_recipe
 from growkit.training import param_groups
 from tests.conftest import (
     edit_config,

@@ -25,9 +25,9 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import Scratch
 from growkit.engine import oracle
 from growkit.engine.calls import Spool
+from growkit.engine.planner import plan_recipe
 from growkit.proof import modes as ways
 from growkit.proof.trainability import Gradients
-from growkit.recipe.planner import plan_recipe
 from growkit.report.proof_page import glance
 from tests.architectures import config_of
 from tests.conftest import edit_weights, relative_error, save_model, save_random

@@ -13,14 +13,14 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoT
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine import planner
 from growkit.engine.loader import loading
 from growkit.engine.oracle import resolved
+from growkit.planning.manifest import read_record
 from growkit.proof.config import different_settings, follows, in_order, judge, not_compared
 from growkit.proof.files import compare_with_plan, compare_with_source
 from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
-from growkit.recipe import planner
-from growkit.recipe.manifest import read_record
 from tests.architectures import KINDS, save
 from tests.conftest import cli, edit_config, edit_json, edit_weights, save_model, with_tokenizer
 from tests.families import MOE

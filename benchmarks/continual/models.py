@@ -32,7 +32,7 @@ from benchmarks.continual.text import Text
 from growkit.engine.oracle import fit_experts
 from growkit.modeling import register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.recipe.recipe import STEPS
+from growkit.planning.recipe import STEPS
 
 register()
 

@@ -13,9 +13,9 @@ from functools import cached_property
 from itertools import cycle
 from typing import TypeAlias
 
-from growkit.algebra.axes import Axis, Dimension, Form, Role
 from growkit.algebra.splits import even_shares
 from growkit.base.lazy import NDArray, np
+from growkit.families.axes import Axis, Dimension, Form, Role
 
 Index: TypeAlias = "NDArray[np.int64]"
 Factors: TypeAlias = "NDArray[np.float64]"

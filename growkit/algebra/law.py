@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 
-from growkit.algebra.axes import Role
 from growkit.algebra.expansion import NOTHING, Group, Index, IndexMap
-from growkit.algebra.splits import Shares, join, noise, split, split_apart, widened
+from growkit.algebra.splits import Shares, join, noise, split, split_apart
 from growkit.base.lazy import Tensor, np, torch
+from growkit.base.tensors import widened
+from growkit.families.axes import Role
 
 Rows = Callable[[slice], Tensor]
 """Reads some rows of a tensor."""

@@ -26,6 +26,7 @@ from itertools import combinations
 from typing import TypeAlias
 
 from growkit.base.lazy import NDArray, Tensor, np, torch
+from growkit.base.tensors import widened
 
 LEAST_SNR_DB = 10 * math.log10(3)
 """Lowest signal-to-noise ratio of an exact split in dB: shares are uniform between 0 and 1."""
@@ -150,11 +151,6 @@ def split_apart(weight: Tensor, parts: int, draw: Draw) -> list[Tensor]:
         again = split(weight, parts, partial(draw, number=number))
         drawn = [torch.where(tied, new, old) for new, old in zip(again, drawn, strict=True)]
     return drawn
-
-
-def widened(tensor: Tensor) -> Tensor:
-    """A float8 tensor in float32, since torch cannot compute in float8; any other unchanged."""
-    return tensor.float() if tensor.element_size() == 1 else tensor
 
 
 def join(parts: list[Tensor]) -> Tensor:

@@ -139,6 +139,11 @@ class Weights:
             yield self.read(name, *part)
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """A float8 tensor in float32, since torch cannot compute in float8; any other unchanged."""
+    return tensor.float() if tensor.element_size() == 1 else tensor
+
+
 def full(shape: Sequence[int], where: Where = ()) -> list[slice]:
     """Convert a part of a tensor to slices with begin and end in every dimension."""
     pairs = zip(shape, (*where, *[None] * len(shape)), strict=False)

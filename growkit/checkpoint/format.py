@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-from growkit.algebra.axes import Order, Pattern
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, members, np, torch
 from growkit.base.tensors import Config, TensorInfo, Weights, full
 from growkit.checkpoint.folder import FOLLOWED, SINGLE, Folder, instead_of_weights, no_folder
 from growkit.checkpoint.weight_file import MAX_SIZE, StoredWeights
+from growkit.families.axes import Order, Pattern
 
 MAX_DIGITS = 18
 """Largest number of digits of a whole number in a config; more do not fit into 64 bits."""
@@ -141,7 +141,7 @@ class Held:
         stored: its name, with the placeholders ``{layer}`` and ``{expert}``.
         names: names of the tensors of transformers, whose rows follow each other; empty if the
             class computes the tensor.
-        rows: number of rows of each of these as patterns of ``growkit.algebra.axes``, such as
+        rows: number of rows of each of these as patterns of ``growkit.families.axes``, such as
             ``heads.head_dim``; empty if all have as many.
         order: the order in which the rows are stored, if it is another one.
         transposed: whether the matrix is stored transposed.

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from growkit.algebra.splits import widened
 from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
@@ -24,6 +23,7 @@ from growkit.base.tensors import (
     TensorInfo,
     Weights,
     main_dtype,
+    widened,
 )
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.format import Piece, arrange, find_format, refuse_followed

@@ -23,11 +23,10 @@ from growkit.checkpoint.publishing import rejected_name, write_whole
 from growkit.cli import commands as cli
 from growkit.cli.commands import JSON, OUTPUT, SOURCE, RecipeOptions, command, print_result
 from growkit.cli.signals import handle_signals
-from growkit.engine.user_family import load_description
 from growkit.extras.probing.probe_settings import ProbeSettings
+from growkit.planning import recipe as recipes
 from growkit.planning.operation import operations
-from growkit.recipe import recipe as recipes
-from growkit.recipe.recipe import Recipe, Step, load_recipe
+from growkit.planning.recipe import Recipe, Step, load_description, load_recipe
 from growkit.sources import address_of, find, pair
 
 app = typer.Typer(
@@ -198,7 +197,7 @@ def verify_command(
     before, after_it = pair(one, other)
     check_settings(settings, before, adapter=adapter is not None)
     check_vocabularies(before, after_it)
-    from growkit.proof.verdict import verify  # takes seconds
+    from growkit.pipeline.verifying import verify  # takes seconds
 
     proved = one.name, other.name
     result = verify(*proved, settings, optimizer=optimizer, adapter=adapter, progress=Bars())
@@ -212,7 +211,7 @@ def check_command(
     folder: Path = cli.argument("OUT", "Folder that growkit wrote."), as_json: bool = JSON
 ) -> int:
     """Check OUT against the hashes in its manifest, at any later time and on any machine."""
-    from growkit.recipe import manifest
+    from growkit.planning import manifest
     from growkit.report.terminal import Bars
 
     result = manifest.check(folder, progress=Bars())

@@ -29,7 +29,7 @@ from growkit.base.options import Option, option, options_of
 from growkit.checkpoint.folder import check_name
 from growkit.cli.signals import INTERRUPTED, begin_command
 from growkit.planning.operation import SizeOption, config_key_aliases, operations
-from growkit.recipe.recipe import Recipe, shipped_recipes
+from growkit.planning.recipe import Recipe, shipped_recipes
 
 USAGE: type[Any] = typer.BadParameter.__bases__[0]
 """The error of an invalid command line: typer's or click's, depending on typer's version."""

@@ -12,15 +12,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
-from growkit.algebra.axes import Axis
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import read_yaml
 from growkit.engine.oracle import model_without_numbers, parsed, quiet
+from growkit.families.axes import Axis
 from growkit.families.description import variations
 from growkit.families.family import Family, described, families, known_family
 from growkit.planning.operation import SizeOption, operations
@@ -59,18 +57,6 @@ _sound: set[tuple[str, str]] = set()
 
 _sizes: set[tuple[str, str, str]] = set()
 """Names of classes, keys that change some of their shapes, and with which settings, as JSON."""
-
-
-def load_description(file: str | Path) -> dict[str, Any]:
-    """Read the description of a family.
-
-    Raises:
-        InputError: the file or the description is invalid; the message names the place.
-    """
-    content = read_yaml(Path(file), "the family")
-    described(content, str(file))
-    assert isinstance(content, dict)
-    return content
 
 
 def described_family(description: Mapping[str, Any] | None, inferred: str = "") -> Family | None:

@@ -13,7 +13,7 @@
       model.layers.{layer}.mlp.gate.weight: {pattern: experts <- hidden, when: sparse}
       ...
 
-Patterns are those of ``growkit.algebra.axes``, conditions those of
+Patterns are those of ``growkit.families.axes``, conditions those of
 ``growkit.families.expressions``. A family that extends another one states only the differences;
 null removes an inherited entry. ``growkit inspect --infer`` writes such a file.
 """
@@ -30,12 +30,12 @@ from typing import Any
 
 import yaml
 
-from growkit.algebra.axes import ORDERS, PLACES, Axis, Order, Pattern, Role
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.parsing import check_kind
 from growkit.base.tensors import Config
 from growkit.families import description
+from growkit.families.axes import ORDERS, PLACES, Axis, Order, Pattern, Role
 from growkit.families.description import NEW, DiffForm, Experts, Multiple, Norm, Tensor, Without
 from growkit.families.expressions import LAYER, Expression, parse_expression
 

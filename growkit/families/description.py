@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, TypeGuard
 
-from growkit.algebra.axes import Dimension, Order, Pattern, Role
 from growkit.base.errors import InputError
 from growkit.base.names import nearest
 from growkit.base.parsing import ANY, check_kind
 from growkit.base.tensors import Config
+from growkit.families.axes import Dimension, Order, Pattern, Role
 
 When = Callable[[Config], bool]
 """A condition on a (completed) config."""
@@ -62,7 +62,7 @@ class Tensor:
     Attributes:
         name: as in the checkpoint, e.g. ``model.layers.{layer}.mlp.up_proj.weight``, with the
             placeholders ``{layer}`` and those of ``COUNTED``.
-        pattern: the axes that it reads and writes, in the notation of ``growkit.algebra.axes``.
+        pattern: the axes that it reads and writes, in the notation of ``growkit.families.axes``.
         when: the models that have the tensor.
         canonical: for DIFF Transformers, its name in ``growkit.modeling``, if that differs.
         order: the storage order of its rows, if it differs from the pattern.

@@ -14,12 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from growkit.algebra.axes import Pattern, Role
 from growkit.base.errors import InputError
 from growkit.base.lazy import registered
 from growkit.base.names import perhaps
 from growkit.base.tensors import QUANTISED, Config
 from growkit.families import description
+from growkit.families.axes import Pattern, Role
 from growkit.families.described import read_description, read_shipped, shipped
 from growkit.families.description import (
     DiffForm,

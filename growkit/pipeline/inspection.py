@@ -24,23 +24,24 @@ from growkit.base.options import Value
 from growkit.base.settings import Settings
 from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.inside import Inside
 from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
-from growkit.engine.user_family import load_description
+from growkit.engine import planner
 from growkit.families.described import TIED
 from growkit.families.family import Family, families, family_of
 from growkit.families.model import Headers, Model, example
+from growkit.planning import recipe as recipes
+from growkit.planning.companions import companions
 from growkit.planning.operation import PROMISES, Operation, SizeOption, operations
 from growkit.planning.own_class import own_classes
 from growkit.planning.plan import SMALL as SMALL_TENSOR
 from growkit.planning.plan import unused_tensors
-from growkit.recipe import planner
-from growkit.recipe import recipe as recipes
-from growkit.recipe.companions import companions
+from growkit.planning.recipe import load_description
 from growkit.results import growth_result as results
 from growkit.results.growth_result import Abilities, Answer, Inspection, Possible
 from growkit.results.proof_result import counted
-from growkit.sources import Inside, family_for, find
+from growkit.sources import family_for, find
 
 FACTORS = ("x3/2", "x2", "x4")
 """Sizes to try, in this order, until one is exact."""
@@ -72,7 +73,7 @@ def inspect(
             config.
     """
     source = find(folder)
-    described = load_description(family) if isinstance(family, str | Path) else family
+    described = load_description(family)
     checkpoint = source.open(family_for(source, described))
     stored = checkpoint.family
     facts = (own.attention(checkpoint) for own in own_classes().values())

@@ -23,26 +23,26 @@ from growkit.checkpoint import publishing, writing
 from growkit.checkpoint.distributed_file import distributed_shards, write_list
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.format import read_config
+from growkit.checkpoint.inside import Inside
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import check_faults, report_faults
+from growkit.engine.planner import plan_recipe, planned_result, planned_tensors
 from growkit.engine.prompts import read_text
 from growkit.engine.published import config_to_write
-from growkit.engine.user_family import load_description
 from growkit.families.family import known_family
 from growkit.families.model import Model
 from growkit.pipeline.inspection import disk_needed, estimate
+from growkit.planning import recipe as recipes
+from growkit.planning.companions import Opened, companions
+from growkit.planning.manifest import manifest_of
 from growkit.planning.plan import Lineage
+from growkit.planning.recipe import Recipe, load_description, load_recipe, recipe_file
 from growkit.planning.updates import Law, law_of, recorded_law, summary
 from growkit.proof.preflight import check_settings, preflight
-from growkit.recipe import recipe as recipes
-from growkit.recipe.companions import Opened, companions
-from growkit.recipe.manifest import manifest_of
-from growkit.recipe.planner import plan_recipe, planned_result, planned_tensors
-from growkit.recipe.recipe import Recipe, load_recipe, recipe_file
 from growkit.report.saving import inherited, model_card
 from growkit.results.growth_result import GrowResult
 from growkit.results.proof_result import RankCost, VerifyResult, name_result
-from growkit.sources import Inside, family_for, find, pair
+from growkit.sources import family_for, find, pair
 
 
 @takes(Recipe, Running)
@@ -86,7 +86,7 @@ def grow(
     """
     of_recipe, of_run = (_taken(options, kind) for kind in (Recipe, Running))
     reads = [family] if isinstance(family, str | Path) else []
-    of_recipe["family"] = load_description(family) if isinstance(family, str | Path) else family
+    of_recipe["family"] = load_description(family)
     step = recipes.GrowStep(method, options)
     recipe = Recipe(str(source), (step,), str(output), settings_of(verify), seed, **of_recipe)
     return run(recipe, reads=reads, progress=progress, **of_run)

@@ -15,13 +15,13 @@ from functools import cached_property, partial
 from math import prod
 from typing import Any
 
-from growkit.algebra.axes import Pattern
 from growkit.algebra.expansion import NOTHING, Index
 from growkit.algebra.law import Rows
 from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, Where
+from growkit.families.axes import Pattern
 from growkit.families.description import PREDICTING
 from growkit.families.family import Family
 from growkit.families.model import Model

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
-from growkit.algebra.axes import Role
 from growkit.algebra.expansion import IndexMap, placed
 from growkit.algebra.law import Read, Rows, copies_in, grow_moments, grow_slice, undo
-from growkit.algebra.splits import Shares, widened
+from growkit.algebra.splits import Shares
 from growkit.algebra.update import Update
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
-from growkit.base.tensors import TORCH_NAMES, Weights
+from growkit.base.tensors import TORCH_NAMES, Weights, widened
+from growkit.families.axes import Role
 
 Slices = Sequence[slice]
 """Start and stop in every dimension of a tensor."""

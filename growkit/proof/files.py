@@ -35,12 +35,12 @@ from growkit.engine.published import config_to_write
 from growkit.engine.user_code import is_trusted, own_code
 from growkit.engine.user_family import unlisted_family
 from growkit.families.family import Family, families, known_family
+from growkit.planning.companions import companions
+from growkit.planning.manifest import changed_since
+from growkit.planning.recipe import Recipe
 from growkit.proof import config as configs
 from growkit.proof import sidecars
 from growkit.proof.weights import Origin
-from growkit.recipe.companions import companions
-from growkit.recipe.manifest import changed_since
-from growkit.recipe.recipe import Recipe
 from growkit.results.proof_result import (
     AGAIN,
     ChangedValue,

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from growkit.base.tensors import Config
+from growkit.base.torch_internals import stored_dtypes
+from growkit.checkpoint.inside import Inside
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.proof.check import Check
 from growkit.proof.function import Function
 from growkit.proof.pair import Pair
 from growkit.results.proof_result import Finding, Section
-from growkit.sources import Inside
 
 
 def compare_other_parts(pair: Pair, function: Function) -> Section | None:
@@ -45,7 +46,7 @@ CHECK = Check(compare_other_parts)
 def _different_tensors(source: Inside, target: Inside) -> list[str]:
     """The tensors outside the language model that are not the same, bit for bit."""
     before, after = source.stored, target.stored
-    with torch._C.DisableTorchFunction():  # stored dtypes, also in strict float64
+    with stored_dtypes():  # stored dtypes, also in strict float64
         return [
             name
             for name in sorted(source.others | target.others)

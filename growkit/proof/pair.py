@@ -16,9 +16,9 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.device import check_subnormal_numbers, choose_device, reproducible
 from growkit.engine.prompts import Prompts, make_prompts
 from growkit.planning.plan import Lineage
+from growkit.planning.recipe import Recipe
 from growkit.proof.preflight import check_vocabularies
 from growkit.proof.weights import Origin, as_planned, origin_of
-from growkit.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)

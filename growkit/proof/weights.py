@@ -20,21 +20,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from growkit.algebra.splits import widened
 from growkit.base.errors import InputError, plain, reason
-from growkit.base.tensors import TensorInfo, parts, total_bytes, total_parameters
+from growkit.base.tensors import TensorInfo, parts, total_bytes, total_parameters, widened
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
 from growkit.engine.class_weights import ClassWeights, class_weights
 from growkit.engine.loader import loading
+from growkit.engine.planner import plan_recipe
 from growkit.engine.user_family import described_family, unlisted_family
 from growkit.families.model import Model
-from growkit.operations.growth.copying import GROUPS
+from growkit.planning.manifest import read_record
 from growkit.planning.operation import SizeOption
 from growkit.planning.plan import Lineage, LostError, Plan, Rule
-from growkit.recipe.manifest import read_record
-from growkit.recipe.planner import plan_recipe
-from growkit.recipe.recipe import Recipe, Step
+from growkit.planning.recipe import Recipe, Step
 from growkit.results.proof_result import (
     AGAIN,
     Finding,
@@ -147,8 +145,9 @@ def _without_search(step: Step) -> Step:
         raise InputError("it lacks the result of a search")
     if "calibration" in options:
         options["calibration"] = NO_FILE
-    if options.get("symmetry") == "keep" and GROUPS in step.operation.options:
-        options.setdefault(GROUPS.name, "part")  # the default when manifests did not record it
+    takes_groups = any(option.name == "groups" for option in step.operation.options)
+    if options.get("symmetry") == "keep" and takes_groups:
+        options.setdefault("groups", "part")  # the default when manifests did not record it
     return type(step)(step.name, options)
 
 

@@ -17,13 +17,13 @@ from itertools import pairwise
 from math import pi, prod
 from typing import IO, Any
 
-from growkit.algebra.axes import ORDERS
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, cut, full, main_dtype
 from growkit.checkpoint.folder import Folder, State, read, state_of
 from growkit.checkpoint.format import Format, Held
 from growkit.checkpoint.weight_file import Place, WeightFile, check_header, explain_damage
+from growkit.families.axes import ORDERS
 
 MAX_HEADER = 1 << 27
 """Limit for the header, in bytes; a vocabulary of 262,144 tokens takes a tenth of it."""

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from growkit.algebra.splits import widened
 from growkit.base.errors import InputError
-from growkit.base.tensors import ANYWHERE, FLOAT_BYTES, TensorInfo, Weights, cut
+from growkit.base.tensors import ANYWHERE, FLOAT_BYTES, TensorInfo, Weights, cut, widened
 from growkit.extras.adapters.adapter_folder import (
     COLUMNS,
     IN,

@@ -15,13 +15,13 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
 from growkit.base.tensors import Config, main_dtype
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.diff_family import LAMBDA, OPTIONAL_KEYS
+from growkit.families.axes import Pattern
 from growkit.families.description import DiffForm, Member
 from growkit.families.family import Family, families, family_of
 from growkit.families.model import Model

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 import yaml
 
-from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError, foreign, reason, system_error
 from growkit.base.lazy import usual_torch
 from growkit.base.tensors import Config
@@ -34,18 +33,19 @@ from growkit.engine.device import CPU
 from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.metrics import error_of
 from growkit.engine.oracle import load_model, quiet
+from growkit.engine.planner import change
 from growkit.engine.strict import strict_float64
 from growkit.engine.user_family import described_family
 from growkit.extras.inference.classes import ModelClass
 from growkit.extras.inference.proposing import Proposal, choices, number
 from growkit.extras.inference.tracing import see
+from growkit.families.axes import Pattern
 from growkit.families.described import each_entry
 from growkit.families.description import MAX_LAYERS
 from growkit.families.family import described
 from growkit.families.model import Model
 from growkit.planning.plan import Planned, unused_tensors
-from growkit.recipe.planner import change
-from growkit.recipe.recipe import DEFAULT_METHOD, GrowStep
+from growkit.planning.recipe import DEFAULT_METHOD, GrowStep
 from growkit.results import versions
 from growkit.results.growth_result import Evidence, Inference, Trial
 from growkit.sources import find, inside

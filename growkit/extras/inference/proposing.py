@@ -11,10 +11,10 @@ from itertools import combinations, product
 from math import prod
 from typing import Any
 
-from growkit.algebra.axes import Pattern
 from growkit.extras.inference.classes import ModelClass, one_of_experts
 from growkit.extras.inference.layers import Conditions
 from growkit.extras.inference.tracing import Observation
+from growkit.families.axes import Pattern
 from growkit.families.described import TIED, each_entry, module_of, writes_hidden
 from growkit.families.description import BALANCING
 from growkit.families.keys import GROUPS, SCALING, TOP_K, WIDTH, last_part

@@ -26,7 +26,7 @@ from growkit.extras.probing.probe_settings import Candidate, ProbeSettings
 from growkit.extras.probing.ranking import Arm, new_arm
 from growkit.pipeline.running import run
 from growkit.planning.own_class import substitute
-from growkit.recipe.recipe import Recipe
+from growkit.planning.recipe import Recipe
 
 BETAS = (0.9, 0.95)
 """Betas of AdamW."""

@@ -18,16 +18,17 @@ from growkit.base.progress import Progress, Silent, steps
 from growkit.base.units import size
 from growkit.checkpoint.folder import TOKENIZER_FILES, is_of_tokenizer
 from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.inside import Inside
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import sha256
 from growkit.engine.prompts import check_tokenizer, read_text
 from growkit.extras.probing.lines import hash_of, workplace
 from growkit.extras.probing.probe_settings import Candidate, ProbeSettings, candidates_of, fitting
-from growkit.recipe.recipe import Recipe
+from growkit.planning.recipe import Recipe
 from growkit.results import versions
 from growkit.results.probe_result import ProbeResult
-from growkit.sources import Inside, Source, find
+from growkit.sources import Source, find
 
 if TYPE_CHECKING:
     from growkit.extras.probing.arms import Bench, Data

@@ -14,7 +14,7 @@ from growkit.base.settings import DEVICES
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.prompts import read_text
 from growkit.planning.operation import parse_size
-from growkit.recipe.recipe import Recipe, load_recipe, recipe_file, shipped_recipes
+from growkit.planning.recipe import Recipe, load_recipe, recipe_file, shipped_recipes
 from growkit.sources import Source
 
 COMPUTED = ("float32", "bfloat16")

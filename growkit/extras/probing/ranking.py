@@ -35,7 +35,7 @@ from growkit.base.names import name_of
 from growkit.checkpoint.reading import Checkpoint
 from growkit.extras.probing.harness import Look
 from growkit.extras.probing.probe_settings import Candidate, ProbeSettings
-from growkit.recipe.recipe import with_paths
+from growkit.planning.recipe import with_paths
 from growkit.results import probe_result as results
 from growkit.results.proof_result import counted
 

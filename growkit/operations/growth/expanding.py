@@ -26,12 +26,12 @@ from functools import partial
 from itertools import chain
 
 from growkit.algebra import expansion
-from growkit.algebra.axes import Dimension, Order, Pattern, Role
 from growkit.algebra.expansion import NOTHING, Expansion, IndexMap
 from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
 from growkit.base.lazy import np
 from growkit.base.tensors import Config
+from growkit.families.axes import Dimension, Order, Pattern, Role
 from growkit.families.description import Member, Norm, Tensor
 from growkit.families.family import Family
 from growkit.families.model import Model

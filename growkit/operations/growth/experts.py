@@ -41,13 +41,13 @@ from math import frexp, prod
 from pathlib import Path
 from typing import Any
 
-from growkit.algebra.axes import Role
 from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option, Value
 from growkit.base.settings import Settings
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
+from growkit.families.axes import Role
 from growkit.families.description import MAX_EXPERTS, Experts, Member, value_at, with_value
 from growkit.families.family import Family
 from growkit.families.model import Model

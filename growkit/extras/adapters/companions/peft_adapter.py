@@ -4,8 +4,8 @@ from pathlib import Path
 
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER, ADAPTER_WEIGHTS
 from growkit.checkpoint.reading import Checkpoint
+from growkit.planning.companions import Companion, Opened
 from growkit.planning.plan import Lineage
-from growkit.recipe.companions import Companion, Opened
 
 
 def _inputs(path: Path) -> tuple[list[Path], list[Path]]:

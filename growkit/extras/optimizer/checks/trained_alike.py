@@ -35,6 +35,7 @@ from growkit.extras.optimizer.groups import Parameters, ParamGroup, class_update
 from growkit.extras.optimizer.grow_state import MOMENTS, GrownState, Optimizer, grown_moments
 from growkit.extras.optimizer.state import ADAMW, MUON, STEP, State, open_state, written_in
 from growkit.planning.plan import Lineage
+from growkit.planning.recipe import Recipe
 from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.updates import Law, law_of
 from growkit.proof.check import Check
@@ -42,7 +43,6 @@ from growkit.proof.fingerprint import widest
 from growkit.proof.function import Function
 from growkit.proof.pair import Pair
 from growkit.proof.preflight import check_room
-from growkit.recipe.recipe import Recipe
 from growkit.results.proof_result import AGAIN, Finding, TrainingSection, counted
 
 RATE, DECAY, BETAS = 1e-3, 0.1, (0.9, 0.95)

@@ -6,8 +6,8 @@ from typing import Any
 
 from growkit.base.lazy import members
 from growkit.checkpoint.reading import Checkpoint
+from growkit.planning.companions import Companion, Opened
 from growkit.planning.plan import Lineage
-from growkit.recipe.companions import Companion, Opened
 
 
 def _inputs(path: Path) -> tuple[list[Path], list[Path]]:

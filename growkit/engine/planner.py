@@ -14,9 +14,9 @@ from growkit.families.model import Model
 from growkit.planning.operation import PROMISES, Change, complete
 from growkit.planning.own_class import as_own
 from growkit.planning.plan import Lineage, Plan, Planned
+from growkit.planning.recipe import Recipe, Step
 from growkit.planning.transforms import AS_IT_IS
 from growkit.planning.updates import other_loss
-from growkit.recipe.recipe import Recipe, Step
 from growkit.results.growth_result import ConfigChange, GrowResult, PlannedTensor, RankTried
 
 

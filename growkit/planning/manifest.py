@@ -17,7 +17,7 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import MANIFEST, own_hash, read_manifest
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
-from growkit.recipe.recipe import Recipe, parse_recipe, with_paths
+from growkit.planning.recipe import Recipe, parse_recipe, with_paths
 from growkit.results import versions
 from growkit.results.growth_result import CheckResult, Difference, GrowResult
 from growkit.results.proof_result import counted

@@ -18,7 +18,7 @@ from growkit.planning.plan import Lineage
 from growkit.planning.updates import Law
 
 if TYPE_CHECKING:
-    from growkit.recipe.recipe import Recipe
+    from growkit.planning.recipe import Recipe
 
 
 class Opened(Protocol):

@@ -31,10 +31,10 @@ from growkit.base.tensors import TORCH_NAMES
 from growkit.checkpoint import folder as folders
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import MANIFEST
-from growkit.engine.user_family import load_description
 from growkit.families.described import extended
+from growkit.families.family import described
+from growkit.planning.companions import companions
 from growkit.planning.operation import Operation, complete, operation_of
-from growkit.recipe.companions import companions
 
 DEFAULT_METHOD = "hypercloning"
 """The growth method that ``growkit grow`` uses unless another is named."""
@@ -234,6 +234,20 @@ INPUT_KEYS = ("source", "optimizer", "adapter", "calibration", "text")
 """Keys of paths that a recipe reads, including those in its steps and in ``verify``."""
 
 PATH_KEYS = (*INPUT_KEYS, "output")
+
+
+def load_description(family: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Read the description of a family if it is a file.
+
+    Raises:
+        InputError: the file or the description is invalid; the message names the place.
+    """
+    if not isinstance(family, str | Path):
+        return family
+    content = folders.read_yaml(Path(family), "the family")
+    described(content, str(family))
+    assert isinstance(content, dict)
+    return content
 
 
 def shipped_recipes() -> dict[str, Path]:

@@ -1,0 +1,85 @@
+"""The language model inside a multimodal checkpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from growkit.base.lazy import Tensor
+from growkit.base.tensors import Config
+from growkit.checkpoint.reading import Checkpoint, View
+
+PREFIXES = {
+    "language_model.": "",
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+    "lm_head.": "lm_head.",
+}
+"""Prefixes of a language model's tensors: in multimodal files, and in files of its own."""
+
+
+class Inside(View):
+    """The language model inside a multimodal checkpoint.
+
+    Args:
+        checkpoint: the multimodal checkpoint.
+        config: config of the language model.
+
+    Attributes:
+        others: the tensors of the other parts of the checkpoint.
+        dropped: these parts, and why they are left out.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: Config) -> None:
+        super().__init__(checkpoint)
+        self.stands_alone = False
+        self.part_of = self.config["model_type"]
+        self._names = tensors_inside(self.tensors)
+        self.others = self.tensors.keys() - self._names.values()
+        names = (name.removeprefix("model.") for name in sorted(self.others))
+        parts = Counter(name.partition(".")[0] for name in names)
+        self.dropped = {
+            part: f"{count} tensors of the {self.part_of} model around the language model"
+            for part, count in parts.items()
+        }
+        self.config = config
+        published = self.published or {}
+        outer = {key: published[key] for key in ("dtype", "torch_dtype") if key in published}
+        inner = {"model_type": config["model_type"], **published.get("text_config", {})}
+        self.published = inner | outer
+        self.tensors = {name: self.tensors[stored] for name, stored in self._names.items()}
+
+    def where(self, name: str | None = None) -> str:
+        """See ``Checkpoint``."""
+        return self.stored.where(name and self._names.get(name, name))
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """See ``Checkpoint``."""
+        return self.stored.read(self._names[name], *where)
+
+    def cuts(self, name: str) -> int:
+        """See ``Checkpoint``."""
+        return self.stored.cuts(self._names[name])
+
+    @property
+    def note(self) -> str:
+        """A sentence on the parts that are left out."""
+        rest = f"; {' and '.join(self.dropped)} are left out" if self.dropped else ""
+        return (
+            f"{self.folder} holds a {self.part_of} model; only its language model "
+            f"({self.config['model_type']}) is used{rest}"
+        )
+
+
+def tensors_inside(names: Iterable[str]) -> dict[str, str]:
+    """Map names of a language model's tensors to their names in multimodal files.
+
+    The mapping is empty if there is only a head.
+    """
+    stored_names = {
+        own + name.removeprefix(prefix): name
+        for name in names
+        for prefix, own in PREFIXES.items()
+        if name.startswith(prefix)
+    }
+    return stored_names if any(not name.startswith("lm_head.") for name in stored_names) else {}

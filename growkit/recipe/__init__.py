@@ -1,1 +1,0 @@
-"""Recipes: operations on a checkpoint, as Python objects or as strict YAML."""
