@@ -194,7 +194,7 @@ def heads_of(projected: Projected, scaling: float, integral: str) -> Tensor:
 
 def gradients_of(projected: Projected, scaling: float, integral: str) -> list[Tensor]:
     """To queries, keys and values, of a random sum of the heads."""
-    given = Projected(*(each.detach().requires_grad_() for each in projected if each is not None))
+    given = projected.map(lambda tensor: tensor.detach().requires_grad_())
     found = heads_of(given, scaling, integral)
     generator = torch.Generator().manual_seed(0)
     (found * torch.randn(found.shape, generator=generator)).sum().backward()

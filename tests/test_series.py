@@ -77,6 +77,13 @@ class Case:
     def heads(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return torch.cat([found for found, _ in self.blocks(query, key, value)], 2)
 
+    def gradients(self, gradient: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Of the exact heads, to queries, keys and values."""
+        inputs = [
+            each.detach().to(dtype).requires_grad_() for each in (self.query, self.key, self.value)
+        ]
+        return torch.autograd.grad(self.heads(*inputs), inputs, gradient.to(dtype))
+
     def blocks(self, query: Tensor, key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Some rows of the heads and of G at a time, which are computed again for gradients."""
         groups, rows = query.shape[1] // key.shape[1], query.shape[2]

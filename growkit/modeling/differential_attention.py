@@ -62,6 +62,9 @@ computing many rows."""
 SHORTEST_SERIES = 512
 """Number of rows from which on ``auto`` takes the series."""
 
+IN_KERNELS = ("fused", "tiles")
+"""Integrals, none and the causal one, as ``triton_kernels`` computes them for a whole text."""
+
 FUSED_MULTIPLE = 8
 """Fused kernels require head widths that are multiples of this, except on a CPU."""
 
@@ -517,26 +520,35 @@ class Projected(NamedTuple):
     """Queries, keys, values and weights of maps, after projection and rotation.
 
     Attributes:
-        signal_query: [batch, signal, rows, head_dim].
-        signal_key: [batch, key_heads, columns, head_dim].
+        query: of the signal heads, then of the noise heads, [batch, signal + noise, rows,
+            head_dim].
+        key: those of the signal heads, then those of the noise heads, if these have keys of their
+            own, [batch, key_heads or 2 · key_heads, columns, head_dim].
         value: [batch, key_heads, columns, width].
-        noise_query: [batch, noise, rows, head_dim]; None without noise heads.
-        noise_key: like ``signal_key``.
-        lambda_: see ``combine``.
+        signal: number of signal heads.
+        lambda_: see ``combine``; None without noise heads.
         gamma: weight of an integral, [batch or 1, signal or 1, rows or 1, 1].
     """
 
-    signal_query: Tensor
-    signal_key: Tensor
+    query: Tensor
+    key: Tensor
     value: Tensor
-    noise_query: Tensor | None = None
-    noise_key: Tensor | None = None
+    signal: int
     lambda_: Tensor | None = None
     gamma: Tensor | None = None
 
+    def parts(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
+        """Queries and keys of the signal heads, and those of the noise heads."""
+        noise, key_heads = self.query.shape[1] - self.signal, self.value.shape[1]
+        # Gradients of a split are joined at once; those of slices would be filled up with zeros.
+        queries = self.query.split([self.signal, noise], 1)
+        keys = self.key.split(key_heads, 1)
+        return (queries[0], keys[0]), (queries[1], keys[-1]) if noise else None
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Projected:
         """Apply a function to every tensor."""
-        return Projected(*(None if tensor is None else change(tensor) for tensor in self))  # type: ignore[arg-type]
+        changed = (change(each) if isinstance(each, Tensor) else each for each in self)
+        return Projected(*changed)  # type: ignore[arg-type]
 
 
 def differential_heads(
@@ -553,8 +565,8 @@ def differential_heads(
     Args:
         projected: inputs.
         scaling: factor of the scores.
-        integral: ``none``, ``causal``, ``series`` or ``tiles`` (the causal one, of a whole text),
-            or ``column_mean``.
+        integral: ``none``, ``causal``, ``series`` (the causal one, of a whole text) or
+            ``column_mean``; or of a whole text in kernels, ``fused`` (none) or ``tiles`` (causal).
         past: see ``causal_integral``.
         real: see ``causal_integral``.
         past_sums: see ``causal_integral``.
@@ -563,15 +575,18 @@ def differential_heads(
     Returns:
         The parts of the heads, and the sums of a causal integral.
     """
-    query, key, value, noise_query, noise_key, lambda_, gamma = projected
-    noise = added = sums = None
-    if integral == "tiles":
-        from .triton_kernels import attention_with_integral
+    (query, key), noise_parts = projected.parts()
+    value, lambda_, gamma = projected.value, projected.lambda_, projected.gamma
+    added = sums = None
+    if integral in IN_KERNELS:
+        from .triton_kernels import attention_of_heads
 
         assert past_sums is None
-        attended = attention_with_integral(query, key, value, scaling, real)
-        signal, added, sums = attended.output, attended.integral, Sums(attended.sums.detach())
-    elif integral == "none":
+        attended = attention_of_heads(*projected[:4], scaling, real, integral == "tiles")
+        added = attended.integral
+        sums = None if attended.sums is None else Sums(attended.sums.detach())
+        return Heads(attended.signal, attended.noise, lambda_, added, gamma), sums
+    if integral == "none":
         signal = attend(query, key, value)
     else:
         assert gamma is not None
@@ -581,12 +596,11 @@ def differential_heads(
         before: Any = past_sums or (None, None)
         heads, columns, rest = run(*arguments, *before, integral)  # type: ignore[call-arg]
         if integral == "column_mean":
-            signal, added = attend(query, key, value), values_of(heads[:, :, None], value)
+            signal = attend(query, key, value)
+            added = values_of(heads[:, :, None], value).expand_as(signal)
         else:
             signal, sums = heads, Sums(columns, rest if rest.numel() else None)
-    if noise_query is not None:
-        assert noise_key is not None
-        noise = attend(noise_query, noise_key, value)
+    noise = None if noise_parts is None else attend(*noise_parts, value)
     return Heads(signal, noise, lambda_, added, gamma), sums
 
 
@@ -724,7 +738,8 @@ def differential_maps(
         The maps, [batch, signal, rows, columns]; what a rest of earlier rows adds to the heads,
         [batch, signal, rows, width], or None; and the sums after the last row.
     """
-    maps = _map(projected.signal_query, projected.signal_key, scaling, visible, blind=True)
+    signal_parts, noise_parts = projected.parts()
+    maps = _map(*signal_parts, scaling, visible, blind=True)
     sums, rest, gamma = maps.sum(-2), None, projected.gamma
     added = beyond = noise = None
     if integral == "causal":
@@ -742,9 +757,8 @@ def differential_maps(
         text = visible | visible.transpose(-1, -2)  # all tokens of the row's own text
         means = maps.sum(-2, keepdim=True) / text.sum(-1, keepdim=True).clamp_min(1)
         added = means * text
-    if projected.noise_query is not None:
-        assert projected.noise_key is not None
-        noise = _map(projected.noise_query, projected.noise_key, scaling, visible, blind=True)
+    if noise_parts is not None:
+        noise = _map(*noise_parts, scaling, visible, blind=True)
     return combine(maps, noise, projected.lambda_, added, gamma), beyond, Sums(sums, rest)
 
 

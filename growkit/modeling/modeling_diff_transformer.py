@@ -295,16 +295,11 @@ class DiffTransformerAttention(nn.Module):
         layer = cache.layers[self.layer_idx] if isinstance(cache, Cache) else None
         if not isinstance(layer, IntegralLayer | StaticIntegralLayer):
             layer = None
-        signal, keys = config.num_signal_heads, config.num_value_heads
-        # Gradients of a split are joined at once; those of slices would be filled up with zeros.
-        signal_query, noise_query = query.split([signal, config.num_noise_heads], 1)
-        keys_of_both = key.split(keys, 1)
-        projected = Projected(signal_query, keys_of_both[0], value)
+        projected = Projected(query, key, value, config.num_signal_heads)
         if config.num_noise_heads:
             lambda_ = self._lambda(hidden_states)
-            noise = noise_query, keys_of_both[-1]
             gamma = lambda_ * wide(self.gamma_gate) if hasattr(self, "gamma_gate") else lambda_
-            projected = Projected(*projected[:3], *noise, lambda_, gamma)
+            projected = projected._replace(lambda_=lambda_, gamma=gamma)
         return projected, past, layer
 
     def _update_cache(
@@ -364,7 +359,8 @@ class DiffTransformerAttention(nn.Module):
                 real = texts.real if integral != "none" else None
                 attend = partial(fused_attention, scaling=self.scaling, past=0, real=real)
                 unpacked = projected.map(texts.unpack)
-                packed = self.scaling, self._integral(unpacked, 0, real), 0, real, None, attend
+                method = self._integral(unpacked, 0, Visibility(real))
+                packed = self.scaling, method, 0, real, None, attend
                 parts.append(combine(*differential_heads(unpacked, *packed)[0]))
             heads = Heads(repack(visibility.packed, parts, len(projected.value)))
         else:
@@ -373,7 +369,7 @@ class DiffTransformerAttention(nn.Module):
                 attend = partial(
                     fused_attention, scaling=self.scaling, past=past, real=real, visible=visible
                 )
-            integral = self._integral(projected, past, real, layer)
+            integral = self._integral(projected, past, visibility, layer)
             of_text = past, real, past_sums, attend
             heads, sums = differential_heads(projected, self.scaling, integral, *of_text)
         self._add_rows(layer, projected, sums, visibility.real)
@@ -383,10 +379,10 @@ class DiffTransformerAttention(nn.Module):
         self, projected: Projected, past: Any, visibility: Visibility, layer: Any
     ) -> bool:
         """Whether this is a row after others in a cache, which kernels compute at once."""
-        config, query = self.config, projected.signal_query
+        config = self.config
         sums = None if layer is None else layer.sums
         return (
-            query.shape[2] == 1
+            projected.query.shape[2] == 1
             and isinstance(past, int)
             and past > 0
             and visibility.visible is None
@@ -402,30 +398,33 @@ class DiffTransformerAttention(nn.Module):
         """Store sums of an integral in its layer of the cache, if there is one."""
         if layer is not None:
             assert sums is not None
-            query, key = projected.signal_query, projected.signal_key
+            (query, key), _ = projected.parts()
             layer.add_rows(sums, query, key.shape[1], real, self.scaling)
 
     def _integral(
-        self, projected: Projected, past: Any, real: Tensor | None, layer: Any = None
+        self, projected: Projected, past: Any, visibility: Visibility, layer: Any = None
     ) -> str:
-        """The integral for ``differential_heads``: the series where the config and the text allow.
+        """The integral for ``differential_heads``: kernels or the series where they can run.
 
         A static cache, which graphs read, holds the column sums of an exact one; and a graph does
         not know where padding ends.
         """
-        config, query = self.config, projected.signal_query
-        complete = not isinstance(past, Tensor) and past == 0
-        tiles = query.shape[2] > 1 and projected.value.shape[3] % 8 == 0 and runs_kernels(query)
-        # Their gradients are added up in any order.
-        tiles &= not (torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled())
-        if config.integral == "causal" and complete and tiles:
+        config, query = self.config, projected.query
+        complete = not isinstance(past, Tensor) and past == 0 and visibility.visible is None
+        kernels = query.shape[2] > 1 and projected.value.shape[3] % 8 == 0 and runs_kernels(query)
+        kernels &= complete and config._attn_implementation in BUILT_IN
+        if config.integral == "none" and kernels and not torch.compiler.is_compiling():
+            return "fused"
+        # Gradients of tiles are added up in any order.
+        kernels &= not (torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled())
+        if config.integral == "causal" and kernels:
             return "tiles"
         if config.integral != "causal" or config.integral_method == "exact":
             return config.integral
         rows = SHORTEST_SERIES if config.integral_method == "auto" else EXACT_ROWS + 1
         complete = complete and query.shape[2] >= rows
         graph = isinstance(layer, StaticIntegralLayer)
-        graph = graph or (torch.compiler.is_compiling() and real is not None)
+        graph = graph or (torch.compiler.is_compiling() and visibility.real is not None)
         return "series" if complete and not graph and query.dtype != torch.float64 else "causal"
 
     def _update_pages(

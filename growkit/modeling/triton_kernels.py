@@ -50,6 +50,20 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+def _joined(signal: Tensor, noise: Tensor) -> Tensor | None:
+    """Heads of both, [batch, signal + noise, rows, width]; None if they lie elsewhere in memory."""
+    batch, heads, rows, width = signal.shape
+    follows = (
+        signal.stride() == noise.stride()
+        and signal.untyped_storage().data_ptr() == noise.untyped_storage().data_ptr()
+        and noise.storage_offset() == signal.storage_offset() + heads * signal.stride(1)
+    )
+    if not follows:
+        return None
+    shape = batch, heads + noise.shape[1], rows, width
+    return signal.as_strided(shape, signal.stride(), signal.storage_offset())
+
+
 # --- Rotation -------------------------------------------------------------------------------------
 
 
@@ -137,6 +151,25 @@ def _lambda_kernel(q1, k1, q2, k2, out, initial, WIDTH: tl.constexpr, PADDED: tl
     tl.store(out, tl.exp(tl.sum(first, 0)) - tl.exp(tl.sum(second, 0)) + initial)
 
 
+@triton.jit
+def _lambda_backward_kernel(
+    q1, k1, q2, k2, gradient, out, WIDTH: tl.constexpr, PADDED: tl.constexpr
+):  # fmt: skip
+    d = tl.arange(0, PADDED)
+    inside = d < WIDTH
+    by = tl.load(gradient).to(tl.float32)
+    query = tl.load(q1 + d, inside, 0.0).to(tl.float32)
+    key = tl.load(k1 + d, inside, 0.0).to(tl.float32)
+    factor = by * tl.exp(tl.sum(query * key, 0))
+    tl.store(out + d, (factor * key).to(out.dtype.element_ty), inside)
+    tl.store(out + WIDTH + d, (factor * query).to(out.dtype.element_ty), inside)
+    query = tl.load(q2 + d, inside, 0.0).to(tl.float32)
+    key = tl.load(k2 + d, inside, 0.0).to(tl.float32)
+    factor = -by * tl.exp(tl.sum(query * key, 0))
+    tl.store(out + 2 * WIDTH + d, (factor * key).to(out.dtype.element_ty), inside)
+    tl.store(out + 3 * WIDTH + d, (factor * query).to(out.dtype.element_ty), inside)
+
+
 class _Lambda(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -145,13 +178,14 @@ class _Lambda(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        vectors = ctx.saved_tensors  # once: checkpoints count
-        floats = [vector.float() for vector in vectors]
-        products = [(query * key).sum().exp() for query, key in (floats[:2], floats[2:])]
-        first, second = (product * gradients[0].sum() for product in products)
-        q1, k1, q2, k2 = floats
-        parts = first * k1, first * q1, -second * k2, -second * q2
-        return *(a.to(b.dtype) for a, b in zip(parts, vectors, strict=True)), None
+        vectors = ctx.saved_tensors
+        width = len(vectors[0])
+        out = vectors[0].new_empty(4, width)
+        _lambda_backward_kernel[(1,)](
+            *vectors, gradients[0], out, WIDTH=width, PADDED=triton.next_power_of_2(width),
+            num_warps=1,
+        )  # fmt: skip
+        return *out.unbind(), None
 
 
 def _lambda(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: float) -> Tensor:
@@ -327,8 +361,10 @@ class _Combination(torch.autograd.Function):
         *parts, lambda_, gamma, weight = ctx.saved_tensors
         signal, (rows, heads) = parts[0], ctx.numbers[:2]
         batch, options = len(signal), ctx.options
-        outputs = [torch.empty_like(part) for part in parts]
-        outputs = [_dense(gradient) for gradient in outputs]
+        outputs = [_dense(torch.empty_like(part)) for part in parts]
+        both = _joined(*parts[:2]) if options["NOISE"] else None
+        if both is not None:
+            outputs[:2] = torch.empty_like(both).split([heads, parts[1].shape[1]], 1)
         grid = triton.cdiv(rows, ctx.block), batch * heads // options["GROUP"]
         of_rows = signal.new_empty(2, batch, heads, rows, 1, dtype=torch.float32)
         of_weight = signal.new_empty(*grid, options["WIDTH"], dtype=torch.float32)
@@ -337,14 +373,15 @@ class _Combination(torch.autograd.Function):
             *outputs, *of_rows, of_weight, *ctx.numbers, *ctx.strides,
             *(s for gradient in outputs for s in _strides(gradient)), **options,
         )  # fmt: skip
-        d_lambda, d_gamma = (
-            gradient.sum_to_size(shape).to(to.dtype)
-            for gradient, shape, to in zip(of_rows, ctx.shapes, (lambda_, gamma), strict=True)
-        )
+
+        def of(row: int, weight: Tensor) -> Tensor:
+            summed: Tensor = of_rows[row].sum_to_size(ctx.shapes[row])
+            return summed.to(weight.dtype)
+
         return (
             outputs[0],
-            *((outputs[1], d_lambda) if options["NOISE"] else (None, None)),
-            *((outputs[2], d_gamma) if options["INTEGRAL"] else (None, None)),
+            *((outputs[1], of(0, lambda_)) if options["NOISE"] else (None, None)),
+            *((outputs[2], of(1, gamma)) if options["INTEGRAL"] else (None, None)),
             of_weight.flatten(0, 1).sum(0).to(weight.dtype) if options["WEIGHT"] else None,
             *(None,) * 4,
         )
@@ -387,10 +424,12 @@ def combine(
 
 
 class _Context:
-    """Of a function without gradients."""
+    """Of a function without gradients, which keeps nothing."""
 
     def save_for_backward(self, *tensors: Tensor) -> None:
-        """Keep nothing."""
+        """Nothing, as the following."""
+
+    mark_non_differentiable = set_materialize_grads = save_for_backward
 
 
 # --- Integral -------------------------------------------------------------------------------------
@@ -429,6 +468,15 @@ def _excess(g, visible):
 
 
 @triton.jit
+def _count(counts, n, rows, PADDING: tl.constexpr):
+    """Number of columns that rows see, at least 1."""
+    count = (n + 1) * 1.0
+    if PADDING:
+        count = tl.load(counts + n, n < rows, 1.0)
+    return count
+
+
+@triton.jit
 def _add_columns(
     query, k, real, log_sums, counts, before, bounds, running, latest, of_column, j, rows, place,
     column, block, blocks, scale, tolerance, q_n,
@@ -451,7 +499,7 @@ def _add_columns(
     if DIAGONAL:
         p = tl.where(n[None, :] >= j[:, None], p, 0.0)
     after = running + tl.where(of_column, tl.sum(p, 1), 0.0)
-    mean = after / tl.load(counts + block * TILE)
+    mean = after / _count(counts, block * TILE, rows, PADDING)
     bound = 0.7182818284590452 * tl.sum(mean * mean)
     tl.store(bounds + (place + block) * blocks + column, bound)
     if bound > tolerance:
@@ -462,16 +510,35 @@ def _add_columns(
 
 @triton.jit
 def _columns_kernel(
-    query, key, real, log_sums, counts, before, bounds, last, sums, rows, heads, scale, tolerance,
-    q_b, q_h, q_n, k_b, k_h, k_n, c_b,
+    query, key, value, output, real, log_sums, counts, before, bounds, last, sums, block_sums,
+    rows, heads, scale, tolerance, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n,
     GROUP: tl.constexpr, PADDING: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    TILE: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Columns of a tile, from the diagonal down: their sums before every block of rows."""
+    """Columns of a tile, from the diagonal down: their sums before every block of rows.
+
+    On the way, values and A₁V of the tile's rows are summed up.
+    """
     column, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     blocks = tl.num_programs(0)
     b, h = head // heads, head % heads
     j = column * TILE + tl.arange(0, TILE)
+    of_rows = j < rows
+    if PADDING:
+        of_rows &= tl.load(real + b * rows + j, j < rows, 0) != 0
+    for first in range(0, VALUE_WIDTH, CHUNK):
+        w = first + tl.arange(0, CHUNK)
+        seen = of_rows[:, None] & (w < VALUE_WIDTH)[None, :]
+        place = b * (heads + heads // GROUP) + h
+        at = output + b * o_b + h * o_h + j[:, None].to(tl.int64) * o_n + w[None, :]
+        total = tl.sum(tl.load(at, seen, 0.0).to(tl.float32), 0)
+        tl.store(block_sums + (place * blocks + column) * VALUE_WIDTH + w, total, w < VALUE_WIDTH)
+        if h % GROUP == 0:
+            place = b * (heads + heads // GROUP) + heads + h // GROUP
+            at = value + b * v_b + (h // GROUP) * v_h + j[:, None].to(tl.int64) * v_n + w[None, :]
+            total = tl.sum(tl.load(at, seen, 0.0).to(tl.float32), 0)
+            to = block_sums + (place * blocks + column) * VALUE_WIDTH + w
+            tl.store(to, total, w < VALUE_WIDTH)
     query += b * q_b + h * q_h
     key += b * k_b + (h // GROUP) * k_h
     d = tl.arange(0, PADDED)
@@ -479,42 +546,22 @@ def _columns_kernel(
         key + j[:, None].to(tl.int64) * k_n + d[None, :],
         (j < rows)[:, None] & (d < WIDTH)[None, :], 0.0,
     )  # fmt: skip
-    of_column = j < rows
-    if PADDING:
-        of_column &= tl.load(real + b * rows + j, j < rows, 0) != 0
     running = tl.zeros([TILE], tl.float32)
     latest = column - 1
     for block in range(column, column + 1):  # the tile of the diagonal, then those below it
         running, latest = _add_columns(
-            query, k, real + b * rows, log_sums + head * rows, counts + b * c_b, before, bounds,
-            running, latest, of_column, j, rows, head * blocks, column, block, blocks, scale,
+            query, k, real + b * rows, log_sums + head * rows, counts + b * rows, before, bounds,
+            running, latest, of_rows, j, rows, head * blocks, column, block, blocks, scale,
             tolerance, q_n, True, PADDING, WIDTH, PADDED, TILE,
         )  # fmt: skip
     for block in range(column + 1, blocks):
         running, latest = _add_columns(
-            query, k, real + b * rows, log_sums + head * rows, counts + b * c_b, before, bounds,
-            running, latest, of_column, j, rows, head * blocks, column, block, blocks, scale,
+            query, k, real + b * rows, log_sums + head * rows, counts + b * rows, before, bounds,
+            running, latest, of_rows, j, rows, head * blocks, column, block, blocks, scale,
             tolerance, q_n, False, PADDING, WIDTH, PADDED, TILE,
         )  # fmt: skip
     tl.store(last + head * blocks + column, latest)
     tl.store(sums + head * rows + j, running, j < rows)
-
-
-@triton.jit
-def _block_sums_kernel(
-    x, factors, out, rows, heads, x_b, x_h, x_n, f_b, f_h,
-    WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Sum of every block of rows, each times a factor."""
-    block, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    b, h = head // heads, head % heads
-    n = block * TILE + tl.arange(0, TILE)
-    w = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
-    inside = (n < rows)[:, None] & (w < WIDTH)[None, :]
-    place = x + b * x_b + h * x_h + n[:, None].to(tl.int64) * x_n + w[None, :]
-    factor = tl.load(factors + b * f_b + h * f_h + n, n < rows, 0.0)
-    total = tl.sum(tl.load(place, inside, 0.0).to(tl.float32) * factor[:, None], 0)
-    tl.store(out + (head * tl.num_programs(0) + block) * WIDTH + w, total, w < WIDTH)
 
 
 @triton.jit
@@ -538,9 +585,9 @@ def _running_kernel(
 
 @triton.jit
 def _integral_kernel(
-    query, key, value, output, real, log_sums, counts, before, bounds, values, outputs,
+    query, key, value, output, real, log_sums, counts, before, bounds, block_sums,
     out, totals, errors, rows, heads, scale, tolerance,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n, i_b, i_h, i_n, c_b,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n, i_b, i_h, i_n,
     GROUP: tl.constexpr, PADDING: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -557,7 +604,8 @@ def _integral_kernel(
     output += b * o_b + h * o_h
     real += b * rows
     log_sums += head * rows
-    count = tl.load(counts + b * c_b + n, n < rows, 1.0)
+    counts += b * rows
+    count = _count(counts, n, rows, PADDING)
     beyond = tl.zeros([TILE, CHUNK], tl.float32)
     total = count + 1
     error = 0.0
@@ -590,9 +638,10 @@ def _integral_kernel(
     v = tl.load(value + from_rows * v_n + w[None, :], seen, 0.0).to(tl.float32)
     o = tl.load(output + from_rows * o_n + w[None, :], seen, 0.0).to(tl.float32)
     kind = w < VALUE_WIDTH
-    of_keys = ((head // heads) * (heads // GROUP) + of_key) * blocks + block
-    v_before = tl.load(values + of_keys * VALUE_WIDTH + w, kind, 0.0)
-    o_before = tl.load(outputs + place * VALUE_WIDTH + w, kind, 0.0)
+    from_block = b * (heads + heads // GROUP) * blocks + block
+    of_keys = from_block + (heads + of_key) * blocks
+    v_before = tl.load(block_sums + of_keys * VALUE_WIDTH + w, kind, 0.0)
+    o_before = tl.load(block_sums + (from_block + h * blocks) * VALUE_WIDTH + w, kind, 0.0)
     summed = v_before[None, :] + tl.cumsum(v, 0)
     summed += (o_before[None, :] + tl.cumsum(o, 0)) / count[:, None]
     summed = tl.where(seen, (summed + beyond) / total[:, None], 0.0)
@@ -600,76 +649,111 @@ def _integral_kernel(
     tl.store(to, summed.to(out.dtype.element_ty), inside)
     if tl.program_id(2) == 0:
         tl.store(totals + head * rows + n, total, n < rows)
-        tl.store(errors + place, error / tl.load(counts + b * c_b + block * TILE))
+        tl.store(errors + place, error / _count(counts, block * TILE, rows, PADDING))
 
 
 @triton.jit
-def _row_products_kernel(
-    x, y, out, rows, heads, x_b, x_h, x_n, y_b, y_h, y_n,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
+def _factor(totals, real, n, rows, PADDING: tl.constexpr):
+    """What the integral of rows was multiplied by; 0 for padding."""
+    factor = tl.where(n < rows, 1 / tl.load(totals + n, n < rows, 1.0), 0.0)
+    if PADDING:
+        factor = tl.where(tl.load(real + n, n < rows, 0) != 0, factor, 0.0)
+    return factor
+
+
+@triton.jit
+def _block_gradients_kernel(
+    d_integral, integral, totals, real, counts, after, products, rows, heads,
+    d_b, d_h, d_n, i_b, i_h, i_n,
+    PADDING: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Scalar product of every row with that of another tensor."""
-    n = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    head, w = tl.program_id(1).to(tl.int64), tl.arange(0, PADDED)
+    """What a block of rows adds to gradients of running sums, and products with the integral."""
+    block, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     b, h = head // heads, head % heads
-    inside = (n < rows)[:, None] & (w < WIDTH)[None, :]
+    n = block * TILE + tl.arange(0, TILE)
+    factor = _factor(totals + head * rows, real + b * rows, n, rows, PADDING)
+    mean = factor / _count(counts + b * rows, n, rows, PADDING)
     from_rows = n[:, None].to(tl.int64)
-    first = tl.load(x + b * x_b + h * x_h + from_rows * x_n + w[None, :], inside, 0.0)
-    second = tl.load(y + b * y_b + h * y_h + from_rows * y_n + w[None, :], inside, 0.0)
-    product = tl.sum(first.to(tl.float32) * second.to(tl.float32), 1)
-    tl.store(out + head * rows + n, product, n < rows)
+    product = tl.zeros([TILE], tl.float32)
+    means = after + tl.num_programs(1).to(tl.int64) * tl.num_programs(0) * WIDTH
+    for first in range(0, WIDTH, CHUNK):
+        w = first + tl.arange(0, CHUNK)
+        inside = (n < rows)[:, None] & (w < WIDTH)[None, :]
+        d = tl.load(d_integral + b * d_b + h * d_h + from_rows * d_n + w[None, :], inside, 0.0)
+        d = d.to(tl.float32)
+        of_row = tl.load(integral + b * i_b + h * i_h + from_rows * i_n + w[None, :], inside, 0.0)
+        product += tl.sum(d * of_row.to(tl.float32), 1)
+        place = (head * tl.num_programs(0) + block) * WIDTH + w
+        tl.store(after + place, tl.sum(d * factor[:, None], 0), w < WIDTH)
+        tl.store(means + place, tl.sum(d * mean[:, None], 0), w < WIDTH)
+    tl.store(products + head * rows + n, product, n < rows)
 
 
 @triton.jit
 def _shift_kernel(
-    output, gradient, extra, out, rows, heads, o_b, o_h, o_n, g_b, g_h, g_n, s_b, s_h, s_n,
+    output, gradient, extra, out, rows, heads, signal, o_b, o_h, o_n, g_b, g_h, g_n, s_b, s_h, s_n,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Add to each row the multiple of its gradient that makes their product larger by ``extra``."""
+    """Add to each row the multiple of its gradient that makes their product larger by ``extra``.
+
+    Rows of noise heads, which follow those of signal heads, stay as they are.
+    """
     n = tl.program_id(0) * TILE + tl.arange(0, TILE)
     head, w = tl.program_id(1).to(tl.int64), tl.arange(0, PADDED)
     b, h = head // heads, head % heads
     inside = (n < rows)[:, None] & (w < WIDTH)[None, :]
     from_rows = n[:, None].to(tl.int64)
     o = tl.load(output + b * o_b + h * o_h + from_rows * o_n + w[None, :], inside, 0.0)
-    g = tl.load(gradient + b * g_b + h * g_h + from_rows * g_n + w[None, :], inside, 0.0)
-    g = g.to(tl.float32)
-    square = tl.sum(g * g, 1)
-    by = tl.load(extra + head * rows + n, n < rows, 0.0) / tl.where(square > 0, square, 1.0)
-    o = o.to(tl.float32) + by[:, None] * g
+    o = o.to(tl.float32)
+    if h < signal:
+        g = tl.load(gradient + b * g_b + h * g_h + from_rows * g_n + w[None, :], inside, 0.0)
+        g = g.to(tl.float32)
+        square = tl.sum(g * g, 1)
+        more = tl.load(extra + (b * signal + h) * rows + n, n < rows, 0.0)
+        o += (more / tl.where(square > 0, square, 1.0))[:, None] * g
     place = out + b * s_b + h * s_h + from_rows * s_n + w[None, :]
     tl.store(place, o.to(out.dtype.element_ty), inside)
 
 
 @triton.jit
 def _suffix_kernel(
-    d_integral, d_output, whole, means, after, after_means, out, d_value, rows, heads,
-    i_b, i_h, i_n, o_b, o_h, o_n, s_b, s_h, s_n,
-    WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+    d_integral, d_signal, d_noise, totals, real, counts, after, out, d_value, rows, heads, signal,
+    i_b, i_h, i_n, o_b, o_h, o_n, n_b, n_h, n_n, s_b, s_h, s_n,
+    PADDING: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the running sums: what all later rows add to values and to A₁V."""
-    block, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    b, h = head // heads, head % heads
+    """Gradients of A₁V, to which the running sums of all later rows add, and of values.
+
+    Those of noise heads, which follow the signal heads, are copied.
+    """
+    block = tl.program_id(0)
+    b, h = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
     n = block * TILE + tl.arange(0, TILE)
     w = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
     inside = (n < rows)[:, None] & (w < WIDTH)[None, :]
     from_rows = n[:, None].to(tl.int64)
-    d = tl.load(d_integral + b * i_b + h * i_h + from_rows * i_n + w[None, :], inside, 0.0)
-    d = d.to(tl.float32)
-    factor = tl.load(whole + head * rows + n, n < rows, 0.0)
-    mean = tl.load(means + head * rows + n, n < rows, 0.0)
-    place = (head * tl.num_programs(0) + block) * WIDTH + w
-    later = tl.load(after + place, w < WIDTH, 0.0)
-    later_means = tl.load(after_means + place, w < WIDTH, 0.0)
-    of_value = later[None, :] + tl.cumsum(d * factor[:, None], 0, reverse=True)
-    of_output = later_means[None, :] + tl.cumsum(d * mean[:, None], 0, reverse=True)
-    seen = tl.load(whole + head * rows + n, n < rows, 0.0) != 0
-    of_value = tl.where(seen[:, None], of_value, 0.0)
-    of_output = tl.where(seen[:, None], of_output, 0.0)
-    tl.store(d_value + (head * rows + n[:, None]) * WIDTH + w[None, :], of_value, inside)
-    o = tl.load(d_output + b * o_b + h * o_h + from_rows * o_n + w[None, :], inside, 0.0)
     to = out + b * s_b + h * s_h + from_rows * s_n + w[None, :]
-    tl.store(to, (o.to(tl.float32) + of_output).to(out.dtype.element_ty), inside)
+    if h >= signal:
+        place = d_noise + b * n_b + (h - signal) * n_h + from_rows * n_n + w[None, :]
+        tl.store(to, tl.load(place, inside, 0.0), inside)
+    else:
+        head = b * signal + h
+        d = tl.load(d_integral + b * i_b + h * i_h + from_rows * i_n + w[None, :], inside, 0.0)
+        d = d.to(tl.float32)
+        factor = _factor(totals + head * rows, real + b * rows, n, rows, PADDING)
+        mean = factor / _count(counts + b * rows, n, rows, PADDING)
+        place = (head * tl.num_programs(0) + block) * WIDTH + w
+        means = after + (tl.num_programs(1) // heads).to(tl.int64) * signal * (
+            tl.num_programs(0) * WIDTH
+        )
+        later = tl.load(after + place, w < WIDTH, 0.0)
+        later_means = tl.load(means + place, w < WIDTH, 0.0)
+        of_value = later[None, :] + tl.cumsum(d * factor[:, None], 0, reverse=True)
+        of_output = later_means[None, :] + tl.cumsum(d * mean[:, None], 0, reverse=True)
+        of_value = tl.where((factor != 0)[:, None], of_value, 0.0)
+        of_output = tl.where((factor != 0)[:, None], of_output, 0.0)
+        tl.store(d_value + (head * rows + n[:, None]) * WIDTH + w[None, :], of_value, inside)
+        o = tl.load(d_signal + b * o_b + h * o_h + from_rows * o_n + w[None, :], inside, 0.0)
+        tl.store(to, (o.to(tl.float32) + of_output).to(out.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -697,9 +781,9 @@ def _slopes(
 
 @triton.jit
 def _tiles_backward_kernel(
-    query, key, value, d_integral, real, log_sums, counts, factors, products, before, bounds, last,
+    query, key, value, d_integral, real, log_sums, counts, totals, products, before, bounds, last,
     later, d_query, d_key, d_value, extra, rows, heads, scale, tolerance,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, i_b, i_h, i_n, c_b,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, i_b, i_h, i_n,
     FIRST: tl.constexpr, GROUP: tl.constexpr, PADDING: tl.constexpr, WIDTH: tl.constexpr,
     PADDED: tl.constexpr, VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
     AT_ONCE: tl.constexpr,
@@ -720,8 +804,8 @@ def _tiles_backward_kernel(
     real += b * rows
     log_sums += head * rows
     products += head * rows
-    count = tl.load(counts + b * c_b + n, n < rows, 1.0)
-    factor = tl.load(factors + head * rows + n, n < rows, 0.0)
+    count = _count(counts + b * rows, n, rows, PADDING)
+    factor = _factor(totals + head * rows, real, n, rows, PADDING)
     place = head * blocks + block
     of_query = tl.zeros([TILE, PADDED], tl.float32)
     of_rows = tl.zeros([TILE], tl.float32)
@@ -797,30 +881,44 @@ def _later_kernel(
 
 
 class Attended(NamedTuple):
-    """What attention with an integral returns, and keeps for its gradients.
+    """Attention of all heads, and the integral of the signal heads.
 
     Attributes:
-        output: A₁ V, [batch, signal, rows, width], in the dtype of the values.
-        integral: softmax(G) V, likewise.
-        sums: the sum of each column of A₁, [batch, signal, rows], in float32 like the following.
-        log_sums: of the exponentials of A₁, [batch, signal, rows].
-        totals: of the exponentials of G, [batch, signal, rows].
+        signal: A₁ V, [batch, signal, rows, width], in the dtype of the values.
+        noise: A₂ V, [batch, noise, rows, width]; None without noise heads.
+        integral: softmax(G) V, like the signal; None without an integral, as are the following.
+        sums: the sum of each column of A₁, [batch, signal, rows], in float32.
+        errors: bound of what is left out of a row's weights, [batch, signal, blocks].
+    """
+
+    signal: Tensor
+    noise: Tensor | None = None
+    integral: Tensor | None = None
+    sums: Tensor | None = None
+    errors: Tensor | None = None
+
+
+class Integral(NamedTuple):
+    """An integral, and what its gradients need.
+
+    Attributes:
+        integral: softmax(G) V, [batch, signal, rows, width].
+        sums: see ``Attended``.
+        errors: see ``Attended``.
+        totals: of the exponentials of G, [batch, signal, rows], in float32 like the following.
         before: sums of columns before each block of rows, [batch, signal, blocks, columns]; only
             those of tiles that count were written.
         bounds: of the sum of r in a row of each tile, [batch, signal, blocks, blocks].
         last: the last block of rows that counts, by block of columns, [batch, signal, blocks].
-        errors: bound of what is left out of a row's weights, [batch, signal, blocks].
     """
 
-    output: Tensor
     integral: Tensor
     sums: Tensor
-    log_sums: Tensor
+    errors: Tensor
     totals: Tensor
     before: Tensor
     bounds: Tensor
     last: Tensor
-    errors: Tensor
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
@@ -948,161 +1046,241 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tens
     return attended
 
 
-def _counts(real: Tensor | None, rows: int, device: torch.device) -> Tensor:
-    """Number of columns that a row sees, [batch or 1, rows], at least 1, in float32."""
-    if real is None:
-        return torch.arange(1, rows + 1, device=device, dtype=torch.float32)[None]
-    return real.cumsum(-1).clamp_min_(1).float()
-
-
 def _shapes(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None) -> dict[str, Any]:
     """What kernels of tiles are compiled for."""
-    padded = max(16, triton.next_power_of_2(query.shape[3]))
     return {
         "GROUP": query.shape[1] // key.shape[1],
         "PADDING": real is not None,
         "WIDTH": query.shape[3],
-        "PADDED": padded,
+        "PADDED": max(16, triton.next_power_of_2(query.shape[3])),
+        "VALUE_WIDTH": value.shape[3],
         "TILE": TILE,
     }
+
+
+def _rows(real: Tensor | None, unread: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows that are no padding, and how many of these there are up to each; unread without any."""
+    if real is None:
+        return unread, unread
+    return real.contiguous(), real.cumsum(-1).clamp_min_(1).float()
 
 
 def _chunk(width: int) -> int:
     return int(min(CHUNK, max(16, triton.next_power_of_2(width))))
 
 
-def _sums_beyond(x: Tensor, factors: Tensor, *, reverse: bool = False) -> Tensor:
-    """Sums of all rows before each block, or after it, [batch, heads, blocks, width].
+def _sum_up(blocks: Tensor, *, reverse: bool = False) -> None:
+    """Replace sums of blocks by those of all blocks before them, or after them.
 
     Args:
-        x: [batch, heads, rows, width].
-        factors: of rows, [batch or 1, heads or 1, rows].
-        reverse: whether they are the rows after the block.
+        blocks: [heads, blocks, width], in float32.
+        reverse: whether they are the blocks after a block.
     """
-    batch, heads, rows, width = x.shape
-    blocks, chunk = triton.cdiv(rows, TILE), _chunk(width)
-    out = x.new_empty(batch, heads, blocks, width, dtype=torch.float32)
-    narrow = min(32, chunk)
-    of_factors = factors.expand(batch, heads, rows).stride()[:2]
-    _block_sums_kernel[blocks, batch * heads, triton.cdiv(width, chunk)](
-        x, factors, out, rows, heads, *_strides(x), *of_factors,
-        WIDTH=width, CHUNK=chunk, TILE=TILE,
-    )  # fmt: skip
-    _running_kernel[batch * heads, triton.cdiv(width, narrow)](
-        out, blocks, WIDTH=width, CHUNK=narrow, AT_ONCE=32, REVERSE=reverse
+    heads, count, width = blocks.shape
+    chunk = min(32, _chunk(width))
+    _running_kernel[heads, triton.cdiv(width, chunk)](
+        blocks, count, WIDTH=width, CHUNK=chunk, AT_ONCE=32, REVERSE=reverse
     )
-    return out
 
 
 def _tolerance(dtype: torch.dtype) -> float:
     return TOLERANCE * torch.finfo(dtype).eps
 
 
+def _calls(
+    query: Tensor, key: Tensor, value: Tensor, signal: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """What attention is called with: at once for all heads, or first for the signal heads.
+
+    Arguments are those of ``attention_of_heads``.
+    """
+    noise, key_heads = query.shape[1] - signal, value.shape[1]
+    if not noise:
+        return [(query, key, value)]
+    if signal == noise:
+        keys, values = (
+            each if each.shape[1] > key_heads else each.repeat(1, 2, 1, 1) for each in (key, value)
+        )
+        return [(query, keys, values)]
+    return [
+        (query[:, :signal], key[:, :key_heads], value),
+        (query[:, signal:], key[:, -key_heads:], value),
+    ]
+
+
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float, real: Tensor | None
-) -> Attended:
-    batch, heads, rows, _ = query.shape
-    width, blocks = value.shape[3], triton.cdiv(rows, TILE)
-    query, key, value = (_dense(tensor) for tensor in (query, key, value))
-    output, log_sums = attend(*hide_padding(query, key, real), value, scaling)
-    output = output.transpose(1, 2).contiguous().transpose(1, 2)
-    counts = _counts(real, rows, query.device)
-    seen = torch.ones_like(counts) if real is None else real.float()
-    real = counts if real is None else real.contiguous()
-    before = log_sums.new_empty(batch, heads, blocks, blocks * TILE)
-    bounds = log_sums.new_empty(batch, heads, blocks, blocks)
-    last = log_sums.new_empty(batch, heads, blocks, dtype=torch.int32)
-    errors = log_sums.new_empty(batch, heads, blocks)
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    signal: int,
+    scaling: float,
+    real: Tensor | None,
+    integral: bool,
+) -> tuple[list[Tensor], list[Tensor], Integral | None]:
+    """Outputs of the calls, the logarithms of their sums, and the integral."""
+    calls = _calls(*hide_padding(query, key, real), value, signal)
+    outputs, log_sums = (
+        list(each) for each in zip(*(attend(*c, scaling) for c in calls), strict=True)
+    )
+    if not integral:
+        return outputs, log_sums, None
+    outputs[0] = outputs[0].transpose(1, 2).contiguous().transpose(1, 2)
+    arguments = query[:, :signal], key[:, : value.shape[1]], value, outputs[0], log_sums[0]
+    return outputs, log_sums, _integral_of(*arguments, signal, scaling, real)
+
+
+def _integral_of(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    log_sums: Tensor,
+    signal: int,
+    scaling: float,
+    real: Tensor | None,
+) -> Integral:
+    """The integral of the signal heads, which are the first of the output's heads."""
+    batch, _, rows, width = output.shape
+    blocks, chunk = triton.cdiv(rows, TILE), _chunk(width)
+    log_sums = log_sums[:, :signal].contiguous()
+    before = log_sums.new_empty(batch, signal, blocks, blocks * TILE)
+    bounds = log_sums.new_empty(batch, signal, blocks, blocks)
+    last = log_sums.new_empty(batch, signal, blocks, dtype=torch.int32)
+    errors = log_sums.new_empty(batch, signal, blocks)
     sums, totals = torch.empty_like(log_sums), torch.empty_like(log_sums)
+    block_sums = log_sums.new_empty(batch * (signal + key.shape[1]), blocks, width)
+    integral = output.new_empty(batch, rows, signal, width).transpose(1, 2)
     shapes, tolerance = _shapes(query, key, value, real), _tolerance(query.dtype)
-    shapes["PADDING"] = real is not counts
-    of_counts = counts.stride(0) if len(counts) > 1 else 0
-    of_heads = *_strides(query), *_strides(key)
-    _columns_kernel[blocks, batch * heads](
-        query, key, real, log_sums, counts, before, bounds, last, sums,
-        rows, heads, scaling, tolerance, *of_heads, of_counts, **shapes, num_stages=2,
+    seen, counts = _rows(real, log_sums)
+    strides = [s for tensor in (query, key, value, output) for s in _strides(tensor)]
+    _columns_kernel[blocks, batch * signal](
+        query, key, value, output, seen, log_sums, counts, before, bounds, last, sums, block_sums,
+        rows, signal, scaling, tolerance, *strides, **shapes, CHUNK=min(64, chunk), num_stages=2,
     )  # fmt: skip
-    values, outputs = (_sums_beyond(tensor, seen[:, None]) for tensor in (value, output))
-    integral, chunk = torch.empty_like(output), _chunk(width)
-    _integral_kernel[blocks, batch * heads, triton.cdiv(width, chunk)](
-        query, key, value, output, real, log_sums, counts, before, bounds, values, outputs,
-        integral, totals, errors, rows, heads, scaling, tolerance,
-        *of_heads, *_strides(value), *_strides(output), *_strides(integral), of_counts,
-        **shapes, VALUE_WIDTH=width, CHUNK=chunk, AT_ONCE=32,
+    _sum_up(block_sums)
+    _integral_kernel[blocks, batch * signal, triton.cdiv(width, chunk)](
+        query, key, value, output, seen, log_sums, counts, before, bounds, block_sums,
+        integral, totals, errors, rows, signal, scaling, tolerance, *strides, *_strides(integral),
+        **shapes, CHUNK=chunk, AT_ONCE=32,
     )  # fmt: skip
-    return Attended(output, integral, sums, log_sums, totals, before, bounds, last, errors)
+    return Integral(integral, sums, errors, totals, before, bounds, last)
 
 
 def _backward(
-    d_output: Tensor,
+    gradients: list[Tensor],
+    d_integral: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    signal: int,
+    scaling: float,
+    real: Tensor | None,
+    outputs: list[Tensor],
+    log_sums: list[Tensor],
+    integral: Integral | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values, from those of the signal and of the noise heads."""
+    key_heads, noise = value.shape[1], query.shape[1] - signal
+    added = None
+    if integral is not None:
+        assert d_integral is not None
+        arguments = query[:, :signal], key[:, :key_heads], value, signal, scaling, real
+        joined, shifted, added = _backward_of_integral(
+            gradients, d_integral, *arguments, outputs[0], log_sums[0], integral
+        )
+        gradients = [joined, *gradients[1:]][: len(outputs)]
+        outputs = [shifted, *outputs[1:]]
+    elif len(gradients) > len(outputs):
+        both = _joined(*gradients)
+        gradients = [torch.cat(gradients, 1) if both is None else both]
+    calls = _calls(*hide_padding(query, key, real), value, signal)
+    parts = [
+        attend_backward(_dense(gradient), *call, output, log_sum, scaling)
+        for gradient, call, output, log_sum in zip(gradients, calls, outputs, log_sums, strict=True)
+    ]
+    d_query, d_key, d_value = (
+        each[0] if len(parts) == 1 else torch.cat(each, 1) for each in zip(*parts, strict=True)
+    )
+    d_query, d_key = d_query[..., : query.shape[3]], d_key[..., : key.shape[3]]
+    if noise:  # both kinds of heads read the values, and may read the same keys
+        d_value = d_value.unflatten(1, (2, key_heads)).sum(1)
+        if key.shape[1] == key_heads:
+            d_key = d_key.unflatten(1, (2, key_heads)).sum(1)
+    if added is not None:
+        d_query[:, :signal].add_(added[0])
+        d_key[:, :key_heads].add_(added[1])
+        d_value.add_(added[2])
+    return d_query, d_key, d_value
+
+
+def _backward_of_integral(
+    gradients: list[Tensor],
     d_integral: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    signal: int,
     scaling: float,
     real: Tensor | None,
-    attended: Attended,
-) -> tuple[Tensor, Tensor, Tensor]:
-    batch, heads, rows, width = attended.output.shape
-    blocks, device = triton.cdiv(rows, TILE), query.device
-    query, key, value, d_output, d_integral = (
-        _dense(tensor) for tensor in (query, key, value, d_output, d_integral)
-    )
-    output, integral = attended.output, attended.integral
-    counts = _counts(real, rows, device)
-    weights = 1 / attended.totals if real is None else real[:, None] / attended.totals
-    means = weights / counts[:, None]
-    after, after_means = (
-        _sums_beyond(d_integral, factors, reverse=True) for factors in (weights, means)
-    )
-    chunk, grid = _chunk(width), (blocks, batch * heads)
-    gradient = torch.empty_like(output)
-    d_value = output.new_empty(batch, heads, rows, width, dtype=torch.float32)
+    output: Tensor,
+    log_sums: Tensor,
+    kept: Integral,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """What the integral adds to gradients.
+
+    Returns:
+        The gradient of the output; the output, shifted so that torch's attention, which multiplies
+        both, gets gradients of A₁ that hold those of the integral; and gradients of the queries,
+        keys and values that tiles add, in float32.
+    """
+    batch, heads, rows, width = output.shape
+    blocks, chunk = triton.cdiv(rows, TILE), _chunk(width)
+    log_sums = log_sums[:, :signal].contiguous()
+    seen, counts = _rows(real, log_sums)
+    after = log_sums.new_empty(2 * batch * signal, blocks, width)
+    products, extra = torch.empty_like(log_sums), torch.empty_like(log_sums)
     narrow = min(32, chunk)
-    by_chunks = *grid, triton.cdiv(width, narrow)
-    _suffix_kernel[by_chunks](
-        d_integral, d_output, weights, means, after, after_means, gradient, d_value, rows, heads,
-        *_strides(d_integral), *_strides(d_output), *_strides(gradient),
-        WIDTH=width, CHUNK=narrow, TILE=TILE,
+    grid, of_d = (blocks, batch * signal), _strides(d_integral)
+    options = {"PADDING": real is not None, "WIDTH": width, "CHUNK": narrow, "TILE": TILE}
+    _block_gradients_kernel[grid](
+        d_integral, kept.integral, kept.totals, seen, counts, after, products, rows, signal,
+        *of_d, *_strides(kept.integral), **options,
     )  # fmt: skip
-    products, extra = torch.empty_like(weights), torch.empty_like(weights)
-    padded = triton.next_power_of_2(width)
-    rows_at_once = max(1, min(16, 8192 // padded))
-    by_rows = triton.cdiv(rows, rows_at_once), batch * heads
-    of_row = {"WIDTH": width, "PADDED": padded, "TILE": rows_at_once}
-    _row_products_kernel[by_rows](
-        d_integral, integral, products, rows, heads, *_strides(d_integral), *_strides(integral),
-        **of_row,
+    _sum_up(after, reverse=True)
+    gradient = torch.empty_like(output)
+    d_signal, d_noise = (_dense(each) for each in (gradients[0], gradients[-1]))
+    d_value = log_sums.new_empty(batch, signal, rows, width)
+    _suffix_kernel[blocks, batch * heads, triton.cdiv(width, narrow)](
+        d_integral, d_signal, d_noise, kept.totals, seen, counts, after, gradient, d_value,
+        rows, heads, signal, *of_d, *_strides(d_signal), *_strides(d_noise), *_strides(gradient),
+        **options,
     )  # fmt: skip
-    d_key = query.new_zeros(batch, heads, rows, query.shape[3], dtype=torch.float32)
-    d_query, later = torch.empty_like(d_key), torch.empty_like(attended.before)
+    d_key = log_sums.new_zeros(batch, signal, rows, query.shape[3])
+    d_query, later = torch.empty_like(d_key), torch.empty_like(kept.before)
     shapes, tolerance = _shapes(query, key, value, real), _tolerance(query.dtype)
     for first in (True, False):
         _tiles_backward_kernel[grid](
-            query, key, value, d_integral, counts if real is None else real.contiguous(),
-            attended.log_sums, counts, weights, products, attended.before, attended.bounds,
-            attended.last, later, d_query, d_key, d_value, extra, rows, heads, scaling, tolerance,
-            *_strides(query), *_strides(key), *_strides(value), *_strides(d_integral),
-            counts.stride(0) if len(counts) > 1 else 0,
-            **shapes, FIRST=first, VALUE_WIDTH=width, CHUNK=min(64, chunk), AT_ONCE=32,
-            num_stages=1,
+            query, key, value, d_integral, seen, log_sums, counts, kept.totals, products,
+            kept.before, kept.bounds, kept.last, later, d_query, d_key, d_value, extra,
+            rows, signal, scaling, tolerance,
+            *_strides(query), *_strides(key), *_strides(value), *of_d,
+            **shapes, FIRST=first, CHUNK=min(64, chunk), AT_ONCE=32, num_stages=1,
         )  # fmt: skip
         if first:
             _later_kernel[grid](
-                later, attended.bounds, attended.last, tolerance, blocks, TILE=TILE, AT_ONCE=32
+                later, kept.bounds, kept.last, tolerance, blocks, TILE=TILE, AT_ONCE=32
             )
-    shifted = torch.empty_like(output)
-    _shift_kernel[by_rows](
-        output, gradient, extra, shifted, rows, heads, *_strides(output), *_strides(gradient),
-        *_strides(shifted), **of_row,
+    shifted, padded = torch.empty_like(output), triton.next_power_of_2(width)
+    rows_at_once = max(1, min(16, 8192 // padded))
+    _shift_kernel[triton.cdiv(rows, rows_at_once), batch * heads](
+        output, gradient, extra, shifted, rows, heads, signal,
+        *_strides(output), *_strides(gradient), *_strides(shifted),
+        WIDTH=width, PADDED=padded, TILE=rows_at_once,
     )  # fmt: skip
-    hidden = hide_padding(query, key, real)
-    of_maps = attend_backward(gradient, *hidden, value, shifted, attended.log_sums, scaling)
-    if heads != key.shape[1]:
-        d_key, d_value = (grad.unflatten(1, (key.shape[1], -1)).sum(2) for grad in (d_key, d_value))
-    added, maps = (d_query, d_key, d_value), (grad.contiguous() for grad in of_maps)
-    parts = zip(added, maps, strict=True)
-    return tuple(grad[..., : mine.shape[3]].add_(mine).contiguous() for mine, grad in parts)  # type: ignore[return-value]
+    added = [d_query, d_key, d_value]
+    if signal != key.shape[1]:
+        added[1:] = (each.unflatten(1, (key.shape[1], -1)).sum(2) for each in added[1:])
+    return gradient, shifted, added
 
 
 # Graphs take both as they are: custom operations, whose names differ between copies of this file.
@@ -1113,7 +1291,10 @@ _SPACE = "kernels_" + __name__.replace(".", "_")
 def _with_integral(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, real: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return tuple(_forward(query, key, value, scaling, real))  # type: ignore[return-value]
+    inputs = (_dense(tensor) for tensor in (query, key, value))
+    outputs, log_sums, kept = _forward(*inputs, query.shape[1], scaling, real, True)
+    assert kept is not None
+    return outputs[0], log_sums[0], *kept
 
 
 @_with_integral.register_fake
@@ -1121,11 +1302,14 @@ def _(query: Tensor, key: Tensor, value: Tensor, scaling: float, real: Tensor | 
     batch, heads, rows, _ = query.shape
     blocks = (rows + TILE - 1) // TILE
     output = value.new_empty(batch, rows, heads, value.shape[3]).transpose(1, 2)
-    of_rows = [query.new_empty(batch, heads, rows, dtype=torch.float32) for _ in range(3)]
-    before = of_rows[0].new_empty(batch, heads, blocks, blocks * TILE)
-    bounds = of_rows[0].new_empty(batch, heads, blocks, blocks)
-    errors = of_rows[0].new_empty(batch, heads, blocks)
-    return output, torch.empty_like(output), *of_rows, before, bounds, errors.int(), errors
+    log_sums, sums, totals = (
+        query.new_empty(batch, heads, rows, dtype=torch.float32) for _ in range(3)
+    )
+    before = sums.new_empty(batch, heads, blocks, blocks * TILE)
+    bounds = sums.new_empty(batch, heads, blocks, blocks)
+    errors = sums.new_empty(batch, heads, blocks)
+    kept = torch.empty_like(output), sums, errors, totals, before, bounds, errors.int()
+    return output, log_sums, *kept
 
 
 @torch.library.custom_op(f"{_SPACE}::with_integral_backward", mutates_args=())
@@ -1139,8 +1323,11 @@ def _with_integral_backward(
     real: Tensor | None,
     attended: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    inputs = query, key, value, scaling, real
-    return _backward(d_output, d_integral, *inputs, Attended(*attended))
+    inputs = [_dense(tensor) for tensor in (query, key, value)]
+    output, log_sums, *kept = attended
+    of_heads = query.shape[1], scaling, real, [output], [log_sums], Integral(*kept)
+    gradients = _backward([d_output], _dense(d_integral), *inputs, *of_heads)
+    return tuple(each.contiguous() for each in gradients)  # type: ignore[return-value]
 
 
 @_with_integral_backward.register_fake
@@ -1155,7 +1342,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(query, key, value, real, *output)
 
 
-def _gradients(ctx: Any, d_output: Tensor, d_integral: Tensor, *_: Any) -> Any:
+def _gradients(ctx: Any, d_output: Tensor, _: Any, d_integral: Tensor, *others: Any) -> Any:
     query, key, value, real, *attended = ctx.saved_tensors
     inputs = query, key, value, ctx.scaling, real
     return *_with_integral_backward(d_output, d_integral, *inputs, attended), None, None
@@ -1164,48 +1351,82 @@ def _gradients(ctx: Any, d_output: Tensor, d_integral: Tensor, *_: Any) -> Any:
 _with_integral.register_autograd(_gradients, setup_context=_keep)
 
 
-class _WithIntegral(torch.autograd.Function):
-    """The same outside of graphs, where calling an operation takes longer."""
+class _Heads(torch.autograd.Function):
+    """``attention_of_heads`` outside of graphs, where calling an operation takes longer."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        output = _forward(*inputs)
-        _keep(ctx, inputs, output)
-        ctx.mark_non_differentiable(*output[2:])
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        signal: int,
+        scaling: float,
+        real: Tensor | None,
+        integral: bool,
+    ) -> tuple[Tensor | None, ...]:
+        query, key, value = (_dense(tensor) for tensor in (query, key, value))
+        outputs, log_sums, kept = _forward(query, key, value, signal, scaling, real, integral)
+        ctx.calls, ctx.options = len(outputs), (signal, scaling)
         ctx.set_materialize_grads(False)
-        return tuple(output)
+        ctx.save_for_backward(query, key, value, real, *outputs, *log_sums, *(kept or ()))
+        if kept is not None:
+            ctx.mark_non_differentiable(kept.sums, kept.errors)
+        noise = outputs[-1][:, -(query.shape[1] - signal) :] if query.shape[1] > signal else None
+        return outputs[0][:, :signal], noise, *(kept[:3] if kept is not None else (None,) * 3)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        query, key, value, real, *attended = ctx.saved_tensors
-        of_both = (
-            torch.zeros_like(a) if d is None else d
-            for d, a in zip(gradients[:2], attended[:2], strict=True)
-        )
-        inputs = query, key, value, ctx.scaling, real
-        return *_backward(*of_both, *inputs, Attended(*attended)), None, None
+        query, key, value, real, *saved = ctx.saved_tensors
+        calls, (signal, scaling) = ctx.calls, ctx.options
+        outputs, log_sums, kept = saved[:calls], saved[calls : 2 * calls], saved[2 * calls :]
+        shape = len(query), signal, *outputs[0].shape[2:]
+        given = [value.new_zeros(shape) if gradients[0] is None else gradients[0]]
+        if query.shape[1] > signal:
+            shape = len(query), query.shape[1] - signal, *shape[2:]
+            given.append(value.new_zeros(shape) if gradients[1] is None else gradients[1])
+        d_integral = torch.zeros_like(kept[0]) if kept and gradients[2] is None else gradients[2]
+        of_heads = signal, scaling, real, outputs, log_sums, Integral(*kept) if kept else None
+        d_integral = None if d_integral is None else _dense(d_integral)
+        return *_backward(given, d_integral, query, key, value, *of_heads), *(None,) * 4
 
 
-def attention_with_integral(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float, real: Tensor | None
+def attention_of_heads(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    signal: int,
+    scaling: float,
+    real: Tensor | None,
+    integral: bool,
 ) -> Attended:
-    """A₁ V and softmax(G) V of a text (DINT, arXiv 2501.17486, eq. 5 and 6), with their gradients.
+    """A₁ V, A₂ V and softmax(G) V of a text (DINT, arXiv 2501.17486, eq. 5 and 6).
 
     What the integral leaves out of a row's weights is at most ``errors`` of their sum.
 
     Args:
-        query: of the signal heads, [batch, signal, rows, head_dim].
-        key: [batch, key_heads, rows, head_dim].
-        value: [batch, key_heads, rows, width].
+        query: see ``differential_attention.Projected``, also for the following.
+        key: with as many columns as there are rows.
+        value: likewise.
+        signal: number of signal heads.
         scaling: factor of the scores.
         real: [batch, rows], false for padding, whose rows are 0; None if there is none.
+        integral: whether it is computed.
     """
-    inputs = query, key, value, scaling, real
     if torch.compiler.is_compiling():
-        return Attended(*_with_integral(*inputs))
+        of_signal, of_noise = query.split([signal, query.shape[1] - signal], 1)
+        keys = key.split(value.shape[1], 1)
+        output, _, summed, sums, errors, *_ = _with_integral(
+            of_signal, keys[0], value, scaling, real
+        )
+        noise = None
+        if of_noise.shape[1]:
+            noise = attention(*hide_padding(of_noise, keys[-1], real), value, scaling)
+        return Attended(output, noise, summed, sums, errors)
+    inputs = query, key, value, signal, scaling, real, integral
     if not torch.is_grad_enabled():
-        return _forward(*inputs)
-    return Attended(*_WithIntegral.apply(*inputs))
+        return Attended(*_Heads.forward(_Context(), *inputs))
+    return Attended(*_Heads.apply(*inputs))
 
 
 # --- A row of a text in a cache -------------------------------------------------------------------
@@ -1225,8 +1446,8 @@ def _add_block(q, k, v, seen, peak, total, output, scale):
 
 @triton.jit(do_not_specialize=["columns", "length", "real_b"])
 def _row_kernel(
-    query, key, noise_query, noise_key, value, real, scores, outputs, marks, columns, length,
-    key_heads, scale, q_b, q_h, k_b, k_h, k_n, nq_b, nq_h, nk_b, nk_h, nk_n, v_b, v_h, v_n, real_b,
+    query, key, value, real, scores, outputs, marks, columns, length,
+    key_heads, noise_keys, scale, q_b, q_h, k_b, k_h, k_n, v_b, v_h, v_n, real_b,
     SIGNAL: tl.constexpr, NOISE: tl.constexpr, KEEP: tl.constexpr, PADDING: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     VALUE_PADDED: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
@@ -1243,7 +1464,8 @@ def _row_kernel(
     noise_peak, noise_total, noise_output = peak, total, output
     noise_q = q
     if NOISE:
-        place = noise_query + b * nq_b + (kh * NOISE + r)[:, None] * nq_h + d[None, :]
+        of_noise = key_heads * SIGNAL + kh * NOISE + r
+        place = query + b * q_b + of_noise[:, None] * q_h + d[None, :]
         noise_q = tl.load(place, (r < NOISE)[:, None] & of_width, 0.0)
     for first in range(split * length, min(split * length + length, columns), BLOCK):
         j = first + tl.arange(0, BLOCK)
@@ -1259,8 +1481,8 @@ def _row_kernel(
             to = scores + heads[:, None] * columns + j[None, :]
             tl.store(to, of_row, (r < SIGNAL)[:, None] & (j < columns)[None, :])
         if NOISE:
-            of_noise = noise_key + b * nk_b + kh * nk_h + at * nk_n + d[None, :]
-            k = tl.load(of_noise, inside & of_width, 0.0)
+            place = key + b * k_b + (noise_keys + kh) * k_h + at * k_n + d[None, :]
+            k = tl.load(place, inside & of_width, 0.0)
             _, noise_peak, noise_total, noise_output = _add_block(
                 noise_q, k, v, seen[None, :], noise_peak, noise_total, noise_output, scale
             )
@@ -1370,11 +1592,10 @@ PART = 256
 
 
 def row_of_heads(
-    signal_query: Tensor,
-    signal_key: Tensor,
+    query: Tensor,
+    key: Tensor,
     value: Tensor,
-    noise_query: Tensor | None,
-    noise_key: Tensor | None,
+    signal: int,
     lambda_: Tensor | None,
     gamma: Tensor | None,
     scaling: float,
@@ -1388,12 +1609,11 @@ def row_of_heads(
     """A row after those in a cache, without gradients: attention, integral and ``combine``.
 
     Args:
-        signal_query: see ``differential_attention.Projected``, also for the following.
-        signal_key: with as many columns as there are tokens, this one included.
+        query: see ``differential_attention.Projected``, also for the following.
+        key: with as many columns as there are tokens, this one included.
         value: likewise.
-        noise_query: None without noise heads.
-        noise_key: likewise.
-        lambda_: likewise.
+        signal: number of signal heads.
+        lambda_: None without noise heads.
         gamma: weight of the integral; not read without sums.
         scaling: factor of the scores.
         real: [batch, columns], false for padding; None if there is none.
@@ -1407,16 +1627,13 @@ def row_of_heads(
     Returns:
         [batch, 1, signal · width], and the sums of columns after this row.
     """
-    batch, heads, _, width = signal_query.shape
+    batch, every, _, width = query.shape
     key_heads, columns, value_width = value.shape[1:]
-    noise = 0 if noise_query is None else noise_query.shape[1]
-    query, key, noise_q, noise_k, value = (
-        _dense(signal_query if tensor is None else tensor)
-        for tensor in (signal_query, signal_key, noise_query, noise_key, value)
-    )
+    heads, noise = signal, every - signal
+    query, key, value = (_dense(tensor) for tensor in (query, key, value))
     length = max(PART, -(-columns // MAX_PARTS))
     length += -length % 64
-    parts, every = -(-columns // length), heads + noise
+    parts = -(-columns // length)
     numbers = value.new_empty(
         (batch * every * (value_width + 2) + batch * heads * (value_width + 1)) * parts
         + (2 * batch * heads * columns if sums is not None else 0),
@@ -1427,13 +1644,13 @@ def row_of_heads(
     rest = len(numbers) - sum(sizes)
     outputs, marks, integrals, totals, scores, new = numbers.split([*sizes, rest // 2, rest // 2])
     real_b = 0 if real is None else real.stride(0)
-    mask = signal_query if real is None else real
+    mask = query if real is None else real
     padded = max(16, triton.next_power_of_2(value_width))
     of_parts = triton.next_power_of_2(parts)
     _row_kernel[parts, batch * key_heads](
-        query, key, noise_q, noise_k, value, mask, scores, outputs, marks, columns, length,
-        key_heads, scaling, *query.stride()[:2], *_strides(key), *noise_q.stride()[:2],
-        *_strides(noise_k), *_strides(value), real_b,
+        query, key, value, mask, scores, outputs, marks, columns, length,
+        key_heads, key.shape[1] - key_heads, scaling, *query.stride()[:2], *_strides(key),
+        *_strides(value), real_b,
         SIGNAL=heads // key_heads, NOISE=noise // key_heads, KEEP=sums is not None,
         PADDING=real is not None, WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)),
         VALUE_WIDTH=value_width, VALUE_PADDED=padded,

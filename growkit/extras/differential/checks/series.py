@@ -131,7 +131,8 @@ def share_of_bound(projected: Projected, scaling: float) -> float:
     is off by Σ r (V - H) / (n + 1 + Σ r). V - H is at most the range of the values so far, and Σ r
     at most (e - 2) Σ G², over these columns.
     """
-    query, key, value, *_, gamma = projected.map(Tensor.double)
+    projected = projected.map(Tensor.double)
+    ((query, key), _), value, gamma = projected.parts(), projected.value, projected.gamma
     assert gamma is not None
     group, signal, rows = query.shape[1] // key.shape[1], *query.shape[1:3]
     gammas = gamma.expand(-1, signal, rows, -1).split(group, 1)
