@@ -733,8 +733,8 @@ def _suffix_kernel(
     from_rows = n[:, None].to(tl.int64)
     to = out + b * s_b + h * s_h + from_rows * s_n + w[None, :]
     if h >= signal:
-        place = d_noise + b * n_b + (h - signal) * n_h + from_rows * n_n + w[None, :]
-        tl.store(to, tl.load(place, inside, 0.0), inside)
+        of_noise = d_noise + b * n_b + (h - signal) * n_h + from_rows * n_n + w[None, :]
+        tl.store(to, tl.load(of_noise, inside, 0.0), inside)
     else:
         head = b * signal + h
         d = tl.load(d_integral + b * i_b + h * i_h + from_rows * i_n + w[None, :], inside, 0.0)
@@ -1099,7 +1099,7 @@ def _calls(
         return [(query, key, value)]
     if signal == noise:
         keys, values = (
-            each if each.shape[1] > key_heads else each.repeat(1, 2, 1, 1) for each in (key, value)
+            each if each.shape[1] > key_heads else torch.cat([each, each], 1) for each in (key, value)
         )
         return [(query, keys, values)]
     return [
@@ -1481,8 +1481,8 @@ def _row_kernel(
             to = scores + heads[:, None] * columns + j[None, :]
             tl.store(to, of_row, (r < SIGNAL)[:, None] & (j < columns)[None, :])
         if NOISE:
-            place = key + b * k_b + (noise_keys + kh) * k_h + at * k_n + d[None, :]
-            k = tl.load(place, inside & of_width, 0.0)
+            of_noise_key = key + b * k_b + (noise_keys + kh) * k_h + at * k_n + d[None, :]
+            k = tl.load(of_noise_key, inside & of_width, 0.0)
             _, noise_peak, noise_total, noise_output = _add_block(
                 noise_q, k, v, seen[None, :], noise_peak, noise_total, noise_output, scale
             )
