@@ -25,6 +25,7 @@ from threading import Condition, Event, Lock
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.base.tensors import FLOAT_BYTES, TensorInfo, Weights, total_bytes, total_parameters
+from growkit.base.workers import workers
 
 WORKERS = 2
 """Number of tensors in progress: one is computed while another goes to the disk. As many files are
@@ -176,32 +177,22 @@ def write_shards(
         advance: called with the number of bytes written, after each block.
         hashes: receives the files, to hash them while they are written.
     """
-    stop, threads = Event(), torch.get_num_threads()
-
-    def one_thread() -> None:
-        """Use one core per tensor, since several tensors are computed at the same time."""
-        torch.set_num_threads(1)
-        keep_freed(KEPT)
-
-    try:
-        with ThreadPoolExecutor(WORKERS, initializer=one_thread) as pool:
-            try:
-                for shard in shards:
-                    file, written = folder / shard.name, _Written(shard)
-                    with file.open("r+b" if file.exists() else "wb") as stream:
-                        for offset, text in shard.frame.items():
-                            stream.seek(offset)
-                            stream.write(text)
-                    hashes.add(file, flushed=True, written=written)
-                    write = partial(_write_tensor, weights, file, shard, written, advance, stop)
-                    jobs = [pool.submit(write, name) for name in shard.tensors]
-                    for job in wait(jobs, return_when=FIRST_EXCEPTION).done:
-                        job.result()
-            finally:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-    finally:
-        torch.set_num_threads(threads)  # the workers' setting applies to every later thread
+    stop = Event()
+    with workers(WORKERS, partial(keep_freed, KEPT)) as pool:
+        try:
+            for shard in shards:
+                file, written = folder / shard.name, _Written(shard)
+                with file.open("r+b" if file.exists() else "wb") as stream:
+                    for offset, text in shard.frame.items():
+                        stream.seek(offset)
+                        stream.write(text)
+                hashes.add(file, flushed=True, written=written)
+                write = partial(_write_tensor, weights, file, shard, written, advance, stop)
+                jobs = [pool.submit(write, name) for name in shard.tensors]
+                for job in wait(jobs, return_when=FIRST_EXCEPTION).done:
+                    job.result()
+        finally:
+            stop.set()
 
 
 def _write_tensor(

@@ -1099,7 +1099,8 @@ def _calls(
         return [(query, key, value)]
     if signal == noise:
         keys, values = (
-            each if each.shape[1] > key_heads else torch.cat([each, each], 1) for each in (key, value)
+            each if each.shape[1] > key_heads else torch.cat([each, each], 1)
+            for each in (key, value)
         )
         return [(query, keys, values)]
     return [

@@ -10,7 +10,6 @@ writes contain the results of searches.
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from growkit.base.errors import InputError, plain, reason
 from growkit.base.tensors import TensorInfo, parts, total_bytes, total_parameters, widened
+from growkit.base.workers import workers
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
 from growkit.engine.class_weights import ClassWeights, class_weights
@@ -43,9 +43,6 @@ from growkit.results.proof_result import (
 
 NO_FILE = os.path.join(os.devnull, "not read")
 """A path without a file, in place of a text in a manifest."""
-
-AT_A_TIME = max(2, (os.cpu_count() or 1) // 2)
-"""Number of tensors in progress: some threads read while others compute."""
 
 WORD = 8
 """Bytes to compare at a time in tensors whose size is a multiple of it."""
@@ -358,14 +355,11 @@ def _recovered(
 def _first_lost(lineage: Lineage, target: Model) -> str | None:
     """Find the first tensor that does not follow its rule, is unexpected, or is not recovered."""
     last = lineage.plans[-1]
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        try:
-            verdicts = pool.map(partial(_sound, lineage, target), last.rules)
-            for rule, sound in zip(last.rules, verdicts, strict=True):
-                if not sound:
-                    return rule.target
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with workers(os.cpu_count() or 1) as pool:
+        verdicts = pool.map(partial(_sound, lineage, target), last.rules)
+        for rule, sound in zip(last.rules, verdicts, strict=True):
+            if not sound:
+                return rule.target
     recovered = {lineage.origin(name) for name in last.by_target}
     wanted = lineage.source.tensors.keys() - lineage.plans[0].dropped.keys()
     wanted -= _recomputed_sources(lineage.plans)
