@@ -72,7 +72,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--profile", action="store_true", help="print where the proof's time goes")
-    parser.add_argument("--threads", type=int, help="prove once more, with so many of torch's")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.folder) as scratch:
         measure(Path(scratch), chosen)
@@ -114,9 +113,6 @@ def measure(scratch: Path, chosen: argparse.Namespace) -> None:
     timed("`cp -r` and `sync`", copy_files)
     if not chosen.profile:
         timed("`verify`", verify)
-        if chosen.threads:
-            torch.set_num_threads(chosen.threads)
-            timed(f"`verify`, {chosen.threads} threads", verify)
         return
     import cProfile
     import pstats
