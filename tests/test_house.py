@@ -111,7 +111,7 @@ STATES = """
 from dataclasses import replace
 
 from growkit.extras.optimizer.formats import trainer
-from growkit.extras.optimizer.state import Format
+from growkit.extras.optimizer.state import StateFormat
 
 
 def holds(path):
@@ -126,7 +126,7 @@ def write(target, folder, save):
     (folder / "grown.state").write_text(f"{len(target.tensors)} tensors")
 
 
-FORMAT = Format("states of this test", ("grown.state",), holds, open_state)
+FORMAT = StateFormat("states of this test", ("grown.state",), holds, open_state)
 """
 FORMAT = """
 from growkit.checkpoint.dequantising import Scheme

@@ -5,6 +5,7 @@ A newer torch may rename them. ``growkit.modeling`` has its own, as its files go
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
@@ -95,3 +96,43 @@ def loading_as_stored() -> Iterator[None]:
 
     with patch.object(torch, "load", load_as_stored):
         yield
+
+
+def fake_tensors() -> AbstractContextManager[Any]:
+    """Make tensors in this context that take no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
+def unpickled(
+    content: bytes, storage: Callable[[tuple[Any, ...]], Any], check: Callable[..., None]
+) -> Any:
+    """Unpickle the contents of an archive as ``torch.load`` does, which executes no code of it.
+
+    Args:
+        content: the pickle.
+        storage: makes a storage from what the pickle says of it.
+        check: called with storage, offset, size and strides of every tensor.
+    """
+    from unittest.mock import patch
+
+    from torch._weights_only_unpickler import Unpickler
+
+    rebuild: Callable[..., Tensor] = torch._utils._rebuild_tensor
+
+    def rebuild_checked(*parts: Any) -> Tensor:
+        check(*parts)
+        return rebuild(*parts)
+
+    loader: Any = Unpickler(io.BytesIO(content), encoding="utf-8")
+    loader.persistent_load = storage
+    with patch.object(torch._utils, "_rebuild_tensor", rebuild_checked), stored_dtypes():
+        return loader.load()
+
+
+def storage_info(file: str, start: int, length: int) -> Any:
+    """The place of an entry in the files of a distributed checkpoint, in bytes."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    return _StorageInfo(file, start, length)

@@ -15,6 +15,7 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, members, torch
 from growkit.base.tensors import Config, TensorInfo, Weights
+from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.reading import NARROWEST, Checkpoint, View, check_finite
 
 REMEDY = (
@@ -221,7 +222,7 @@ class Dequantised(View):
             return self.stored.read(name, *where)
         info, parts = self.tensors[name], self.parts[name]
         (rows, *_), inner = tensors.full(info.shape, where), (None, *where[1:])
-        with torch._C.DisableTorchFunction():  # strict float64 must not apply
+        with stored_dtypes():  # strict float64 must not apply
             values = torch.empty(
                 [span.stop - span.start for span in tensors.full(info.shape, where)],
                 dtype=info.torch_dtype,

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import ANYWHERE, STORED_NAMES, TensorInfo, full
+from growkit.base.torch_internals import storage_info, stored_dtypes
 from growkit.checkpoint import weight_file
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.scratch import temporary
@@ -150,7 +151,7 @@ class DistributedFile(StoredWeights):
                 parts.append((part, inside))
         if len(parts) == 1 and parts[0][0].sizes == info.shape:
             return self._open(name, parts[0][0]).read(name, *where)
-        with torch._C.DisableTorchFunction():  # strict float64 must not apply
+        with stored_dtypes():  # strict float64 must not apply
             tensor = torch.empty([i.stop - i.start for i in asked], dtype=info.torch_dtype)
             for part, inside in parts:
                 there = tuple(_shift(i, span.start) for i, span in zip(inside, asked, strict=True))
@@ -391,15 +392,15 @@ def write_list(
         path: finds the path of an entry in nested states, by its name.
     """
     from torch.distributed.checkpoint import metadata
-    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 
     # Dtype and shape of every entry (None and empty for a plain value), and its place.
-    stored: dict[str, tuple[torch.dtype | None, torch.Size, _StorageInfo]] = {}
+    stored: dict[str, tuple[torch.dtype | None, torch.Size, Any]] = {}
     for shard in shards:
         for name, info in shard.tensors.items():
             before, after = map(len, _frame_of(info))
             start, length = shard.offsets[name] - before, before + info.bytes + after
-            place = _StorageInfo(shard.name, start, length)
+            place = storage_info(shard.name, start, length)
             stored[name] = info.torch_dtype, torch.Size(info.shape), place
     entries = {name: stored[stored_as] for name, stored_as in names.items()}
     if values:
@@ -408,7 +409,7 @@ def write_list(
                 tensor, start = isinstance(value, torch.Tensor), stream.tell()
                 weight_file.save_archive(value.clone() if tensor else value, stream)
                 kind = (value.dtype, value.shape) if tensor else (None, torch.Size())
-                entries[name] = *kind, _StorageInfo(VALUES, start, stream.tell() - start)
+                entries[name] = *kind, storage_info(VALUES, start, stream.tell() - start)
     listed = metadata.Metadata({}, {}, {}, metadata.StorageMeta(), version=CURRENT_DCP_VERSION)
     for name, (dtype, size, place) in entries.items():
         offsets = torch.Size([0] * len(size))
@@ -432,7 +433,7 @@ def _frame_of(info: TensorInfo) -> tuple[bytes, bytes]:
         file = folder / "archive"
         with (
             file.open("wb") as stream,
-            torch._C.DisableTorchFunction(),
+            stored_dtypes(),
             skip_data(materialize_fake_tensors=True),
         ):
             weight_file.save_archive(weight_file.placeholder(info), stream)

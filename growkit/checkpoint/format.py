@@ -15,6 +15,7 @@ from typing import NamedTuple, cast
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, members, np, torch
 from growkit.base.tensors import Config, TensorInfo, Weights, full
+from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import FOLLOWED, SINGLE, Folder, instead_of_weights, no_folder
 from growkit.checkpoint.weight_file import MAX_SIZE, StoredWeights
 from growkit.families.axes import Order, Pattern
@@ -192,7 +193,7 @@ class Piece(NamedTuple):
         info = self.info(file.tensors[self.stored])
         if self == Piece(self.stored):
             return file.read(self.stored, *where)
-        with torch._C.DisableTorchFunction():  # strict float64 must not apply
+        with stored_dtypes():  # strict float64 must not apply
             asked = full(info.shape, where)
             inside: Sequence[int] | None = None
             if self.rows is not None:

@@ -25,6 +25,7 @@ from growkit.base.tensors import (
     main_dtype,
     widened,
 )
+from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.format import Piece, arrange, find_format, refuse_followed
 from growkit.checkpoint.publishing import write_json
@@ -279,7 +280,7 @@ class Widened(Model):
         """
         dtype = self.tensors[name].torch_dtype
         before = self._source.tensors[name].dtype
-        with torch._C.DisableTorchFunction():  # strict float64 must not apply
+        with stored_dtypes():  # strict float64 must not apply
             values = self._source.read(name, *where).to(dtype)
         narrower = before in FLOAT_BYTES and rounds(before, self.tensors[name].dtype)
         if narrower and not values.isfinite().all():
@@ -346,7 +347,7 @@ class RoundedCheckpoint(Widened, View):
 
     def as_read(self, model: torch.nn.Module) -> torch.nn.Module:
         """See ``Checkpoint``."""
-        with torch.no_grad(), torch._C.DisableTorchFunction():  # as in ``Widened``
+        with torch.no_grad(), stored_dtypes():  # as in ``Widened``
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(getattr(torch, self.dtype)))
         return model

@@ -6,7 +6,6 @@ a safetensors file is read here and not by the library, which maps the file or r
 the data, after names and sizes of its records have been checked.
 """
 
-import io
 import os
 import sys
 import warnings
@@ -24,6 +23,7 @@ from growkit.base.errors import InputError, reason
 from growkit.base.lazy import Tensor, torch
 from growkit.base.parsing import parse_json
 from growkit.base.tensors import STORED_NAMES, TensorInfo, Weights, cut, full
+from growkit.base.torch_internals import fake_tensors, stored_dtypes, unpickled
 from growkit.checkpoint.folder import Folder, State, read, state_of
 
 MAX_DIMENSIONS = 16
@@ -133,7 +133,7 @@ class WeightFile(StoredWeights):
             InputError: the file has changed since, or cannot be read.
         """
         start, info, strides = self.places[name]
-        with torch._C.DisableTorchFunction():  # strict float64 must not apply
+        with stored_dtypes():  # strict float64 must not apply
             if strides is not None or not info.shape:
                 data = self._bytes(name, start, self.places[name].extent * info.element_bytes)
                 full_tensor = data.view(info.torch_dtype).as_strided(info.shape, strides or ())
@@ -355,9 +355,7 @@ def plain_tensors(content: Any) -> dict[str, Tensor]:
 
 def placeholder(info: TensorInfo) -> Tensor:
     """A fake tensor to save instead of a real one; it takes no memory."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
+    with fake_tensors():
         return torch.empty(info.shape, dtype=info.torch_dtype)
 
 
@@ -440,17 +438,11 @@ def _content(records: Records, pickled: bytes) -> Any:
     torch.load does the same, but it computes the offsets of storages, which is wrong in archives of
     other libraries.
     """
-    from unittest.mock import patch
 
-    from torch._weights_only_unpickler import Unpickler
-
-    rebuild: Callable[..., Tensor] = torch._utils._rebuild_tensor
-
-    def forward(storage: Any, offset: Any, size: Any, strides: Any) -> Tensor:
+    def check(storage: Any, offset: Any, size: Any, strides: Any) -> None:
         """Refuse negative strides, as torch does on other devices."""
         if min(strides, default=0) < 0:
             raise ValueError(f"a tensor runs backwards, with strides {strides}")
-        return rebuild(storage, offset, size, strides)
 
     def storage(saved: tuple[Any, ...]) -> Any:
         _, kind, key, _, count = saved
@@ -462,11 +454,7 @@ def _content(records: Records, pickled: bytes) -> Any:
         untyped.place = start, size
         return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
-    loader: Any = Unpickler(io.BytesIO(pickled), encoding="utf-8")
-    loader.persistent_load = storage
-    patched = patch.object(torch._utils, "_rebuild_tensor", forward)
-    with patched, torch._C.DisableTorchFunction():  # strict float64 must not apply
-        return loader.load()
+    return unpickled(pickled, storage, check)
 
 
 def _place(path: Path, name: str, tensor: Tensor, archive: int) -> Place:

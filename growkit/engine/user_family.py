@@ -75,18 +75,18 @@ def described_family(description: Mapping[str, Any] | None, inferred: str = "") 
     _check_promises(plain, description)
     text = json.dumps(description, sort_keys=True, default=str)
 
+    def arranged(config: Config, layers: Sequence[int]) -> Config:
+        changed = plain.arranged(config, layers)
+        _check_arranged(plain, config, layers, changed)
+        lists = assumed_lists(plain, config).items()
+        return {**changed, **{key: [values[layer] for layer in layers] for key, values in lists}}
+
     def check(config: Config) -> None:
         plain.check(config)
         written = json.dumps(config, sort_keys=True, default=str)
         if (text, written) not in _sound:  # the check builds models
             check_against_class(plain, config)
             _sound.add((text, written))
-
-    def arranged(config: Config, layers: Sequence[int]) -> Config:
-        changed = plain.arranged(config, layers)
-        _check_arranged(plain, config, layers, changed)
-        lists = assumed_lists(plain, config).items()
-        return {**changed, **{key: [values[layer] for layer in layers] for key, values in lists}}
 
     return replace(
         plain,

@@ -20,6 +20,7 @@ from typing import IO, Any
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, cut, full, main_dtype
+from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import Folder, State, read, state_of
 from growkit.checkpoint.format import Format, Held
 from growkit.checkpoint.weight_file import Place, WeightFile, check_header, explain_damage
@@ -275,7 +276,7 @@ class GGUFFile(WeightFile):
         shape = self.tensors[name].shape
         *rows, columns = full(shape, where)
         stored = super().read(name, *rows)
-        with torch._C.DisableTorchFunction():  # strict float64 must not apply
+        with stored_dtypes():  # strict float64 must not apply
             numbers = _library("quants").dequantize(stored.numpy(), self.quantised[name])
             return cut(
                 torch.from_numpy(np.ascontiguousarray(numbers)), (*[None] * len(rows), columns)

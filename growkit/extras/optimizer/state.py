@@ -101,7 +101,7 @@ class State:
         assumed: the assumed order of parameters; empty if the files have their names.
     """
 
-    format: Format
+    format: StateFormat
     where: Path
     files: tuple[Path, ...]
     groups: Sequence[ParamGroup]
@@ -141,7 +141,7 @@ class TargetState(Weights, ABC):
 
 
 @dataclass(frozen=True)
-class Format:
+class StateFormat:
     """A format, which its file defines as ``FORMAT``.
 
     Attributes:
@@ -158,16 +158,16 @@ class Format:
     open: Callable[[Path, Parameters], State]
 
 
-def formats() -> list[Format]:
+def state_formats() -> list[StateFormat]:
     """All formats, one per module of the package."""
     return cast(
-        "list[Format]", list(members("growkit.extras.optimizer.formats", "FORMAT").values())
+        "list[StateFormat]", list(members("growkit.extras.optimizer.formats", "FORMAT").values())
     )
 
 
 def outputs() -> list[str]:
     """Patterns of all files of an optimizer's state in the folder of a model."""
-    return [pattern for state_format in formats() for pattern in state_format.outputs]
+    return [pattern for state_format in state_formats() for pattern in state_format.outputs]
 
 
 def open_state(path: Path, parameters: Parameters) -> State:
@@ -177,18 +177,18 @@ def open_state(path: Path, parameters: Parameters) -> State:
         InputError: the format is unknown, or the state is damaged, or belongs to another model or
             optimizer.
     """
-    for state_format in formats():
+    for state_format in state_formats():
         if state_format.holds(path):
             state = state_format.open(path, parameters)
             check_state(state, parameters)
             return state
-    known = ", ".join(state_format.name for state_format in formats())
+    known = ", ".join(state_format.name for state_format in state_formats())
     raise InputError(f"{path} holds no optimizer's state that growkit reads; give {known}")
 
 
 def written_in(folder: Path) -> Path | None:
     """Find the optimizer's state that growkit wrote into a model's folder; None for none."""
-    for state_format in formats():
+    for state_format in state_formats():
         for pattern in state_format.outputs:
             for place in sorted(folder.glob(pattern)) if pattern.startswith(STATE) else ():
                 if state_format.holds(place):

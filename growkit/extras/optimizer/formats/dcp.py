@@ -30,8 +30,8 @@ from growkit.extras.optimizer.state import (
     NO_MOMENTS,
     SCALED,
     STEP,
-    Format,
     State,
+    StateFormat,
     TargetState,
 )
 
@@ -250,4 +250,6 @@ def _path(before: str, numbered: bool, entry: str) -> tuple[str | int, ...]:
 
 
 NAME = "torch.distributed.checkpoint"
-FORMAT = Format(NAME, (FOLDER, "optimizer_[0-9]*"), lambda path: (path / LIST).is_file(), _open)
+FORMAT = StateFormat(
+    NAME, (FOLDER, "optimizer_[0-9]*"), lambda path: (path / LIST).is_file(), _open
+)

@@ -35,8 +35,8 @@ from growkit.extras.optimizer.state import (
     NO_MOMENTS,
     SCALED,
     STEP,
-    Format,
     State,
+    StateFormat,
     TargetState,
 )
 
@@ -385,7 +385,7 @@ def _shape(kept: Mapping[str, Any] | None) -> tuple[int, ...] | None:
     return tuple(moments[0].shape) if moments and isinstance(moments[0], Tensor) else None
 
 
-FORMAT = Format(
+FORMAT = StateFormat(
     "optimizer.pt",
     (NAME, BIN, SHARDED, SCHEDULE, PROGRESS, *ELSE),
     lambda path: (
