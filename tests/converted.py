@@ -1,10 +1,12 @@
 """Models that other programs converted: ``tests/converted_by``, and the sources they are made of.
 
-``python -m tests.converted LLAMA_CPP``, with the folder of llama.cpp's sources, makes the files of
-its converter again. The weights of a source follow from their names, without random numbers.
+``python -m tests.converted PROGRAM`` makes the files again, in an environment of the program:
+litgpt or, followed by the folder of its sources and that of its ``gguf-py``, llama.cpp. The weights
+of a source follow from their names, without random numbers.
 """
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,7 +55,7 @@ def save_source(folder: Path, kind: str) -> Path:
     return folder
 
 
-def convert(source: Path, file: Path) -> None:
+def llama_cpp(source: Path, out: Path) -> None:
     """Convert a source with the modules of llama.cpp's converter, without a tokenizer."""
     import conversion
     import gguf
@@ -69,15 +71,61 @@ def convert(source: Path, file: Path) -> None:
     tokens = {str(token): token for token in range(config["vocab_size"])}
     content = {"added_tokens": [], "model": {"vocab": tokens}}
     (source / "tokenizer.json").write_text(json.dumps(content))
-    cls(source, gguf.LlamaFileType.MOSTLY_BF16, file).write()
+    cls(source, gguf.LlamaFileType.MOSTLY_BF16, out.with_suffix(".gguf")).write()
 
 
-def main(sources: Path) -> None:
-    sys.path[:0] = [str(sources / "gguf-py"), str(sources)]
+LITGPT = {
+    "llama": "Llama-3.1-8B",
+    "qwen3": "Qwen3-0.6B",
+    "gemma3_text": "Gemma-3-1b-it",
+    "mixtral": "Mixtral-8x7B-v0.1",
+}
+"""Models whose settings litgpt has, by type."""
+
+
+def litgpt(source: Path, out: Path) -> None:
+    """Convert a source with litgpt's script, which looks a model up by its name."""
+    from litgpt.scripts import convert_hf_checkpoint as script
+
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    rope, windows = config["rope_parameters"], config.get("sliding_window")
+    sizes = {
+        "n_embd": config["hidden_size"],
+        "n_layer": config["num_hidden_layers"],
+        "n_head": config["num_attention_heads"],
+        "head_size": config.get("head_dim") or 4,
+        "n_query_groups": config["num_key_value_heads"],
+        "norm_eps": config["rms_norm_eps"],
+        "intermediate_size": config["intermediate_size"],
+        "vocab_size": config["vocab_size"],
+        "padded_vocab_size": config["vocab_size"],
+        "n_expert": config.get("num_local_experts", 0),
+        "block_size": config["max_position_embeddings"],
+        "rope_base": rope.get("full_attention", rope)["rope_theta"],
+    }
+    if windows:
+        local = [int(kind == "sliding_attention") for kind in config["layer_types"]]
+        sizes |= {"sliding_window_size": windows, "attention_scores_scalar": 8}
+        sizes |= {"sliding_window_indices": local, "rope_indices": local}
+    look_up, name = script.Config.from_name, LITGPT[config["model_type"]]
+    script.Config.from_name = lambda name: look_up(name, **sizes)
+    script.extend_checkpoint_dir = lambda folder: folder
+    script.convert_hf_checkpoint(source, model_name=name)
+    script.Config.from_name = look_up
+    out.with_suffix(".litgpt").mkdir(exist_ok=True)
+    for file in ("lit_model.pth", "model_config.yaml"):
+        shutil.copy(source / file, out.with_suffix(".litgpt") / file)
+
+
+PROGRAMS = {"llama.cpp": llama_cpp, "litgpt": litgpt}
+
+
+def main(program: str, *sources: str) -> None:
+    sys.path[:0] = [str(Path(folder)) for folder in sources]
     for kind in MODELS:
         with TemporaryDirectory() as scratch:
-            convert(save_source(Path(scratch) / kind, kind), FILES / f"{kind}.gguf")
+            PROGRAMS[program](save_source(Path(scratch) / kind, kind), FILES / kind)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*sys.argv[1:])

@@ -31,16 +31,22 @@ def setting(key: str, form: str, value: object) -> Callable[[bytes], bytes]:
     return edit
 
 
+@pytest.mark.parametrize("program", ["gguf", "litgpt"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_llama_cpp_converted_is_its_source(tmp_path: Path, kind: str) -> None:
-    """Rotary rows are permuted, norms have one added, experts are stacked, Llama 3.1 is scaled."""
-    source = save_source(tmp_path / "source", kind)
-    result = growkit.verify(source, FILES / f"{kind}.gguf", QUICK)
+def test_what_a_program_converted_is_its_source(tmp_path: Path, kind: str, program: str) -> None:
+    """llama.cpp permutes rotary rows, adds one to norms, and stacks experts; litgpt joins QKV."""
+    source, file = save_source(tmp_path / "source", kind), FILES / f"{kind}.{program}"
+    result = growkit.verify(source, file, QUICK)
     assert result["verdict"] == "preserved"
     weights, logits = (result["sections"][name] for name in ("weights", "logits"))
     assert weights["tensors_recovered"] == weights["source_tensors"] >= 20
     assert logits["strict_float64"]["relative"] == 0
-    growkit.grow(FILES / f"{kind}.gguf", tmp_path / "out", hidden="x4", verify=False)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text.gguf", "mixtral.litgpt"])
+def test_a_converted_model_is_a_source(tmp_path: Path, name: str) -> None:
+    source = save_source(tmp_path / "source", name.partition(".")[0])
+    growkit.grow(FILES / name, tmp_path / "out", hidden="x4", verify=False)
     assert relative_error(source, tmp_path / "out") < 1e-12
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, members, np, torch
@@ -76,6 +77,55 @@ class Format:
         yield from ()
 
 
+class Settings:
+    """Settings of another program; what is not taken is not known.
+
+    Args:
+        stored: the settings, by name.
+        prefix: beginning of the names of those in question, which is left out.
+    """
+
+    def __init__(self, stored: Mapping[str, Any], prefix: str = "") -> None:
+        self._prefix = prefix
+        self._left = {k[len(prefix) :]: v for k, v in stored.items() if k.startswith(prefix)}
+
+    def take(self, key: str, default: Any = None, *kinds: type) -> Any:
+        """A setting of certain types, or a number without any.
+
+        Raises:
+            ValueError: it has another type.
+        """
+        value = self._left.pop(key, default)
+        if value is not default and type(value) not in (kinds or (int, float)):
+            raise ValueError(f"{self._prefix}{key} is {value!r:.80}")
+        return value
+
+    def expect(self, key: str, *expected: Any) -> None:
+        """Refuse a setting that is there and has none of these values.
+
+        Raises:
+            ValueError: it has another value.
+        """
+        if (value := self._left.pop(key, expected[0])) not in expected:
+            raise ValueError(
+                f"{self._prefix}{key} is {value!r:.80}, where {expected[0]!r} was expected"
+            )
+
+    def ignore(self, *keys: str) -> None:
+        """Leave out settings that do not change what the model computes."""
+        for key in keys:
+            self._left.pop(key, None)
+
+    def finish(self) -> None:
+        """Refuse what is left.
+
+        Raises:
+            ValueError: a setting is not known.
+        """
+        if self._left:
+            raise ValueError(f"{self._prefix}{min(self._left)} is a setting that is not known")
+
+
 def formats() -> tuple[Format, ...]:
     """All formats, in the order in which they are tried."""
     known = cast("dict[str, Format]", members("growkit.checkpoint.formats", "FORMAT"))
@@ -97,6 +147,17 @@ def find_format(folder: Folder) -> tuple[Format, Mapping[str, Sequence[str]]]:
     folder.check_files()
     why = instead_of_weights(folder.path) or f"{', '.join(SINGLE)} or an index was expected"
     raise InputError(f"{folder} has no weights; {why}")
+
+
+def other_formats(folder: Folder, read: Format) -> Iterator[str]:
+    """A sentence on files of each format in which a folder holds a model that is not read."""
+    for one in formats():
+        with suppress(InputError):  # nobody asked for that model
+            if one is not read and (files := one.files(folder)):
+                yield (
+                    f"{folder} also has {min(files)} ({one.title}), which was not read; give it in "
+                    "a folder of its own if you mean that model"
+                )
 
 
 def refuse_followed(config: Config, folder: Folder) -> None:

@@ -28,14 +28,11 @@ class Inputs:
         self._named: dict[Identity, Path] = {}
         self._folders: dict[Identity, Path] = {}
         self._states: dict[Path, State] = {}
-        in_full = {*map(Path, states)}
-        for path in (*map(Path, paths), *in_full):
+        for path in dict.fromkeys((*map(Path, paths), *map(Path, states))):
             self._add(path, path)
-            # A folder without a config is refused later, since it is no model.
-            if path in in_full or os.path.lexists(path / "config.json"):
-                for entry in islice(below(path), MAX_ENTRIES):
-                    if not (entry.is_symlink() and os.path.isdir(entry)):  # its target is not read
-                        self._add(entry, path)
+            for entry in islice(below(path), MAX_ENTRIES):
+                if not (entry.is_symlink() and os.path.isdir(entry)):  # its target is not read
+                    self._add(entry, path)
 
     def _add(self, path: Path, input_path: Path) -> None:
         state = _state(path)

@@ -27,7 +27,7 @@ from growkit.base.tensors import (
 )
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import Piece, arrange, find_format, refuse_followed
+from growkit.checkpoint.format import Piece, arrange, find_format, other_formats, refuse_followed
 from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import StoredWeights
@@ -144,6 +144,7 @@ class Checkpoint(Model):
                 "around the model, which transformers does not read; growkit leaves it out"
             )
         yield from self.format.notes(self.opened, names)
+        yield from other_formats(self.opened, self.format)
 
 
 WRAPPER = re.compile(r"(?<![^.])(_[a-z_]*mod(?:ule)?)\.")

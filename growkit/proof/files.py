@@ -143,7 +143,7 @@ def compare_folders(
         planned = last.config | last.own_config
         family = lineage.target.family
         differences = compare_with_plan(source, target, planned, family, origin.recipe, routed)
-    notes = []
+    notes = [*target.notes]
     if isinstance(source, RoundedCheckpoint):
         notes.append(f"the target was compared with the source after rounding to {source.dtype}")
     for checkpoint, loaded in zip((source, target), loads, strict=True):

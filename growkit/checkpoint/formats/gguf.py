@@ -22,7 +22,7 @@ from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, cut, full, main_dtype
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import Folder, State, read, state_of
-from growkit.checkpoint.format import Format, Held
+from growkit.checkpoint.format import Format, Held, Settings
 from growkit.checkpoint.weight_file import Place, WeightFile, check_header, explain_damage
 from growkit.families.axes import ORDERS
 
@@ -455,45 +455,19 @@ def _entry(header: _Header) -> tuple[str, Shape, int, int]:
 # The settings
 
 
-class _Settings:
-    """The settings of an architecture in a file; what is not taken is not known."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        self.kind: str = file.settings.get("general.architecture", "")
-        if self.kind not in ARCHITECTURES:
-            raise ValueError(f"architecture {self.kind!r} is none of {', '.join(ARCHITECTURES)}")
-        if (parts := file.settings.get("split.count") or 1) != 1:
-            raise ValueError(f"it is one of {parts} files; merge them with llama-gguf-split")
-        prefix = f"{self.kind}."
-        stored = file.settings.items()
-        self._left = {k.removeprefix(prefix): v for k, v in stored if k.startswith(prefix)}
-
-    def take(self, key: str, default: Any = None, *kinds: type) -> Any:
-        """A setting of certain kinds; of numbers without any."""
-        value = self._left.pop(key, default)
-        if value is not default and type(value) not in (kinds or (int, float)):
-            raise ValueError(f"{self.kind}.{key} is {value!r:.80}")
-        return value
-
-    def expect(self, key: str, expected: Any) -> None:
-        """Refuse a setting that is not as expected, if it is there."""
-        if (value := self.take(key, expected)) != expected:
-            raise ValueError(f"{self.kind}.{key} is {value}, where {expected} was expected")
-
-    def finish(self) -> None:
-        """Refuse settings that are not known."""
-        if self._left:
-            raise ValueError(f"{self.kind}.{min(self._left)} is not known for this architecture")
-
-
 def _config(file: GGUFFile) -> Config:
     """The config of a file, as transformers has it.
 
     Raises:
         ValueError: a setting is missing, unknown or of another kind.
     """
-    settings = _Settings(file)
-    several, experts = ARCHITECTURES[settings.kind], settings.take("expert_count") or None
+    kind = file.settings.get("general.architecture", "")
+    if kind not in ARCHITECTURES:
+        raise ValueError(f"architecture {kind!r} is none of {', '.join(ARCHITECTURES)}")
+    if (parts := file.settings.get("split.count") or 1) != 1:
+        raise ValueError(f"it is one of {parts} files; merge them with llama-gguf-split")
+    settings = Settings(file.settings, f"{kind}.")
+    several, experts = ARCHITECTURES[kind], settings.take("expert_count") or None
     architecture = several[0 if experts else -1]
     config: Config = {"model_type": architecture.model_type}
     if architecture.experts:
@@ -504,7 +478,7 @@ def _config(file: GGUFFile) -> Config:
     for key, stored in {**KEYS, **architecture.keys}.items():
         config[key] = settings.take(stored)
         if config[key] is None and key not in OPTIONAL:
-            raise ValueError(f"{settings.kind}.{stored} is missing")
+            raise ValueError(f"{kind}.{stored} is missing")
     width = config["hidden_size"] // max(config["num_attention_heads"], 1)
     config["head_dim"] = config["head_dim"] or width
     if (embedding := file.tensors.get("token_embd.weight")) is None:
