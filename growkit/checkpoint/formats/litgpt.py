@@ -7,7 +7,6 @@ one after the other in ``attn.qkv`` (https://github.com/Lightning-AI/litgpt).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from growkit.algebra.axes import ORDERS
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import Folder, read_yaml
 from growkit.checkpoint.format import Format, Held, Settings
@@ -18,6 +17,7 @@ from growkit.checkpoint.weight_file import (
     open_saved,
     plain_tensors,
 )
+from growkit.families.axes import ORDERS
 
 WEIGHTS, CONFIG = "lit_model.pth", "model_config.yaml"
 KIND = TorchFile("weights of litgpt", "save it again with litgpt")
