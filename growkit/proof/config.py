@@ -31,7 +31,7 @@ from growkit.engine.published import other_names, unrolled
 from growkit.engine.strict import strict_float64
 from growkit.engine.thresholds import THRESHOLD
 from growkit.engine.user_family import shown_by_tensors
-from growkit.families.description import LISTS, PREDICTING, Experts, with_value
+from growkit.families.description import LISTS, PREDICTING, Experts, leaves, with_value
 from growkit.families.family import Family, by_layer, first_index, known_family
 from growkit.families.keys import EXPERTS, GROUPS, SCALING, TOP_K
 from growkit.planning.plan import Lineage
@@ -381,7 +381,9 @@ def _repeated_size(key: str, first: Config, second: Config) -> Any:
     The class reads that size, so it is compared itself.
     """
     sizes = first.keys() & second.keys() & _read_keys(second) - {key}
-    changed = {size: (first[size], second[size]) for size in sizes if first[size] != second[size]}
+    both = ({size: config[size] for size in sizes} for config in (first, second))
+    was, now = (read | dict(leaves(read)) for read in both)
+    changed = {size: (was[size], now[size]) for size in was if was[size] != now.get(size)}
     return other_names({key: first.get(key)}, changed).get(key)
 
 

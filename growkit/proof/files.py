@@ -332,11 +332,16 @@ def _without_effect(wanted: Config, target: Checkpoint) -> dict[str, bool]:
 
 
 def _has_effect(config: Config, key: str) -> bool:
-    """Whether a class reads another config without a key, such as an earlier name of another."""
-    without = {other: value for other, value in config.items() if other != key}
-    read = ((resolved(variant) or variant).items() for variant in (config, without))
-    one, other = ({k: v for k, v in pairs if k not in {key, *PROVENANCE_KEYS}} for pairs in read)
-    return one != other
+    """Whether a class reads another config without a key, such as an earlier name of another.
+
+    A number may be the default of the class, so that another one counts as well.
+    """
+    variants = [config, {other: value for other, value in config.items() if other != key}]
+    if type(config[key]) is int:
+        variants.append({**config, key: 2 * config[key]})
+    read = [(resolved(variant) or variant).items() for variant in variants]
+    one, *others = ({k: v for k, v in of if k not in {key, *PROVENANCE_KEYS}} for of in read)
+    return any(one != other for other in others)
 
 
 def _rewritten(source: Checkpoint, target: Checkpoint) -> list[str]:
