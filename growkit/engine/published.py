@@ -21,7 +21,8 @@ from growkit.families.model import Model
 
 KINDS = {
     "vocab": r"((padded|org|total)_)?vocab(ulary)?_size",
-    "kv_heads": r"(num|n)_(kv|key_value|head_kv)(_heads)?|kv_n_heads|multi_query_group_num|num_query_groups",
+    "kv_heads": r"(num|n)_(kv|key_value|head_kv)(_heads)?|kv_n_heads|multi_query_group_num"
+    r"|num_query_groups",
     "heads": r"(num|n)?_?(attention|attn|query|q)?_?heads?",
     "layers": r"(num|n)_(hidden_|decoder_|transformer_)?(layers?|blocks?)|depth",
     "experts": r"(moe_)?(num|n)_(routed_|local_|total_)?experts",

@@ -448,9 +448,10 @@ IN_LAYER = re.compile(r"(?P<stack>[^\d]+\.)(?P<layer>\d+)(?P<rest>\..+)")
 
 
 def copied_layers(source: Checkpoint, target: Checkpoint) -> Copied | None:
-    """Find the source layers that each target layer copies; an empty set for a new layer.
+    """Find the source layers that each target layer copies; an empty set for a new or idle layer.
 
-    Copies have the same matrices or, in a wider model, the same values in their vectors.
+    Copies have the same matrices or, in a wider model, the same values in their vectors. A layer
+    that returns its input may be of any type.
 
     Args:
         source: the source.
@@ -463,8 +464,23 @@ def copied_layers(source: Checkpoint, target: Checkpoint) -> Copied | None:
         before, after = part_of(source), part_of(target)
         layers = [frozenset(i for i in before if before[i] == after[j]) for j in sorted(after)]
         if before and frozenset().union(*layers) == before.keys():
-            return layers
+            idle = _idle_layers(target)
+            return [frozenset() if at in idle else of for at, of in enumerate(layers)]
     return None
+
+
+def _idle_layers(checkpoint: Checkpoint) -> set[int]:
+    """The indices of layers that return their input, bit for bit."""
+    idle = set[int]()
+    with suppress(InputError), strict_float64():
+        model = Layerwise(class_weights(checkpoint), torch.float64, CPU)
+        before: Tensor | None = None
+        for stage in model.stages([question(checkpoint).call]):
+            after = stage.after[0].clone()
+            if stage.layer is not None and before is not None and after.equal(before):
+                idle.add(stage.layer)
+            before = after
+    return idle
 
 
 def follows(copied: Copied | None, was: Sequence[object], now: Sequence[object]) -> bool:
