@@ -151,26 +151,6 @@ def test_a_known_crossing_is_found(known: dict[str, str]) -> None:
     assert known["chart"].count('class="dot ') == 1
 
 
-def test_every_size_has_a_panel_and_a_column(tmp_path: Path) -> None:
-    """In order of their parameters."""
-    crossed = {"53k": 60.0, "6k": 30.0, "6k-cpp": 20.0, "17k": CROSSED}
-    made = [
-        line
-        for size, age in crossed.items()
-        for line in lines(load("when", size), crossed_at(age, every=True))
-    ]
-    made += lines(load("scratch", "17k"), compared_to_scratch)
-    found = reported(tmp_path / "all", folder_of(tmp_path / "lines", *made))
-    assert "|  | 6k | 6k-cpp | 17k | 53k |" in found["page"]
-    panels = [*ElementTree.fromstring(found["chart"]).iter("{http://www.w3.org/2000/svg}svg")][1:]
-    assert [(each.get("x"), each.get("y") is None) for each in panels] == [
-        ("0", True),
-        ("440", True),
-        ("0", False),
-        ("440", False),
-    ]
-
-
 def test_a_size_is_predicted_from_two_smaller_ones(tmp_path: Path) -> None:
     """The crossing moves by a constant factor with every size; control: then it does not."""
     two = tmp_path / "two"

@@ -36,7 +36,7 @@ def changed(place: Path, name: str, **options: Any) -> dict[str, Any]:
     return {key: now.get(key) for key in was | now if key not in was or was[key] != now.get(key)}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
 @pytest.mark.parametrize("growth", GROWTHS)
 @pytest.mark.parametrize("name", CONFIGS)
@@ -164,6 +164,7 @@ def test_the_verdict_is_the_same_without_a_manifest(tmp_path: Path, name: str, g
         (tmp_path / "grown" / "growkit.json").unlink(missing_ok=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "growth"),
     [
@@ -182,6 +183,7 @@ def test_keys_that_look_different_without_a_manifest(
     assert growkit.verify(source, out, SHORT)["kept"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("groups", "of_token"), [(1, 1), (2, 1)])
 def test_groups_of_experts_are_copied_where_a_token_uses_some(
     tmp_path: Path, groups: int, of_token: int

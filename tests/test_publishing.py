@@ -320,7 +320,7 @@ def test_a_closed_output_changes_no_verdict(source: Path, place: Path) -> None:
     assert ended("stdout", f"verify {source} {other} --prompts 1 --length 8") == 1
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", CLOSED)
 @pytest.mark.parametrize("arguments", ["inspect {}", "recipes list", "--help", "inspect {}/no"])
 def test_a_result_that_can_only_be_read_is_printed_or_missed(
@@ -331,6 +331,7 @@ def test_a_result_that_can_only_be_read_is_printed_or_missed(
     assert ended(how, arguments.format(source)) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("flag", "code", "kind"), [("", 0, "warning"), ("--json", 2, "error")])
 def test_a_growth_that_cannot_be_shown_has_done_its_work(
     flag: str, code: int, kind: str, source: Path, place: Path

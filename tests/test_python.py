@@ -186,6 +186,7 @@ def default_device(name: str) -> Iterator[None]:
         torch.set_default_device(None)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "chosen",
     [

@@ -282,24 +282,6 @@ def test_training_continues_as_that_of_the_source(case: Case, tmp_path: Path) ->
     assert found.findings[0].kept is (None if case.why else True)
 
 
-def test_plain_settings_would_not_do(grouped: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the test above."""
-    assert max(grouped.apart(3)) < 1e-11
-    plain = Update()
-    monkeypatch.setattr(
-        "growkit.extras.optimizer.groups.matched", lambda model, folder: _Always(plain)
-    )
-    assert max(grouped.apart(3)) > 1e-4
-
-
-class _Always(dict[str, Any]):
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __getitem__(self, name: str) -> Any:
-        return self._value
-
-
 def test_grouped_queries_are_copied_in_whole_groups(make: Make, tmp_path: Path) -> None:
     """Copies of a KV head that serve different heads train apart, and the law says so."""
     source = make("llama")  # four heads, two KV heads
