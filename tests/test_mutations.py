@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST
+from growkit.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.results.proof_result import VerifyResult
 from tests.conftest import edit_config, edit_json, save_model, seeded
@@ -217,7 +218,8 @@ class Tensors(dict[str, Tensor]):
 @contextmanager
 def weights(folder: Path) -> Iterator[Tensors]:
     """The tensors of a folder, to be changed in place."""
-    file, sizes = folder / "model.safetensors", growkit.inspect(folder)["sizes"]
+    checkpoint, file = Checkpoint(folder), folder / "model.safetensors"
+    sizes = checkpoint.family.sizes(checkpoint.config)
     tensors = Tensors(load_file(file))
     tensors.signal = sizes.get("signal_heads", sizes.get("heads", 0))
     tensors.noise = sizes.get("noise_heads", 0)

@@ -183,7 +183,7 @@ def test_what_ranks_cost_of_what_is_planned(tmp_path: Path) -> None:
     )
     way = plan_recipe(Recipe(str(source), steps, "nowhere"), Checkpoint(source))
     windows = make_prompts(Settings(), source, way.lineage.target.config).windows
-    for rank, cost in list(way.kl_by_rank.items())[:3]:
+    for rank, cost in list(way.kl_by_rank.items())[:2]:
         last = ConvertStep("shared-diff", {"rank": rank})
         growkit.run(
             Recipe(str(source), (steps[0], last), str(tmp_path / "out"), verify=None),
@@ -303,6 +303,7 @@ def test_every_layer_may_have_its_rank(
 BAD_RANKS: list[Any] = [[2], [2, 2, 2], [0, 2], [2, -1], [2, "3"], [2, 2.0], [True, 2], [], "2", 0]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ranks", BAD_RANKS, ids=str)
 def test_bad_ranks_in_a_config_are_refused(ranks: Any, source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "shared", rank=[2, 2])

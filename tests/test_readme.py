@@ -55,7 +55,7 @@ NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DIFFERENTIAL = {"group-diff", "shared-diff", "motif"}
 LANGUAGES = {"sh", "python", "text", "yaml"}
 QUOTED = re.compile(r"# (\S+\.(?:py|yaml))\n")
-SMALL = {name: {"prompts": 2, "length": 64} for name in ("grow", "convert", "verify")}
+SMALL = {name: {"prompts": 1, "length": 24} for name in ("grow", "convert", "verify")}
 SMALL["probe"] = {"steps": 1, "seeds": 2, "batch": 1, "length": 2}
 """Smaller defaults of commands."""
 

@@ -37,7 +37,7 @@ Make = Callable[..., Path]
 
 
 @pytest.mark.usage
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["llama", "diffllama", "diff_transformer", "mistral"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_models_are_saved_and_generate(kind: str, tied: bool, make: Make, tmp_path: Path) -> None:
@@ -53,6 +53,7 @@ def test_models_are_saved_and_generate(kind: str, tied: bool, make: Make, tmp_pa
     assert modes.keys() == tried | {"save and reload", "generate", "loss"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usage
 @pytest.mark.parametrize(
     "error",
@@ -81,6 +82,7 @@ def test_a_full_disk_is_no_fault_of_the_target(
     assert not [*tmp_path.glob("out*")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(5))
 def test_no_fault_of_the_place_becomes_a_verdict(
     number: int, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +117,7 @@ def test_a_temporary_file_that_cannot_be_opened_is_a_fault_of_the_place(gone: st
         spool[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usage
 @pytest.mark.parametrize(
     ("number", "name"),
@@ -283,7 +286,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.usage
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda each: next(iter(each)))
 def test_settings_of_generation_lose_no_growth(
@@ -327,6 +330,7 @@ def test_a_rank_that_only_takes_room_is_refused(make: Make, tmp_path: Path) -> N
     assert not (tmp_path / "out.rejected").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", [36, 37, 38])
 def test_rounding_is_no_gradient(seed: int, tmp_path: Path) -> None:
     """Keys that are hardly rotated: a bias of all keys changes no softmax."""
