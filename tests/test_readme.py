@@ -197,6 +197,7 @@ def workplace(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return Workplace(models)
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("block", of("sh"), ids=str)
 def test_commands_run_as_printed(block: Block, workplace: Workplace) -> None:
     for words in block.commands():
