@@ -1,5 +1,6 @@
 """Models in the formats of other programs are read as those that they were made of."""
 
+import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.base.errors import InputError
-from tests.conftest import cli, relative_error
+from tests.conftest import cli, relative_error, save_model
 from tests.converted import FILES, MODELS, save_source
 
 QUICK = growkit.Settings(prompts=2, length=16)
@@ -178,3 +179,58 @@ def test_one_of_several_files_has_to_be_chosen(tmp_path: Path) -> None:
         growkit.inspect(tmp_path)["parameters"]
         == growkit.inspect(FILES / "llama.gguf")["parameters"]
     )
+
+
+META = {
+    "model.embed_tokens": "tok_embeddings",
+    "model.norm": "norm",
+    "lm_head": "output",
+    "model.layers": "layers",
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+@pytest.mark.parametrize("by_columns", [False, True], ids=["Llama 3", "Llama 2"])
+def test_files_of_metas_ranks_are_put_together(tmp_path: Path, by_columns: bool) -> None:
+    """Llama 2 divides the embedding by columns, Llama 3 by rows."""
+    source, out = save_model(tmp_path / "source", "llama", vocab_size=30), tmp_path / "out"
+    config = json.loads((source / "config.json").read_text())
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    ranks: list[dict[str, torch.Tensor]] = [{}, {}]
+    for name, tensor in load_file(source / "model.safetensors").items():
+        for kind, count in heads.items():
+            if kind in name:  # halves of a head become pairs
+                parts = tensor.view(count, 2, -1, tensor.shape[1])
+                tensor = parts.transpose(1, 2).reshape(tensor.shape)
+        renamed = name
+        for own, theirs in META.items():
+            renamed = renamed.replace(own, theirs)
+        columns = renamed.endswith(("wo.weight", "w2.weight")) or (by_columns and "tok" in renamed)
+        for rank, state in enumerate(ranks):
+            part = tensor.chunk(2, int(columns))[rank] if tensor.dim() > 1 else tensor
+            state[renamed] = part.clone()
+    out.mkdir()
+    for rank, state in enumerate(ranks):
+        torch.save(state, out / f"consolidated.0{rank}.pth")
+    params = {"dim": config["hidden_size"], "n_layers": config["num_hidden_layers"]}
+    params |= {"n_heads": heads["q_proj"], "n_kv_heads": heads["k_proj"], "vocab_size": -1}
+    params |= {"norm_eps": config["rms_norm_eps"], "multiple_of": 2, "rope_theta": 10000.0}
+    (out / "params.json").write_text(json.dumps(params))
+    result = growkit.verify(source, out, QUICK)
+    assert result["verdict"] == "preserved"
+    assert result["sections"]["weights"]["recovered"]
+    ranks[1]["norm.weight"][0] += 1
+    torch.save(ranks[1], out / "consolidated.01.pth")
+    with pytest.raises(InputError, match=r"norm.weight is not the same in all"):
+        growkit.verify(source, out, QUICK)
+    (out / "consolidated.00.pth").unlink()
+    with pytest.raises(InputError, match=r"no consolidated.00.pth"):
+        growkit.verify(source, out, QUICK)

@@ -1,0 +1,196 @@
+"""Meta's original files of Llama: ``consolidated.NN.pth``, one for each rank, and ``params.json``.
+
+Rows of queries and keys that rotate as a pair are neighbours. A rank has a part of the rows or of
+the columns of every matrix, and all norms (https://github.com/meta-llama/llama-models).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
+from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, full, main_dtype
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.format import MAX_DIGITS, Format, Held, Settings
+from growkit.checkpoint.weight_file import (
+    StoredWeights,
+    TorchFile,
+    WeightFile,
+    explain_damage,
+    open_saved,
+    plain_tensors,
+)
+from growkit.families.axes import ORDERS
+
+FILE = re.compile(r"consolidated\.(\d\d)\.pth")
+CONFIG = "params.json"
+KIND = TorchFile("weights of Llama", "copy it again")
+NAMES = {
+    "tok_embeddings": "model.embed_tokens",
+    "norm": "model.norm",
+    "output": "lm_head",
+    "layers.{layer}.attention_norm": "model.layers.{layer}.input_layernorm",
+    "layers.{layer}.ffn_norm": "model.layers.{layer}.post_attention_layernorm",
+    "layers.{layer}.attention.wq": "model.layers.{layer}.self_attn.q_proj",
+    "layers.{layer}.attention.wk": "model.layers.{layer}.self_attn.k_proj",
+    "layers.{layer}.attention.wv": "model.layers.{layer}.self_attn.v_proj",
+    "layers.{layer}.attention.wo": "model.layers.{layer}.self_attn.o_proj",
+    "layers.{layer}.feed_forward.w1": "model.layers.{layer}.mlp.gate_proj",
+    "layers.{layer}.feed_forward.w2": "model.layers.{layer}.mlp.down_proj",
+    "layers.{layer}.feed_forward.w3": "model.layers.{layer}.mlp.up_proj",
+}
+COLUMNS = ("wo.weight", "w2.weight")
+"""Ends of the names of matrices of which a rank has some columns."""
+
+RANKS = 64
+"""Limit for the number of files."""
+
+
+class Ranks(StoredWeights):
+    """The tensors of all ranks, put together.
+
+    Args:
+        files: the file of every rank, in order.
+        hidden: width of the model: an embedding with fewer columns is divided by columns.
+    """
+
+    def __init__(self, files: Sequence[WeightFile], hidden: int) -> None:
+        self._files, self.path = files, files[0].path
+        self.paths = [path for file in files for path in file.paths]
+        self._along: dict[str, int | None] = {}
+        infos = {}
+        for name, info in files[0].tensors.items():
+            if name == "rope.freqs":  # the class computes them
+                continue
+            narrow = name == "tok_embeddings.weight" and info.shape[1:] < (hidden,)
+            along = int(narrow or name.endswith(COLUMNS)) if len(info.shape) > 1 else None
+            self._along[name] = along if len(files) > 1 else None
+            shape = list(info.shape)
+            for file in files:
+                other = file.tensors.get(name)
+                if other != info:
+                    raise ValueError(f"tensor {name} of {file.path.name} has another shape")
+            if self._along[name] is not None:
+                shape[along or 0] *= len(files)
+            infos[name] = TensorInfo(tuple(shape), info.dtype)
+        self.tensors = infos
+
+    def cuts(self, name: str) -> int:
+        """See ``Weights``."""
+        return min(file.cuts(name) for file in self._files)
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """See ``Weights``.
+
+        Raises:
+            InputError: the ranks have different norms.
+        """
+        along = self._along[name]
+        if along is None:
+            parts = [file.read(name, *where) for file in self._files]
+            if not all(part.equal(parts[0]) for part in parts):
+                raise InputError(
+                    f"tensor {name} is not the same in all of {self.path.parent}; copy them again"
+                )
+            return parts[0]
+        asked = full(self.tensors[name].shape, where)
+        size, parts = self._files[0].tensors[name].shape[along], []
+        for rank, file in enumerate(self._files):
+            span = [
+                max(0, min(edge - rank * size, size))
+                for edge in (asked[along].start, asked[along].stop)
+            ]
+            part = [*asked]
+            part[along] = slice(*span)
+            parts.append(file.read(name, *part))
+        with torch._C.DisableTorchFunction():  # strict float64 must not apply
+            return torch.cat(parts, along)
+
+
+class Meta(Format):
+    """See ``Format``."""
+
+    title = "Meta's original files"
+    complete = False  # it has no settings of training, nor ids of tokens, nor a longest context
+
+    def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
+        """See ``Format``."""
+        names = [name for name in folder.names("consolidated.*.pth") if FILE.fullmatch(name)]
+        if not names or folder.find(CONFIG) is None:
+            return {}
+        expected = [f"consolidated.{rank:02}.pth" for rank in range(len(names))]
+        if names != expected or len(names) > RANKS:
+            missing = min({*expected} - {*names}, default=names[-1])
+            raise InputError(f"{folder} has {len(names)} files of Llama, but no {missing}; copy it")
+        return dict.fromkeys(names, ())
+
+    def open(self, folder: Folder, names: Sequence[str]) -> Sequence[StoredWeights]:
+        """See ``Format``."""
+        files = [open_saved(folder, name, KIND)[1](plain_tensors) for name in names]
+        hidden = folder.json(CONFIG, MAX_DIGITS).get("dim")
+        with explain_damage(
+            f"the files of Llama in {folder} do not fit together", "copy them again"
+        ):
+            return [Ranks(files, hidden if type(hidden) is int else 0)]
+
+    def config(self, folder: Folder, files: Sequence[Any]) -> Config:
+        """See ``Format``."""
+        (file,) = files
+        where, stored = folder.path / CONFIG, folder.json(CONFIG, MAX_DIGITS)
+        with explain_damage(f"{where} cannot be used", "copy the folder again"):
+            return _config(Settings(stored), file)
+
+    def layout(self, config: Config) -> Sequence[Held]:
+        """See ``Format``."""
+        orders = {
+            "layers.{layer}.attention.wq": ORDERS["head_by_head_interleaved"]("heads", "head_dim"),
+            "layers.{layer}.attention.wk": ORDERS["head_by_head_interleaved"](
+                "kv_heads", "head_dim"
+            ),
+        }
+        return [
+            Held(f"{stored}.weight", (f"{name}.weight",), order=orders.get(stored))
+            for stored, name in NAMES.items()
+        ]
+
+
+def _config(settings: Settings, file: Ranks) -> Config:
+    """The config of transformers for the settings of Llama.
+
+    Raises:
+        ValueError: a setting is missing or not known.
+    """
+    heads, layers = settings.take("n_heads"), settings.take("n_layers")
+    theta, scaled = (
+        settings.take("rope_theta", 10000.0),
+        settings.take("use_scaled_rope", False, bool),
+    )
+    rope = {"rope_type": "default", "rope_theta": float(theta)}
+    if scaled:  # Llama 3.2, which has fewer layers, is scaled more than Llama 3.1
+        factor = settings.take("rope_scaling_factor", 8.0 if layers >= 32 else 32.0)
+        rope |= {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0}
+        rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    config = {
+        "model_type": "llama",
+        "hidden_size": settings.take("dim"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": settings.take("n_kv_heads", heads),
+        "rms_norm_eps": settings.take("norm_eps"),
+        "rope_parameters": rope,
+    }
+    if missing := [key for key, value in config.items() if value is None]:
+        raise ValueError(f"the setting for {missing[0]} is missing")
+    config["intermediate_size"] = file.tensors["layers.0.feed_forward.w1.weight"].shape[0]
+    config["vocab_size"] = file.tensors["tok_embeddings.weight"].shape[0]
+    settings.expect("vocab_size", config["vocab_size"], -1)
+    settings.ignore("multiple_of", "ffn_dim_multiplier", "max_batch_size", "max_seq_len", "model")
+    settings.finish()
+    config |= {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    config["head_dim"] = config["hidden_size"] // max(heads, 1)
+    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    return config | {"dtype": TORCH_NAMES[main_dtype(file.tensors)]}
+
+
+FORMAT = Meta()
