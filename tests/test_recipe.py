@@ -48,7 +48,7 @@ def test_a_recipe_is_read(tmp_path: Path) -> None:
     assert load_recipe(file, source="c", output="d").source == "c"
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
 def test_every_shipped_recipe_runs(name: str, make: Make, tmp_path: Path) -> None:
     file = shipped_recipe(name)

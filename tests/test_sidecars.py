@@ -30,7 +30,7 @@ def both_ways(source: Path, target: Path) -> list[VerifyResult]:
     return [first, second]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["gemma3", "llava"])
 @pytest.mark.parametrize(
     "stops", [{"eos_token_id": [1, 5]}, {"eos_token_id": 7, "pad_token_id": 3, "max_length": 30}]
@@ -68,7 +68,7 @@ def with_bytes(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("named", ["LlamaTokenizerFast", "GPT2Tokenizer", None])
 @pytest.mark.parametrize(
     "step",
@@ -109,7 +109,7 @@ HYBRID = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", ["layer_types", "layers_block_type"])
 @pytest.mark.parametrize("sizes", [{"hidden": "x2"}, {"method": "depth", "layers": "x2"}], ids=str)
 def test_former_names_of_layers(key: str, sizes: dict[str, Any], tmp_path: Path) -> None:
@@ -129,6 +129,7 @@ def test_former_names_of_layers(key: str, sizes: dict[str, Any], tmp_path: Path)
     assert all(verdict.kept for verdict in both_ways(source, out))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
 def test_other_names_of_keys_are_compared_as_the_class_reads_them(key: str, tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"

@@ -149,7 +149,7 @@ def _slow(seed: int) -> Any:
 Make = Callable[..., Path]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", range(300))
 def test_any_slices(seed: int, tmp_path: Path) -> None:
     """Any models, steps and dtypes."""
@@ -171,7 +171,7 @@ def test_a_slice_reads_no_more_than_its_own_numbers(
         assert 0 < sum(count for _, count in reads) <= part.numel()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(0, 100, 10))
 def test_no_model_depends_on_how_the_work_is_cut_up(seed: int, tmp_path: Path) -> None:
     made: list[str] = []
@@ -271,6 +271,7 @@ def test_a_number_that_is_none_is_found_in_the_part_that_is_read(make: Make) -> 
             checkpoint.read(HEAD)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_proof_reads_large_matrices_in_parts(
     tied: bool, make: Make, tmp_path: Path, reads: list[tuple[str, int]], small_parts: int
@@ -288,7 +289,7 @@ def test_a_proof_reads_large_matrices_in_parts(
     assert all(count <= small_parts for name, count in reads if name in of_vocabulary)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [EMBEDDING, HEAD])
 @pytest.mark.parametrize("row", [0, 50, 98])
 def test_a_bit_in_any_part_is_missed(

@@ -364,6 +364,7 @@ def test_a_calibrated_manifest_is_checked_without_its_text(pair: Path, tmp_path:
     assert result["kept"], result["reason"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("found", [{}, {"shrinkage": "0.5"}])
 @pytest.mark.parametrize("rank", ["2", "auto"])
 def test_a_manifest_has_no_file_read(

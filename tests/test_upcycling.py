@@ -67,6 +67,7 @@ def test_more_experts_of_any_model(kind: str, tmp_path: Path) -> None:
     assert copy_any(kind, SPARSE.index(kind), tmp_path) < 1e-12
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [EIGHT, FINE], ids=["whole", "fine"])
 def test_its_proof_holds_and_misses_nothing(options: dict[str, Any], tmp_path: Path) -> None:
     source, out = save_dense("qwen3", 1, tmp_path / "source"), tmp_path / "out"
@@ -182,6 +183,7 @@ def test_copies_of_two_experts_with_equal_numbers_are_mixed(tmp_path: Path) -> N
     assert not growkit.verify(source, tmp_path / "o", QUICK)["kept"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 @pytest.mark.parametrize("again", [False, True], ids=["at once", "grown again"])
 def test_pieces_of_an_mlp_stay_together_in_training(kind: str, again: bool, tmp_path: Path) -> None:
@@ -231,6 +233,7 @@ def save_wide(kind: str, seed: int, folder: Path, **changes: Any) -> Path:
     return save_random(folder, CONFIG_MAPPING[kind](**config), seed, torch.float64)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
@@ -261,7 +264,7 @@ def test_as_many_experts_per_token_keep_what_a_softmax_computes(
     assert found[0.0] > 1e-3  # the control
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("groups", "promise"), [((1, 1), "exact"), ((2, 1), "exact"), ((2, 2), "")]
 )
@@ -362,7 +365,7 @@ CHAINS: list[tuple[dict[str, Any], ...]] = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("chain", range(len(CHAINS)))
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_a_router_that_chooses_as_it_was_asked_to_is_proved(

@@ -200,6 +200,7 @@ def test_other_text_is_noticed(make: Make, tmp_path: Path) -> None:
     assert modes["save and reload"]["kept"] is True
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usage
 @pytest.mark.parametrize("padding", [1, None])
 def test_a_class_that_loads_other_weights_is_noticed(padding: int | None, tmp_path: Path) -> None:
