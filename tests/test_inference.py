@@ -271,7 +271,7 @@ ODD: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ODD)
 def test_odd_models(case: str, tmp_path: Path) -> None:
     kind, more, growths = ODD[case]

@@ -551,7 +551,7 @@ def test_without_a_fault(pair: str, pairs: Callable[[str], Path], tmp_path: Path
     assert result.sections.weights.recovered
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("fault", "pair", "manifest"), cases(True) + cases(False))
 def test_a_fault_is_found(
     fault: Fault, pair: str, manifest: bool, spoiled: Callable[..., tuple[Path, Path]]

@@ -384,7 +384,7 @@ def test_entries_of_other_forms(spoil: str, said: str, source: Path, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("engine", FORMATS)
 @pytest.mark.parametrize("form", ["safetensors", "dcp"])
 def test_files_that_hold_both_of_two_tied_parameters(

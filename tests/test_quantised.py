@@ -175,7 +175,7 @@ def test_any_part_is_a_part_of_the_whole(source: Path) -> None:
         assert checkpoint.read(name, *where).equal(whole[where]), (name, where)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_it_is_grown_and_proved(source: Path, dense: Any, tmp_path: Path) -> None:
     """Against what transformers saves of the dense model; nothing of quantisation is left."""
     dense.save_pretrained(tmp_path / "dense")

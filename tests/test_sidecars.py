@@ -68,7 +68,7 @@ def with_bytes(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("named", ["LlamaTokenizerFast", "GPT2Tokenizer", None])
 @pytest.mark.parametrize(
     "step",

@@ -365,7 +365,7 @@ CHAINS: list[tuple[dict[str, Any], ...]] = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chain", range(len(CHAINS)))
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_a_router_that_chooses_as_it_was_asked_to_is_proved(

@@ -177,6 +177,7 @@ def test_what_a_class_does_with_its_sizes_is_seen(tmp_path: Path) -> None:
     assert deeper["promise"] == "exact"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "changes"), [("D", EXTRAS), ("E", SHARED)])
 def test_new_layers_hand_on_what_they_receive(
     name: str, changes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -211,6 +211,7 @@ def test_the_fault_goes_and_reaches_no_file(file: str, make: Make, tmp_path: Pat
             assert parameter.equal(clean)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("module", "limit", "sentence"),
     [(control, "FAULT", "no verdict: "), (limits, "NATIVE_MARGIN", "not preserved: in float32")],
@@ -303,6 +304,7 @@ def test_numbers_of_the_target_alone_are_asked_for() -> None:
         assert math.isnan(found.relative)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", [1, 4])
 def test_float64_leaves_as_much_room_as_the_strict_comparison(tmp_path: Path, seed: int) -> None:
     """Three copies are sums of three rounded parts, of which the source has one."""
@@ -425,6 +427,7 @@ def test_windows_are_those_of_a_text_that_is_cut_up(
     assert all(one.equal(parts[i]) for one, i in zip(found, at, strict=True))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("more", "tokens"), [({}, 8 * 128), ({"length": 16}, 8 * 16)])
 def test_the_loss_of_a_text_rests_on_more_tokens_than_the_function(
     more: dict[str, int], tokens: int, tmp_path: Path

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def test_the_verdict_says_what_it_uncovered_notes(source: Path, target: Path) ->
     )
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -184,9 +186,12 @@ GROWTHS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    made = {}
-    for name, (kind, settings, growth) in GROWTHS.items():
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    """``pairs("wider")`` -> source and target, made when they are first asked for."""
+
+    @cache
+    def pair(name: str) -> tuple[Path, Path]:
+        kind, settings, growth = GROWTHS[name]
         folder = tmp_path_factory.mktemp("pair")
         source = folder / "source"
         if kind in KINDS:
@@ -195,15 +200,18 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
             save_model(source, kind, **settings)
         experts = {} if growth.get("method") not in ("experts", "upcycle") else {"experts": "x4"}
         growkit.grow(source, folder / "target", verify=False, **growth, **experts)
-        made[name] = source, folder / "target"
-    return made
+        return source, folder / "target"
+
+    return pair
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GROWTHS)
-def test_no_false_alarm(name: str, pairs: dict[str, tuple[Path, Path]]) -> None:
-    assert found(*pairs[name])[0] == ()
+def test_no_false_alarm(name: str, pairs: Callable[[str], tuple[Path, Path]]) -> None:
+    assert found(*pairs(name))[0] == ()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("name", "key", "value", "changed"),
     [
@@ -227,9 +235,9 @@ def test_no_false_alarm(name: str, pairs: dict[str, tuple[Path, Path]]) -> None:
     ],
 )
 def test_a_setting_of_a_grown_model(
-    name: str, key: str, value: Any, changed: bool, pairs: dict[str, tuple[Path, Path]]
+    name: str, key: str, value: Any, changed: bool, pairs: Callable[[str], tuple[Path, Path]]
 ) -> None:
-    source, target = pairs[name]
+    source, target = pairs(name)
     was = (target / "config.json").read_bytes()
     also = {"sliding_window": 40} if key == "layer_types" and changed else {}
     try:
@@ -366,6 +374,7 @@ def bare(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rows", [32, 64, 128])
 def test_positions_in_a_table(rows: int, tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "gpt2")
