@@ -116,7 +116,7 @@ def test_a_quantised_file_stands_for_the_numbers_of_its_blocks(tmp_path: Path) -
         getattr(writer, f"write_{write}")()
     writer.close()
     from growkit.checkpoint.folder import Folder
-    from growkit.checkpoint.formats.gguf import FORMAT
+    from growkit.extras.formats.weight_formats.gguf import FORMAT
 
     (file,) = FORMAT.open(Folder(tmp_path / "q.gguf"), ["q.gguf"])
     expected = torch.from_numpy(gguf.quants.dequantize(blocks, kind))

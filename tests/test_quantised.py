@@ -197,7 +197,7 @@ def test_a_fault_of_ours_is_caught(
     qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One scale of one tensor, in source and target alike: only transformers can tell."""
-    from growkit.checkpoint.quantised.fp8 import Fp8
+    from growkit.extras.formats.quantised.fp8 import Fp8
 
     rows = Fp8.rows
 

@@ -1,6 +1,6 @@
 """Quantised checkpoints, read as dense models, a few rows at a time.
 
-Each file of ``growkit.checkpoint.quantised`` defines one format: the stored tensors of a dense
+Each file of ``quantised`` in an extra defines one format: the stored tensors of a dense
 tensor, and how its numbers are computed. All arithmetic is that of the library which defines the
 format, down to the last bit.
 """
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from growkit.base import tensors
 from growkit.base.errors import InputError
-from growkit.base.lazy import Tensor, members, torch
+from growkit.base.lazy import Tensor, registered, torch
 from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.reading import NARROWEST, Checkpoint, View, check_finite
@@ -260,7 +260,7 @@ def format_of(config: Config, where: str) -> tuple[Scheme, Config] | None:
     key, settings = next((entry for entry in all_given if entry[1] is not None), ("", None))
     if settings is None:
         return None
-    formats = cast("dict[str, Scheme]", members("growkit.checkpoint.quantised", "FORMAT"))
+    formats: dict[str, Scheme] = registered("quantised", "FORMAT")
     for scheme in formats.values() if isinstance(settings, dict) else ():
         if scheme.applies(settings):
             if variant := scheme.unread(settings):

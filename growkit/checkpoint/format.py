@@ -1,8 +1,9 @@
 """Formats of weights: how a model is found by its files, and what its tensors are named and hold.
 
-Each file of ``growkit.checkpoint.formats`` defines one format, as ``FORMAT``. It recognises its
-files in a folder, opens them, knows the config, and describes how its tensors hold those that the
-class in transformers reads (``Held``). That description is data, which serves both directions.
+Each file of ``growkit.checkpoint.formats``, or of ``weight_formats`` in an extra, defines one
+format, as ``FORMAT``. It recognises its files in a folder, opens them, knows the config, and
+describes how its tensors hold those that the class in transformers reads (``Held``). That
+description is data, which serves both directions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from growkit.base.errors import InputError
-from growkit.base.lazy import Tensor, members, np, torch
+from growkit.base.lazy import Tensor, np, registered, torch
 from growkit.base.tensors import Config, TensorInfo, Weights, full
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import FOLLOWED, SINGLE, Folder, instead_of_weights, no_folder
@@ -128,8 +129,8 @@ class Settings:
 
 def formats() -> tuple[Format, ...]:
     """All formats, in the order in which they are tried."""
-    known = cast("dict[str, Format]", members("growkit.checkpoint.formats", "FORMAT"))
-    return tuple(sorted(known.values(), key=lambda one: one.rank))
+    known = registered("weight_formats", "FORMAT", "growkit.checkpoint.formats").values()
+    return tuple(sorted(known, key=lambda one: one.rank))
 
 
 def find_format(folder: Folder) -> tuple[Format, Mapping[str, Sequence[str]]]:

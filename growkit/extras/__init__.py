@@ -1,6 +1,7 @@
 """What hangs on the core, which finds it by its place and never imports it.
 
 Each package is one extra. ``growkit.base.lazy.of_extras`` looks in it for the packages
-``conversions``, ``own_classes``, ``checks`` and ``companions`` (files that grow with a model), with
-a file for each of these; and for a module ``families`` that describes further families.
+``conversions``, ``own_classes``, ``checks``, ``weight_formats``, ``quantised`` and ``companions``
+(files that grow with a model), with a file for each of these; and for a module ``families`` that
+describes further families.
 """

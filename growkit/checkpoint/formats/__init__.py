@@ -1,1 +1,1 @@
-"""Formats of weights, one per file, as ``FORMAT`` (``growkit.checkpoint.format``)."""
+"""Formats of weights that growkit writes as well (``growkit.checkpoint.format``)."""

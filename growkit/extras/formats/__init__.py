@@ -1,0 +1,1 @@
+"""Formats of other programs: files of weights, and quantised weights."""

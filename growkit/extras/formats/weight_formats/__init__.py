@@ -1,0 +1,1 @@
+"""Formats of weights of other programs, one per file, as ``FORMAT``."""
