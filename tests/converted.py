@@ -117,7 +117,17 @@ def litgpt(source: Path, out: Path) -> None:
         shutil.copy(source / file, out.with_suffix(".litgpt") / file)
 
 
-PROGRAMS = {"llama.cpp": llama_cpp, "litgpt": litgpt}
+def mlx(source: Path, out: Path) -> None:
+    """Load a source with mlx-lm, and save it."""
+    from mlx_lm.utils import load_model, save_model
+
+    model, _ = load_model(source)
+    save_model(out.with_suffix(".mlx"), model)
+    for file in ("config.json", "generation_config.json"):
+        shutil.copy(source / file, out.with_suffix(".mlx") / file)
+
+
+PROGRAMS = {"llama.cpp": llama_cpp, "litgpt": litgpt, "mlx": mlx}
 
 
 def main(program: str, *sources: str) -> None:

@@ -32,10 +32,10 @@ def setting(key: str, form: str, value: object) -> Callable[[bytes], bytes]:
     return edit
 
 
-@pytest.mark.parametrize("program", ["gguf", "litgpt"])
+@pytest.mark.parametrize("program", ["gguf", "litgpt", "mlx"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_a_program_converted_is_its_source(tmp_path: Path, kind: str, program: str) -> None:
-    """llama.cpp permutes rotary rows, adds one to norms, and stacks experts; litgpt joins QKV."""
+    """llama.cpp permutes rotary rows and adds one to norms, litgpt joins QKV, mlx-lm experts."""
     source, file = save_source(tmp_path / "source", kind), FILES / f"{kind}.{program}"
     result = growkit.verify(source, file, QUICK)
     assert result["verdict"] == "preserved"
@@ -44,7 +44,7 @@ def test_what_a_program_converted_is_its_source(tmp_path: Path, kind: str, progr
     assert logits["strict_float64"]["relative"] == 0
 
 
-@pytest.mark.parametrize("name", ["gemma3_text.gguf", "mixtral.litgpt"])
+@pytest.mark.parametrize("name", ["gemma3_text.gguf", "mixtral.litgpt", "mixtral.mlx"])
 def test_a_converted_model_is_a_source(tmp_path: Path, name: str) -> None:
     source = save_source(tmp_path / "source", name.partition(".")[0])
     growkit.grow(FILES / name, tmp_path / "out", hidden="x4", verify=False)

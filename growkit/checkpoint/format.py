@@ -9,7 +9,7 @@ description is data, which serves both directions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -150,13 +150,13 @@ def find_format(folder: Folder) -> tuple[Format, Mapping[str, Sequence[str]]]:
     raise InputError(f"{folder} has no weights; {why}")
 
 
-def other_formats(folder: Folder, read: Format) -> Iterator[str]:
-    """A sentence on files of each format in which a folder holds a model that is not read."""
+def other_formats(folder: Folder, read: Collection[str]) -> Iterator[str]:
+    """A sentence on each format in which a folder holds a model in other files than those read."""
     for one in formats():
         with suppress(InputError):  # nobody asked for that model
-            if one is not read and (files := one.files(folder)):
+            if unread := sorted({*one.files(folder)}.difference(read)):
                 yield (
-                    f"{folder} also has {min(files)} ({one.title}), which was not read; give it in "
+                    f"{folder} also has {unread[0]} ({one.title}), which was not read; give it in "
                     "a folder of its own if you mean that model"
                 )
 
@@ -201,7 +201,8 @@ class Held:
     tensor for all experts, say.
 
     Attributes:
-        stored: its name, with the placeholders ``{layer}`` and ``{expert}``.
+        stored: its name, with the placeholders ``{layer}`` and ``{expert}``, and ``{name}`` for any
+            name.
         names: names of the tensors of transformers, whose rows follow each other; empty if the
             class computes the tensor.
         rows: number of rows of each of these as patterns of ``growkit.families.axes``, such as
@@ -337,7 +338,8 @@ def _regex(name: str) -> str:
     """A regular expression for a name with placeholders."""
     literal = COUNTS.split(name)  # every second part is a placeholder
     literal[::2] = map(re.escape, literal[::2])
-    literal[1::2] = [rf"(?P<{count}>0|[1-9]\d{{0,5}})" for count in literal[1::2]]
+    number = r"0|[1-9]\d{0,5}"
+    literal[1::2] = [f"(?P<{k}>{'.+' if k == 'name' else number})" for k in literal[1::2]]
     return "".join(literal)
 
 

@@ -144,7 +144,7 @@ class Checkpoint(Model):
                 "around the model, which transformers does not read; growkit leaves it out"
             )
         yield from self.format.notes(self.opened, names)
-        yield from other_formats(self.opened, self.format)
+        yield from other_formats(self.opened, names)
 
 
 WRAPPER = re.compile(r"(?<![^.])(_[a-z_]*mod(?:ule)?)\.")

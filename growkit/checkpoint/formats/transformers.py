@@ -39,6 +39,8 @@ class Transformers(Format):
             if alike.isdisjoint(names):
                 continue
             unread = sorted(alike.difference(names, () if single in names else [index]))
+            if unread == [index] and {*_shards(folder, index, ending)} == {single}:
+                continue  # it lists what is read
             if unread:
                 yield (
                     f"transformers reads the weights of {folder} from {min(names)}"
