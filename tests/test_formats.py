@@ -144,6 +144,7 @@ DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         "context_length is missing",
     ),
     "heads that do not fit": (setting("head_count_kv", "I", 3), "do not fit"),
+    "countless heads": (setting("llama.attention.head_count", "I", 1 << 31), "do not fit"),
     "another vocabulary": (setting("llama.vocab_size", "I", 31), "32 was expected"),
     "an unknown tensor": (
         lambda content: content.replace(b"blk.1.ffn_up", b"blk.1.ffn_ux"),

@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple, cast
 
 from growkit.base.errors import InputError
@@ -20,7 +22,8 @@ from growkit.base.tensors import Config, TensorInfo, Weights, full
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import FOLLOWED, SINGLE, Folder, instead_of_weights, no_folder
 from growkit.checkpoint.weight_file import MAX_SIZE, StoredWeights
-from growkit.families.axes import Order, Pattern
+from growkit.families.axes import ORDERS, Order, Pattern
+from growkit.families.description import MAX_EXPERTS
 
 MAX_DIGITS = 18
 """Largest number of digits of a whole number in a config; more do not fit into 64 bits."""
@@ -207,7 +210,7 @@ class Held:
             class computes the tensor.
         rows: number of rows of each of these as patterns of ``growkit.families.axes``, such as
             ``heads.head_dim``; empty if all have as many.
-        order: the order in which the rows are stored, if it is another one.
+        order: the order in which the rows are stored, if it is another one; it needs ``rows``.
         transposed: whether the matrix is stored transposed.
         offset: number that is added to every stored element.
     """
@@ -218,6 +221,16 @@ class Held:
     order: Order | None = None
     transposed: bool = False
     offset: float = 0.0
+
+    def with_pairs(self, heads: str) -> Held:
+        """The same, with rows that rotate as a pair next to each other in all heads of an axis.
+
+        Without an axis, nothing changes.
+        """
+        if not heads:
+            return self
+        order = ORDERS["head_by_head_interleaved"](heads, "head_dim")
+        return replace(self, rows=(f"{heads}.head_dim",), order=order)
 
 
 class Piece(NamedTuple):
@@ -343,6 +356,13 @@ def _regex(name: str) -> str:
     return "".join(literal)
 
 
+@lru_cache(maxsize=8)  # layers are alike
+def _places(order: Order, sizes: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
+    """The stored row of every row in canonical order."""
+    rows = order(dict(sizes))
+    return tuple(sorted(range(len(rows)), key=rows.__getitem__))
+
+
 def _pieces(
     held: Held, name: str, numbers: Mapping[str, str], info: TensorInfo, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, Piece]]:
@@ -354,24 +374,22 @@ def _pieces(
     """
     counted = [count for count in COUNTS.findall(held.names[0]) if count not in numbers]
     leading, inner = info.shape[: len(counted)], info.shape[len(counted) :]
+    if prod(leading) > MAX_EXPERTS:
+        raise ValueError("it holds too many")
+    places: range | tuple[int, ...]
     total = inner[1 if held.transposed else 0]
     lengths = [Pattern.parse(rows).shape(sizes)[0] for rows in held.rows]
     lengths = lengths or [total // len(held.names)] * len(held.names)
     if sum(lengths) != total:
         raise ValueError("its rows are more or fewer")
-    places: Sequence[int] = range(total)
+    start, places = 0, range(total)
     if held.order:
-        order = held.order(sizes)
-        if sorted(order) != [*places]:
-            raise ValueError("its rows are not those of the order")
-        places = [0] * total
-        for place, row in enumerate(order):
-            places[row] = place
-    start = 0
+        assert held.rows, "the number of rows is checked before they are ordered"
+        places = _places(held.order, tuple(sizes.items()))
     for target, length in zip(held.names, lengths, strict=True):
         part = places[start : start + length]
         start += length
-        rows = None if part == range(total) else part if isinstance(part, range) else tuple(part)
+        rows = None if part == range(total) else part
         for at in np.ndindex(*leading):
             counts = {**numbers, **dict(zip(counted, at, strict=True))}
             yield target.format(**counts), Piece(name, at, rows, held.transposed, held.offset)

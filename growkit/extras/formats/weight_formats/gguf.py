@@ -24,7 +24,6 @@ from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import Folder, State, read, state_of
 from growkit.checkpoint.format import Format, Held, Settings
 from growkit.checkpoint.weight_file import Place, WeightFile, check_header, explain_damage
-from growkit.families.axes import ORDERS
 
 MAX_HEADER = 1 << 27
 """Limit for the header, in bytes; a vocabulary of 262,144 tokens takes a tenth of it."""
@@ -92,12 +91,12 @@ class Architecture:
         }
         tensors = [Held(FACTORS, ())]
         for stored, name in names.items():
-            order, offset = None, self.offset if stored.endswith("norm") else 0.0
-            if self.interleaved and stored.endswith(("attn_q", "attn_k")):
-                heads = "heads" if stored.endswith("q") else "kv_heads"
-                order = ORDERS["head_by_head_interleaved"](heads, "head_dim")
+            offset = self.offset if stored.endswith("norm") else 0.0
+            heads = {"attn_q": "heads", "attn_k": "kv_heads"}.get(stored.rpartition(".")[2], "")
             tensors += [
-                Held(f"{stored}.{end}", (f"{name}.{end}",), order=order, offset=offset)
+                Held(f"{stored}.{end}", (f"{name}.{end}",), offset=offset).with_pairs(
+                    heads if self.interleaved else ""
+                )
                 for end in ("weight", "bias")
             ]
         return tensors

@@ -18,6 +18,7 @@ from growkit.checkpoint.weight_file import (
     plain_tensors,
 )
 from growkit.families.axes import ORDERS
+from growkit.families.description import MAX_LAYERS
 
 WEIGHTS, CONFIG = "lit_model.pth", "model_config.yaml"
 KIND = TorchFile("weights of litgpt", "save it again with litgpt")
@@ -145,6 +146,8 @@ def _config(settings: Settings) -> Config:
     """
     config: Config = {key: settings.take(stored) for key, stored in SIZES.items()}
     layers = config["num_hidden_layers"]
+    if type(layers) is not int or not 0 < layers <= MAX_LAYERS:
+        raise ValueError(f"n_layer is {layers!r}")
     settings.ignore("name", "hf_config", "padding_multiple", "vocab_size")
     for key, value in FIXED.items():
         settings.expect(key, value)

@@ -21,7 +21,6 @@ from growkit.checkpoint.weight_file import (
     open_saved,
     plain_tensors,
 )
-from growkit.families.axes import ORDERS
 
 FILE = re.compile(r"consolidated\.(\d\d)\.pth")
 CONFIG = "params.json"
@@ -143,14 +142,9 @@ class Meta(Format):
 
     def layout(self, config: Config) -> Sequence[Held]:
         """See ``Format``."""
-        orders = {
-            "layers.{layer}.attention.wq": ORDERS["head_by_head_interleaved"]("heads", "head_dim"),
-            "layers.{layer}.attention.wk": ORDERS["head_by_head_interleaved"](
-                "kv_heads", "head_dim"
-            ),
-        }
+        heads = {"wq": "heads", "wk": "kv_heads"}
         return [
-            Held(f"{stored}.weight", (f"{name}.weight",), order=orders.get(stored))
+            Held(f"{stored}.weight", (f"{name}.weight",)).with_pairs(heads.get(stored[-2:], ""))
             for stored, name in NAMES.items()
         ]
 
