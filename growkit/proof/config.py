@@ -334,12 +334,12 @@ def _experts_of(
 
 
 def _sizes(config: Config) -> set[str]:
-    """The size keys of the config's family that every prompt shows; empty if no family knows it."""
-    family = known_family(config.get("model_type"))
-    if family is None:
-        return set()
-    # No model depends on the width of an MLP that none of its layers has.
-    return family.size_keys - (family.unseen_sizes - {"intermediate_size"}) - SHARED
+    """The size keys of the config's family that every prompt shows.
+
+    No model depends on the width of an MLP that none of its layers has.
+    """
+    width, family = {"intermediate_size"}, known_family(config.get("model_type"))
+    return width if family is None else family.size_keys - (family.unseen_sizes - width) - SHARED
 
 
 def _is_size(key: str, first: Config, second: Config) -> bool:

@@ -30,7 +30,7 @@ from growkit.checkpoint.format import read_config
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.engine.loader import loading
-from growkit.engine.oracle import PROVENANCE_KEYS, aliases, resolved, resolved_as_loaded
+from growkit.engine.oracle import PROVENANCE_KEYS, aliases, parsed, resolved, resolved_as_loaded
 from growkit.engine.published import config_to_write
 from growkit.engine.user_code import is_trusted, own_code
 from growkit.engine.user_family import unlisted_family
@@ -319,7 +319,11 @@ def _without_effect(wanted: Config, target: Checkpoint) -> dict[str, bool]:
         wanted: the expected value of every key.
         target: the target.
     """
-    complete = json.loads(json.dumps(resolved(target.config) or target.config, default=str))
+    read = resolved(target.config)
+    complete = json.loads(json.dumps(read or target.config, default=str))
+    if read is not None:  # a class may compute a number of layers, and save it nowhere
+        known, missing = parsed(target.config), target.config.keys() - complete.keys()
+        complete |= {key: getattr(known, key) for key in missing if hasattr(known, key)}
     complete["torch_dtype"] = complete.get("dtype")
     complete |= {key: complete.get(own) for key, own in aliases(target.config).items()}
     keys = target.config.keys() - (PROVENANCE_KEYS | RENAMED | FREE) | {"torch_dtype"}
