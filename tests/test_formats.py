@@ -1,12 +1,14 @@
 """Models in the formats of other programs are read as those that they were made of."""
 
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 import growkit
@@ -235,3 +237,73 @@ def test_files_of_metas_ranks_are_put_together(tmp_path: Path, by_columns: bool)
     (out / "consolidated.00.pth").unlink()
     with pytest.raises(InputError, match=r"no consolidated.00.pth"):
         growkit.verify(source, out, QUICK)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "qwen3"])
+def test_a_checkpoint_of_megatron_core_is_its_source(tmp_path: Path, kind: str) -> None:
+    """In the layout that it publishes: stacked layers and experts, a padded vocabulary."""
+    source, out = save_model(tmp_path / "source", kind), tmp_path / "out"
+    config = json.loads((source / "config.json").read_text())
+    weights = load_file(source / "model.safetensors")
+    state = {"decoder.final_layernorm.weight": weights.pop("model.norm.weight")}
+    for own, name in (
+        ("embedding.word_embeddings", "model.embed_tokens"),
+        ("output_layer", "lm_head"),
+    ):
+        state[f"{own}.weight"] = torch.nn.functional.pad(
+            weights.pop(f"{name}.weight"), (0, 0, 0, 3)
+        )
+
+    def layers(name: str) -> list[torch.Tensor]:
+        count = config["num_hidden_layers"]
+        return [weights.pop(f"model.layers.{layer}.{name}.weight") for layer in range(count)]
+
+    groups = config["num_key_value_heads"]
+    parts = [layers(f"self_attn.{which}_proj") for which in "qkv"]
+    fused = [
+        torch.cat(
+            [part for group in zip(*(t.chunk(groups) for t in of), strict=True) for part in group]
+        )
+        for of in zip(*parts, strict=True)
+    ]
+    state["decoder.layers.self_attention.linear_qkv.weight"] = torch.stack(fused)
+    renamed = {
+        "self_attention.linear_qkv.layer_norm_weight": "input_layernorm",
+        "self_attention.linear_proj.weight": "self_attn.o_proj",
+    }
+    if kind == "qwen3":
+        renamed |= {f"self_attention.{k}_layernorm.weight": f"self_attn.{k}_norm" for k in "qk"}
+    if kind == "mixtral":
+        renamed["pre_mlp_layernorm.weight"] = "post_attention_layernorm"
+        renamed["mlp.router.weight"] = "block_sparse_moe.gate"
+        experts = [
+            [layers(f"block_sparse_moe.experts.{n}.{which}") for which in ("w1", "w3", "w2")]
+            for n in range(config["num_local_experts"])
+        ]
+        both = [[torch.cat(pair) for pair in zip(gate, up, strict=True)] for gate, up, _ in experts]
+        for name, made in (("fc1", both), ("fc2", [down for *_, down in experts])):
+            stacked = torch.stack([torch.stack(of) for of in zip(*made, strict=True)])
+            state[f"decoder.layers.mlp.experts.experts.linear_{name}.weight"] = stacked
+    else:
+        renamed["mlp.linear_fc1.layer_norm_weight"] = "post_attention_layernorm"
+        renamed["mlp.linear_fc2.weight"] = "mlp.down_proj"
+        pairs = zip(layers("mlp.gate_proj"), layers("mlp.up_proj"), strict=True)
+        state["decoder.layers.mlp.linear_fc1.weight"] = torch.stack([torch.cat(p) for p in pairs])
+    state |= {f"decoder.layers.{own}": torch.stack(layers(name)) for own, name in renamed.items()}
+    assert not weights
+    state["optimizer.state.exp_avg.decoder.final_layernorm.weight"] = torch.ones(3)
+    dcp.save(state, checkpoint_id=out, no_dist=True)
+    for name in ("config.json", "generation_config.json"):
+        shutil.copy(source / name, out)
+    result = growkit.verify(source, out, QUICK)
+    assert result["verdict"] == "preserved"
+    assert result["sections"]["weights"]["recovered"]
+    state["decoder.layers.self_attention.linear_qkv.weight"][1, -1] *= (
+        2  # the last row is a value's
+    )
+    shutil.rmtree(out)
+    dcp.save(state, checkpoint_id=out, no_dist=True)
+    shutil.copy(source / "config.json", out)
+    fault = growkit.verify(source, out, QUICK)["fault"]
+    assert fault["tensor"] == "model.layers.1.self_attn.v_proj.weight"

@@ -213,6 +213,7 @@ class Held:
         order: the order in which the rows are stored, if it is another one; it needs ``rows``.
         transposed: whether the matrix is stored transposed.
         offset: number that is added to every stored element.
+        padded: whether more rows may follow, which the class does not have.
     """
 
     stored: str
@@ -221,6 +222,7 @@ class Held:
     order: Order | None = None
     transposed: bool = False
     offset: float = 0.0
+    padded: bool = False
 
     def with_pairs(self, heads: str) -> Held:
         """The same, with rows that rotate as a pair next to each other in all heads of an axis.
@@ -302,13 +304,13 @@ def arrange(
     Args:
         layout: the format's layout.
         stored: headers of the stored tensors.
-        config: the config, for the sizes of heads.
+        config: the config, for the sizes of heads and vocabulary.
         where: the file of a stored tensor, for messages.
 
     Raises:
         InputError: the layout has no such tensor, or not with this shape.
     """
-    sizes, pieces = head_sizes(config), dict[str, Piece]()
+    sizes, pieces = row_sizes(config), dict[str, Piece]()
     patterns = [(re.compile(_regex(held.stored)), held) for held in layout]
     for name, info in stored.items():
         matches = ((pattern.fullmatch(name), held) for pattern, held in patterns)
@@ -330,8 +332,8 @@ def arrange(
     return pieces
 
 
-def head_sizes(config: Config) -> dict[str, int]:
-    """The sizes of the axes of heads.
+def row_sizes(config: Config) -> dict[str, int]:
+    """The sizes of the axes that rows of matrices have.
 
     Raises:
         InputError: a size is not a whole number above 0.
@@ -340,6 +342,7 @@ def head_sizes(config: Config) -> dict[str, int]:
     kv_heads = config.get("num_key_value_heads") or heads
     width, hidden = config.get("head_dim"), config.get("hidden_size")
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": width or hidden}
+    sizes["vocab"] = config.get("vocab_size")
     for axis, size in sizes.items():
         if type(size) is not int or not 0 < size <= MAX_SIZE:
             raise InputError(f"the config of the model has {size!r} {axis}; correct it")
@@ -380,7 +383,7 @@ def _pieces(
     total = inner[1 if held.transposed else 0]
     lengths = [Pattern.parse(rows).shape(sizes)[0] for rows in held.rows]
     lengths = lengths or [total // len(held.names)] * len(held.names)
-    if sum(lengths) != total:
+    if sum(lengths) != total and not (held.padded and sum(lengths) < total):
         raise ValueError("its rows are more or fewer")
     start, places = 0, range(total)
     if held.order:
