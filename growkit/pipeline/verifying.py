@@ -8,6 +8,7 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import usual_torch
+from growkit.base.options import takes
 from growkit.base.progress import Progress, Silent
 from growkit.base.settings import Settings
 from growkit.checkpoint.scratch import report_faults
@@ -19,6 +20,7 @@ from growkit.results.proof_result import VerifyResult, name_result
 from growkit.sources import find, pair
 
 
+@takes(Settings)
 @report_faults()
 @usual_torch()
 def verify(
@@ -26,17 +28,10 @@ def verify(
     target: str | Path,
     settings: Settings = Settings(),
     *,
-    text: str | Path | None = None,
-    device: str | None = None,
-    prompts: int | None = None,
-    length: int | None = None,
-    seed: int | None = None,
-    trainability: bool | None = None,
-    max_kl: float | None = None,
-    steps: int | None = None,
     optimizer: str | Path | None = None,
     adapter: str | Path | None = None,
     progress: Progress = Silent(),
+    **options: Any,
 ) -> VerifyResult:
     """Compare two model folders: weights, and logits in strict float64 and the storage dtype.
 
@@ -48,23 +43,13 @@ def verify(
     Args:
         source: folder of the model that was grown, or its name on the Hub; see ``growkit.grow``.
         target: folder of the grown model.
-        settings: settings of the proof. The following arguments override them.
-        text: file with real text, for the source's tokenizer; None for random tokens.
-        device: see ``Settings``.
-        prompts: number of windows of text, or of random prompts; None for 8, or for 4 if every
-            weight was recovered.
-        length: tokens in each prompt, at most the model's longest context; None for 512, or for 48
-            if every weight was recovered.
-        seed: seed of the random prompts.
-        trainability: whether every parameter of the target must be able to train.
-        max_kl: largest accepted KL, in nats per token; None for no limit.
-        steps: AdamW steps that both models take in strict float64, to compare what they learn;
-            None for no training.
-        optimizer: the source's optimizer state that was grown with the target, for these steps;
+        settings: settings of the proof.
+        optimizer: the source's optimizer state that was grown with the target, for ``steps``;
             None for the state in the source's folder, if the target was grown with one.
         adapter: the source's adapter that was grown with the target, to compare both models with
             their adapters as well, in PEFT.
         progress: receives the progress, such as ``growkit.Bars()``.
+        **options: fields of ``Settings``, in place of those in ``settings``; None for these.
 
     Returns:
         The verdict and all figures.
@@ -72,9 +57,8 @@ def verify(
     Raises:
         InputError: a folder cannot be loaded, or the two cannot be compared.
     """
-    chosen: dict[str, Any] = {"text": text, "device": device, "prompts": prompts, "length": length}
-    chosen |= {"seed": seed, "trainability": trainability, "max_kl": max_kl, "steps": steps}
-    settings = replace(settings, **{k: v for k, v in chosen.items() if v is not None})
+    chosen = {name: value for name, value in options.items() if value is not None}
+    settings = replace(settings, **chosen)
     state, of_source = (Path(path) if path is not None else None for path in (optimizer, adapter))
     if state is not None and settings.steps is None:
         raise InputError(
