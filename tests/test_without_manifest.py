@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,13 @@ from growkit.engine import planner
 from growkit.engine.loader import loading
 from growkit.engine.oracle import resolved
 from growkit.planning.manifest import read_record
-from growkit.proof.config import different_settings, follows, in_order, judge, not_compared
+from growkit.proof.config import (
+    different_settings,
+    follows,
+    in_order,
+    judge,
+    settings_of_one_class,
+)
 from growkit.proof.files import compare_with_plan, compare_with_source
 from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
@@ -75,7 +81,11 @@ def test_the_verdict_says_what_it_uncovered_notes(source: Path, target: Path) ->
         ("bos_token_id", 4),
         ("pad_token_id", 4),
         ("dtype", "bfloat16"),
+        ("dtype", "float64"),  # the weights are not stored in it
         ("attention_window", 5),
+        ("unknown", False),
+        ("unknown", None),
+        ("tie_word_embeddings", True),  # some readers tie a head that is stored
         ("initializer_range", 0.5),
         ("attention_dropout", 0.1),
         ("rope_theta", 5.0),  # which other software reads
@@ -102,7 +112,6 @@ def test_a_setting_that_no_prompt_shows(key: str, value: Any, source: Path, targ
     [
         ("rms_norm_eps", 1e-3),  # the logits judge these two
         ("hidden_act", "gelu"),
-        ("dtype", "float64"),
         ("use_cache", False),  # as Trainer leaves it
     ],
 )
@@ -113,10 +122,6 @@ def test_a_setting_without_effect_is_only_named(
     changed, (named,) = found(source, target)
     assert changed == ()
     assert named.startswith(f"{key} in config.json differs")
-    if key == "dtype":
-        result = growkit.verify(source, target, **QUICK)
-        assert result["kept"], result["reason"]
-        assert key in result["reason"]
 
 
 @pytest.mark.parametrize(
@@ -172,6 +177,8 @@ def test_a_setting_that_saving_drops_is_no_contradiction(source: Path, tmp_path:
 
 
 PROOF = growkit.Settings(prompts=1, length=16)
+ALONE = {"heads": "x1", "kv_heads": "x1"}
+WIDER_MLP = {"hidden": "x1", "ffn": "x2"}
 GROWTHS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "deeper": (
         "ministral",
@@ -182,6 +189,13 @@ GROWTHS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "another class": ("qwen2", {}, {"method": "upcycle", "top_k": 2}),
     "wider": ("qwen3", {}, {"hidden": "x2"}),
     "one vector for all heads": ("bailing_hybrid", {}, {"hidden": "x2"}),
+    "heads that divide hidden": ("gpt2", {}, {"hidden": "x2"}),
+    "heads of a type without a description": ("gptj", {}, {"hidden": "x2"}),
+    "numbers that no layer reads": ("falcon", {"multi_query": True, "num_kv_heads": 2}, WIDER_MLP),
+    "a number of layers in a list": ("bailing_hybrid", {}, {"method": "depth", "layers": "x2"}),
+    "layers of a decoder alone": ("blenderbot", {}, {"method": "depth", "layers": "x2"}),
+    "a part with a size of hidden": ("moshi", {}, {"hidden": "x2", "ffn": "x1", **ALONE}),
+    "experts of a type without a description": ("jetmoe", {}, {"method": "experts"}),
 }
 
 
@@ -194,7 +208,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
         kind, settings, growth = GROWTHS[name]
         folder = tmp_path_factory.mktemp("pair")
         source = folder / "source"
-        if kind in KINDS:
+        if kind in {*KINDS, "blenderbot", "jetmoe"}:
             save(kind, source, **settings)
         else:
             save_model(source, kind, **settings)
@@ -221,17 +235,23 @@ def test_no_false_alarm(name: str, pairs: Callable[[str], tuple[Path, Path]]) ->
         ("more experts", "num_experts_per_tok", 3, True),
         ("more experts", "sliding_window", 40, True),
         ("another class", "num_experts_per_tok", 4, False),
-        ("another class", "scoring_func", "sigmoid", False),
+        ("another class", "scoring_func", "sigmoid", True),
+        ("another class", "unknown", False, True),
+        ("another class", "router_aux_loss_coef", 0.5, True),
         ("another class", "layer_types", ["sliding_attention", "full_attention"], True),
         ("another class", "max_position_embeddings", 32, True),
         ("another class", "architectures", ["EvilForCausalLM"], True),
-        ("another class", "architectures", [], False),
+        ("another class", "architectures", [], True),
         ("wider", "max_window_layers", 0, True),
         ("wider", "sliding_window", 40, False),
         ("wider", "torch_dtype", "float16", False),
         ("wider", "use_cache", False, False),
         ("wider", "architectures", ["Qwen2ForCausalLM"], True),
         ("one vector for all heads", "num_key_value_heads", 16, True),
+        ("heads that divide hidden", "n_head", 4, True),
+        ("heads that divide hidden", "n_head", 16, True),
+        ("heads of a type without a description", "n_head", 4, True),
+        ("numbers that no layer reads", "num_kv_heads", 4, True),
     ],
 )
 def test_a_setting_of_a_grown_model(
@@ -339,15 +359,14 @@ def test_layers_of_a_wider_model_are_known_by_their_norms(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("stored", "said"), [("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_a_dtype_that_the_source_leaves_out(stored: str, said: str, tmp_path: Path) -> None:
-    """It is loaded in that of its weights, so a narrower one rounds them."""
+    """It is loaded in that of its weights, so any other one decides."""
     dtype = getattr(torch, stored)
     for name in ("source", "out"):
         save_model(tmp_path / name, "llama", dtype=dtype)
     with edit_json(tmp_path / "source" / "config.json") as config:
         del config["dtype"]
     edit_config(tmp_path / "out", dtype=said)
-    decides = found(tmp_path / "source", tmp_path / "out")[0]
-    assert ("dtype in config.json" in decides) == (said == "bfloat16")
+    assert "dtype in config.json" in found(tmp_path / "source", tmp_path / "out")[0]
 
 
 @pytest.mark.parametrize("narrow", ["lm_head.weight", "model.norm.weight"])
@@ -463,9 +482,29 @@ def test_a_scale_of_late_positions_is_not_judged_by_logits(
 
 def test_what_a_class_assumes_of_long_texts_is_named() -> None:
     llama, other = resolved({"model_type": "llama"}), resolved({"model_type": "gpt_neo"})
-    assert "window_size" in not_compared(llama, other)
-    assert "window_size" not in not_compared(llama | {"window_size": 256}, other)
-    assert "classifier_dropout" not in not_compared(llama, other)
+    judged = partial(settings_of_one_class, of_target=lambda key, value: False)
+    assert "window_size" in judged(llama, other)[1]
+    assert "window_size" not in judged(llama | {"window_size": 256}, other)[1]
+    assert not any("classifier_dropout" in keys for keys in judged(llama, other))
+    assert judged(llama, other | {"classifier_dropout": 0.5})[0] == ["classifier_dropout"]
+
+
+def test_the_dtype_that_weights_are_stored_in(source: Path, target: Path) -> None:
+    with edit_weights(target) as weights:
+        weights |= {name: tensor.double() for name, tensor in weights.items()}
+    edit_config(target, dtype="float64")
+    assert found(source, target) == ((), ("dtype in config.json differs",))
+
+
+def test_a_dtype_that_is_left_out_is_that_of_the_weights(source: Path, tmp_path: Path) -> None:
+    growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
+    with edit_json(tmp_path / "out" / "config.json") as config:
+        del config["dtype"]
+    for manifest in (True, False):
+        if not manifest:
+            (tmp_path / "out" / "growkit.json").unlink()
+        result = growkit.verify(source, tmp_path / "out", **QUICK)
+        assert result["kept"], result["reason"]
 
 
 # Arguments that are exchanged.

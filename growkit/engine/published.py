@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from growkit.base.errors import InputError
+from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
-from growkit.engine.oracle import PROVENANCE_KEYS, resolved
+from growkit.engine.oracle import PROVENANCE_KEYS, parsed, resolved
 from growkit.families.description import PREDICTING, value_at, with_value
 from growkit.families.family import Family, first_index
 from growkit.families.model import Model
@@ -116,6 +116,10 @@ def _without_need(config: Config, key: str, complete: Callable[[Config], Config]
     without = _with(config, key, MISSING)
     with suppress(InputError):
         if value_at(complete(without), key) == value_at(complete(config), key):
+            return without
+        with foreign("the config is not understood", "correct it"):  # a property is not saved
+            computed = getattr(parsed(without), key, MISSING)
+        if computed == value_at(config, key):
             return without
     return _without_periods(config, key, complete) if isinstance(config.get(key), list) else config
 

@@ -17,7 +17,7 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.base.tensors import Config
-from growkit.engine.oracle import model_without_numbers, parsed, quiet
+from growkit.engine.oracle import aliases, model_without_numbers, parsed, quiet
 from growkit.families.axes import Axis
 from growkit.families.description import variations
 from growkit.families.family import Family, described, families, known_family
@@ -157,8 +157,9 @@ def check_against_class(family: Family, config: Config) -> None:
     Raises:
         InputError: the description does not fit; the message names the key or the tensor.
     """
-    # What the class computes may be its name for something else, as Zamba 2's head_dim.
-    config = {key: value for key, value in config.items() if key not in family.derived}
+    # What a description computes may be a name of another key, as head_dim of Zamba 2.
+    other_names = family.derived & aliases(config).keys()
+    config = {key: value for key, value in config.items() if key not in other_names}
     model = _empty(config)
     if model is not None:  # else it is reported when the model is loaded
         _check_sizes(family, config, model)

@@ -14,7 +14,7 @@ EXPERTS = re.compile(r"(?i)^(moe_)?(num|n)_(routed_|local_)?experts$")
 KV_HEADS = re.compile(r"(?i)kv(_n)?_heads|key_value_heads|multi_query_group_num")
 """Names of keys for the number of key-value heads."""
 
-HEADS = re.compile(r"heads$")
+HEADS = re.compile(r"heads?$")
 """Names of keys for a number of heads."""
 
 PERIODS = re.compile(r"(?i)period|interval|freq|pattern")

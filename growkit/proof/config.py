@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from copy import copy
+from fractions import Fraction
 from functools import cache
 from hashlib import sha256
 from itertools import pairwise
@@ -24,16 +25,26 @@ from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
 from growkit.engine.device import CPU
 from growkit.engine.layerwise import Layerwise, last_state
-from growkit.engine.loader import LAYERS, loading
+from growkit.engine.loader import LAYERS as LAYER_NUMBERS
+from growkit.engine.loader import loading
 from growkit.engine.metrics import error_of
 from growkit.engine.oracle import PROVENANCE_KEYS, aliases, longest_context, resolved
 from growkit.engine.published import other_names, unrolled
 from growkit.engine.strict import strict_float64
 from growkit.engine.thresholds import THRESHOLD
-from growkit.engine.user_family import shown_by_tensors
-from growkit.families.description import LISTS, PREDICTING, Experts, leaves, with_value
+from growkit.engine.user_family import CONTEXT, shown_by_tensors
+from growkit.families.described import TIED
+from growkit.families.description import (
+    BALANCING,
+    LISTS,
+    PREDICTING,
+    Experts,
+    leaves,
+    value_at,
+    with_value,
+)
 from growkit.families.family import Family, by_layer, first_index, known_family
-from growkit.families.keys import EXPERTS, GROUPS, SCALING, TOP_K
+from growkit.families.keys import EXPERTS, GROUPS, HEADS, KV_HEADS, LAYERS, SCALING, TOP_K
 from growkit.planning.plan import Lineage
 from growkit.proof.fingerprint import question
 
@@ -98,26 +109,27 @@ def different_settings(
     """
     changed: list[str] = []
     named: list[str] = []
-    follow = _follow_experts(first, second)
+    follow, configs = _follow_experts(first, second), (first, second)
     layers = layers or (layers_of(first), layers_of(second))
-    free, own = PROVENANCE_KEYS | _sizes(second), {}
+    free, own = PROVENANCE_KEYS, {}
     one_class = first.get("model_type") == second.get("model_type")
     keys = first.keys() | second.keys()
     if not one_class:
-        free |= _sizes(first) | {"model_type"}
+        free = free | _sizes(first) | _sizes(second) | {"model_type"}
         own = _own_names(second)
         usual = "layer_types" if "layer_types" in second else "sliding_window"
         own["sliding_window"] = min({**_ignored(first), **_ignored(second)}, default=usual)
         first, second = _in_shared_names(first), _in_shared_names(second)
         keys = first.keys() & second.keys()
+    else:
+        first, second = _with_sizes(first), _with_sizes(second)
     missing: Any = object()
     for key in sorted(keys - free):
         was, now = (_entries(*of, key, missing) for of in zip((first, second), layers, strict=True))
-        off = all(value is missing or value is None or value is False for value in (was, now))
         by_layer = key in WINDOWS or (one_class and key not in SHARED)
         name = f"{path}{own.get(key, key)}"
         explained = (
-            (was == now or off or follow.get(key, missing) == now or _fewer_predicting(key, now))
+            (was == now or follow.get(key, missing) == now or _fewer_predicting(key, now))
             or (key == "vocab_size" and type(was) is type(now) is int and was < now)
             or (by_layer and _deeper(was, now, layers) and fits(was, now))
             or (one_class and _is_size(key, first, second))
@@ -129,11 +141,28 @@ def different_settings(
             inside = different_settings(was, now, shown, fits, layers, f"{name}.", of_target)
             changed += inside[0]
             named += inside[1]
-        elif key in FREE or (key == "dtype" and _holds(was, now)) or shown(f"{path}{key}", now):
+        elif key in FREE or shown(f"{path}{key}", now):
             named.append(name)
         else:
             changed.append(name)
+    if not path and one_class:
+        changed = [key for key in changed if not _is_derived(key, *configs)]
     return changed, named
+
+
+def _with_sizes(config: Config) -> Config:
+    """A config with the sizes that its class computes where it has none, such as head_dim."""
+    family = known_family(config.get("model_type"))
+    complete = family.complete(config) if family else {}
+    sizes = family.axes.keys() - family.derived if family else set()
+    return {**config, **{key: complete[key] for key in sizes if config.get(key) is None}}
+
+
+def _is_derived(key: str, first: Config, second: Config) -> bool:
+    """Whether the class computes a key from others, whatever a config says."""
+    read = resolved(with_value(second, key, value_at(first, key)))
+    now = value_at(second, key)
+    return read is not None and value_at(read, key) == now != value_at(first, key)
 
 
 def judge(source: Checkpoint) -> Shown:
@@ -173,31 +202,46 @@ def _deeper(was: Any, now: Any, layers: tuple[int, int]) -> bool:
     return lists and layers[0] != layers[1] and layers == (len(was), len(now))
 
 
-def not_compared(first: Config, second: Config) -> list[str]:
-    """Find the keys of a config that cannot be compared with the config of another class.
+def settings_of_one_class(
+    first: Config, second: Config, of_target: Shown
+) -> tuple[list[str], list[str]]:
+    """Judge the keys of a config that cannot be compared with the config of another class.
+
+    Such a setting has the default of its class, or the target's logits show another value;
+    else it makes another model, as does a key that the class does not read.
 
     Args:
         first: a complete config.
         second: the complete config of a model of another class.
+        of_target: whether the logits of the second model show another value.
 
     Returns:
-        The keys of ``second`` whose values differ from ``first``; a key whose effect a short text
-        would show is left out if it has the default of its class.
+        The keys of ``second`` that make another model, and those that were not compared.
     """
-    assumed = resolved({"model_type": second.get("model_type")}) or {}
+    defaults = resolved({"model_type": second.get("model_type")}) or {}
     experts, _ = _experts_of(second)
     chosen = (experts.top_k, *experts.groups, experts.scaling) if experts else ()
-    names = _own_names(second)
+    names, family = _own_names(second), known_family(first.get("model_type"))
+    completed = {**first, **(family.complete(first) if family else {})}
     both = _in_shared_names(first).keys() & _in_shared_names(second).keys() & SHARED
     compared = {names.get(key, key) for key in both}
     seen = {*compared, *first, *_sizes(second), *PROVENANCE_KEYS, "model_type"}
-    keys = []
+    missing: Any = object()
+    changed: list[str] = []
+    named: list[str] = []
     for key in sorted(second.keys() - seen):
-        value, long = second[key], THRESHOLD.search(key) and key not in WINDOWS
-        default = not long and key not in chosen and value == assumed.get(key, False)
-        if value not in (None, first.get(key, False)) and not default:
-            keys.append(key)
-    return keys
+        value, default = second[key], defaults.get(key, missing)
+        if key in chosen or THRESHOLD.search(key):
+            named.append(key)
+        elif value in (default, completed.get(key, missing)):
+            continue
+        elif default is missing:
+            changed.append(key)
+        elif of_target(key, default):
+            named.append(key)
+        elif not shown_by_tensors(key, second, {**second, key: default}):
+            changed.append(key)
+    return changed, named
 
 
 def _in_shared_names(config: Config) -> Config:
@@ -323,8 +367,11 @@ def _experts_of(
         numbers = [key for key, value in config.items() if type(value) is int]
         groups = tuple(key for key in GROUPS if key in numbers)
         scaling = next(filter(SCALING.search, config), None)
+        balancing = next(filter(BALANCING.fullmatch, config), "")
         chosen = [
-            Experts("", key, scaling=scaling, groups=groups) for key in numbers if TOP_K.search(key)
+            Experts("", key, scaling=scaling, groups=groups, balancing=balancing)
+            for key in numbers
+            if TOP_K.search(key)
         ]
         return next(iter(chosen), None), [*filter(EXPERTS.search, numbers)]
     if family.experts is None:
@@ -344,11 +391,52 @@ def _sizes(config: Config) -> set[str]:
 
 def _is_size(key: str, first: Config, second: Config) -> bool:
     """Whether tensors show a key's value, or it repeats a size under another name, as plans do."""
+    now = second.get(key)
     if key in SHARED | WINDOWS:
         return False
-    if (size := _repeated_size(key, first, second)) is not None and size == second.get(key):
-        return True
-    return _same_context(key, first, second.get(key)) and shown_by_tensors(key, first, second)
+    if key == TIED:  # some readers tie a head although it is stored
+        return not now
+    if now in (_repeated_size(key, first, second), _heads_of_same_width(first, second).get(key)):
+        return now is not None
+    return _same_context(key, first, now) and (
+        shown_by_tensors(key, first, second) or _grew_along(key, first, second)
+    )
+
+
+def _grew_along(key: str, first: Config, second: Config) -> bool:
+    """Whether a number of heads or layers was and is that of another key, which tensors show.
+
+    The class does not read it, as the number of key and value heads where these are compressed.
+    """
+    values = first.get(key), second.get(key)
+    alike = next((pattern for pattern in (HEADS, LAYERS) if pattern.search(key)), None)
+    return alike is not None and any(
+        (first[size], second[size]) == values and shown_by_tensors(size, first, second)
+        for size in (first.keys() & second.keys()) - {key}
+        if alike.search(size) and type(second[size]) is int
+    )
+
+
+def _heads_of_same_width(first: Config, second: Config) -> dict[str, int]:
+    """The numbers of heads that divide hidden into as wide ones as in the source, by their keys.
+
+    No tensor shows such a number.
+    """
+    hidden = aliases(second).get("hidden_size", "hidden_size")
+    widths = first.get(hidden), second.get(hidden)
+    if not all(type(width) is int for width in widths) or widths[0] == widths[1]:
+        return {}
+    wanted = {
+        key: Fraction(first[key] * widths[1], widths[0])
+        for key in first.keys() & second.keys()
+        if HEADS.search(key) and not KV_HEADS.search(key) and type(first[key]) is int
+    }
+    return {
+        key: int(number)
+        for key, number in wanted.items()
+        if number.denominator == 1
+        and not shown_by_tensors(key, second, {**second, key: 2 * int(number)})
+    }
 
 
 def _is_forced(key: str, path: str, first: Config, second: Config, of_target: Shown | None) -> bool:
@@ -368,11 +456,14 @@ def _is_forced(key: str, path: str, first: Config, second: Config, of_target: Sh
 
 
 def _same_context(key: str, config: Config, value: Any) -> bool:
-    """Whether another value of a key leaves the longest text as it is.
+    """Whether another value of a key leaves the longest text as it is, or no text can be read.
 
     A prompt reads only as many rows of a table of positions as it has tokens.
     """
-    return bool(longest_context({**config, key: value}) == longest_context(config))
+    other = {**config, key: value}
+    if key != aliases(config).get(CONTEXT) and resolved(other) is None:
+        return True
+    return bool(longest_context(other) == longest_context(config))
 
 
 def _repeated_size(key: str, first: Config, second: Config) -> Any:
@@ -392,16 +483,23 @@ def _read_keys(config: Config) -> Set[str]:
     return (resolved({"model_type": config.get("model_type")}) or config).keys()
 
 
-def stale_sizes(first: Config, second: Config) -> dict[str, Any]:
-    """Keys of other software that still have a size of the source, with what plans write instead.
+def stale_sizes(first: Config, second: Config, of_target: Shown) -> dict[str, Any]:
+    """Keys with another number than sizes that grew require, with what plans write instead.
 
-    The class reads none of them.
+    The class reads none of them, but for the number of heads into which it splits hidden.
+
+    Args:
+        first: config of the source.
+        second: config of the target.
+        of_target: whether the target's logits show another value.
     """
     if first.get("model_type") != second.get("model_type"):
         return {}
     unread = second.keys() - _read_keys(second) - SHARED - WINDOWS
     same = sorted(key for key in unread if second[key] == first.get(key))
     sizes = {key: _repeated_size(key, first, second) for key in same}
+    heads = _heads_of_same_width(first, second).items()
+    sizes |= {key: number for key, number in heads if of_target(key, number) is not False}
     return {key: size for key, size in sizes.items() if size not in (None, second[key])}
 
 
@@ -432,10 +530,10 @@ def _fewer_predicting(key: str, now: Any) -> bool:
 
 def layers_of(config: Config) -> int:
     """The number of layers in a config; 0 if it has none."""
-    return next((c for c in map(config.get, LAYERS) if isinstance(c, int)), 0)
+    return next((c for c in map(config.get, LAYER_NUMBERS) if isinstance(c, int)), 0)
 
 
-def _holds(was: Any, now: Any) -> bool:
+def holds(was: Any, now: Any) -> bool:
     """Whether the second dtype holds every number of the first."""
     names: Mapping[str, str] = {name: short for short, name in TORCH_NAMES.items()}
     if was is None or now is None:

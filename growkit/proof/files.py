@@ -199,7 +199,8 @@ def compare_with_plan(
         wanted["auto_map"] = target.config["auto_map"]
     sizes = family.size_keys - family.unseen_sizes - configs.SHARED
     by_plan = _changed_by_plan(source, planned, sizes.union(routed))
-    values = [*_first_changed_key(wanted, written), *by_plan]
+    with_dtypes = (_with_dtype(config, target) for config in (wanted, written))
+    values = [*_first_changed_key(*with_dtypes), *by_plan]
     changed = [value["name"] for value in values]
     held = own_code(target.opened)
     changed += [name for name, content in code.items() if held.get(name) != content]
@@ -234,39 +235,40 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     """
     loads, loaded = loading(source), loading(target)
     ids, unseen = sidecars.same_ids(source.opened, target.opened)
-    was, now = (
-        loading(model).config | {"dtype": str(loading(model).config.get("dtype") or _dtype(model))}
-        for model in (source, target)
-    )
+    was, now = (_with_dtype(loading(model).config, model) for model in (source, target))
+    stored = now["dtype"] == _dtype(target) and configs.holds(was["dtype"], now["dtype"])
+    wider = stored and was["dtype"] != now["dtype"]
+    was = {**was, "dtype": now["dtype"]} if wider else was
     deeper = configs.layers_of(was) != configs.layers_of(now)
     copied = configs.copied_layers(source, target) if deeper else None
     now = _without_old_keys(source, was, now)
-    fits = partial(configs.follows, copied)
+    fits, of_target = partial(configs.follows, copied), configs.judge(target)
     keys, other_keys = configs.different_settings(
-        was, now, configs.judge(source), fits, of_target=configs.judge(target)
+        was, now, configs.judge(source), fits, of_target=of_target
     )
+    other_keys += ["dtype"] if wider else []
     unstated = [key for key in keys if not target.states(key.partition(".")[0])]
     keys = [key for key in keys if key not in unstated]
-    stale = configs.stale_sizes(was, now)
-    values = [_changed_value(key, {**was, **stale}, now) for key in (*keys, *stale)]
-    changed = [value["name"] for value in values]
+    stale = configs.stale_sizes(was, now, of_target)
     named = [f"{key} in config.json differs" for key in other_keys]
     if unstated:
         named.append(f"{target.folder} does not say {listed(unstated)}, which were not compared")
     if was.get("model_type") != now.get("model_type"):
-        keys = configs.not_compared(was, now)
+        own_keys, not_compared = configs.settings_of_one_class(was, now, of_target)
+        keys += own_keys
         note = "of config.json only keys with the same meaning in both classes were compared"
-        named.append(note + (f", not {', '.join(keys)}" if keys else ""))
+        named.append(note + (f", not {', '.join(not_compared)}" if not_compared else ""))
+    values = [_changed_value(key, {**was, **stale}, now) for key in (*keys, *stale)]
+    changed = [value["name"] for value in values]
     # Other engines look for the class that a config names; the source may use another name.
     classes = target.config.get("architectures")
     family = known_family(target.config.get("model_type"))
     allowed: list[Any] = [[loaded.model], *([[family.architecture]] if family else [])]
     if source.config.get("model_type") == target.config.get("model_type"):
         allowed.append(source.config.get("architectures"))
-    if classes and classes not in allowed:
+    stated = source.config.get("architectures") and target.states("architectures")
+    if stated and classes not in allowed:
         changed.append("architectures in config.json")
-    elif not classes and source.config.get("architectures") and target.states("architectures"):
-        named.append("architectures in config.json differs")
     for key, replaced in _without_effect({**loads.config, **source.config}, target).items():
         if replaced:
             named.append(_ignored_note(key, loaded.model))
@@ -287,6 +289,12 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     changed = [*dict.fromkeys(changed)]
     of_source = [name for name in changed if name.removesuffix(" in config.json") not in stale]
     return FolderDifferences(changed, named, unknown, values, of_source)
+
+
+def _with_dtype(config: Config, checkpoint: Checkpoint) -> Config:
+    """A config with the dtype in which transformers loads the folder."""
+    dtype = config.get("dtype") or config.get("torch_dtype") or _dtype(checkpoint)
+    return {**config, "dtype": str(dtype)}
 
 
 def _dtype(checkpoint: Checkpoint) -> str:
