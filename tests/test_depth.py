@@ -293,6 +293,11 @@ def test_caches_have_room_for_new_layers(kind: str, blocks: str, tmp_path: Path)
     with torch.no_grad():
         logits = model(input_ids=said.sequences, use_cache=False).logits[:, 7:-1]
     assert torch.allclose(torch.stack(said.logits, 1), logits.float(), atol=1e-6)
+    if blocks == "identity":
+        (out / "growkit.json").unlink()
+        assert growkit.verify(source, out, prompts=1, length=12)["kept"]
+        edit_config(out, encoder_layers=3)
+        assert not growkit.verify(source, out, prompts=1, length=12)["kept"]
     edit_config(source, encoder_layers=3)
     with pytest.raises(growkit.InputError, match=r"encoder_layers.*3.*decoder_layers, 2"):
         growkit.grow(source, tmp_path / "other", **GROW, layers="x2", blocks=blocks)

@@ -133,6 +133,8 @@ def different_settings(
             or (key == "vocab_size" and type(was) is type(now) is int and was < now)
             or (by_layer and _deeper(was, now, layers) and fits(was, now))
             or (one_class and _is_size(key, first, second))
+            # Caches of a decoder without its encoder have as many layers as the key of this name.
+            or ((was, now) == layers and key == aliases(second).get("num_hidden_layers"))
             or (one_class and key not in follow and _is_forced(key, path, first, second, of_target))
         )
         if explained:
