@@ -81,7 +81,7 @@ class Format:
         yield from ()
 
 
-class Settings:
+class ForeignSettings:
     """Settings of another program; what is not taken is not known.
 
     Args:

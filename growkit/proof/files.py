@@ -260,14 +260,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
         named.append(note + (f", not {', '.join(not_compared)}" if not_compared else ""))
     values = [_changed_value(key, {**was, **stale}, now) for key in (*keys, *stale)]
     changed = [value["name"] for value in values]
-    # Other engines look for the class that a config names; the source may use another name.
-    classes = target.config.get("architectures")
-    family = known_family(target.config.get("model_type"))
-    allowed: list[Any] = [[loaded.model], *([[family.architecture]] if family else [])]
-    if source.config.get("model_type") == target.config.get("model_type"):
-        allowed.append(source.config.get("architectures"))
-    stated = source.config.get("architectures") and target.states("architectures")
-    if stated and classes not in allowed:
+    if _names_other_class(source, target, loaded.model):
         changed.append("architectures in config.json")
     for key, replaced in _without_effect({**loads.config, **source.config}, target).items():
         if replaced:
@@ -289,6 +282,16 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     changed = [*dict.fromkeys(changed)]
     of_source = [name for name in changed if name.removesuffix(" in config.json") not in stale]
     return FolderDifferences(changed, named, unknown, values, of_source)
+
+
+def _names_other_class(source: Checkpoint, target: Checkpoint, model: str) -> bool:
+    """Whether other engines look for another class by a target's config than by the source's."""
+    classes, before = (model.config.get("architectures") for model in (target, source))
+    family = known_family(target.config.get("model_type"))
+    allowed: list[Any] = [[model], *([[family.architecture]] if family else [])]
+    if source.config.get("model_type") == target.config.get("model_type"):
+        allowed.append(before)
+    return bool(before and target.states("architectures")) and classes not in allowed
 
 
 def _with_dtype(config: Config, checkpoint: Checkpoint) -> Config:

@@ -22,7 +22,7 @@ from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, cut, full, main_dtype
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import Folder, State, read, state_of
-from growkit.checkpoint.format import Format, Held, Settings
+from growkit.checkpoint.format import ForeignSettings, Format, Held
 from growkit.checkpoint.weight_file import Place, WeightFile, check_header, explain_damage
 
 MAX_HEADER = 1 << 27
@@ -465,7 +465,7 @@ def _config(file: GGUFFile) -> Config:
         raise ValueError(f"architecture {kind!r} is none of {', '.join(ARCHITECTURES)}")
     if (parts := file.settings.get("split.count") or 1) != 1:
         raise ValueError(f"it is one of {parts} files; merge them with llama-gguf-split")
-    settings = Settings(file.settings, f"{kind}.")
+    settings = ForeignSettings(file.settings, f"{kind}.")
     several, experts = ARCHITECTURES[kind], settings.take("expert_count") or None
     architecture = several[0 if experts else -1]
     config: Config = {"model_type": architecture.model_type}

@@ -9,7 +9,7 @@ from typing import Any
 
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import Folder, read_yaml
-from growkit.checkpoint.format import Format, Held, Settings
+from growkit.checkpoint.format import ForeignSettings, Format, Held
 from growkit.checkpoint.weight_file import (
     TorchFile,
     WeightFile,
@@ -115,7 +115,7 @@ class LitGPT(Format):
         where = folder.path / CONFIG
         stored = read_yaml(where, "the config")
         with explain_damage(f"{where} cannot be used", "correct it, or convert the model again"):
-            config = _config(Settings(stored))
+            config = _config(ForeignSettings(stored))
             embedding, head = (
                 file.places[name] for name in ("transformer.wte.weight", "lm_head.weight")
             )
@@ -138,7 +138,7 @@ class LitGPT(Format):
         return held
 
 
-def _config(settings: Settings) -> Config:
+def _config(settings: ForeignSettings) -> Config:
     """The config of transformers for litgpt's settings, without the dtype.
 
     Raises:
@@ -196,7 +196,7 @@ def _layers(indices: Any, layers: int, used: Any) -> list[bool]:
 
 
 def _gemma(
-    config: Config, settings: Settings, normed: bool, window: Any, sliding: Sequence[bool]
+    config: Config, settings: ForeignSettings, normed: bool, window: Any, sliding: Sequence[bool]
 ) -> None:
     """Add what is in the config of a Gemma."""
     both = (
@@ -219,7 +219,7 @@ def _gemma(
         config |= {"layer_types": kinds, **({"sliding_window": window} if window else {})}
 
 
-def _llama(settings: Settings, kind: str, normed: bool, biased: bool) -> Config:
+def _llama(settings: ForeignSettings, kind: str, normed: bool, biased: bool) -> Config:
     """The type and other keys of a model with a gated MLP or experts."""
     silu = {"hidden_act": "silu"}
     if kind == "LLaMAMoE":

@@ -12,7 +12,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, full, main_dtype
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import MAX_DIGITS, Format, Held, Settings
+from growkit.checkpoint.format import MAX_DIGITS, ForeignSettings, Format, Held
 from growkit.checkpoint.weight_file import (
     StoredWeights,
     TorchFile,
@@ -138,7 +138,7 @@ class Meta(Format):
         (file,) = files
         where, stored = folder.path / CONFIG, folder.json(CONFIG, MAX_DIGITS)
         with explain_damage(f"{where} cannot be used", "copy the folder again"):
-            return _config(Settings(stored), file)
+            return _config(ForeignSettings(stored), file)
 
     def layout(self, config: Config) -> Sequence[Held]:
         """See ``Format``."""
@@ -149,7 +149,7 @@ class Meta(Format):
         ]
 
 
-def _config(settings: Settings, file: Ranks) -> Config:
+def _config(settings: ForeignSettings, file: Ranks) -> Config:
     """The config of transformers for the settings of Llama.
 
     Raises:

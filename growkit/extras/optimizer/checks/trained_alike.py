@@ -247,8 +247,7 @@ def prove_training(
     Raises:
         InputError: there is no text to train on, or a state cannot be read.
     """
-    batches = _batches(settings, before)
-    law = law_of(lineage)
+    batches, law = _batches(settings, before), law_of(lineage)
     updates = class_updates(after, law.updates)
     rounding = rounded_sum(widest(before))
     begun, where, both, unlike = "the moments of a first batch", "", None, None
@@ -271,8 +270,7 @@ def prove_training(
     still = sum(update.new for update in updates.values())
     judged = _judge(law, source, target, tolerance, still, caught)
     kept, sentence = _with_state(*judged, unlike, where)
-    advice = _advice(relative, tolerance, caught=caught) if kept is False else None
-    finding = _finding(kept, f"{sentence}{places.untried}", relative, tolerance, advice)
+    finding = _finding(kept, f"{sentence}{places.untried}", relative, tolerance, caught)
     return TrainingSection(
         findings=[finding],
         notes=[],
@@ -305,7 +303,7 @@ def _with_state(
 
 
 def _finding(
-    kept: bool | None, sentence: str, relative: float, tolerance: float | None, advice: str | None
+    kept: bool | None, sentence: str, relative: float, tolerance: float | None, caught: bool | None
 ) -> Finding:
     return Finding(
         name="training",
@@ -313,7 +311,7 @@ def _finding(
         sentence=sentence,
         measured=finite(relative),
         limit=tolerance and finite(tolerance),
-        advice=advice,
+        advice=_advice(relative, tolerance, caught=caught) if kept is False else None,
         verdict="preserved, but it does not learn as its source does",
         in_reason=True,
     )
