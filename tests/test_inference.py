@@ -315,12 +315,11 @@ def test_odd_sizes_are_refused_before_writing(
     assert not (tmp_path / "out").exists()
 
 
-def test_layers_that_a_part_of_the_config_lists_are_refused(tmp_path: Path) -> None:
-    source = save_random(tmp_path / "source", config_of("kimi_linear"))
-    listed = {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 4}
-    edit_config(source, num_hidden_layers=2, layer_types=None, linear_attn_config=listed)
-    with pytest.raises(InputError, match="no single key of the config of KimiLinear"):
-        growkit.grow(source, tmp_path / "out", hidden="x2")
+def test_reasons_name_no_temporary_folder(tmp_path: Path) -> None:
+    """A reason may be a message on the small model that was tried."""
+    found = growkit.infer(save_random(tmp_path / "source", config_of("git")))
+    reasons = {trial["axis"]: trial["why"] for trial in found["trials"]}
+    assert "GitForCausalLM model normalises the sum" in reasons["layers"]
 
 
 @pytest.mark.sampled(1)

@@ -335,15 +335,15 @@ class SmallModel:
         return self.errors[content.digest()]
 
 
-def _told(why: InputError) -> str:
-    """Why a growth is not possible.
+def _told(why: InputError, folder: Path) -> str:
+    """Why a growth is not possible, without the name of a temporary folder.
 
     Raises:
         InputError: the given one, if it follows from a fault of the place.
     """
     if system_error(why):
         raise why
-    return reason(why)
+    return re.sub(rf"( in)? {re.escape(str(folder))}\S*", "", reason(why))
 
 
 def try_growth(small: SmallModel, axis: str, description: Mapping[str, Any]) -> Trial:
@@ -364,8 +364,7 @@ def try_growth(small: SmallModel, axis: str, description: Mapping[str, Any]) -> 
             try:
                 return small.error_of(grown)
             except InputError as why:  # its tensors are not those of the class, for example
-                named = re.escape(str(small.source.folder))  # it is temporary
-                cause = re.sub(rf"( in)? {named}\S*", "", reason(why)).partition("; ")[0]
+                cause = _told(why, small.source.folder).partition("; ")[0]
                 raise InputError(f"{DOES_NOT_RUN} ({cause})") from None
 
     for growth in GROWTHS[axis]:
@@ -374,14 +373,21 @@ def try_growth(small: SmallModel, axis: str, description: Mapping[str, Any]) -> 
         try:
             errors = [grown_error(method, shown)]
         except InputError as why:
-            impossible.append(Trial(axis=axis, options=shown, error=None, why=_told(why)))
+            impossible.append(
+                Trial(axis=axis, options=shown, error=None, why=_told(why, small.source.folder))
+            )
             continue
         for size in OTHER_DEPTHS if axis == "layers" else ():
             try:
                 errors.append(grown_error(method, {"layers": size}))
             except InputError as why:  # some numbers of layers are not possible
                 if _failed(
-                    other := Trial(axis=axis, options={axis: size}, error=None, why=_told(why))
+                    other := Trial(
+                        axis=axis,
+                        options={axis: size},
+                        error=None,
+                        why=_told(why, small.source.folder),
+                    )
                 ):
                     return other
         return Trial(axis=axis, options=shown, error=max(errors), why=None)
