@@ -94,7 +94,7 @@ def loading_as_stored() -> Iterator[None]:
         with stored_dtypes():
             return load(*args, **kwargs)
 
-    with patch.object(torch, "load", load_as_stored):
+    with patch("torch.load", load_as_stored):  # ``torch`` here is imported late
         yield
 
 
