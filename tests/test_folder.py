@@ -12,7 +12,6 @@ import pytest
 from transformers import CONFIG_MAPPING, AutoTokenizer
 
 import growkit
-from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import write_manifest
@@ -139,13 +138,11 @@ def test_another_vocabulary_is_found(source: Path, tmp_path: Path) -> None:
         tokens = tokenizer["model"]["vocab"]
         tokens["x"], tokens["y"] = tokens["y"], tokens["x"]
     both = Folder(source), Folder(target)
-    words = f"token 'x' is number 120 in {source} and number 121 in {target}"
-    with pytest.raises(InputError, match=words):
-        same_ids(*both)
+    words = "token 'x' is number 120 in the source and number 121 here"
+    assert same_ids(*both) == (words, None)
     assert first_changed_sidecar(source, target) == "tokenizer.json"
     (target / "tokenizer.json").write_text("{")
-    with pytest.raises(InputError, match=f"the tokenizer of {target} cannot be loaded"):
-        same_ids(*both)
+    assert same_ids(*both) == ("which cannot be loaded here", None)
     shutil.rmtree(target)
     target.mkdir()
     assert same_ids(*both) == (None, f"the tokenizer, because {target} has none")

@@ -163,6 +163,51 @@ def test_what_only_others_do_with_a_tokenizer_is_named(source: Path, target: Pat
     assert result.sections.files.unknown_files == ["tekken.json"]
 
 
+BESIDE: dict[str, tuple[str, dict[str, Any] | str | None]] = {
+    "temperature": ("generation_config.json", {"temperature": 0.5}),
+    "eos_token_id": ("generation_config.json", {"eos_token_id": [2, 5]}),
+    "template": ("chat_template.jinja", "{{ messages }}"),
+    "preprocessor": ("preprocessor_config.json", {"size": 336}),
+    "preprocessor_config.json": ("preprocessor_config.json", None),
+    "video_preprocessor": ("video_preprocessor_config.json", "{}"),
+    "token": ("added_tokens.json", '{"<new>": 7}'),
+    "tokenizer": ("tokenizer.json", "{"),
+    "LICENSE": ("LICENSE", "another"),
+}
+
+
+@pytest.fixture(scope="module")
+def with_files(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A source with files that prompts do not show, and what was grown from it."""
+    again = shutil.copytree(source, tmp_path_factory.mktemp("files") / "source")
+    (again / "preprocessor_config.json").write_text('{"size": 224}')
+    (again / "generation_config.json").write_text('{"eos_token_id": [2, 3], "top_k": 5}')
+    for name in ("LICENSE", "chat_template.jinja"):
+        (again / name).write_text("one")
+    growkit.grow(again, again.with_name("out"), ffn="x2", verify=False)
+    return again, again.with_name("out")
+
+
+@pytest.mark.parametrize("said", BESIDE)
+def test_files_beside_the_weights_decide_as_with_a_manifest(
+    said: str, with_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (name, content), (source, grown) = BESIDE[said], with_files
+    target = shutil.copytree(grown, tmp_path / "out")
+    if content is None:
+        (target / name).unlink()
+    elif isinstance(content, dict):
+        edit_config(target, name, **content)
+    else:
+        (target / name).write_text(content)
+    for manifest in (True, False):
+        if not manifest:
+            (target / "growkit.json").unlink()
+        result = growkit.verify(source, target, **QUICK)
+        assert not result["kept"]
+        assert said in " ".join(result.sections.files.changed), result["reason"]
+
+
 def test_a_setting_that_saving_drops_is_no_contradiction(source: Path, tmp_path: Path) -> None:
     """The source's tokenizer, saved again after growth, says less and does the same."""
     again = shutil.copytree(source, tmp_path / "again")

@@ -204,9 +204,9 @@ def compare_with_plan(
     changed = [value["name"] for value in values]
     held = own_code(target.opened)
     changed += [name for name, content in code.items() if held.get(name) != content]
-    changed += sidecars.changed_sidecars(source.opened, target.opened)
-    if GENERATION not in changed:
-        changed += sidecars.changed_generation(source.opened, target.opened)
+    beside = sidecars.changed_sidecars(source.opened, target.opened)
+    changed += [name for name in beside if name != GENERATION]
+    changed += sidecars.changed_generation(source.opened, target.opened)
     expected = {*WRITTEN, *code, *source.opened.carried(), *_weights_of(target)}
     for companion in companions():
         if recipe is not None and companion.path(recipe):
@@ -228,11 +228,7 @@ def compare_with_plan(
 
 
 def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDifferences:
-    """Compare a folder of unknown origin with its source.
-
-    Raises:
-        InputError: the two have different vocabularies.
-    """
+    """Compare a folder of unknown origin with its source."""
     loads, loaded = loading(source), loading(target)
     ids, unseen = sidecars.same_ids(source.opened, target.opened)
     was, now = (_with_dtype(loading(model).config, model) for model in (source, target))
@@ -271,6 +267,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     changed += [f"the tokenizer ({ids})"] if ids else []
     if target.opened.has("config.json"):
         changed += sidecars.changed_generation(source.opened, target.opened)
+        changed += sidecars.changed_files(source.opened, target.opened)
     code = foreign_code(target.opened)
     coded = [(named_code(model.opened), own_code(model.opened)) for model in (source, target)]
     if code and loaded.own_class and coded[0] != coded[1]:
@@ -278,8 +275,10 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     changed += _changed_buffers(source, target)
     known = {*WRITTEN, *code, *target.opened.code(), *_weights_of(target), *sidecars.READ}
     names = [name for name in target.opened.names() if name not in known]
-    unknown = [name for name in names if not _is_of_source(name, source, target)]
     changed = [*dict.fromkeys(changed)]
+    unknown = [
+        name for name in names if name not in changed and not _is_of_source(name, source, target)
+    ]
     of_source = [name for name in changed if name.removesuffix(" in config.json") not in stale]
     return FolderDifferences(changed, named, unknown, values, of_source)
 

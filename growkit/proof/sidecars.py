@@ -74,6 +74,21 @@ def changed_sidecars(source: Folder, target: Folder) -> list[str]:
     return changed + [name for name in differ if not _same_json(source, target, name)]
 
 
+def changed_files(source: Folder, target: Folder) -> list[str]:
+    """Files beside a tokenizer's that the source has with another content.
+
+    Files of processors are also changed if only one folder has them.
+    """
+    processors = {*source.names(*PROCESSORS), *target.names(*PROCESSORS)}
+    both = processors.union(name for name in source.carried() if target.has(name))
+    return [
+        name
+        for name in sorted(both)
+        if name != GENERATION and not is_of_tokenizer(name)
+        if not same_bytes(source, target, name) and not _same_json(source, target, name)
+    ]
+
+
 def is_compared(name: str) -> bool:
     """Whether ``changed_sidecars`` reports a file that was added."""
     return is_of_tokenizer(name) or ("/" not in name and matches(name, (GENERATION, *PROCESSORS)))
@@ -116,9 +131,6 @@ def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
 
     Returns:
         The first difference, or None; and a note on what was not compared, and why, or None.
-
-    Raises:
-        InputError: their vocabularies differ, or only one of them loads.
     """
     without = [folder for folder in (before, after) if not has_tokenizer(folder)]
     if without:
@@ -127,14 +139,14 @@ def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
     if first is None and second is None:
         return None, "the tokenizers, because they do not load"
     if first is None or second is None:
-        raise InputError(f"the tokenizer of {before if first is None else after} cannot be loaded")
+        return f"which cannot be loaded {'in the source' if first is None else 'here'}", None
     ids, others = first.get_vocab(), second.get_vocab()
     differing = [token for token in {*ids, *others} if ids.get(token) != others.get(token)]
     if differing:
         token = min(differing, key=lambda word: (ids.get(word, len(ids)), word))
         both = (vocabulary.get(token) for vocabulary in (ids, others))
         was, became = ("none" if number is None else f"number {number}" for number in both)
-        raise InputError(f"token {token!r} is {was} in {before} and {became} in {after}")
+        return f"token {token!r} is {was} in the source and {became} here", None
     difference = first_difference(first, second) or _other_rules(before, after, first, second)
     if difference is None and _contradict(before, after, first, second):
         difference = f"a setting in {SETTINGS}"
