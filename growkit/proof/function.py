@@ -35,6 +35,7 @@ from growkit.proof.localisation import tensor_fault
 from growkit.proof.modes import ATTENTION, NO_NUMBERS, SHORT, Mode, NotAskedError, kernel_modes
 from growkit.proof.pair import Pair
 from growkit.proof.preflight import vocabulary_error
+from growkit.proof.rounding import Inflation, compare_rounding
 from growkit.proof.side_by_side import Comparison, Models, SideBySide, computed_on
 from growkit.proof.trainability import Gradients
 from growkit.results.proof_result import (
@@ -102,6 +103,8 @@ class Native:
         compared: the comparison.
         rounding: distance of the source from itself in strict float64.
         limit: limit for an exact promise; None if the source computes no usable logits.
+        inflation: rounding of the target over that of the source; None if another function is
+            promised, or the dtype is no narrower than that of sums.
         kernels: results of the attention kernels of a device.
         fault: what the device computes in another way than the dtype promises.
         cause: the end of a sentence, if the device's arithmetic is why the logits differ.
@@ -110,9 +113,17 @@ class Native:
     compared: Comparison
     rounding: Distance
     limit: Limit | None
+    inflation: Inflation | None
     kernels: Sequence[ModeResult]
     fault: str = ""
     cause: str = ""
+
+    @property
+    def explained(self) -> bool:
+        """Whether rounding explains the difference, if the source's logits are usable."""
+        largest = self.limit and self.limit.largest
+        inflated = self.inflation and not within(*self.inflation)
+        return within(self.compared.largest, largest) and not inflated
 
 
 @dataclass(frozen=True)
@@ -310,11 +321,10 @@ def _compare_natively(strict: Strict) -> Native:
     dtype, device = computed_in(pair.after.tensors), pair.device
     fault = find_arithmetic_fault(device, getattr(torch, dtype), strict.side.products(strict.modes))
     native = replace(_run_natively(strict, dtype, device), fault=fault)
-    error, limit = native.compared.largest, native.limit
-    if device == CPU or not (pair.exact and limit) or within(error, limit.largest):
+    if device == CPU or not (pair.exact and native.limit) or native.explained:
         return native
     on_cpu = _run_natively(strict, dtype, CPU)
-    if on_cpu.limit and within(on_cpu.compared.largest, on_cpu.limit.largest):
+    if on_cpu.limit and on_cpu.explained:
         cause = f"the arithmetic of {device_name(device)} is the cause"
         differ = f"; on the CPU they differ by {on_cpu.compared.largest:.1e}, so {cause}"
         return replace(native, cause=differ)
@@ -338,23 +348,31 @@ def _run_natively(strict: Strict, dtype: str, device: torch.device) -> Native:
             if not error.mode.startswith(ATTENTION):
                 raise
             kernels = error.without(kernels)
-    with side.models[0].head() as exact_head, models[0].head() as head:
+    states, inflation = strict.compared.spread[0], None
+    with (
+        side.models[0].head() as exact_head,
+        models[0].head() as source_head,
+        models[1].head() as target_head,
+    ):
         strict_head: Head = strict_float64()(exact_head)
+        heads = [computed_on(side.place, head) for head in (source_head, target_head)]
 
         def rounding(exact: list[Tensor], rounded: list[Tensor]) -> Distance:
             nothing = [torch.zeros(len(state), dtype=torch.long) for state in exact]  # no losses
-            here = computed_on(side.place, head), rounded
-            return metrics.distance_of((strict_head, exact), here, nothing)
+            return metrics.distance_of((strict_head, exact), (heads[0], rounded), nothing)
 
         results = []
         for mode in kernels:
-            own = None
-            if mode.calls:
-                own = rounding(strict.compared.spread[:1], [compared.kernels[mode.name][0]])
+            own = rounding(states[:1], [compared.kernels[mode.name][0]]) if mode.calls else None
             results.append(_kernel_result(strict, mode, models, compared, own))
-        own = rounding(strict.compared.spread, compared.spread)
+        # Sums in float32 are rounded at every step, so that their errors depend on their order.
+        if side.pair.exact and SPACING[dtype] > SPACING["float32"]:
+            both = zip(heads, compared.spread, strict=True)
+            own, inflation = compare_rounding((strict_head, states), *both, dtype=dtype)
+        else:
+            own = rounding(states, compared.spread[0])
     limit = native_limit(own.relative, dtype, strict.limit) if compared.prefill.usable else None
-    return Native(compared, own, limit, results)
+    return Native(compared, own, limit, inflation, results)
 
 
 def _kernel_result(
@@ -408,6 +426,8 @@ def logits_section(function: Function) -> LogitsSection:
         strict_float64=exactly.measured("float64", device_name(strict.side.place), function.limit),
         native=stored.measured(dtype, device, native.limit if pair.exact else None),
         rounding=native.rounding.measured(dtype, device, None),
+        inflation=native.inflation and finite(native.inflation.ratio),
+        inflation_limit=native.inflation and finite(native.inflation.limit),
         max_kl=pair.settings.max_kl,
         **losses,
         first_differing_layer=layer,
@@ -479,20 +499,31 @@ def _native_finding(function: Function) -> Finding:
     """The finding on logits in the storage dtype."""
     native, exact = function.native, function.pair.exact
     error, limit, dtype = native.compared.largest, native.limit, native.compared.dtype
-    kept = within(error, limit.largest) if limit and exact else None
+    kept = native.explained if exact and limit else None
     sentence = f"in {dtype} the source itself computes no usable logits"
+    advice = (
+        None if kept is not False else "store the target in a wider dtype, such as --dtype float32"
+    )
     if limit:
         explained = f"rounding explains {limit.largest:.1e}"
         sentence = f"in {dtype} the logits differ by {error:.1e} of their scale, {explained}"
+        if native.inflation:
+            ratio, largest = native.inflation
+            sentence += (
+                f"; KL to float64 is {ratio:.3g} times the source's, chance explains {largest:.3g}"
+            )
+            if kept is False and within(error, limit.largest):
+                advice = (
+                    f"look for what the target computes less exactly in {dtype} alone, such as a "
+                    "norm or a sum; try another --device, or a wider dtype, such as --dtype float32"
+                )
     return Finding(
         name="native",
         kept=kept,
         sentence=sentence + native.cause,
         measured=finite(error),
         limit=limit.largest if limit and exact else None,
-        advice="store the target in a wider dtype, such as --dtype float32"
-        if kept is False
-        else None,
+        advice=advice,
     )
 
 

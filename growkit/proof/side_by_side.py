@@ -69,7 +69,7 @@ class Comparison:
         by_layer: name of the embedding and of every layer, with the largest error of its output
             relative to its scale; up to the last layer that can be compared.
         end: output of the target's last layer for the first prompt, [tokens, hidden].
-        spread: outputs of the source's last layer for some tokens of every prompt.
+        spread: outputs of the last layers for some tokens of every prompt.
         kernels: by the mode of every attention kernel, the spread of its first call, and whether
             the last layers of both models gave the same bits in all calls.
         sample: pairs of logits, source and target.
@@ -80,7 +80,7 @@ class Comparison:
     distances: dict[str, Distance] = field(default_factory=dict)
     by_layer: list[tuple[str, float]] = field(default_factory=list)
     end: Tensor | None = None
-    spread: list[Tensor] = field(default_factory=list)
+    spread: Ends = ([], [])
     kernels: dict[str, tuple[Tensor, bool]] = field(default_factory=dict)
     sample: list[list[float]] = field(default_factory=list)
     answers: tuple[Tensor, ...] = ()
@@ -236,7 +236,11 @@ class SideBySide:
         result = Comparison(dtype)
         ends = self._walk(_pairs(before, after, self.layers), mode_of, result)
         result.end = ends[1][0]
-        result.spread = [state[_spread(state)] for state in ends[0][: len(modes[0].calls)]]
+        prompts = slice(len(modes[0].calls))
+        of_source, of_target = (
+            [state[_spread(state)] for state in states[prompts]] for states in ends
+        )
+        result.spread = of_source, of_target
         _compare_kernels(modes, mode_of, ends, result)
         with models[0].head() as source_head, models[1].head() as target_head:
             heads = computed_on(place, source_head), computed_on(place, target_head)

@@ -320,6 +320,10 @@ class LogitsSection(Section):
         rounding: the effect of rounding to the storage dtype on the source alone: the source in
             this dtype compared with the source in strict float64, on some tokens of every prompt.
             It has no tolerance, since nothing is promised.
+        inflation: on the same tokens, KL(source in strict float64 ‖ target in the storage dtype)
+            over KL(source in strict float64 ‖ source in the storage dtype); null if another
+            function is promised, or in float32, where rounding depends on the order of sums.
+        inflation_limit: upper limit of ``inflation``, which chance and a tenth explain.
         max_kl: upper limit of the KL in strict float64, in nats per token; null for no limit.
         loss_source: mean negative log-likelihood of the source, in strict float64.
         loss_target: the same loss of the target.
@@ -343,6 +347,8 @@ class LogitsSection(Section):
     strict_float64: Measured
     native: Measured
     rounding: Measured
+    inflation: float | None
+    inflation_limit: float | None
     max_kl: float | None
     loss_source: float | None
     loss_target: float | None
