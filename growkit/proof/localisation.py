@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from growkit.algebra.expansion import NOTHING
+from growkit.base.errors import InputError
 from growkit.base.limits import within, within_each
 from growkit.base.tensors import TORCH_NAMES, main_dtype, parts
 from growkit.checkpoint.reading import Checkpoint
@@ -93,7 +95,9 @@ def tensor_fault(lineage: Lineage, target: Model, name: str, layer: int | None) 
         layer: index of the first layer that differs.
     """
     untied = {**target.config, "tie_word_embeddings": False}  # a tied model's head may be at fault
-    members = {member.name: member.tensor for member in target.family.members(untied)}
+    members: dict[str, Any] = {}
+    with suppress(InputError):  # without a manifest, no family may describe the model
+        members = {member.name: member.tensor for member in target.family.members(untied)}
     component = component_of(members[name]) if name in members else None
     fault = Fault(layer=layer, component=component, tensor=name)
     planned = lineage.target
