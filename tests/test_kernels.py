@@ -211,3 +211,23 @@ def test_nobody_has_to_install_triton() -> None:
         assert "triton" not in get_imports(file)
     files = get_relative_import_files(folder / "modeling_diff_transformer.py")
     assert str(folder / "triton_kernels.py") in files
+
+
+@pytest.mark.parametrize("variant", ["diff", "v2", "gated dint"])
+def test_graphs(variant: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph without breaks, whose logits and gradients are those without a graph."""
+    from growkit.modeling import triton_kernels
+
+    monkeypatch.setattr(triton_kernels, "TILE", 16)
+    model, ids = build(**MODELS[variant]).float().to(place).train(), tokens((2, 20)).to(place)
+    expected = model(ids, labels=ids, use_cache=False).loss
+    expected.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    loss = compiled(ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    assert abs(loss - expected) < 1e-5 * abs(expected)
+    for name, parameter in model.named_parameters():
+        assert distance(gradients[name], parameter.grad) < 1e-4, name
