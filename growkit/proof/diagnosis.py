@@ -1,0 +1,264 @@
+"""What went wrong in a conversion: which mistake explains the weights that are not the source's.
+
+Each mistake that converters make is repeated on the tensor of the source. It explains the tensor of
+the target if it gives all of its numbers, bit for bit. Nothing is reported of weights that agree.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from growkit.base.errors import InputError
+from growkit.base.names import listed
+from growkit.base.tensors import parts, widened
+from growkit.base.torch_internals import stored_dtypes
+from growkit.engine.class_weights import class_weights
+from growkit.families.axes import ORDERS
+from growkit.families.model import Model
+from growkit.proof.check import Check
+from growkit.proof.function import Function
+from growkit.proof.pair import Pair
+from growkit.results.proof_result import Finding, Section
+
+NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
+"""The number of a layer, or of an expert, in the name of a tensor."""
+
+SKETCH = 64
+"""Number of elements by which tensors are looked up before they are compared."""
+
+MAX_TOLD = 3
+"""Limit for the explanations in a sentence."""
+
+QKV = ("q_proj", "k_proj", "v_proj")
+
+Rule = Callable[[Tensor, Mapping[str, int]], Tensor | None]
+"""Repeats a mistake on a source's tensor, given the sizes of axes; None if it does not apply."""
+
+
+class Diagnosis(Section):
+    """Explanations of weights that are not the source's.
+
+    Attributes:
+        explanations: each mistake, with the tensors that it explains in full.
+        unexplained: tensors of the target that no mistake explains.
+    """
+
+    explanations: list[str]
+    unexplained: list[str]
+
+
+def diagnose(pair: Pair, function: Function) -> Section | None:
+    """Explain the tensors of a target of unknown origin that differ from those of the source."""
+    if not pair.origin.unknown:
+        return None
+    before, after = _alike(pair.before, pair.after)
+    common = [name for name in before.tensors if _shape(before, name) == _shape(after, name)]
+    with stored_dtypes():  # strict float64 must not apply
+        wrong = [name for name in common if not _same(before, after, name)]
+        if not wrong:
+            return None
+        explained = _explain(before, after, common, wrong, _sizes(pair.after))
+    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, phrase in explained.items():
+        groups[_component(name), phrase].append(name)
+    sentences = [f"{_where(*group, common)} {group[0][1]}" for group in groups.items()]
+    unexplained = [name for name in wrong if name not in explained]
+    told = sentences[:MAX_TOLD] + [f"{len(sentences) - MAX_TOLD} more"] * (
+        len(sentences) > MAX_TOLD
+    )
+    if unexplained:
+        told.append(f"no known mistake explains {listed(unexplained)}")
+    finding = Finding(name="diagnosis", kept=None, sentence="; ".join(told))
+    finding.in_reason, finding.place = bool(sentences) or None, wrong[0]
+    return Diagnosis(findings=[finding], notes=[], explanations=sentences, unexplained=unexplained)
+
+
+CHECK = Check(diagnose)
+
+
+def _alike(before: Model, after: Model) -> tuple[Model, Model]:
+    """Both models with the same names: those of the files, or of the classes."""
+    if before.tensors.keys() == after.tensors.keys():
+        return before, after
+    return class_weights(before), class_weights(after)
+
+
+def _shape(model: Model, name: str) -> tuple[int, ...]:
+    return model.tensors[name].shape if name in model.tensors else ()
+
+
+def _sizes(model: Model) -> Mapping[str, int]:
+    """The sizes of the axes of a model; empty if no family describes it."""
+    with suppress(InputError):
+        return model.family.sizes(model.config)
+    return {}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and widened(one).equal(widened(other))
+
+
+def _same(before: Model, after: Model, name: str) -> bool:
+    pieces = parts(before, name) if _shape(before, name) else [None]
+    return all(_equal(before.read(name, rows), after.read(name, rows)) for rows in pieces)
+
+
+def _component(name: str) -> str:
+    """The name of a tensor without numbers of layers and experts."""
+    return NUMBER.sub("*", name)
+
+
+def _where(key: tuple[str, str], names: Sequence[str], common: Sequence[str]) -> str:
+    """The tensors that a mistake explains, in words."""
+    component, every = key[0], sum(_component(name) == key[0] for name in common)
+    short = component.rpartition("*.")[2]
+    if "*" not in component:
+        return component
+    if len(names) == every:
+        return f"{short} of all layers"
+    numbers = sorted({int(NUMBER.findall(name)[0]) for name in names})
+    kind = "layers" if len(numbers) > 1 else "layer"
+    return f"{short} of {kind} {', '.join(map(str, numbers))}"
+
+
+# Mistakes
+
+
+def _explain(
+    before: Model,
+    after: Model,
+    names: Sequence[str],
+    wrong: Sequence[str],
+    sizes: Mapping[str, int],
+) -> dict[str, str]:
+    """The phrase that explains each tensor, for those that a mistake explains."""
+    sketches: defaultdict[tuple[float, ...], list[str]] = defaultdict(list)
+    for name in names:
+        sketches[_sketch(before, name)].append(name)
+    explained, likely = dict[str, str](), dict[str, str]()
+    for name in wrong:
+        now, component = after.read(name), _component(name)
+        others = (other for other in sketches[_sketch(after, name)] if other != name)
+        other = next((other for other in others if _equal(before.read(other), now)), None)
+        if other:
+            explained[name] = _relation(name, other)
+            continue
+        rules = sorted(RULES, key=lambda phrase: phrase != likely.get(component))
+        for which, phrase in product(_alternatives(name, before), rules):
+            if which == name or phrase in ROTARY:
+                repeated = RULES[phrase](before.read(which), sizes)
+                if repeated is not None and _equal(repeated.to(now.dtype), now):
+                    swapped = "" if which == name else f"{_relation(name, which)}, and "
+                    explained[name] = likely[component] = swapped + phrase
+                    break
+    return explained | dict(_mixed(before, after, wrong, explained, sizes))
+
+
+def _alternatives(name: str, model: Model) -> list[str]:
+    """A tensor, and the projections of the same attention with which it may be exchanged."""
+    kind = next((kind for kind in QKV if kind in name), "")
+    alike = [name.replace(kind, other) for other in QKV if kind and other != kind]
+    return [name, *(other for other in alike if _shape(model, other) == _shape(model, name))]
+
+
+def _sketch(model: Model, name: str) -> tuple[float, ...]:
+    """The first elements of a tensor."""
+    first = model.read(name, slice(0, 1)) if _shape(model, name)[1:] else model.read(name)
+    return tuple(widened(first.flatten()[:SKETCH]).double().tolist())
+
+
+def _relation(name: str, other: str) -> str:
+    """How the tensor that a name holds is related to the one that it should hold."""
+    own, theirs = ([int(number) for number in NUMBER.findall(text)] for text in (name, other))
+    if _component(name) != _component(other):
+        place = "" if own == theirs else f" of {other}"
+        return f"holds {_component(other).rpartition('*.')[2]}{place} of the source"
+    if own[:1] == theirs[:1]:
+        return "holds another expert of the source"
+    steps = theirs[0] - own[0]
+    return f"holds the source's layer that is {abs(steps)} {'before' if steps < 0 else 'after'}"
+
+
+def _pairs(tensor: Tensor, sizes: Mapping[str, int], first: int) -> Tensor | None:
+    """Reorder the rows of every head: pairs of ``first`` rows become halves, or the reverse."""
+    width = sizes.get("head_dim", 0)
+    if width < 4 or width % 2 or len(tensor) % width:
+        return None
+    heads = tensor.unflatten(0, (-1, 2, width // 2) if first == 2 else (-1, width // 2, 2))
+    moved: Tensor = heads.transpose(1, 2).reshape(tensor.shape)
+    return moved
+
+
+def _rounded(dtype: torch.dtype) -> Rule:
+    return lambda tensor, sizes: tensor.to(dtype).to(torch.float64)
+
+
+ROTARY: dict[str, Rule] = {
+    "has the rows of rotary pairs next to each other, where the class has halves": (
+        lambda tensor, sizes: _pairs(tensor, sizes, 2)
+    ),
+    "has the rows of rotary pairs moved from neighbours to halves, where they were halves": (
+        lambda tensor, sizes: _pairs(tensor, sizes, 0)
+    ),
+}
+RULES: dict[str, Rule] = {
+    **ROTARY,
+    "is transposed": (
+        lambda tensor, sizes: tensor.T if tensor.dim() == 2 and len({*tensor.shape}) == 1 else None
+    ),
+    "has 1 added": lambda tensor, sizes: tensor.double() + 1,
+    "has 1 subtracted": lambda tensor, sizes: tensor.double() - 1,
+    "has the other sign": lambda tensor, sizes: -tensor,
+    "is zero": lambda tensor, sizes: torch.zeros_like(tensor),
+    "has its halves exchanged": (
+        lambda tensor, sizes: torch.cat(tensor.chunk(2)[::-1]) if tensor.shape[0] % 2 == 0 else None
+    ),
+    "has its halves exchanged in every expert": (
+        lambda tensor, sizes: (
+            torch.cat(tensor.chunk(2, 1)[::-1], 1)
+            if tensor.dim() == 3 and tensor.shape[1] % 2 == 0
+            else None
+        )
+    ),
+    "is rounded to float16": _rounded(torch.float16),
+    "is rounded to bfloat16": _rounded(torch.bfloat16),
+    "is rounded to bfloat16, and then to float16": (
+        lambda tensor, sizes: tensor.to(torch.bfloat16).to(torch.float16).double()
+    ),
+    "is rounded to float16, and then to bfloat16": (
+        lambda tensor, sizes: tensor.to(torch.float16).to(torch.bfloat16).double()
+    ),
+}
+"""By the phrase that says what is wrong with a tensor."""
+
+
+def _mixed(
+    before: Model,
+    after: Model,
+    wrong: Sequence[str],
+    explained: Mapping[str, str],
+    sizes: Mapping[str, int],
+) -> Iterator[tuple[str, str]]:
+    """Queries, keys and values that were cut out of a fused matrix in the wrong order."""
+    if not {"heads", "kv_heads", "head_dim"} <= sizes.keys():
+        return
+    order = torch.tensor(ORDERS["with_keys_and_values"]("heads", "kv_heads", "head_dim")(sizes))
+    for name in wrong:
+        three = [name.replace(QKV[0], kind) for kind in QKV]
+        if QKV[0] not in name or not {*three} <= {*before.tensors} or explained.keys() & {*three}:
+            continue
+        was, now = (torch.cat([model.read(one) for one in three]) for model in (before, after))
+        if len(was) != len(order):
+            continue
+        if _equal(was[order], now):
+            phrase = "is cut from queries, keys and values in the order of groups"
+        elif _equal(was, now[order]):
+            phrase = "is cut as if queries, keys and values were in the order of groups"
+        else:
+            continue
+        yield from ((one, phrase) for one in three if one in wrong)
