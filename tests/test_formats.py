@@ -103,6 +103,8 @@ def test_a_fault_of_a_conversion_is_found_and_named(tmp_path: Path, fault: str) 
     result = growkit.verify(source, file, QUICK)
     assert result["verdict"] == "not preserved"
     assert name in result["reason"]
+    weights = result["sections"]["weights"]["findings"][0]
+    assert "growkit.json" not in str(weights["advice"])
 
 
 def test_a_quantised_file_stands_for_the_numbers_of_its_blocks(tmp_path: Path) -> None:

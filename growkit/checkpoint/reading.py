@@ -90,7 +90,7 @@ class Checkpoint(Model):
         self.tensors = {
             name: piece.info(stored[piece.stored]) for name, piece in self._pieces.items()
         }
-        self.notes = [*self._notes([*names])]
+        self.notes = [*self._notes([*names]), *(file.note for file in files if file.note)]
         if not any(info.dtype in FLOAT_BYTES and info.elements for info in self.tensors.values()):
             raise InputError(
                 f"{self.folder} has no weights of a float dtype ({', '.join(FLOAT_BYTES)}); "

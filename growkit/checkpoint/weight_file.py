@@ -92,10 +92,12 @@ class StoredWeights(Weights):
     Attributes:
         path: path of the file, or of the one that lists the others.
         paths: paths of all files that are read.
+        note: a sentence on numbers that are not stored as they are read; empty if all are.
     """
 
     path: Path
     paths: list[Path]
+    note: str = ""
 
     def where(self, name: str | None = None) -> str:
         """See ``Weights``."""

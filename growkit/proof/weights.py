@@ -181,6 +181,8 @@ class Recovered:
             or the origin is unknown. Dropped tensors, which models compute, are not included.
         different: if the origin is unknown, the first parameter that is not the source's, although
             it has the same shape.
+        converted: whether another program converted the source to the target's format, in which no
+            weight may differ.
     """
 
     unknown: str | None = None
@@ -190,6 +192,7 @@ class Recovered:
     unchecked: Sequence[str] = ()
     recovered: tuple[int, int] | None = None
     different: str | None = None
+    converted: bool = False
 
     @property
     def all_recovered(self) -> bool:
@@ -239,9 +242,9 @@ class Recovered:
         finding = Finding(name="weights", kept=kept, sentence=sentence, place=place)
         finding.in_reason = kept is None
         if kept is False:
-            finding.advice = (
-                "copy the target's weights again, in case they were damaged on the way; or " + AGAIN
-            )
+            remedy = "convert the source again" if self.converted else AGAIN
+            finding.advice = "copy the target's weights again, in case they were damaged on the way"
+            finding.advice += f"; or {remedy}"
         return finding
 
 
@@ -283,7 +286,7 @@ def _compare_directly(origin: Origin, target: Model) -> Recovered:
             if not _same(before.read(name, rows), after.read(name, rows)):
                 stored = after.stored_as(name) if isinstance(after, ClassWeights) else None
                 if isinstance(target, Checkpoint) and not target.format.read_by_transformers:
-                    return Recovered(lost=stored or name)  # who converts a model changes no weight
+                    return Recovered(lost=stored or name, converted=True)
                 return Recovered(unknown=origin.unknown, different=stored or name)
     return Recovered(recovered=(len(before.tensors), len(before.tensors)))
 

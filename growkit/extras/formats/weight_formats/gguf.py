@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
@@ -19,6 +20,7 @@ from typing import IO, Any
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
+from growkit.base.names import listed
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, cut, full, main_dtype
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import Folder, State, read, state_of
@@ -257,11 +259,16 @@ class GGUFFile(WeightFile):
     ) -> None:
         super().__init__(folder, name, state, places)
         self.quantised, self.settings = quantised, settings
+        computed = {}
         for tensor, kind in quantised.items():
             *rows, stored = places[tensor].info.shape
-            elements, size = _block(kind, self.path)
-            header = TensorInfo((*rows, stored // size * elements), "F32")
-            self.tensors = {**self.tensors, tensor: header}
+            elements, size, _ = _block(kind, self.path)
+            computed[tensor] = TensorInfo((*rows, stored // size * elements), "F32")
+        self.tensors = {**self.tensors, **computed}
+        if kinds := sorted({_block(kind, self.path)[2] for kind in quantised.values()}):
+            self.note = (
+                f"{self.path} has {listed(kinds)} blocks, read as the numbers they stand for"
+            )
 
     def cuts(self, name: str) -> int:
         """See ``WeightFile``; blocks are parts of rows."""
@@ -282,8 +289,9 @@ class GGUFFile(WeightFile):
             )
 
 
-def _block(kind: int, path: Any) -> tuple[int, int]:
-    """Number of elements and bytes of a block of a quantised type.
+@lru_cache(maxsize=64)
+def _block(kind: int, path: Any) -> tuple[int, int, str]:
+    """Number of elements and bytes of a block of a quantised type, and its name.
 
     Raises:
         InputError: the library is missing, or does not know the type.
@@ -302,7 +310,7 @@ def _block(kind: int, path: Any) -> tuple[int, int]:
             f"{path} has tensors of the type {known[kind].name if kind in known else kind}, which "
             "the installed library gguf does not compute; update it, or give a file in another type"
         ) from None
-    return elements, size
+    return elements, size, known[kind].name
 
 
 def _library(module: str) -> Any:
@@ -432,7 +440,7 @@ def _place(path: Any, start: int, name: str, shape: Shape, kind: int, offset: in
     """Locate a tensor, or the bytes of a quantised one."""
     info = TensorInfo(shape, DTYPES.get(kind, "U8"))
     if kind not in DTYPES:
-        elements, size = _block(kind, path)
+        elements, size, _ = _block(kind, path)
         if not shape or shape[-1] % elements:
             raise ValueError(f"the rows of tensor {name[:80]!r} are no multiple of a block")
         info = TensorInfo((*shape[:-1], shape[-1] // elements * size), "U8")
