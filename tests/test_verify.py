@@ -440,12 +440,6 @@ def test_the_loss_of_a_text_rests_on_more_tokens_than_the_function(
     assert (logits["tokens"], logits["predictions"]) == (tokens, tokens - 8)
 
 
-def test_more_prompts_than_can_be_held_are_refused() -> None:
-    with pytest.raises(growkit.InputError, match="choose 1 to 65,536"):
-        growkit.Settings(prompts=1_000_000, length=2)
-    growkit.Settings(prompts=65_536, length=2)
-
-
 SIZES: dict[str, Any] = {"num_hidden_layers": 3, "head_dim": 4, "tie_word_embeddings": False}
 WIDER = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 
