@@ -285,7 +285,7 @@ def trusted() -> Iterator[None]:
 def proved(source: Path, target: Path, **options: Any) -> dict[str, Any]:
     with PretendedGpu():
         try:
-            found = growkit.verify(source, target, **({"prompts": 1, "length": 24} | options))
+            found = growkit.verify(source, target, **({"prompts": 2, "length": 24} | options))
         except InputError as error:
             return {"kept": False, "reason": str(error), "fault": None, "modes": [], "device": ""}
     device = next(each["sentence"] for each in found.findings if each["name"] == "device")

@@ -84,7 +84,7 @@ def test_inspect_shows_what_can_be_done_next(kind: str, tmp_path: Path) -> None:
     assert refused.exit_code == 2, name
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_answers_come_true(kind: str, tmp_path: Path) -> None:
     """Some of them, with one that is a refusal; and other answers would not."""

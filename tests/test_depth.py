@@ -355,6 +355,7 @@ def test_lists_as_long_as_the_layers_are_proved(tmp_path: Path) -> None:
     assert not growkit.verify(source, tmp_path / "out", QUICK)["kept"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layers", ["x2", "x1.5"])
 def test_a_list_that_is_null_stays_null(layers: str, tmp_path: Path) -> None:
     """LFM2's class reads the places of attention only where ``layer_types`` is null."""

@@ -304,7 +304,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "more", "growth", "says"), REFUSED)
 def test_odd_sizes_are_refused_before_writing(
     kind: str, more: dict[str, Any], growth: dict[str, Any], says: str, tmp_path: Path

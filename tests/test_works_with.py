@@ -237,7 +237,7 @@ CHECKS: dict[str, Callable[[Model], None]] = {
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the code that is tried
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_works_with(name: str, variant: str) -> None:
