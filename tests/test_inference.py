@@ -214,6 +214,7 @@ LISTS: dict[str, Any] = {
 }
 LISTS |= {"num_hidden_layers": 5, "layer_types": [*2 * ["hybrid_sliding", "hybrid"], "hybrid"]}
 TWICE = {"alternating": True}
+TABLE = {"is_moe": True, "num_experts": 16}
 NARROW = {"hidden_size": 36, "head_dim": 10}
 PROVED = {**DEEPER, "verify": FEW}
 ODD: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
@@ -255,6 +256,8 @@ ODD: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         NARROW,
         [{"hidden": "x2"}, {"hidden": "x2", "heads": "x1", "kv_heads": "x1"}],
     ),
+    # The class looks its experts up by number, as rows of embeddings.
+    "table": ("doge", TABLE, [{"ffn": "x2"}]),
     # Parts of a fused projection, one for each of 64 heads: its pattern stays short.
     "parts": ("lara_mini", PARTS, [{"hidden": "x2"}]),
     # Queries of its layers are stored apart, and rows of its head are padded in files.
@@ -299,6 +302,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("lfm2_moe", {}, COPIES, "experts of .* when it was tried"),
     # The rows of all experts are one dimension.
     ("dbrx", {}, COPIES, "experts of .* how its class chooses them was not found"),
+    ("doge", TABLE, COPIES, "no experts to copy"),
     ("cpmant", TWICE, {"ffn": "x2"}, r"does not run \(lm_head.weight differs from"),
     ("inkling2_text", TWICE, DEEPER, r"attn_queries.* another number"),
 ]
@@ -354,16 +358,6 @@ def test_a_few_tokens_may_choose_the_same_experts() -> None:
     config = config_of("ernie4_5_moe", **layers, **more, moe_num_shared_experts=2)
     found = InferredFamily(json.loads(config.to_json_string(use_diff=False)), "here")
     assert found.description["experts"]["divided"]
-
-
-def test_experts_in_a_table_stay(tmp_path: Path) -> None:
-    """The class looks its experts up by number, as rows of embeddings."""
-    source = save_random(tmp_path / "source", config_of("doge", is_moe=True, num_experts=16))
-    out = tmp_path / "out"
-    growkit.grow(source, out, ffn="x2", verify=False)
-    assert relative_error(source, out) < 1e-12
-    with pytest.raises(growkit.InputError, match="no experts to copy"):
-        growkit.grow(source, tmp_path / "more", method="experts", experts="x2")
 
 
 def test_the_order_of_heads_is_tried(tmp_path: Path) -> None:
