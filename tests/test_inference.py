@@ -217,6 +217,7 @@ TWICE = {"alternating": True}
 TABLE = {"is_moe": True, "num_experts": 16}
 NARROW = {"hidden_size": 36, "head_dim": 10}
 PROVED = {**DEEPER, "verify": FEW}
+ALONE = {"ffn": "x1", "heads": "x1", "kv_heads": "x1"}
 ODD: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     # Two lists of kinds agree in the first layers, and differ in a later one.
     "kinds": (
@@ -268,6 +269,12 @@ ODD: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     # A bias that torch adds after the product, in place.
     "bias": ("recurrent_gemma", TWICE, [PROVED]),
     "some layers": ("recurrent_gemma", TWICE, [PROVED | {"layers": "x1.5"}]),
+    # A bias that is added to what all experts compute.
+    "bias of experts": ("jetmoe", TWICE, [PROVED]),
+    # A width of heads that is not the default of the class, though it follows from other sizes.
+    "width of heads": ("helium", {}, [{"hidden": "x2"}]),
+    # The class derives a size of another part from hidden.
+    "part": ("moshi", TWICE, [{"hidden": "x2", **ALONE, "verify": FEW}]),
     # ``mamba_expand`` is asked for whichever of the sizes changes.
     "ratio": (
         "granitemoehybrid",
@@ -305,6 +312,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("doge", TABLE, COPIES, "no experts to copy"),
     ("cpmant", TWICE, {"ffn": "x2"}, r"does not run \(lm_head.weight differs from"),
     ("inkling2_text", TWICE, DEEPER, r"attn_queries.* another number"),
+    ("minicpm3", {}, DEEPER, "residual_scale of MiniCPM3DecoderLayer .* the number of layers"),
+    ("minimax", {}, DEEPER, "MiniMaxDecoderLayer changed its input, although .*o_proj.weight"),
 ]
 
 

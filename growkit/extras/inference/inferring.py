@@ -37,6 +37,7 @@ from growkit.engine.planner import change
 from growkit.engine.strict import strict_float64
 from growkit.engine.user_family import described_family
 from growkit.extras.inference.classes import ModelClass
+from growkit.extras.inference.faults import layer_at_fault
 from growkit.extras.inference.proposing import Proposal, choices, number
 from growkit.extras.inference.tracing import see
 from growkit.families.axes import Pattern
@@ -206,6 +207,7 @@ class InferredFamily:
         """Try descriptions until one is right for an axis, and keep the best."""
         best: Trial | None = None
         last: Trial | None = None
+        of_best: dict[str, Any] = {}
         options = _descriptions(self.proposal, self.ways, self._chosen, axis, self._more)
         for chosen, more in islice(options, MAX_TRIED):
             description = self.proposal.description(chosen, more)
@@ -217,11 +219,16 @@ class InferredFamily:
                 break  # no description makes it possible
             last = trial
             if best is None or _badness(trial) < _badness(best):
-                best = trial
+                best, of_best = trial, description
             if trial.exact:
                 self._chosen, self._more = chosen, more
                 break
         if best is not None:
+            if axis == "layers" and best.wrong:
+                with suppress(InputError):
+                    deeper = _grown(small.source, "depth", best["options"], of_best)
+                    key = self.asked.layers_key
+                    best["why"] = layer_at_fault(small.source, deeper, small.ids, key)
             self.trials.append(best)
 
 
@@ -253,7 +260,7 @@ def _descriptions(
 def _failed(trial: Trial) -> str | None:
     """The failure of a growth that could be planned; None if it did not fail."""
     if trial.wrong:
-        return f"logits differed by {trial['error']:.1g}"
+        return trial["why"] or f"logits differed by {trial['error']:.1g}"
     why = trial["why"] or ""
     return why if why.startswith((DOES_NOT_RUN, HANDS_ON)) else None
 
@@ -356,9 +363,7 @@ def try_growth(small: SmallModel, axis: str, description: Mapping[str, Any]) -> 
 
     def grown_error(method: str, options: Mapping[str, Any]) -> float:
         with foreign(DOES_NOT_RUN, "choose other sizes"):
-            grown: Model = small.source.with_family(described_family(description))
-            for plan in change(GrowStep(method, options), grown, 0).plans:
-                grown = Planned(grown, plan)
+            grown = _grown(small.source, method, options, description)
             if axis == "layers" and _alters(grown, small.ids[0]):
                 raise InputError(HANDS_ON)
             try:
@@ -392,6 +397,15 @@ def try_growth(small: SmallModel, axis: str, description: Mapping[str, Any]) -> 
                     return other
         return Trial(axis=axis, options=shown, error=max(errors), why=None)
     return next((trial for trial in impossible if _failed(trial)), impossible[0])
+
+
+def _grown(
+    source: Checkpoint, method: str, options: Mapping[str, Any], description: Mapping[str, Any]
+) -> Model:
+    grown: Model = source.with_family(described_family(description))
+    for plan in change(GrowStep(method, options), grown, 0).plans:
+        grown = Planned(grown, plan)
+    return grown
 
 
 def _grown_with(description: Mapping[str, Any], axis: str) -> set[str]:

@@ -317,6 +317,7 @@ class Proposal:
                 entry = self._tensor(names, pattern)
                 entries.append(entry | ({"when": when} if when else {}))
             described[template] = entries
+        _join_idle(described)
         _leave_out_idle(described)
         tensors = {template: _shortest(entries) for template, entries in described.items()}
         return tensors, arranged
@@ -454,6 +455,21 @@ class Proposal:
             if norm.offset:
                 said["offset"] = norm.offset
         return said
+
+
+def _join_idle(tensors: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Give matrices the value of the bias, in a layer that returns its input, that joins them.
+
+    The bias of a module with matrices for experts is added to what they compute together.
+    """
+    for bias in [name for name in tensors if name.endswith("bias")]:
+        around, (first, *_) = module_of(bias) + ".", tensors[bias]
+        if first.get("idle") != 0 or "norm" in first:
+            continue
+        for name in (name for name in tensors if name.startswith(around)):
+            for entry in tensors[name]:
+                if writes_hidden(name, entry["pattern"], set()) and "<-" in entry["pattern"]:
+                    entry.setdefault("idle", 0.0)
 
 
 def _leave_out_idle(tensors: Mapping[str, list[dict[str, Any]]]) -> None:
