@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from growkit.base.lazy import registered
 from growkit.base.progress import Progress
@@ -16,9 +16,6 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import Hashes
 from growkit.planning.plan import Lineage
 from growkit.planning.updates import Law
-
-if TYPE_CHECKING:
-    from growkit.planning.recipe import Recipe
 
 
 class Opened(Protocol):
@@ -63,7 +60,7 @@ class Companion:
     outputs: Callable[[], Collection[str]]
     large: bool = False
 
-    def path(self, recipe: Recipe) -> Path | None:
+    def path(self, recipe: object) -> Path | None:
         """The path of the files of a recipe; None if it has none."""
         path = getattr(recipe, self.key)
         return None if path is None else Path(path)

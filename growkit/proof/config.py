@@ -107,8 +107,7 @@ def different_settings(
     Returns:
         The keys that make another model, and the keys that are only reported.
     """
-    changed: list[str] = []
-    named: list[str] = []
+    changed, named = list[str](), list[str]()
     follow, configs = _follow_experts(first, second), (first, second)
     layers = layers or (layers_of(first), layers_of(second))
     free, own = PROVENANCE_KEYS, {}

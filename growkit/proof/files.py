@@ -231,10 +231,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     """Compare a folder of unknown origin with its source."""
     loads, loaded = loading(source), loading(target)
     ids, unseen = sidecars.same_ids(source.opened, target.opened)
-    was, now = (_with_dtype(loading(model).config, model) for model in (source, target))
-    stored = now["dtype"] == _dtype(target) and configs.holds(was["dtype"], now["dtype"])
-    wider = stored and was["dtype"] != now["dtype"]
-    was = {**was, "dtype": now["dtype"]} if wider else was
+    was, now, wider = _loaded_configs(source, target)
     deeper = configs.layers_of(was) != configs.layers_of(now)
     copied = configs.copied_layers(source, target) if deeper else None
     now = _without_old_keys(source, was, now)
@@ -281,6 +278,14 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     ]
     of_source = [name for name in changed if name.removesuffix(" in config.json") not in stale]
     return FolderDifferences(changed, named, unknown, values, of_source)
+
+
+def _loaded_configs(source: Checkpoint, target: Checkpoint) -> tuple[Config, Config, bool]:
+    """The configs as classes load them; and whether only the target's dtype is wider."""
+    was, now = (_with_dtype(loading(model).config, model) for model in (source, target))
+    stored = now["dtype"] == _dtype(target) and configs.holds(was["dtype"], now["dtype"])
+    wider = stored and was["dtype"] != now["dtype"]
+    return ({**was, "dtype": now["dtype"]} if wider else was), now, wider
 
 
 def _names_other_class(source: Checkpoint, target: Checkpoint, model: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, full, main_dtype
+from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.format import MAX_DIGITS, ForeignSettings, Format, Held
 from growkit.checkpoint.weight_file import (
@@ -103,7 +104,7 @@ class Ranks(StoredWeights):
             part = [*asked]
             part[along] = slice(*span)
             parts.append(file.read(name, *part))
-        with torch._C.DisableTorchFunction():  # strict float64 must not apply
+        with stored_dtypes():  # strict float64 must not apply
             return torch.cat(parts, along)
 
 
