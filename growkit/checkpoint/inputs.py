@@ -6,6 +6,7 @@ inode.
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -28,9 +29,12 @@ class Inputs:
         self._named: dict[Identity, Path] = {}
         self._folders: dict[Identity, Path] = {}
         self._states: dict[Path, State] = {}
-        for path in dict.fromkeys((*map(Path, paths), *map(Path, states))):
+        in_full = {*map(Path, states)}
+        for path in (*map(Path, paths), *in_full):
             self._add(path, path)
-            for entry in islice(below(path), MAX_ENTRIES):
+            in_depth = path in in_full or os.path.lexists(path / "config.json")
+            inside = below(path) if in_depth else _directly_in(path)
+            for entry in islice(inside, MAX_ENTRIES):
                 if not (entry.is_symlink() and os.path.isdir(entry)):  # its target is not read
                     self._add(entry, path)
 
@@ -88,6 +92,12 @@ def below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Ite
     for where, folders, files in walk(folder, onerror=onerror):
         for name in (*folders, *files):
             yield where / name
+
+
+def _directly_in(folder: Path) -> Iterator[Path]:
+    """What a folder without a config holds, such as one of another program; nothing deeper."""
+    with suppress(OSError):  # a file, or a folder that its reader refuses
+        yield from folder.iterdir()
 
 
 def _above(path: Path) -> Iterator[Identity]:

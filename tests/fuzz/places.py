@@ -25,6 +25,7 @@ from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 import growkit
 from growkit.base.settings import Settings
 from tests.conftest import save_random
+from tests.converted import FILES
 from tests.families import FAMILIES
 
 SECRET = b"what lies outside of a model folder is none of its business\n" * 8
@@ -220,6 +221,10 @@ def state(folder: Path | str) -> State:
     return found
 
 
+CONVERTED = ("llama.gguf", "mixtral.litgpt")
+"""Places with models of other programs."""
+
+
 def build(root: Path) -> dict[str, Place]:
     """Make all places in an empty folder."""
     here = Path.cwd()
@@ -239,6 +244,11 @@ def build(root: Path) -> dict[str, Place]:
         _model(root / "sharded/source", "llama", SIZES, shard_size="1KB")
         places["bin"] = _begin(root / "bin")
         _pickled(_model(root / "bin/source", "llama", SIZES))
+        for name in CONVERTED:
+            places[name] = _begin(root / name)
+            (root / name / "source").mkdir()
+            for file in (FILES / name).iterdir() if (FILES / name).is_dir() else [FILES / name]:
+                shutil.copy(file, root / name / "source")
         places["words"] = _begin(root / "words")
         _tokenizer(_model(root / "words/source", "llama", SIZES))
         places["pair"] = _begin(root / "pair")

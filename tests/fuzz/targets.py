@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import typer
+import yaml
 from transformers import CONFIG_MAPPING, GenerationConfig
 
 from growkit.base.errors import InputError
@@ -32,7 +33,7 @@ from tests.fuzz.odd import (
     words,
     yaml_text,
 )
-from tests.fuzz.places import KINDS, Case, Place
+from tests.fuzz.places import CONVERTED, KINDS, Case, Place
 
 Places = Mapping[str, Place]
 
@@ -214,6 +215,20 @@ def pickled(random: Random, places: Places) -> Case:
     return Case("bin", look(random), files)
 
 
+def converted(random: Random, places: Places) -> Case:
+    """Odd files of other programs; most damage is in the first bytes, the header."""
+    place = random.choice(CONVERTED)
+    name = random.choice([name for name in places[place].files if name.startswith("source/")])
+    sound = places[place].content(name)
+    edge = random.choice([len(sound), 2600])
+    content = damaged(random, sound[:edge]) + sound[edge:]
+    if name.endswith("yaml"):
+        content = random.choice(
+            [content, yaml_text(random, change(random, yaml.safe_load(sound), []))]
+        )
+    return Case(place, look(random), {name: content})
+
+
 def folder(random: Random, places: Places) -> Case:
     """Links, pipes and folders in place of files; files that are missing, or not expected."""
     place = random.choice(("llama", "words", "sharded", "bin", "pair", "diff"))
@@ -348,6 +363,7 @@ TARGETS: dict[str, tuple[Callable[[Random, Places], Case], float]] = {
     "weights": (weights, 18),
     "index": (index, 8),
     "pickled": (pickled, 8),
+    "converted": (converted, 8),
     "folder": (folder, 2),
     "recipe": (recipe, 13),
     "arguments": (arguments, 13),
