@@ -22,7 +22,7 @@ def of_layers(*names: str, layers: tuple[int, ...] = (0, 1)) -> list[str]:
     return [f"model.layers.{layer}.{name}.weight" for layer in layers for name in names]
 
 
-def each(edit: Callable[[torch.Tensor], torch.Tensor], *names: str) -> Callable[[State], None]:
+def edited(edit: Callable[[torch.Tensor], torch.Tensor], *names: str) -> Callable[[State], None]:
     def change(state: State) -> None:
         for name in names:
             state[name] = edit(state[name]).contiguous()
@@ -62,8 +62,8 @@ QK = of_layers("self_attn.q_proj", "self_attn.k_proj")
 OUTPUT = of_layers("self_attn.o_proj", layers=(1,))
 NORMS = of_layers("input_layernorm", layers=(0,))
 MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
-    "neighbours": ("llama", each(neighbours, *QK), "k_proj.weight of all layers has the rows of"),
-    "halves": ("llama", each(halves, *QK[:1]), "self_attn.q_proj.weight of layer 0 has the rows"),
+    "neighbours": ("llama", edited(neighbours, *QK), "k_proj.weight of all layers has the rows of"),
+    "halves": ("llama", edited(halves, *QK[:1]), "self_attn.q_proj.weight of layer 0 has the rows"),
     "K and V": (
         "llama",
         exchanged((QK[1], QK[1].replace("k_", "v_"))),
@@ -79,8 +79,12 @@ MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
         exchanged(tuple(of_layers("mlp.down_proj"))),
         "mlp.down_proj.weight of layer 0 holds the source's layer that is 1 after",
     ),
-    "transposed": ("llama", each(lambda t: t.T, *OUTPUT), "o_proj.weight of layer 1 is transposed"),
-    "norms": ("gemma3_text", each(lambda t: t + 1, *NORMS), "of layer 0 has 1 added"),
+    "transposed": (
+        "llama",
+        edited(lambda t: t.T, *OUTPUT),
+        "o_proj.weight of layer 1 is transposed",
+    ),
+    "norms": ("gemma3_text", edited(lambda t: t + 1, *NORMS), "of layer 0 has 1 added"),
     "tied head": (
         "llama",
         lambda state: state.update({"lm_head.weight": state["model.embed_tokens.weight"].clone()}),
@@ -88,12 +92,12 @@ MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
     ),
     "rounded": (
         "llama",
-        each(lambda t: t.half().float(), *OUTPUT),
+        edited(lambda t: t.half().float(), *OUTPUT),
         "o_proj.weight of layer 1 is rounded to float16",
     ),
     "rounded twice": (
         "llama",
-        each(lambda t: t.bfloat16().half().float(), *OUTPUT),
+        edited(lambda t: t.bfloat16().half().float(), *OUTPUT),
         "o_proj.weight of layer 1 is rounded to bfloat16",
     ),
     "groups": ("llama", cut_by_groups, "is cut from queries, keys and values in the order of"),
@@ -109,7 +113,7 @@ MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
         ),
         "w2.weight of layer 1 holds another expert of the source",
     ),
-    "unknown": ("llama", each(lambda t: t * 1.5, *OUTPUT), "no known mistake explains"),
+    "unknown": ("llama", edited(lambda t: t * 1.5, *OUTPUT), "no known mistake explains"),
 }
 
 

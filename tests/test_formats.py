@@ -203,12 +203,14 @@ META = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("by_columns", [False, True], ids=["Llama 3", "Llama 2"])
 def test_files_of_metas_ranks_are_put_together(tmp_path: Path, by_columns: bool) -> None:
     """Llama 2 divides the embedding by columns, Llama 3 by rows."""
     source, out = save_model(tmp_path / "source", "llama", vocab_size=30), tmp_path / "out"
     config = json.loads((source / "config.json").read_text())
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    full_state: dict[str, torch.Tensor] = {}
     ranks: list[dict[str, torch.Tensor]] = [{}, {}]
     for name, tensor in load_file(source / "model.safetensors").items():
         for kind, count in heads.items():
@@ -218,6 +220,7 @@ def test_files_of_metas_ranks_are_put_together(tmp_path: Path, by_columns: bool)
         renamed = name
         for own, theirs in META.items():
             renamed = renamed.replace(own, theirs)
+        full_state[renamed] = tensor.contiguous()
         columns = renamed.endswith(("wo.weight", "w2.weight")) or (by_columns and "tok" in renamed)
         for rank, state in enumerate(ranks):
             part = tensor.chunk(2, int(columns))[rank] if tensor.dim() > 1 else tensor
@@ -239,6 +242,11 @@ def test_files_of_metas_ranks_are_put_together(tmp_path: Path, by_columns: bool)
     (out / "consolidated.00.pth").unlink()
     with pytest.raises(InputError, match=r"no consolidated.00.pth"):
         growkit.verify(source, out, QUICK)
+    titan = tmp_path / "torchtitan"  # the same names, in torch.distributed.checkpoint
+    dcp.save(full_state, checkpoint_id=titan, no_dist=True)
+    for name in ("config.json", "generation_config.json"):
+        shutil.copy(source / name, titan)
+    assert growkit.verify(source, titan, QUICK)["verdict"] == "preserved"
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -284,8 +292,8 @@ def test_a_checkpoint_of_megatron_core_is_its_source(tmp_path: Path, kind: str) 
             for n in range(config["num_local_experts"])
         ]
         both = [[torch.cat(pair) for pair in zip(gate, up, strict=True)] for gate, up, _ in experts]
-        for name, made in (("fc1", both), ("fc2", [down for *_, down in experts])):
-            stacked = torch.stack([torch.stack(of) for of in zip(*made, strict=True)])
+        for name, of_experts in (("fc1", both), ("fc2", [down for *_, down in experts])):
+            stacked = torch.stack([torch.stack(of) for of in zip(*of_experts, strict=True)])
             state[f"decoder.layers.mlp.experts.experts.linear_{name}.weight"] = stacked
     else:
         renamed["mlp.linear_fc1.layer_norm_weight"] = "post_attention_layernorm"

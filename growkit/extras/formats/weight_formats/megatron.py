@@ -75,8 +75,8 @@ class Megatron(Distributed):
         return [
             *layer,
             *(
-                Held(each.stored.replace("{layer}.", ""), each.names, each.rows, each.order)
-                for each in layer
+                Held(held.stored.replace("{layer}.", ""), held.names, held.rows, held.order)
+                for held in layer
             ),
             *(
                 Held(f"{own}.weight", (f"{name}.weight",), ("vocab",), padded=True)

@@ -112,6 +112,7 @@ class Meta(Format):
     """See ``Format``."""
 
     title = "Meta's original files"
+    model_type = "llama"
     complete = False  # it has no settings of training, nor ids of tokens, nor a longest context
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:

@@ -1,0 +1,45 @@
+"""Checkpoints of torchtitan: torch.distributed.checkpoint with the names of Meta's Llama.
+
+https://github.com/pytorch/torchtitan
+"""
+
+from collections.abc import Mapping, Sequence
+
+from growkit.base.errors import InputError
+from growkit.base.tensors import Config
+from growkit.checkpoint.distributed_file import LIST, MAX_BYTES
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.format import Held
+from growkit.checkpoint.formats.torch_distributed import Distributed
+from growkit.extras.formats.weight_formats.meta import FORMAT as META
+
+MARK = b"layers.0.attention.wq."
+"""In the list of entries of every such model."""
+
+
+class Torchtitan(Distributed):
+    """See ``Format``; the config of transformers is next to the files."""
+
+    title = "torchtitan"
+    rank = 0  # its files look like those of torch.distributed.checkpoint
+
+    def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
+        """See ``Format``."""
+        files = super().files(folder)
+        return files if files and MARK in folder.bytes(LIST, MAX_BYTES) else {}
+
+    def layout(self, config: Config) -> Sequence[Held]:
+        """See ``Format``.
+
+        Raises:
+            InputError: the model is no Llama, whose names are the only ones known.
+        """
+        if config.get("model_type") != META.model_type:
+            raise InputError(
+                f"a checkpoint of torchtitan is read if it is a {META.model_type}, but config.json "
+                f"says {config.get('model_type')!r}; convert it to safetensors with torchtitan"
+            )
+        return META.layout(config)
+
+
+FORMAT = Torchtitan()
