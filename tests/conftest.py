@@ -27,7 +27,7 @@ from growkit.engine import lending
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_internals import uninitialised
 from growkit.modeling import register
-from growkit.proof import modes
+from growkit.proof import mode_results
 
 logging.disable_progress_bar()
 logging.set_verbosity(CRITICAL)  # which proofs need not set and reset
@@ -275,7 +275,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def quick_proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole models are saved and generate in the tests marked ``usage`` only: it takes a while."""
     if "usage" not in request.keywords:
-        monkeypatch.setattr(modes, "run_whole_models", lambda *args: iter(()))
+        monkeypatch.setattr(mode_results, "run_whole_models", lambda *args: iter(()))
 
 
 @contextmanager

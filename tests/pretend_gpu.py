@@ -37,7 +37,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.engine.device import find_arithmetic_fault
 from growkit.engine.lending import Lender
-from growkit.proof import function, modes
+from growkit.proof import function, mode_results
 from tests.conftest import edit_weights, save_model
 from tests.wrong_arithmetic import (
     KINDS,
@@ -186,7 +186,10 @@ def pretend() -> None:
         (Tensor, "tolist"): lambda self: as_list(self.cpu()),
         (Tensor, "new_tensor"): like,
         (torch, "tensor"): moved,
-        (modes, "run_whole_models"): lambda *args: [],  # transformers saves only real tensors
+        (
+            mode_results,
+            "run_whole_models",
+        ): lambda *args: [],  # transformers saves only real tensors
     }
     for (owner, name), changed in changes.items():
         setattr(owner, name, changed)

@@ -26,7 +26,7 @@ from growkit.checkpoint.scratch import Scratch
 from growkit.engine import oracle
 from growkit.engine.calls import Spool
 from growkit.engine.planner import plan_recipe
-from growkit.proof import modes as ways
+from growkit.proof import mode_results as ways
 from growkit.proof.trainability import Gradients
 from growkit.report.proof_page import glance
 from tests.architectures import config_of

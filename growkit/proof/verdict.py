@@ -17,7 +17,8 @@ from growkit.proof.function import (
     fault_of,
     logits_section,
 )
-from growkit.proof.modes import modes, modes_section
+from growkit.proof.mode_results import modes_section
+from growkit.proof.modes import modes
 from growkit.proof.pair import Pair, Request, open_pair
 from growkit.proof.side_by_side import SideBySide
 from growkit.proof.weights import compare_weights

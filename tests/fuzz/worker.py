@@ -313,6 +313,6 @@ def _peak() -> int:
 
 def quickly() -> None:
     """Leave whole models out of proofs: saving, loading and generating take a while."""
-    from growkit.proof import modes
+    from growkit.proof import mode_results
 
-    patch.object(modes, "run_whole_models", lambda *args: iter(())).start()
+    patch.object(mode_results, "run_whole_models", lambda *args: iter(())).start()
