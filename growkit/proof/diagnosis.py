@@ -17,11 +17,12 @@ from growkit.base.errors import InputError
 from growkit.base.names import listed
 from growkit.base.tensors import parts, widened
 from growkit.base.torch_internals import stored_dtypes
+from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import class_weights
 from growkit.families.axes import ORDERS
 from growkit.families.model import Model
 from growkit.proof.check import Check
-from growkit.proof.function import Function
+from growkit.proof.function import Function, logits_section
 from growkit.proof.pair import Pair
 from growkit.results.proof_result import Finding, Section
 
@@ -53,32 +54,44 @@ class Diagnosis(Section):
 
 
 def diagnose(pair: Pair, function: Function) -> Section | None:
-    """Explain the tensors of a target of unknown origin that differ from those of the source."""
-    if not pair.origin.unknown:
+    """Explain the tensors of a target of unknown origin that does not compute the same.
+
+    Another program's format holds the weights of the source, whatever the logits show.
+    """
+    foreign = not pair.after.format.read_by_transformers
+    if not pair.origin.unknown or (logits_section(function).findings[0].kept and not foreign):
         return None
-    before, after = _alike(pair.before, pair.after)
-    common = [name for name in before.tensors if _shape(before, name) == _shape(after, name)]
+    return explain_weights(pair.before, pair.after)
+
+
+CHECK = Check(diagnose)
+
+
+def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
+    """Explain the tensors that differ in two models with the same tensors; None if nothing does."""
+    was, now = _alike(before, after)
+    shapes = [{name: info.shape for name, info in model.tensors.items()} for model in (was, now)]
+    if shapes[0] != shapes[1]:
+        return None
+    names = [*was.tensors]
     with stored_dtypes():  # strict float64 must not apply
-        wrong = [name for name in common if not _same(before, after, name)]
-        if not wrong:
-            return None
-        explained = _explain(before, after, common, wrong, _sizes(pair.after))
+        wrong = [name for name in names if not _same(was, now, name)]
+        explained = _explain(was, now, names, wrong, _sizes(after))
+    if not explained:
+        return None
     groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for name, phrase in explained.items():
         groups[_component(name), phrase].append(name)
-    sentences = [f"{_where(*group, common)} {group[0][1]}" for group in groups.items()]
+    sentences = [f"{_where(*group, names)} {group[0][1]}" for group in groups.items()]
     unexplained = [name for name in wrong if name not in explained]
     told = sentences[:MAX_TOLD] + [f"{len(sentences) - MAX_TOLD} more"] * (
         len(sentences) > MAX_TOLD
     )
     if unexplained:
         told.append(f"no known mistake explains {listed(unexplained)}")
-    finding = Finding(name="diagnosis", kept=None, sentence="; ".join(told))
-    finding.in_reason, finding.place = bool(sentences) or None, wrong[0]
+    finding = Finding(name="diagnosis", kept=None, sentence="; ".join(told), place=wrong[0])
+    finding.in_reason = True
     return Diagnosis(findings=[finding], notes=[], explanations=sentences, unexplained=unexplained)
-
-
-CHECK = Check(diagnose)
 
 
 def _alike(before: Model, after: Model) -> tuple[Model, Model]:
@@ -113,13 +126,13 @@ def _component(name: str) -> str:
     return NUMBER.sub("*", name)
 
 
-def _where(key: tuple[str, str], names: Sequence[str], common: Sequence[str]) -> str:
+def _where(key: tuple[str, str], names: Sequence[str], every: Sequence[str]) -> str:
     """The tensors that a mistake explains, in words."""
-    component, every = key[0], sum(_component(name) == key[0] for name in common)
+    component, count = key[0], sum(_component(name) == key[0] for name in every)
     short = component.rpartition("*.")[2]
     if "*" not in component:
         return component
-    if len(names) == every:
+    if len(names) == count:
         return f"{short} of all layers"
     numbers = sorted({int(NUMBER.findall(name)[0]) for name in names})
     kind = "layers" if len(numbers) > 1 else "layer"
