@@ -71,13 +71,14 @@ def test_every_name_leads_somewhere() -> None:
         _ = growkit.grew  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["grow", "convert", "run"])
+@pytest.mark.parametrize("name", ["grow", "convert", "run", "verify"])
 def test_an_option_is_declared_once(name: str) -> None:
     """What a command takes is in the signature of the function, with the same default."""
     command = reference.commands()[f"growkit {name}"]
     shown = {each.name: (each.help, each.default) for each in command.params}
     known = inspect.signature(getattr(growkit, name)).parameters
-    for kind in (Running,) if name == "run" else (Running, Recipe):
+    kinds = {"run": [Running], "verify": [growkit.Settings]}
+    for kind in kinds.get(name, [Running, Recipe]):
         for option in options_of(kind).values():
             assert shown[option.name] == (option.help, known[option.name].default)
             assert kind is Running or f"{option.name}: {option.help}" in str(kind.__doc__)
