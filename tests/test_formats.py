@@ -5,10 +5,12 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+import yaml
 from safetensors.torch import load_file
 
 import growkit
@@ -17,6 +19,11 @@ from tests.conftest import cli, relative_error, save_model
 from tests.converted import FILES, MODELS, save_source
 
 QUICK = growkit.Settings(prompts=2, length=16)
+GEMMA = {
+    **dict.fromkeys(("norm_qk", "post_attention_norm", "post_mlp_norm"), False),
+    "rope_local_base_freq": None,
+}
+"""Settings of litgpt that make a Gemma 3 a Gemma."""
 
 
 def tensor_bytes(source: Path, name: str) -> bytes:
@@ -44,6 +51,25 @@ def test_what_a_program_converted_is_its_source(tmp_path: Path, kind: str, progr
     weights, logits = (result["sections"][name] for name in ("weights", "logits"))
     assert weights["tensors_recovered"] == weights["source_tensors"] >= 20
     assert logits["strict_float64"]["relative"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"norm_qk": False}, "rope_local_base_freq is known with norm_qk alone"),
+        (GEMMA, "has no window"),
+        ({**GEMMA, "sliding_window_size": None, "final_logit_softcapping": 30.0}, "_softcapping"),
+        ({**GEMMA, "sliding_window_size": None, "attention_scores_scalar": 3}, "_scalar is 3"),
+    ],
+)
+def test_a_setting_that_a_gemma_does_not_have_is_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    folder = shutil.copytree(FILES / "gemma3_text.litgpt", tmp_path / "model")
+    file = folder / "model_config.yaml"
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **changes}))
+    with pytest.raises(InputError, match=reason):
+        growkit.inspect(folder)
 
 
 @pytest.mark.parametrize("name", ["gemma3_text.gguf", "mixtral.litgpt", "mixtral.mlx"])

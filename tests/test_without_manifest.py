@@ -107,6 +107,15 @@ def test_a_setting_that_no_prompt_shows(key: str, value: Any, source: Path, targ
         )
 
 
+def test_a_class_that_only_the_target_names(source: Path, target: Path, tmp_path: Path) -> None:
+    """Other engines look for it; transformers reads no class there."""
+    unnamed = shutil.copytree(source, tmp_path / "unnamed")
+    edit_config(unnamed, architectures=None)
+    assert found(unnamed, target) == ((), ())
+    edit_config(target, architectures=["EvilForCausalLM"])
+    assert "architectures in config.json" in found(unnamed, target)[0]
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -379,13 +379,13 @@ def _pieces(
     leading, inner = info.shape[: len(counted)], info.shape[len(counted) :]
     if prod(leading) > MAX_EXPERTS:
         raise ValueError("it holds too many")
-    places: range | tuple[int, ...]
     total = inner[1 if held.transposed else 0]
     lengths = [Pattern.parse(rows).shape(sizes)[0] for rows in held.rows]
     lengths = lengths or [total // len(held.names)] * len(held.names)
     if sum(lengths) != total and not (held.padded and sum(lengths) < total):
         raise ValueError("its rows are more or fewer")
-    start, places = 0, range(total)
+    start = 0
+    places: range | tuple[int, ...] = range(total)
     if held.order:
         assert held.rows, "the number of rows is checked before they are ordered"
         places = _places(held.order, tuple(sizes.items()))

@@ -95,7 +95,7 @@ def below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Ite
 
 
 def _directly_in(folder: Path) -> Iterator[Path]:
-    """What a folder without a config holds, such as one of another program; nothing deeper."""
+    """The entries of a folder without a config, such as one of another program."""
     with suppress(OSError):  # a file, or a folder that its reader refuses
         yield from folder.iterdir()
 

@@ -342,10 +342,6 @@ class RoundedCheckpoint(Widened, View):
         Widened.__init__(self, source, dtype)
         self.dtype = dtype
 
-    def states(self, key: str) -> bool:
-        """Whether the model says the value of a config key, be it by leaving out the key."""
-        return self.format.complete or key in self.config
-
     def as_read(self, model: torch.nn.Module) -> torch.nn.Module:
         """See ``Checkpoint``."""
         with torch.no_grad(), stored_dtypes():  # as in ``Widened``

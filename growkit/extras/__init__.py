@@ -1,4 +1,4 @@
-"""What hangs on the core, which finds it by its place and never imports it.
+"""Additions that the core finds by their place and never imports.
 
 Each package is one extra. ``growkit.base.lazy.of_extras`` looks in it for the packages
 ``conversions``, ``own_classes``, ``checks``, ``weight_formats``, ``quantised`` and ``companions``

@@ -544,7 +544,7 @@ def variations(
 
     Args:
         config: complete config of a model.
-        key: of a size, or of a ratio of sizes; without whole number, there are no variations.
+        key: of a size, or of a ratio of sizes; without a whole number, there are no variations.
         partners: keys that a class may want to change with it.
     """
     value = value_at(config, key)

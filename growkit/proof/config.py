@@ -405,7 +405,7 @@ def _is_size(key: str, first: Config, second: Config) -> bool:
 
 
 def _grew_along(key: str, first: Config, second: Config) -> bool:
-    """Whether a number of heads or layers was and is that of another key, which tensors show.
+    """Whether a number of heads or layers equals that of another key, which tensors show, in both.
 
     The class does not read it, as the number of key and value heads where these are compressed.
     """

@@ -295,7 +295,7 @@ def _names_other_class(source: Checkpoint, target: Checkpoint, model: str) -> bo
     allowed: list[Any] = [[model], *([[family.architecture]] if family else [])]
     if source.config.get("model_type") == target.config.get("model_type"):
         allowed.append(before)
-    return bool(before and target.states("architectures")) and classes not in allowed
+    return bool((before or classes) and target.states("architectures")) and classes not in allowed
 
 
 def _with_dtype(config: Config, checkpoint: Checkpoint) -> Config:

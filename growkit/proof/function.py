@@ -501,9 +501,7 @@ def _native_finding(function: Function) -> Finding:
     error, limit, dtype = native.compared.largest, native.limit, native.compared.dtype
     kept = native.explained if exact and limit else None
     sentence = f"in {dtype} the source itself computes no usable logits"
-    advice = (
-        None if kept is not False else "store the target in a wider dtype, such as --dtype float32"
-    )
+    advice = "store the target in a wider dtype, such as --dtype float32"
     if limit:
         explained = f"rounding explains {limit.largest:.1e}"
         sentence = f"in {dtype} the logits differ by {error:.1e} of their scale, {explained}"
@@ -512,7 +510,7 @@ def _native_finding(function: Function) -> Finding:
             sentence += (
                 f"; KL to float64 is {ratio:.3g} times the source's, chance explains {largest:.3g}"
             )
-            if kept is False and within(error, limit.largest):
+            if within(error, limit.largest):
                 advice = (
                     f"look for what the target computes less exactly in {dtype} alone, such as a "
                     "norm or a sum; try another --device, or a wider dtype, such as --dtype float32"
@@ -523,7 +521,7 @@ def _native_finding(function: Function) -> Finding:
         sentence=sentence + native.cause,
         measured=finite(error),
         limit=limit.largest if limit and exact else None,
-        advice=advice,
+        advice=advice if kept is False else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""How far a model is off in its storage dtype: of the target, as a multiple of the source.
+"""The target's rounding error in the storage dtype, as a multiple of the source's.
 
 The largest difference of a logit cannot show what a class computes a little worse in this dtype
 alone. Here both models are compared with strict float64, token by token.
@@ -14,14 +14,14 @@ from growkit.base.limits import SPACING
 from growkit.engine.metrics import Distance, Head, logits_in_pieces
 
 INFLATED = 1.1
-"""Largest ratio of rounding errors that is no fault. Of sound pairs it is 1 to a few per cent, and
-less where a class rounds less."""
+"""Largest ratio of rounding errors that is no fault. In sound pairs it is within a few per cent of
+1, or smaller where the target's class rounds less."""
 
 STANDARD_ERRORS = 4
-"""By so many standard errors of the ratio a larger one may be chance."""
+"""Number of standard errors by which chance may increase the ratio."""
 
 SMALLEST = 2.0**-8
-"""Errors of this part of a logit's rounding count as none."""
+"""Part of the rounding of a logit, at the logit scale, that is added to all errors."""
 
 
 class Inflation(NamedTuple):
@@ -57,21 +57,23 @@ def compare_rounding(
         The distance of the source from itself in strict float64, and what the target adds.
     """
     width, distance = source[1][0].shape[-1], Distance()
-    states = [torch.cat(each, -1) for each in zip(source[1], target[1], strict=True)]
+    states = [torch.cat(pair, -1) for pair in zip(source[1], target[1], strict=True)]
 
     def both(hidden: Tensor) -> Tensor:
         """Logits of both, [tokens, 2 · vocabulary]."""
         return torch.cat([source[0](hidden[..., :width]), target[0](hidden[..., width:])], -1)
 
-    nothing = [torch.zeros(len(state), dtype=torch.long) for state in states]  # no losses
+    no_labels = [torch.zeros(len(state), dtype=torch.long) for state in states]  # no losses
     errors: list[Tensor] = []
-    for _, logits, rounded, following, position in logits_in_pieces(exact, (both, states), nothing):
+    for _, logits, rounded, following, position in logits_in_pieces(
+        exact, (both, states), no_labels
+    ):
         halves = rounded.chunk(2, -1)
         distance.add(logits, halves[0], following, position)
         errors.append(torch.stack([rounding_error(logits, half) for half in halves]))
-    own, others = torch.cat(errors, -1).cpu()
-    none = (SMALLEST * SPACING[dtype] * distance.scale) ** 2
-    return distance, inflation(own + none, others + none)
+    of_source, of_target = torch.cat(errors, -1).cpu()
+    floor = (SMALLEST * SPACING[dtype] * distance.scale) ** 2
+    return distance, inflation(of_source + floor, of_target + floor)
 
 
 def rounding_error(exact: Tensor, rounded: Tensor) -> Tensor:
@@ -89,12 +91,19 @@ def rounding_error(exact: Tensor, rounded: Tensor) -> Tensor:
     return (share * difference.square()).sum(-1) / 2
 
 
-def inflation(own: Tensor, others: Tensor) -> Inflation:
-    """Compare the errors of two models, [tokens] each, all greater than zero."""
-    mean = float(others.mean() / own.mean())
-    logs, left = (others / own).log(), (others / mean - own) / own.mean()
+def inflation(of_source: Tensor, of_target: Tensor) -> Inflation:
+    """Compare the errors of two models.
+
+    Args:
+        of_source: errors of the source, [tokens], all greater than zero, in nats.
+        of_target: the same of the target.
+    """
+    mean, tokens = float(of_target.mean() / of_source.mean()), len(of_source)
+    logs = (of_target / of_source).log()
+    # The delta method: their deviation is that of the logarithm of a ratio of means.
+    residuals = (of_target / mean - of_source) / of_source.mean()
     inflations = [
-        Inflation(ratio, INFLATED * math.exp(STANDARD_ERRORS * float(scatter) / len(own) ** 0.5))
-        for ratio, scatter in ((mean, left.std()), (float(logs.mean().exp()), logs.std()))
+        Inflation(ratio, INFLATED * math.exp(STANDARD_ERRORS * float(deviation) / tokens**0.5))
+        for ratio, deviation in ((mean, residuals.std()), (float(logs.mean().exp()), logs.std()))
     ]
     return max(inflations, key=lambda inflation: inflation.ratio / inflation.limit)

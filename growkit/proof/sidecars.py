@@ -139,14 +139,14 @@ def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
     if first is None and second is None:
         return None, "the tokenizers, because they do not load"
     if first is None or second is None:
-        return f"which cannot be loaded {'in the source' if first is None else 'here'}", None
+        return f"that of the {'source' if first is None else 'target'} cannot be loaded", None
     ids, others = first.get_vocab(), second.get_vocab()
     differing = [token for token in {*ids, *others} if ids.get(token) != others.get(token)]
     if differing:
         token = min(differing, key=lambda word: (ids.get(word, len(ids)), word))
         both = (vocabulary.get(token) for vocabulary in (ids, others))
         was, became = ("none" if number is None else f"number {number}" for number in both)
-        return f"token {token!r} is {was} in the source and {became} here", None
+        return f"token {token!r} is {was} in the source and {became} in the target", None
     difference = first_difference(first, second) or _other_rules(before, after, first, second)
     if difference is None and _contradict(before, after, first, second):
         difference = f"a setting in {SETTINGS}"

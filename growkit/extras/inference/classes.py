@@ -300,7 +300,7 @@ class ModelClass:
         self._find_small_layers()
 
     def _name_stored(self, model: Any, lists: Sequence[str]) -> None:
-        """The names and shapes of stored tensors, and where those of layers begin."""
+        """Note the names and shapes of stored tensors, and the prefixes of those of layers."""
         names = {module: name for name, module in model.named_modules()}
         head = f"{names.get(model.get_output_embeddings())}.weight"
         tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
@@ -315,7 +315,7 @@ class ModelClass:
         self._templates: dict[str, str] = {}
 
     def _find_small_layers(self) -> None:
-        """The smallest number of layers that has all kinds, twice if possible."""
+        """Find the smallest number of layers that has all kinds, twice if possible."""
         shapes = self.shapes_here
         signature = self._signature(shapes)
         first: dict[str, int] = {}
@@ -571,6 +571,7 @@ class ModelClass:
     def _find_rounded(self, key: str) -> None:
         """Find whether the class rounds a width, and a value that gives it the same one exactly."""
         multiples = {name: of for name, of in self.numbers.items() if "multiple" in name}
+        # So large that rounding it shows in no ratio, and divisible by common multiples.
         width, far = self.numbers[key], 15 << 20
         here, there, twice = (
             self.shapes({**multiples, key: value}) or {} for value in (width, far, 2 * far)
@@ -584,11 +585,13 @@ class ModelClass:
         exact = {Fraction(size * far, large) for size, large in sizes}
         if not exact or exact == {width}:
             return
-        made, equal = min(size for size, _ in sizes), max(exact)
-        self.rounded[key] = f"cannot grow: its class rounds {key} {width:,} to a width of {made:,}"
+        rounded, equal = min(size for size, _ in sizes), max(exact)
+        self.rounded[key] = (
+            f"cannot grow: its class rounds {key} {width:,} to a width of {rounded:,}"
+        )
         if equal.denominator == 1 and self.shapes({**multiples, key: int(equal)}) == here:
             self.rounded[key] += (
-                f"; replace it in config.json, whatever its name there, by {equal}, which makes "
+                f"; replace it in config.json, whatever its name there, by {equal}, which gives "
                 "the same width"
             )
 

@@ -16,11 +16,8 @@ from growkit.families.model import Model
 SAME = 1e-10
 """Relative difference of hidden states up to which they are the same."""
 
-NUMBERS = frozenset({"layer_idx", "layer_id", "layer_number", "idx", "block_idx", "training"})
-"""Attributes of modules that are the number of their layer, or how they run."""
 
-
-class Ran(NamedTuple):
+class LayerRun(NamedTuple):
     """A layer that ran: its module, and the hidden states before and after it."""
 
     layer: nn.Module
@@ -29,7 +26,7 @@ class Ran(NamedTuple):
 
 
 def layer_at_fault(source: Model, deeper: Model, ids: Tensor, layers_key: str) -> str | None:
-    """Why a deeper model differs: of the first layer that does, in a sentence; None if unknown.
+    """Say in a clause why the first layer of a deeper model that differs does so; None if unknown.
 
     Args:
         source: a model.
@@ -71,25 +68,31 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _other_attribute(one: nn.Module, other: nn.Module) -> str | None:
-    """The first number that modules of two layers hold with different values."""
+    """The first float attribute that has different values in the modules of two layers."""
     modules = dict(other.named_modules())
     for path, module in one.named_modules():
         twin = vars(modules[path]) if path in modules else {}
         for key, value in vars(module).items():
-            if key not in NUMBERS and type(value) is float and twin.get(key, value) != value:
+            if type(value) is float and twin.get(key, value) != value:
                 return f"{path}.{key}".lstrip(".")
     return None
 
 
-def _run_layers(model: Model, ids: Tensor, count: int) -> Sequence[Ran]:
-    """Run a model, and keep what each of its layers read and returned."""
-    ran: list[Ran] = []
+def _run_layers(model: Model, ids: Tensor, count: int) -> Sequence[LayerRun]:
+    """Run a model in strict float64, and keep what each of its layers read and returned.
+
+    Args:
+        model: the model.
+        ids: tokens, [prompts, tokens].
+        count: number of its layers.
+    """
+    runs: list[LayerRun] = []
 
     def keep(layer: nn.Module, args: Any, options: Any, output: Any) -> None:
         before = args[0] if args else options.get("hidden_states")
         after = output[0] if isinstance(output, tuple) else output
         if isinstance(before, Tensor) and isinstance(after, Tensor):
-            ran.append(Ran(layer, before.clone(), after.clone()))
+            runs.append(LayerRun(layer, before.clone(), after.clone()))
 
     with strict_float64(), quiet(), torch.no_grad():
         loaded: Any = load_model(model, torch.float64, CPU, "eager")
@@ -103,4 +106,4 @@ def _run_layers(model: Model, ids: Tensor, count: int) -> Sequence[Ran]:
         for layer in min(stacks, key=lambda stack: stack[0])[1]:
             layer.register_forward_hook(keep, with_kwargs=True)
         loaded(input_ids=ids, use_cache=False)
-    return ran
+    return runs

@@ -122,7 +122,7 @@ def inferred_family(config: Config, where: str) -> InferredFamily:
     text = json.dumps(config)
     key = text, CONFIG_MAPPING.get(str(config.get("model_type")))
     if key not in inferred_families:
-        while len(inferred_families) >= MAX_KEPT:
+        if len(inferred_families) >= MAX_KEPT:
             del inferred_families[next(iter(inferred_families))]
         inferred_families[key] = InferredFamily(json.loads(text), where)
     return inferred_families[key]

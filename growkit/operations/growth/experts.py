@@ -221,7 +221,14 @@ class _Copying:
         self._corrected = any(map(self._is_correction, self.members))
 
     def _keep_groups(self, experts: Experts, complete: Config, copies: int) -> bool:
-        """Keep the groups of experts; whether a token may use only one."""
+        """Multiply the groups of experts, or those that a token may use, with the copies.
+
+        Returns:
+            Whether a token of the source may use only one group.
+
+        Raises:
+            InputError: groups would have different sizes.
+        """
         groups = [key for key in experts.groups if isinstance(complete.get(key), int)]
         if not self._evenly and any(complete[key] > 1 for key in groups):
             raise InputError(

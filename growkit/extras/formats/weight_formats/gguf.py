@@ -1,8 +1,8 @@
 """GGUF, the format of llama.cpp: one file with the settings of a model and its tensors.
 
 The header is read here, within limits, since the library ``gguf`` maps the file. The library
-computes the numbers of quantised tensors. An architecture has the names of its settings and
-tensors, and what llama.cpp computes for it whatever the file says (``src/models`` in
+computes the numbers of quantised tensors. For each architecture, this file lists the names of
+settings and tensors, and what llama.cpp computes whatever the file says (``src/models`` in
 https://github.com/ggml-org/llama.cpp). A setting that is not known here is refused, as it may
 change what the model computes.
 """
@@ -37,12 +37,13 @@ MAX_LIST = 64
 """Longest list of numbers that is kept; longer ones, and those of texts, are skipped."""
 
 MAX_ALIGNMENT = 1 << 16
+"""Limit for the alignment of tensors, in bytes."""
 
-NUMBERS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}
+NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """``struct`` format of every kind of number."""
 
 TEXT, LIST = 8, 9
-"""Kinds of values that are no numbers."""
+"""Kinds of values that are not numbers."""
 
 DTYPES = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
 """Safetensors name of every type that is not quantised."""
@@ -345,8 +346,8 @@ class GGUF(Format):
 
     def layout(self, config: Config) -> Sequence[Held]:
         """See ``Format``."""
-        every = (one for several in ARCHITECTURES.values() for one in several)
-        return next(one for one in every if one.model_type == config["model_type"]).tensors()
+        known = {entry.model_type: entry for entries in ARCHITECTURES.values() for entry in entries}
+        return known[config["model_type"]].tensors()
 
 
 # The header
@@ -402,6 +403,11 @@ class _Header:
 
 
 def _open(folder: Folder, name: str) -> GGUFFile:
+    """Read the header of a file.
+
+    Raises:
+        InputError: it is damaged, or has quantised tensors that the library does not compute.
+    """
     path = folder.path / name
     with (
         folder.open(name) as stream,
@@ -442,7 +448,7 @@ def _place(path: Any, start: int, name: str, shape: Shape, kind: int, offset: in
     if kind not in DTYPES:
         elements, size, _ = _block(kind, path)
         if not shape or shape[-1] % elements:
-            raise ValueError(f"the rows of tensor {name[:80]!r} are no multiple of a block")
+            raise ValueError(f"the rows of tensor {name[:80]!r} are not a multiple of a block")
         info = TensorInfo((*shape[:-1], shape[-1] // elements * size), "U8")
     check_header(path, name, info)
     return Place(start + offset, info)
@@ -472,7 +478,7 @@ def _config(file: GGUFFile) -> Config:
     if kind not in ARCHITECTURES:
         raise ValueError(f"architecture {kind!r} is none of {', '.join(ARCHITECTURES)}")
     if (parts := file.settings.get("split.count") or 1) != 1:
-        raise ValueError(f"it is one of {parts} files; merge them with llama-gguf-split")
+        raise ValueError(f"it is one of {parts} files, which llama-gguf-split merges")
     settings = ForeignSettings(file.settings, f"{kind}.")
     several, experts = ARCHITECTURES[kind], settings.take("expert_count") or None
     architecture = several[0 if experts else -1]

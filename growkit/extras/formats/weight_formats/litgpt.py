@@ -81,8 +81,8 @@ SIZES = {
 }
 FIXED: dict[str, Any] = {
     **dict.fromkeys(("norm_1", "norm_2"), True),
-    **dict.fromkeys(("bias", "lm_head_bias", "parallel_residual", "rope_interleave"), False),
-    **dict.fromkeys(("shared_attention_norm",), False),
+    **dict.fromkeys(("bias", "lm_head_bias", "parallel_residual"), False),
+    **dict.fromkeys(("rope_interleave", "shared_attention_norm"), False),
     **dict.fromkeys(("latent_attention", "first_k_dense_replace", "n_shared_expert"), None),
     **dict.fromkeys(("n_expert_groups", "n_topk_groups", "n_topk_scores_per_group"), None),
     "rotary_percentage": 1.0,
@@ -91,7 +91,7 @@ FIXED: dict[str, Any] = {
     "norm_qk_type": "default",
     "norm_class_name": "RMSNorm",
 }
-"""Settings that all types below have."""
+"""Settings with the same value in all types that are read here."""
 
 
 class LitGPT(Format):
@@ -165,11 +165,13 @@ def _config(settings: ForeignSettings) -> Config:
     if kind == "GemmaMLP":
         _gemma(config, settings, normed, window, sliding)
         if normed:
-            inside = {"rope_type": "default", "rope_theta": local or theta}
-            config["rope_parameters"] = {"full_attention": rope, "sliding_attention": inside}
-            turned = _layers(settings.take("rope_indices", None, list), layers, local)
-            if turned != sliding:
+            sliding_rope = {"rope_type": "default", "rope_theta": local or theta}
+            config["rope_parameters"] = {"full_attention": rope, "sliding_attention": sliding_rope}
+            with_local = _layers(settings.take("rope_indices", None, list), layers, local)
+            if with_local != sliding:
                 raise ValueError("rope_indices differs from sliding_window_indices")
+        elif local:
+            raise ValueError("rope_local_base_freq is known with norm_qk alone")
         settings.expect("rope_indices", None)
     else:
         config |= _llama(settings, kind, normed, biased)
@@ -179,11 +181,11 @@ def _config(settings: ForeignSettings) -> Config:
         settings.expect("rope_indices", None)
         if window or local:
             raise ValueError(f"windows of a {kind} are not known")
-    for key, value in {"post_attention_norm": False, "post_mlp_norm": False}.items():
-        settings.expect(key, value)
+    settings.expect("post_attention_norm", False)
+    settings.expect("post_mlp_norm", False)
     settings.expect("scale_embeddings", kind == "GemmaMLP")
-    settings.ignore("gelu_approximate", *("n_expert", "n_expert_per_token", "norm_topk_prob"))
-    settings.ignore("moe_intermediate_size")
+    settings.ignore("gelu_approximate", "n_expert", "n_expert_per_token")
+    settings.ignore("norm_topk_prob", "moe_intermediate_size")
     settings.finish()
     return config
 
@@ -198,25 +200,33 @@ def _layers(indices: Any, layers: int, used: Any) -> list[bool]:
 def _gemma(
     config: Config, settings: ForeignSettings, normed: bool, window: Any, sliding: Sequence[bool]
 ) -> None:
-    """Add what is in the config of a Gemma."""
-    both = (
-        settings.take("post_attention_norm", False, bool),
-        settings.take("post_mlp_norm", False, bool),
-    )
-    if both not in ((True, True), (False, False)) or (normed and not all(both)):
+    """Add what is in the config of a Gemma.
+
+    Raises:
+        ValueError: there is no such Gemma.
+    """
+    after_attention = settings.take("post_attention_norm", False, bool)
+    after_mlp = settings.take("post_mlp_norm", False, bool)
+    if after_attention != after_mlp or (normed and not after_mlp):
         raise ValueError("its norms are not those of a Gemma")
-    config["model_type"] = "gemma3_text" if normed else "gemma2" if all(both) else "gemma"
     config |= {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
     settings.expect("gelu_approximate", "tanh")
-    for key in ("attention_logit_softcapping", "final_logit_softcapping"):
-        value = settings.take(key)
-        if all(both):
-            config[key.replace("attention", "attn")] = value
+    if not after_mlp:
+        config["model_type"] = "gemma"
+        settings.expect("attention_logit_softcapping", None)
+        settings.expect("final_logit_softcapping", None)
+        settings.expect("attention_scores_scalar", None, config["head_dim"])
+        if window:
+            raise ValueError("a Gemma without norms after its MLPs has no window")
+        return
+    config["model_type"] = "gemma3_text" if normed else "gemma2"
+    config["attn_logit_softcapping"] = settings.take("attention_logit_softcapping")
+    config["final_logit_softcapping"] = settings.take("final_logit_softcapping")
     scalar = settings.take("attention_scores_scalar")
-    if all(both):
-        config["query_pre_attn_scalar"] = scalar or config["head_dim"]
-        kinds = [f"{'sliding' if inside else 'full'}_attention" for inside in sliding]
-        config |= {"layer_types": kinds, **({"sliding_window": window} if window else {})}
+    config["query_pre_attn_scalar"] = scalar or config["head_dim"]
+    config["layer_types"] = [f"{'sliding' if on else 'full'}_attention" for on in sliding]
+    if window:
+        config["sliding_window"] = window
 
 
 def _llama(settings: ForeignSettings, kind: str, normed: bool, biased: bool) -> Config:

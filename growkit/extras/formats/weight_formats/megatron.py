@@ -50,14 +50,13 @@ class Megatron(Distributed):
 
     def layout(self, config: Config) -> Sequence[Held]:
         """See ``Format``."""
-        kind = str(config.get("model_type"))
+        model_type = str(config.get("model_type"))
         experts, gate, up, down = EXPERTS.get(
-            kind, ("mlp.experts.{expert}.", "gate_proj", "up_proj", "down_proj")
+            model_type, ("mlp.experts.{expert}.", "gate_proj", "up_proj", "down_proj")
         )
         layer = [Held(OWN + own, (LAYER + name,)) for own, name in ALIKE.items()]
-        layer.append(
-            Held(f"{OWN}mlp.router.weight", (f"{LAYER}{ROUTERS.get(kind, 'mlp.gate')}.weight",))
-        )
+        router = ROUTERS.get(model_type, "mlp.gate")
+        layer.append(Held(f"{OWN}mlp.router.weight", (f"{LAYER}{router}.weight",)))
         for end in ("weight", "bias"):
             inside = tuple(f"{LAYER}self_attn.{kind}_proj.{end}" for kind in "qkv")
             layer.append(Held(f"{OWN}self_attention.linear_qkv.{end}", inside, ROWS, GROUPS))

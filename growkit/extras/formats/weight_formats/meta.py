@@ -43,9 +43,6 @@ NAMES = {
 COLUMNS = ("wo.weight", "w2.weight")
 """Ends of the names of matrices of which a rank has some columns."""
 
-RANKS = 64
-"""Limit for the number of files."""
-
 
 class Ranks(StoredWeights):
     """The tensors of all ranks, put together.
@@ -121,8 +118,8 @@ class Meta(Format):
         if not names or folder.find(CONFIG) is None:
             return {}
         expected = [f"consolidated.{rank:02}.pth" for rank in range(len(names))]
-        if names != expected or len(names) > RANKS:
-            missing = min({*expected} - {*names}, default=names[-1])
+        if names != expected:
+            missing = min({*expected} - {*names})
             raise InputError(f"{folder} has {len(names)} files of Llama, but no {missing}; copy it")
         return dict.fromkeys(names, ())
 
@@ -158,12 +155,10 @@ def _config(settings: ForeignSettings, file: Ranks) -> Config:
         ValueError: a setting is missing or not known.
     """
     heads, layers = settings.take("n_heads"), settings.take("n_layers")
-    theta, scaled = (
-        settings.take("rope_theta", 10000.0),
-        settings.take("use_scaled_rope", False, bool),
-    )
-    rope = {"rope_type": "default", "rope_theta": float(theta)}
-    if scaled:  # Llama 3.2, which has fewer layers, is scaled more than Llama 3.1
+    rope = {"rope_type": "default", "rope_theta": float(settings.take("rope_theta", 10000.0))}
+    if settings.take(
+        "use_scaled_rope", False, bool
+    ):  # Llama 3.2, which has fewer layers, is scaled more than Llama 3.1
         factor = settings.take("rope_scaling_factor", 8.0 if layers >= 32 else 32.0)
         rope |= {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0}
         rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

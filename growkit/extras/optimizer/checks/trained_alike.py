@@ -294,7 +294,14 @@ def prove_training(
 def _with_state(
     kept: bool | None, sentence: str, unlike: str | None, where: str
 ) -> tuple[bool | None, str]:
-    """The judgement with that on the optimizer's state; None for a state that was not compared."""
+    """Add the judgement of the optimizer's state to that of training.
+
+    Args:
+        kept: whether both models learn the same; None if that is not promised.
+        sentence: the judgement of training.
+        unlike: the first difference of the states; empty if they agree, None without states.
+        where: paths of the states.
+    """
     if unlike:
         return False, f"the optimizer's state is not the source's, grown: {unlike}"
     if unlike is None:
