@@ -115,6 +115,13 @@ def test_what_only_the_dtype_computes_worse(
         assert kept
 
 
+@pytest.mark.parametrize(("length", "compared"), [(2, False), (15, False), (16, True)])
+def test_few_tokens_show_no_inflation(length: int, compared: bool, pair: tuple[Path, Path]) -> None:
+    result = growkit.verify(*pair, prompts=2, length=length)
+    assert result["kept"]
+    assert (result.sections.logits.inflation is not None) == compared
+
+
 def test_chance_widens_the_limit() -> None:
     drawn = torch.rand(2, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     few, many = (inflation(*drawn[:, :count]) for count in (8, 200))

@@ -104,7 +104,7 @@ class Native:
         rounding: distance of the source from itself in strict float64.
         limit: limit for an exact promise; None if the source computes no usable logits.
         inflation: rounding of the target over that of the source; None if another function is
-            promised, or the dtype is no narrower than that of sums.
+            promised, the dtype is as wide as that of sums, or there are few tokens.
         kernels: results of the attention kernels of a device.
         fault: what the device computes in another way than the dtype promises.
         cause: the end of a sentence, if the device's arithmetic is why the logits differ.

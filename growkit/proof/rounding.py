@@ -20,6 +20,10 @@ INFLATED = 1.1
 STANDARD_ERRORS = 4
 """Number of standard errors by which chance may increase the ratio."""
 
+MIN_TOKENS = 32
+"""Fewest tokens to compare: the standard error of fewer is so uncertain that sound pairs exceed the
+limit, one in a hundred with 8 tokens."""
+
 SMALLEST = 2.0**-8
 """Part of the rounding of a logit, at the logit scale, that is added to all errors."""
 
@@ -43,7 +47,7 @@ def compare_rounding(
     target: tuple[Head, list[Tensor]],
     *,
     dtype: str,
-) -> tuple[Distance, Inflation]:
+) -> tuple[Distance, Inflation | None]:
     """Compare both models in a dtype with logits in strict float64.
 
     Args:
@@ -54,7 +58,8 @@ def compare_rounding(
         dtype: torch name of the dtype.
 
     Returns:
-        The distance of the source from itself in strict float64, and what the target adds.
+        The distance of the source from itself in strict float64, and what the target adds; None for
+        fewer than ``MIN_TOKENS`` tokens.
     """
     width, distance = source[1][0].shape[-1], Distance()
     states = [torch.cat(pair, -1) for pair in zip(source[1], target[1], strict=True)]
@@ -72,6 +77,8 @@ def compare_rounding(
         distance.add(logits, halves[0], following, position)
         errors.append(torch.stack([rounding_error(logits, half) for half in halves]))
     of_source, of_target = torch.cat(errors, -1).cpu()
+    if len(of_source) < MIN_TOKENS:
+        return distance, None
     floor = (SMALLEST * SPACING[dtype] * distance.scale) ** 2
     return distance, inflation(of_source + floor, of_target + floor)
 

@@ -322,7 +322,8 @@ class LogitsSection(Section):
             It has no tolerance, since nothing is promised.
         inflation: on the same tokens, KL(source in strict float64 ‖ target in the storage dtype)
             over KL(source in strict float64 ‖ source in the storage dtype); null if another
-            function is promised, or in float32, where rounding depends on the order of sums.
+            function is promised, with fewer than 32 tokens, or in float32, where rounding depends
+            on the order of sums.
         inflation_limit: upper limit of ``inflation``: 1.1, increased by four standard errors.
         max_kl: upper limit of the KL in strict float64, in nats per token; null for no limit.
         loss_source: mean negative log-likelihood of the source, in strict float64.
