@@ -72,6 +72,16 @@ def test_a_setting_that_a_gemma_does_not_have_is_refused(
         growkit.inspect(folder)
 
 
+def test_two_tensors_that_hold_the_same_one_are_refused(tmp_path: Path) -> None:
+    """Former files of litgpt have ``attn.attn``, later ones ``attn.qkv``."""
+    folder = shutil.copytree(FILES / "llama.litgpt", tmp_path / "model")
+    state = torch.load(folder / "lit_model.pth")
+    state["transformer.h.0.attn.attn.weight"] = state["transformer.h.0.attn.qkv.weight"].clone()
+    torch.save(state, folder / "lit_model.pth")
+    with pytest.raises(InputError, match=r"attn.attn.weight in .* both hold .*_proj.weight"):
+        growkit.inspect(folder)
+
+
 @pytest.mark.parametrize("name", ["gemma3_text.gguf", "mixtral.litgpt", "mixtral.mlx"])
 def test_a_converted_model_is_a_source(tmp_path: Path, name: str) -> None:
     source = save_source(tmp_path / "source", name.partition(".")[0])
@@ -261,6 +271,9 @@ def test_files_of_metas_ranks_are_put_together(tmp_path: Path, by_columns: bool)
     result = growkit.verify(source, out, QUICK)
     assert result["verdict"] == "preserved"
     assert result["sections"]["weights"]["recovered"]
+    torch.save({**ranks[1], "more.weight": torch.zeros(2)}, out / "consolidated.01.pth")
+    with pytest.raises(InputError, match=r"more.weight is not in all of them"):
+        growkit.verify(source, out, QUICK)
     ranks[1]["norm.weight"][0] += 1
     torch.save(ranks[1], out / "consolidated.01.pth")
     with pytest.raises(InputError, match=r"norm.weight is not the same in all"):

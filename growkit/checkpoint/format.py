@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, registered, torch
@@ -308,7 +308,8 @@ def arrange(
         where: the file of a stored tensor, for messages.
 
     Raises:
-        InputError: the layout has no such tensor, or not with this shape.
+        InputError: the layout has no such tensor, or not with this shape, or two tensors hold the
+            same one.
     """
     sizes, pieces = row_sizes(config), dict[str, Piece]()
     patterns = [(re.compile(_regex(held.stored)), held) for held in layout]
@@ -323,12 +324,18 @@ def arrange(
                 f"{config.get('model_type')}; convert the model again with a program that knows it"
             )
         try:
-            pieces |= _pieces(held, name, match.groupdict(), info, sizes)
+            held_pieces = dict(_pieces(held, name, match.groupdict(), info, sizes))
         except (ValueError, IndexError):
             raise InputError(
                 f"tensor {name} in {where(name)} has shape {list(info.shape)}, into which "
                 f"{' and '.join(held.names)} do not fit; the file is damaged or its config is wrong"
             ) from None
+        if twice := min(pieces.keys() & held_pieces.keys(), default=None):
+            raise InputError(
+                f"tensors {pieces[twice].stored} and {name} in {where(name)} both hold {twice}; "
+                "one may be left over from another model, so convert the model again"
+            )
+        pieces |= held_pieces
     return pieces
 
 
@@ -338,16 +345,20 @@ def row_sizes(config: Config) -> dict[str, int]:
     Raises:
         InputError: a size is not a whole number above 0.
     """
-    heads = config.get("num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or heads
-    width, hidden = config.get("head_dim"), config.get("hidden_size")
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": width or hidden}
-    sizes["vocab"] = config.get("vocab_size")
-    for axis, size in sizes.items():
+
+    def size_of(key: str) -> int:
+        size = config.get(key)
         if type(size) is not int or not 0 < size <= MAX_SIZE:
-            raise InputError(f"the config of the model has {size!r} {axis}; correct it")
-    known = cast("dict[str, int]", sizes)
-    return known if width else {**known, "head_dim": known["head_dim"] // known["heads"]}
+            raise InputError(
+                f"{key} is {size!r:.80} in the config of the model, where a whole number above 0 "
+                "was expected; correct it"
+            )
+        return size
+
+    heads, vocab = size_of("num_attention_heads"), size_of("vocab_size")
+    kv_heads = size_of("num_key_value_heads") if config.get("num_key_value_heads") else heads
+    width = size_of("head_dim") if config.get("head_dim") else size_of("hidden_size") // heads
+    return {"heads": heads, "kv_heads": kv_heads, "head_dim": width, "vocab": vocab}
 
 
 def _regex(name: str) -> str:

@@ -33,7 +33,7 @@ SKETCH = 64
 """Number of elements by which tensors are looked up before they are compared."""
 
 MAX_TOLD = 3
-"""Limit for the explanations in a sentence."""
+"""Largest number of explanations in a sentence."""
 
 QKV = ("q_proj", "k_proj", "v_proj")
 
@@ -84,13 +84,14 @@ def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
         groups[_component(name), phrase].append(name)
     sentences = [f"{_where(*group, names)} {group[0][1]}" for group in groups.items()]
     unexplained = [name for name in wrong if name not in explained]
-    told = sentences[:MAX_TOLD] + [f"{len(sentences) - MAX_TOLD} more"] * (
-        len(sentences) > MAX_TOLD
-    )
+    clauses = sentences[:MAX_TOLD]
+    if len(sentences) > MAX_TOLD:
+        clauses.append(f"{len(sentences) - MAX_TOLD} more")
     if unexplained:
-        told.append(f"no known mistake explains {listed(unexplained)}")
-    finding = Finding(name="diagnosis", kept=None, sentence="; ".join(told), place=wrong[0])
-    finding.in_reason = True
+        clauses.append(f"no known mistake explains {listed(unexplained)}")
+    finding = Finding(
+        name="diagnosis", kept=None, sentence="; ".join(clauses), place=wrong[0], in_reason=True
+    )
     return Diagnosis(findings=[finding], notes=[], explanations=sentences, unexplained=unexplained)
 
 

@@ -57,17 +57,16 @@ class Ranks(StoredWeights):
         self.paths = [path for file in files for path in file.paths]
         self._along: dict[str, int | None] = {}
         infos = {}
-        for name, info in files[0].tensors.items():
+        for name in dict.fromkeys(name for file in files for name in file.tensors):
             if name == "rope.freqs":  # the class computes them
                 continue
+            info, *others = (file.tensors.get(name) for file in files)
+            if info is None or any(other != info for other in others):
+                raise ValueError(f"tensor {name} is not in all of them with the same shape")
             narrow = name == "tok_embeddings.weight" and info.shape[1:] < (hidden,)
             along = int(narrow or name.endswith(COLUMNS)) if len(info.shape) > 1 else None
             self._along[name] = along if len(files) > 1 else None
             shape = list(info.shape)
-            for file in files:
-                other = file.tensors.get(name)
-                if other != info:
-                    raise ValueError(f"tensor {name} of {file.path.name} has another shape")
             if self._along[name] is not None:
                 shape[along or 0] *= len(files)
             infos[name] = TensorInfo(tuple(shape), info.dtype)
