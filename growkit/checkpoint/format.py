@@ -2,8 +2,7 @@
 
 Each file of ``growkit.checkpoint.formats``, or of ``weight_formats`` in an extra, defines one
 format, as ``FORMAT``. It recognises its files in a folder, opens them, knows the config, and
-describes how its tensors hold those that the class in transformers reads (``Held``). That
-description is data, which serves both directions.
+describes as data how its tensors hold those that the class in transformers reads (``Held``).
 """
 
 from __future__ import annotations

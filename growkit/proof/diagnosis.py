@@ -22,7 +22,7 @@ from growkit.engine.class_weights import class_weights
 from growkit.families.axes import ORDERS
 from growkit.families.model import Model
 from growkit.proof.check import Check
-from growkit.proof.function import Function, logits_section
+from growkit.proof.function import Function
 from growkit.proof.pair import Pair
 from growkit.results.proof_result import Finding, Section
 
@@ -59,7 +59,7 @@ def diagnose(pair: Pair, function: Function) -> Section | None:
     Another program's format holds the weights of the source, whatever the logits show.
     """
     foreign = not pair.after.format.read_by_transformers
-    if not pair.origin.unknown or (logits_section(function).findings[0].kept and not foreign):
+    if not pair.origin.unknown or (function.kept and not foreign):
         return None
     return explain_weights(pair.before, pair.after)
 
@@ -68,7 +68,10 @@ CHECK = Check(diagnose)
 
 
 def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
-    """Explain the tensors that differ in two models with the same tensors; None if nothing does."""
+    """Explain the tensors that differ in two models; None if no mistake explains any of them.
+
+    It is also None if the models do not have the same names and shapes.
+    """
     was, now = _alike(before, after)
     shapes = [{name: info.shape for name, info in model.tensors.items()} for model in (was, now)]
     if shapes[0] != shapes[1]:
@@ -103,6 +106,7 @@ def _alike(before: Model, after: Model) -> tuple[Model, Model]:
 
 
 def _shape(model: Model, name: str) -> tuple[int, ...]:
+    """The shape of a tensor; empty if there is none."""
     return model.tensors[name].shape if name in model.tensors else ()
 
 

@@ -245,7 +245,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     stale = configs.stale_sizes(was, now, of_target)
     named = [f"{key} in config.json differs" for key in other_keys]
     if unstated:
-        named.append(f"{target.folder} does not say {listed(unstated)}, which were not compared")
+        named.append(f"not compared, as {target.folder} does not state it: {listed(unstated)}")
     if was.get("model_type") != now.get("model_type"):
         own_keys, not_compared = configs.settings_of_one_class(was, now, of_target)
         keys += own_keys
