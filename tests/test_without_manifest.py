@@ -615,3 +615,24 @@ def test_a_vocabulary_that_grew(llama: Path, tmp_path: Path) -> None:
     growkit.grow(llama, target, vocab="x2", verify=False)
     with pytest.raises(InputError, match="the source comes first"):
         growkit.verify(target, llama, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "verdict"), [("bfloat16", "changed as requested"), ("float32", "preserved")]
+)
+@pytest.mark.parametrize("kind", ["mixtral", "glm4_moe"])
+def test_ties_of_experts_are_bounded_as_with_a_manifest(
+    kind: str, dtype: str, verdict: str, tmp_path: Path
+) -> None:
+    """Of more experts, of which a token may get copies of two in a short dtype."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    sizes = (
+        {"num_local_experts": 4}
+        if kind == "mixtral"
+        else {"n_routed_experts": 4, "first_k_dense_replace": 0}
+    )
+    save_model(source, kind, dtype=getattr(torch, dtype), num_experts_per_tok=2, **sizes)
+    growkit.grow(source, target, method="experts", experts="x2", verify=False)
+    assert growkit.verify(source, target, **QUICK)["verdict"] == verdict
+    (target / "growkit.json").unlink()
+    assert growkit.verify(source, target, **QUICK)["verdict"] == verdict

@@ -33,6 +33,8 @@ from growkit.planning.manifest import read_record
 from growkit.planning.operation import SizeOption
 from growkit.planning.plan import Lineage, LostError, Plan, Rule
 from growkit.planning.recipe import Recipe, Step
+from growkit.planning.ties import lost_in_ties
+from growkit.proof.config import experts_of
 from growkit.results.proof_result import (
     AGAIN,
     Finding,
@@ -70,7 +72,7 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
         after: the target.
         recipe: the recipe in the target's manifest.
     """
-    nothing = Lineage(before, ())
+    nothing = _without_plans(before, after)
     if recipe is None:
         return Origin(nothing, "no manifest records how the target was made")
     unfit = "the recipe in the target's manifest does not fit this source"
@@ -84,6 +86,15 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
     except Exception as error:  # untrusted values may raise anything
         return Origin(nothing, f"{unfit} ({type(error).__name__}: {plain(reason(error))})", recipe)
     return Origin(lineage, None, recipe)
+
+
+def _without_plans(before: Checkpoint, after: Checkpoint) -> Lineage:
+    """The lineage of an unknown origin: exact, except for ties of experts if there are more."""
+    experts, keys = experts_of(before.config, before.described)
+    numbers = [(before.config.get(key), after.config.get(key)) for key in keys]
+    more = any(type(old) is type(new) is int and old < new for old, new in numbers)
+    lost = lost_in_ties(before, experts, "experts", "copies") if experts and more else ""
+    return Lineage(before, (), "bounded", lost, by_ties=True) if lost else Lineage(before, ())
 
 
 def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> None:

@@ -55,6 +55,7 @@ from growkit.operations.growth.copying import SNR_DB, SYMMETRY, shares_of
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.ties import lost_in_ties
 from growkit.planning.transforms import Computed, Kept, Mapped, Subtensor, Transform
 
 EXPERTS = "experts"
@@ -126,9 +127,6 @@ class MoreExperts(Operation):
             settings[COPIES.name] = "/".join(",".join(map(str, numbers)) for numbers in counts)
         return Change([plan], *copying.promise, settings, by_ties=copying.together)
 
-
-SHORT = ("F16", "BF16")
-"""Dtypes so short that two experts often have equal logits."""
 
 COMMON = 16.0
 """Size of the noise shared by all copies with a number, relative to the router's largest number."""
@@ -466,24 +464,6 @@ def wanted_experts(size: str, present: int, layers: int, *, multiple: bool = Tru
             f"choose at most {MAX_EXPERTS // layers:,}"
         )
     return experts
-
-
-def lost_in_ties(source: Model, experts: Experts, what: str, parts: str) -> str:
-    """The loss where a router may not choose copies together; empty if logits are hardly equal.
-
-    Args:
-        source: the model, which stores the router in the dtype that it computes in.
-        experts: how its family uses experts.
-        what: what has equal logits.
-        parts: what a token then gets of both.
-    """
-    dtype = main_dtype(source.tensors)
-    if dtype not in SHORT or experts.float32:
-        return ""
-    return (
-        f"a token for which two {what} have equal router logits in {TORCH_NAMES[dtype]} may get "
-        f"{parts} of both; --dtype float32 makes it exact"
-    )
 
 
 def is_last(member: Member) -> bool:

@@ -39,12 +39,12 @@ from growkit.operations.growth.experts import (
     TOP_K,
     expert_of,
     is_last,
-    lost_in_ties,
     wanted_experts,
 )
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.ties import lost_in_ties
 from growkit.planning.transforms import Computed, Constant, Kept, Subtensor, Transform
 
 SPREAD = 0.02
