@@ -19,6 +19,16 @@ NATIVE_MARGIN = 16
 models round, sums may be several times as long, and the largest of many errors is compared. Bounded
 promises have this limit in strict float64."""
 
+INFLATION_MARGIN = 1.1
+"""Allowed mean error in a dtype that is narrower than its sums, as a multiple of the source's. Of
+sound pairs it is 1 to a few per cent, and less where a class rounds less."""
+
+STANDARD_ERRORS = 4
+"""By so many standard errors a larger multiple may be chance."""
+
+DEVICE_MARGIN = 16
+"""Largest ratio of a device's limit, on long prompts, to the CPU's limit on a short one."""
+
 TRAINING_MARGIN = 8
 """Allowed difference after training, as a multiple of rounding error in the source's training."""
 
@@ -95,6 +105,15 @@ def native_limit(rounding: float, dtype: str, strict: Limit) -> Limit | None:
     largest = NATIVE_MARGIN * max(rounding, SPACING[dtype])
     limit = Limit(largest, f"{NATIVE_MARGIN} times {source}, {rounding:.1e}")
     return limit if largest >= strict.largest else strict
+
+
+def inflation_limit(standard_error: float) -> float:
+    """Limit for the errors of the target in a dtype, as a multiple of those of the source.
+
+    Args:
+        standard_error: of the logarithm of that multiple.
+    """
+    return INFLATION_MARGIN * math.exp(STANDARD_ERRORS * standard_error)
 
 
 def training_limit(rounding: float) -> float:

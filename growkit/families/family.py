@@ -1,7 +1,6 @@
 """Model families: tensor names and axes as data.
 
-A file of this package is one family: a description in YAML (``growkit.families.described``), or a
-module with ``FAMILY``.
+Each YAML file of this package describes one family (``growkit.families.described``).
 """
 
 from __future__ import annotations

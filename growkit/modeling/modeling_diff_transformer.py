@@ -247,7 +247,7 @@ class DiffTransformerAttention(nn.Module):
             return self.o_proj(output), None
         heads, maps = self._attend(projected, past, visibility, layer, kwargs)
         if in_kernels:
-            from .triton_kernels import combine as combine_in_kernel
+            from .triton_kernels import combine_in_kernel
 
             output = combine_in_kernel(*heads, *of_norm, dtype)  # type: ignore[call-arg]
         else:
@@ -454,9 +454,9 @@ class DiffTransformerAttention(nn.Module):
         assert self.config.lambda_init is not None
         vectors = self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2
         if _in_kernels(hidden_states):
-            from .triton_kernels import lambda_of_vectors as in_kernel
+            from .triton_kernels import lambda_in_kernel
 
-            return in_kernel(*vectors, self.config.lambda_init[self.layer_idx])
+            return lambda_in_kernel(*vectors, self.config.lambda_init[self.layer_idx])
         lambda_ = lambda_of_vectors(*vectors, self.config.lambda_init[self.layer_idx])
         return lambda_.view(1, 1, 1, 1)
 

@@ -197,7 +197,7 @@ def _lambda(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: float) -> T
     return out
 
 
-def lambda_of_vectors(
+def lambda_in_kernel(
     lambda_q1: Tensor, lambda_k1: Tensor, lambda_q2: Tensor, lambda_k2: Tensor, initial: float
 ) -> Tensor:
     """λ of a layer, as in ``differential_attention``, [1, 1, 1, 1]."""
@@ -309,7 +309,7 @@ def _combine_backward_kernel(
 
 
 class _Combination(torch.autograd.Function):
-    """See ``combine``; what is missing is the signal, and not read."""
+    """See ``combine_in_kernel``; what is missing is the signal, and not read."""
 
     @staticmethod
     def forward(
@@ -387,7 +387,7 @@ class _Combination(torch.autograd.Function):
         )
 
 
-def combine(
+def combine_in_kernel(
     signal: Tensor,
     noise: Tensor | None,
     lambda_: Tensor | None,
@@ -1607,7 +1607,7 @@ def row_of_heads(
     norm: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """A row after those in a cache, without gradients: attention, integral and ``combine``.
+    """A row after those in a cache, without gradients: attention, integral and ``combine_in_kernel``.
 
     Args:
         query: see ``differential_attention.Projected``, also for the following.
@@ -1620,10 +1620,10 @@ def row_of_heads(
         real: [batch, columns], false for padding; None if there is none.
         sums: the sums of columns before this row, [batch, signal, at least columns - 1]; None
             without an integral.
-        weight: see ``combine``, also for the following.
-        eps: see ``combine``.
-        norm: see ``combine``.
-        scale: see ``combine``.
+        weight: see ``combine_in_kernel``, also for the following.
+        eps: see ``combine_in_kernel``.
+        norm: see ``combine_in_kernel``.
+        scale: see ``combine_in_kernel``.
 
     Returns:
         [batch, 1, signal · width], and the sums of columns after this row.

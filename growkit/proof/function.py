@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError, reason
-from growkit.base.limits import SPACING, Limit, native_limit, strict_limit, within
+from growkit.base.limits import DEVICE_MARGIN, SPACING, Limit, native_limit, strict_limit, within
 from growkit.engine import metrics
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import StoredGradients
@@ -55,9 +55,6 @@ from growkit.results.proof_result import (
 
 FEW = 100
 """With fewer predictions, the verdict reports their number."""
-
-INFLATED = 16
-"""Largest ratio of a device's limit, on long prompts, to the CPU's limit on a short one."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +243,7 @@ def unlike_cpu(strict: Strict) -> str:
     own = strict_limit(controls.rounding.relative).largest
     if side.pair.exact and not within(on_cpu.largest, own):
         return f"the logits do not differ by {on_cpu.largest:.1e}, as on the CPU"
-    if not within(limit, own * INFLATED):
+    if not within(limit, own * DEVICE_MARGIN):
         return f"rounding is {limit / own:.0e} times that of the CPU"
     distance = float(torch.tensor([*map(error_of, compared.answers, on_cpu.answers)]).max())
     return "" if within(distance, own) else f"the logits are {distance:.1e} from those of the CPU"

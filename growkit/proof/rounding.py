@@ -4,21 +4,13 @@ The largest difference of a logit cannot show what a class computes a little wor
 alone. Here both models are compared with strict float64, token by token.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from growkit.base.limits import SPACING
+from growkit.base.limits import SPACING, inflation_limit
 from growkit.engine.metrics import Distance, Head, logits_in_pieces
-
-INFLATED = 1.1
-"""Largest ratio of rounding errors that is no fault. In sound pairs it is within a few per cent of
-1, or smaller where the target's class rounds less."""
-
-STANDARD_ERRORS = 4
-"""Number of standard errors by which chance may increase the ratio."""
 
 MIN_TOKENS = 32
 """Fewest tokens to compare: the standard error of fewer is so uncertain that sound pairs exceed the
@@ -34,7 +26,7 @@ class Inflation(NamedTuple):
     Attributes:
         ratio: of mean KL to strict float64, or the mean ratio of tokens, whichever is nearer to
             its limit.
-        limit: the largest ratio that chance and ``INFLATED`` explain.
+        limit: see ``inflation_limit``.
     """
 
     ratio: float
@@ -110,7 +102,7 @@ def inflation(of_source: Tensor, of_target: Tensor) -> Inflation:
     # The delta method: their deviation is that of the logarithm of a ratio of means.
     residuals = (of_target / mean - of_source) / of_source.mean()
     inflations = [
-        Inflation(ratio, INFLATED * math.exp(STANDARD_ERRORS * float(deviation) / tokens**0.5))
+        Inflation(ratio, inflation_limit(float(deviation) / tokens**0.5))
         for ratio, deviation in ((mean, residuals.std()), (float(logs.mean().exp()), logs.std()))
     ]
     return max(inflations, key=lambda inflation: inflation.ratio / inflation.limit)
