@@ -1607,7 +1607,7 @@ def row_of_heads(
     norm: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """A row after those in a cache, without gradients: attention, integral and ``combine_in_kernel``.
+    """A row after those in a cache, without gradients, up to ``combine_in_kernel``.
 
     Args:
         query: see ``differential_attention.Projected``, also for the following.

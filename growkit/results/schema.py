@@ -68,6 +68,7 @@ def _object(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     text, others = "", False
     if declared is proof.Sections:  # a check in a file of its own may have any figures
         others = {**_object(proof.Section, definitions), "additionalProperties": {}}
+        others["type"] = ["object", "null"]
     for kind in reversed(declared.__mro__[: declared.__mro__.index(Result)]):
         text, _, attributes = inspect.cleandoc(kind.__doc__).partition("\n\nAttributes:\n")
         for name, meaning in _ATTRIBUTE.findall(inspect.cleandoc(attributes)):

@@ -24,7 +24,7 @@ from tests.fuzz.worker import Tally, Worker, quickly
 
 INPUTS, MANY = 150, 20_000
 EACH = 2
-SEED = 20261127
+SEED = 5
 LOOK = Case("llama", ("inspect", "source"))
 
 
