@@ -138,7 +138,7 @@ def test_another_vocabulary_is_found(source: Path, tmp_path: Path) -> None:
         tokens = tokenizer["model"]["vocab"]
         tokens["x"], tokens["y"] = tokens["y"], tokens["x"]
     both = Folder(source), Folder(target)
-    words = "token 'x' is number 120 in the source and number 121 here"
+    words = "token 'x' is number 120 in the source and number 121 in the target"
     assert same_ids(*both) == (words, None)
     assert first_changed_sidecar(source, target) == "tokenizer.json"
     (target / "tokenizer.json").write_text("{")
