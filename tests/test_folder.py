@@ -142,7 +142,7 @@ def test_another_vocabulary_is_found(source: Path, tmp_path: Path) -> None:
     assert same_ids(*both) == (words, None)
     assert first_changed_sidecar(source, target) == "tokenizer.json"
     (target / "tokenizer.json").write_text("{")
-    assert same_ids(*both) == ("which cannot be loaded here", None)
+    assert same_ids(*both) == ("that of the target cannot be loaded", None)
     shutil.rmtree(target)
     target.mkdir()
     assert same_ids(*both) == (None, f"the tokenizer, because {target} has none")
