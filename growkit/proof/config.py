@@ -220,7 +220,7 @@ def settings_of_one_class(
         The keys of ``second`` that make another model, and those that were not compared.
     """
     defaults = resolved({"model_type": second.get("model_type")}) or {}
-    experts, _ = experts_of(second)
+    experts, _ = experts_by_config(second)
     chosen = (experts.top_k, *experts.groups, experts.scaling) if experts else ()
     names, family = _own_names(second), known_family(first.get("model_type"))
     completed = {**first, **(family.complete(first) if family else {})}
@@ -297,7 +297,7 @@ def _follow_experts(
     first: Config, second: Config, described: Family | None = None
 ) -> dict[str, Any]:
     """The expected settings of routers if experts were copied, or made from a dense MLP."""
-    experts, keys = experts_of(first, described)
+    experts, keys = experts_by_config(first, described)
     if experts is None:
         return {}
     chosen = (experts.top_k, *experts.groups)
@@ -359,7 +359,9 @@ def routed(lineage: Lineage) -> set[str]:
     return keys
 
 
-def experts_of(config: Config, described: Family | None = None) -> tuple[Experts | None, list[str]]:
+def experts_by_config(
+    config: Config, described: Family | None = None
+) -> tuple[Experts | None, list[str]]:
     """The experts of a model's family, if any, and the names of the key for their number."""
     family = known_family(config.get("model_type"), described)
     if family is None:  # names of keys say enough

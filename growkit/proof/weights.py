@@ -34,7 +34,7 @@ from growkit.planning.operation import SizeOption
 from growkit.planning.plan import Lineage, LostError, Plan, Rule
 from growkit.planning.recipe import Recipe, Step
 from growkit.planning.ties import lost_in_ties
-from growkit.proof.config import experts_of
+from growkit.proof.config import experts_by_config
 from growkit.results.proof_result import (
     AGAIN,
     Finding,
@@ -90,7 +90,7 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
 
 def _without_plans(before: Checkpoint, after: Checkpoint) -> Lineage:
     """The lineage of an unknown origin: exact, except for ties of experts if there are more."""
-    experts, keys = experts_of(before.config, before.described)
+    experts, keys = experts_by_config(before.config, before.described)
     numbers = [(before.config.get(key), after.config.get(key)) for key in keys]
     more = any(type(old) is type(new) is int and old < new for old, new in numbers)
     lost = lost_in_ties(before, experts, "experts", "copies") if experts and more else ""
