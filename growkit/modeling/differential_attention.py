@@ -547,7 +547,7 @@ class Projected(NamedTuple):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Projected:
         """Apply a function to every tensor."""
-        changed = (change(each) if isinstance(each, Tensor) else each for each in self)
+        changed = (change(value) if isinstance(value, Tensor) else value for value in self)
         return Projected(*changed)  # type: ignore[arg-type]
 
 

@@ -1098,11 +1098,8 @@ def _calls(
     if not noise:
         return [(query, key, value)]
     if signal == noise:
-        keys, values = (
-            each if each.shape[1] > key_heads else torch.cat([each, each], 1)
-            for each in (key, value)
-        )
-        return [(query, keys, values)]
+        keys = key if key.shape[1] > key_heads else torch.cat([key, key], 1)
+        return [(query, keys, torch.cat([value, value], 1))]
     return [
         (query[:, :signal], key[:, :key_heads], value),
         (query[:, signal:], key[:, -key_heads:], value),
@@ -1120,9 +1117,8 @@ def _forward(
 ) -> tuple[list[Tensor], list[Tensor], Integral | None]:
     """Outputs of the calls, the logarithms of their sums, and the integral."""
     calls = _calls(*hide_padding(query, key, real), value, signal)
-    outputs, log_sums = (
-        list(each) for each in zip(*(attend(*c, scaling) for c in calls), strict=True)
-    )
+    attended = [attend(*call, scaling) for call in calls]
+    outputs, log_sums = [output for output, _ in attended], [log_sum for _, log_sum in attended]
     if not integral:
         return outputs, log_sums, None
     outputs[0] = outputs[0].transpose(1, 2).contiguous().transpose(1, 2)
@@ -1200,7 +1196,8 @@ def _backward(
         for gradient, call, output, log_sum in zip(gradients, calls, outputs, log_sums, strict=True)
     ]
     d_query, d_key, d_value = (
-        each[0] if len(parts) == 1 else torch.cat(each, 1) for each in zip(*parts, strict=True)
+        of_calls[0] if len(parts) == 1 else torch.cat(of_calls, 1)
+        for of_calls in zip(*parts, strict=True)
     )
     d_query, d_key = d_query[..., : query.shape[3]], d_key[..., : key.shape[3]]
     if noise:  # both kinds of heads read the values, and may read the same keys
@@ -1249,7 +1246,7 @@ def _backward_of_integral(
     )  # fmt: skip
     _sum_up(after, reverse=True)
     gradient = torch.empty_like(output)
-    d_signal, d_noise = (_dense(each) for each in (gradients[0], gradients[-1]))
+    d_signal, d_noise = (_dense(gradient) for gradient in (gradients[0], gradients[-1]))
     d_value = log_sums.new_empty(batch, signal, rows, width)
     _suffix_kernel[blocks, batch * heads, triton.cdiv(width, narrow)](
         d_integral, d_signal, d_noise, kept.totals, seen, counts, after, gradient, d_value,
@@ -1280,7 +1277,8 @@ def _backward_of_integral(
     )  # fmt: skip
     added = [d_query, d_key, d_value]
     if signal != key.shape[1]:
-        added[1:] = (each.unflatten(1, (key.shape[1], -1)).sum(2) for each in added[1:])
+        groups = key.shape[1], -1
+        added[1:] = (gradient.unflatten(1, groups).sum(2) for gradient in added[1:])
     return gradient, shifted, added
 
 
@@ -1328,7 +1326,7 @@ def _with_integral_backward(
     output, log_sums, *kept = attended
     of_heads = query.shape[1], scaling, real, [output], [log_sums], Integral(*kept)
     gradients = _backward([d_output], _dense(d_integral), *inputs, *of_heads)
-    return tuple(each.contiguous() for each in gradients)  # type: ignore[return-value]
+    return tuple(gradient.contiguous() for gradient in gradients)  # type: ignore[return-value]
 
 
 @_with_integral_backward.register_fake
