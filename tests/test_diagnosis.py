@@ -120,6 +120,7 @@ def diagnosis_of(source: Path, target: Path) -> Diagnosis | None:
     return explain_weights(before, after)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named(tmp_path: Path, mistake: str) -> None:
     kind, change, told = MISTAKES[mistake]

@@ -41,6 +41,7 @@ def setting(key: str, form: str, value: object) -> Callable[[bytes], bytes]:
     return edit
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("program", ["gguf", "litgpt", "mlx"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_a_program_converted_is_its_source(tmp_path: Path, kind: str, program: str) -> None:
@@ -82,6 +83,7 @@ def test_two_tensors_that_hold_the_same_one_are_refused(tmp_path: Path) -> None:
         growkit.inspect(folder)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["gemma3_text.gguf", "mixtral.litgpt", "mixtral.mlx"])
 def test_a_converted_model_is_a_source(tmp_path: Path, name: str) -> None:
     source = save_source(tmp_path / "source", name.partition(".")[0])
@@ -129,6 +131,7 @@ FAULTS: dict[str, tuple[str, Callable[[bytes, Path], bytes], str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_conversion_is_found_and_named(tmp_path: Path, fault: str) -> None:
     kind, edit, name = FAULTS[fault]
@@ -289,6 +292,7 @@ def test_files_of_metas_ranks_are_put_together(tmp_path: Path, by_columns: bool)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "qwen3"])
 def test_a_checkpoint_of_megatron_core_is_its_source(tmp_path: Path, kind: str) -> None:
     """In the layout that it publishes: stacked layers and experts, a padded vocabulary."""
