@@ -579,11 +579,13 @@ def address_in(path: Path | str) -> str:
 
 
 def no_folder(path: Path) -> str:
-    """Explain why a path that is not a folder is not a model, and what to give instead."""
+    """Explain why a path that is no folder is no model, and what to give instead."""
     if os.path.lexists(path.parent / "config.json") and os.path.lexists(path):
         return f"{path} is not a folder; give the folder that contains it, {path.parent}"
+    exists = os.path.lexists(path)
+    what = "is neither a folder nor a file of a model" if exists else "does not exist"
     return (
-        f"{address_in(path)} is not a folder; give a model folder with config.json and weights, or "
+        f"{address_in(path)} {what}; give a model folder with config.json and weights, or "
         "hf://ORG/NAME for a model on the Hub"
     )
 
