@@ -56,7 +56,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from growkit.base.limits import within
 from growkit.engine.device import choose_device, device_name
-from growkit.modeling.integral_cache import fit_cache
+from growkit.extras.differential.modeling.integral_cache import fit_cache
 
 MEBIBYTE = 2**20
 EAGER_ROUNDS = 2

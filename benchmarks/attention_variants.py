@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from transformers import DiffLlamaConfig
 from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
 
-from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.modeling.modeling_diff_transformer import DiffTransformerAttention
-from growkit.modeling.seen_tokens import Visibility
+from growkit.extras.differential.modeling.configuration_diff_transformer import (
+    DiffTransformerConfig,
+)
+from growkit.extras.differential.modeling.modeling_diff_transformer import DiffTransformerAttention
+from growkit.extras.differential.modeling.seen_tokens import Visibility
 
 DIFFLLAMA = "DiffLlama, sdpa"
 

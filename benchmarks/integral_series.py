@@ -31,15 +31,19 @@ from torch import Tensor
 from benchmarks.measuring import head, machine, row
 from growkit.cli.demo import held_out_text, training_text
 from growkit.extras.differential.checks.series import share_of_bound
-from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.modeling.differential_attention import (
+from growkit.extras.differential.modeling.configuration_diff_transformer import (
+    DiffTransformerConfig,
+)
+from growkit.extras.differential.modeling.differential_attention import (
     Projected,
     causal_integral,
     combine,
     differential_heads,
     fused_attention,
 )
-from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
+from growkit.extras.differential.modeling.modeling_diff_transformer import (
+    DiffTransformerForCausalLM,
+)
 from tests.test_series import (
     GAMMA,
     LATE,

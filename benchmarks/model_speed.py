@@ -22,8 +22,12 @@ from torch import nn
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, DynamicCache
 
 from growkit.engine.device import choose_device
-from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
+from growkit.extras.differential.modeling.configuration_diff_transformer import (
+    DiffTransformerConfig,
+)
+from growkit.extras.differential.modeling.modeling_diff_transformer import (
+    DiffTransformerForCausalLM,
+)
 
 PLAIN = {"head_norm": "none", "head_output_scale": "none"}
 KINDS: dict[str, dict[str, Any]] = {

@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from growkit.modeling import register
+import growkit
 from growkit.training import AssertPreserved, param_groups
 
 LENGTH = 128
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> list[float]:
     parser.add_argument("--cpu", action="store_true", help="train on the CPU")
     given = parser.parse_args(arguments)
 
-    register()  # the DIFF Transformer: no code from the folder runs
+    growkit.register_own_classes()  # the DIFF Transformer: no code from the folder runs
     tokenizer = AutoTokenizer.from_pretrained(given.folder)
     model = AutoModelForCausalLM.from_pretrained(given.folder, dtype=torch.float32)
     if given.lora:

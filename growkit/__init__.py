@@ -21,15 +21,20 @@ if TYPE_CHECKING:
     from growkit.base.progress import Progress
     from growkit.base.settings import Settings
     from growkit.distributed import load
+    from growkit.extras.differential.modeling.configuration_diff_transformer import (
+        DiffTransformerConfig,
+    )
+    from growkit.extras.differential.modeling.modeling_diff_transformer import (
+        DiffTransformerForCausalLM,
+    )
     from growkit.extras.inference.inferring import infer
     from growkit.extras.probing.probe import probe
     from growkit.extras.probing.probe_settings import ProbeSettings
-    from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-    from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
     from growkit.pipeline.inspection import inspect, plan
     from growkit.pipeline.running import convert, grow, run
     from growkit.pipeline.verifying import verify
     from growkit.planning.manifest import check
+    from growkit.planning.own_class import register_own_classes
     from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, load_recipe
     from growkit.report.saving import save_report
     from growkit.report.terminal import Bars, show
@@ -42,15 +47,16 @@ _HOMES = {
     "base.progress": "Progress",
     "base.settings": "Settings",
     "distributed": "load",
+    "extras.differential.modeling.configuration_diff_transformer": "DiffTransformerConfig",
+    "extras.differential.modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",
     "extras.inference.inferring": "infer",
     "extras.probing.probe": "probe",
     "extras.probing.probe_settings": "ProbeSettings",
-    "modeling.configuration_diff_transformer": "DiffTransformerConfig",
-    "modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",
     "pipeline.inspection": "inspect plan",
     "pipeline.running": "convert grow run",
     "pipeline.verifying": "verify",
     "planning.manifest": "check",
+    "planning.own_class": "register_own_classes",
     "planning.recipe": "ConvertStep GrowStep Recipe load_recipe",
     "report.saving": "save_report",
     "report.terminal": "Bars show",
@@ -64,8 +70,8 @@ __all__ = ["InputError", "Progress", "__version__", "distributed", "results", "t
 __all__ += ["Bars", "CheckResult", "ConvertStep", "DiffTransformerConfig", "GrowResult", "GrowStep"]
 __all__ += ["DiffTransformerForCausalLM", "Inference", "Inspection", "ProbeResult", "Recipe"]
 __all__ += ["ProbeSettings", "Settings", "VerifyResult", "check", "convert", "grow", "infer"]
-__all__ += ["inspect", "load", "load_recipe", "plan", "probe", "run", "save_report"]
-__all__ += ["show", "verify"]
+__all__ += ["inspect", "load", "load_recipe", "plan", "probe", "register_own_classes", "run"]
+__all__ += ["save_report", "show", "verify"]
 
 
 def __getattr__(name: str) -> "Any":

@@ -26,7 +26,7 @@ from growkit.cli.demo import MODEL
 from growkit.engine import lending
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_internals import uninitialised
-from growkit.modeling import register
+from growkit.extras.differential.modeling import register
 from growkit.proof import mode_results
 
 logging.disable_progress_bar()

@@ -23,9 +23,13 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from growkit.engine.strict import strict_float64
-from growkit.modeling import integral_cache, modeling_diff_transformer, seen_tokens
-from growkit.modeling.differential_attention import _kernels_of_a_row
-from growkit.modeling.integral_cache import IntegralLayer
+from growkit.extras.differential.modeling import (
+    integral_cache,
+    modeling_diff_transformer,
+    seen_tokens,
+)
+from growkit.extras.differential.modeling.differential_attention import _kernels_of_a_row
+from growkit.extras.differential.modeling.integral_cache import IntegralLayer
 from tests import papers
 from tests.test_modeling import CACHED, LIMIT, build, decode, distance, left_padded, run, tokens
 

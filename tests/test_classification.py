@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import ModelOutput, generic
 
-from growkit.modeling import (
+from growkit.extras.differential.modeling import (
     AUTO_MAP,
     FILES,
     OLDEST_TRANSFORMERS,

@@ -16,9 +16,11 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import total_parameters
 from growkit.engine.planner import plan_recipe
+from growkit.extras.differential.modeling.configuration_diff_transformer import (
+    DiffTransformerConfig,
+)
 from growkit.families.family import family_of
 from growkit.families.model import Headers
-from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from tests.conftest import edit_config, edit_weights, relative_error, save_model, seeded
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from growkit.engine.strict import strict_float64
-from growkit.modeling import differential_attention, modeling_diff_transformer
+from growkit.extras.differential.modeling import differential_attention, modeling_diff_transformer
 from tests import papers
 from tests.conftest import distance
 from tests.test_modeling import CACHED, VARIANTS, build, left_padded, tokens
@@ -86,7 +86,7 @@ def attend_backward(
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A device on which the kernels run."""
     pytest.importorskip("triton")
-    from growkit.modeling import triton_kernels
+    from growkit.extras.differential.modeling import triton_kernels
 
     if request.param == "cpu":
         from triton.runtime import interpreter
@@ -119,7 +119,7 @@ def test_tiles(
     shape: str, rows: int, tolerance: float | None, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left out is within the reported bound; the rest of the error is float32's."""
-    from growkit.modeling import triton_kernels
+    from growkit.extras.differential.modeling import triton_kernels
 
     if tolerance is not None:
         monkeypatch.setattr(triton_kernels, "TOLERANCE", tolerance)
@@ -153,7 +153,7 @@ def test_tiles(
 @pytest.mark.parametrize("variant", MODELS)
 def test_models(variant: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits and gradients of a model, also checkpointed, against the papers in float64."""
-    from growkit.modeling import triton_kernels
+    from growkit.extras.differential.modeling import triton_kernels
 
     monkeypatch.setattr(triton_kernels, "TILE", 16)
     exact = build(**MODELS[variant])
@@ -201,7 +201,7 @@ def test_rows_after_a_cache(variant: str, place: str) -> None:
 def test_on_a_cpu_nothing_is_imported() -> None:
     model, ids = build(integral="causal").float(), tokens((1, 9))
     model(ids, labels=ids).loss.backward()
-    assert "growkit.modeling.triton_kernels" not in sys.modules
+    assert "growkit.extras.differential.modeling.triton_kernels" not in sys.modules
 
 
 def test_nobody_has_to_install_triton() -> None:
@@ -218,7 +218,7 @@ def test_nobody_has_to_install_triton() -> None:
 @pytest.mark.parametrize("variant", ["diff", "v2", "gated dint"])
 def test_graphs(variant: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph without breaks, whose logits and gradients are those without a graph."""
-    from growkit.modeling import triton_kernels
+    from growkit.extras.differential.modeling import triton_kernels
 
     monkeypatch.setattr(triton_kernels, "TILE", 16)
     model, ids = build(**MODELS[variant]).float().to(place).train(), tokens((2, 20)).to(place)

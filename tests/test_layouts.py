@@ -16,9 +16,13 @@ from growkit.base.errors import InputError
 from growkit.engine import planner
 from growkit.engine.oracle import resolved
 from growkit.extras.differential.layouts import solve_lambda
-from growkit.modeling import FILES, register
-from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
+from growkit.extras.differential.modeling import FILES, register
+from growkit.extras.differential.modeling.configuration_diff_transformer import (
+    DiffTransformerConfig,
+)
+from growkit.extras.differential.modeling.modeling_diff_transformer import (
+    DiffTransformerForCausalLM,
+)
 from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests import families
 from tests import layouts_reference as reference

@@ -21,9 +21,15 @@ from transformers.activations import ACT2FN
 import growkit
 from growkit.engine.device import CPU, choose_device
 from growkit.engine.strict import strict_float64
-from growkit.modeling import differential_attention, modeling_diff_transformer
-from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
-from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM, SharedProjection
+from growkit.extras.differential.modeling import differential_attention, modeling_diff_transformer
+from growkit.extras.differential.modeling.configuration_diff_transformer import (
+    SWITCHES,
+    DiffTransformerConfig,
+)
+from growkit.extras.differential.modeling.modeling_diff_transformer import (
+    DiffTransformerForCausalLM,
+    SharedProjection,
+)
 from tests import papers, test_llama
 from tests.conftest import distance, edit_json, randomise, relative_error, save_model, seeded
 

@@ -34,7 +34,9 @@ from growkit.extras.differential.conversions.shared_diff import (
     Calibration,
     smallest_rank,
 )
-from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
+from growkit.extras.differential.modeling.configuration_diff_transformer import (
+    DiffTransformerConfig,
+)
 from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, load_recipe
 from tests.conftest import cli, folder_bytes, load_strict, relative_error, save_model, seeded
 from tests.test_calibration import TEXT, as_read, by_hooks, close, windows, with_tokenizer

@@ -25,8 +25,8 @@ from transformers import DynamicCache
 import growkit
 from growkit.cli.demo import MODEL
 from growkit.extras.differential.checks import series as proof_series
-from growkit.modeling import differential_attention
-from growkit.modeling.differential_attention import (
+from growkit.extras.differential.modeling import differential_attention
+from growkit.extras.differential.modeling.differential_attention import (
     EXACT_ROWS,
     Sums,
     causal_integral,

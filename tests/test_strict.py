@@ -20,7 +20,7 @@ from growkit.engine.device import CPU, choose_device, driver_versions, reproduci
 from growkit.engine.forward import Forward
 from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, strict_float64
 from growkit.engine.transformers_internals import uninitialised
-from growkit.modeling import register
+from growkit.extras.differential.modeling import register
 from tests.architectures import config_of
 from tests.conftest import KINDS
 

@@ -14,8 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from growkit.cli.demo import MODEL
-from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
+from growkit.extras.differential.modeling.configuration_diff_transformer import (
+    DiffTransformerConfig,
+)
+from growkit.extras.differential.modeling.modeling_diff_transformer import (
+    DiffTransformerForCausalLM,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 256,

@@ -19,8 +19,10 @@ from transformers import AttentionInterface
 from transformers.integrations.moe import ExpertsInterface
 
 from benchmarks.continual.runs import PARTS, Run, Segment
+from growkit.extras.differential.modeling.modeling_diff_transformer import (
+    DiffTransformerForCausalLM,
+)
 from growkit.extras.probing.harness import Look, computing, isolated, window_numbers
-from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
 WARMING_STEPS = 3
 """Steps before a CUDA graph is recorded, so that libraries have taken their workspaces."""

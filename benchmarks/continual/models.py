@@ -30,8 +30,10 @@ import growkit
 from benchmarks.continual.experiment import Arm, Experiment, Job, Scale
 from benchmarks.continual.text import Text
 from growkit.engine.oracle import fit_experts
-from growkit.modeling import register
-from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
+from growkit.extras.differential.modeling import register
+from growkit.extras.differential.modeling.configuration_diff_transformer import (
+    DiffTransformerConfig,
+)
 from growkit.planning.recipe import STEPS
 
 register()

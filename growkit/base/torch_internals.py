@@ -1,6 +1,6 @@
 """Private names of torch, and changes to it: each for want of a public one, and only here.
 
-A newer torch may rename them. ``growkit.modeling`` has its own, as its files go with the weights.
+A newer torch may rename them. The DIFF Transformer has its own, as its files go with the weights.
 """
 
 from __future__ import annotations

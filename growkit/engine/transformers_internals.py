@@ -1,7 +1,7 @@
 """Private names of transformers, and changes to it: each for want of a public one, and only here.
 
-A newer transformers may rename them. ``growkit.modeling.transformers_versions`` has what the DIFF
-Transformer's own files need.
+A newer transformers may rename them. ``transformers_versions``, next to the DIFF Transformer's
+files, has what these need.
 """
 
 from __future__ import annotations

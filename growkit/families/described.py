@@ -39,7 +39,8 @@ from growkit.families.axes import ORDERS, PLACES, Axis, Order, Pattern, Role
 from growkit.families.description import NEW, DiffForm, Experts, Multiple, Norm, Tensor, Without
 from growkit.families.expressions import LAYER, Expression, parse_expression
 
-PACKAGE = "growkit.families"
+PACKAGES = "growkit.families", "growkit.extras"
+"""Their folders have the descriptions."""
 
 NEEDED = ("family", "model_type", "sizes", "tensors")
 
@@ -60,13 +61,13 @@ TIED_TO_NO_NORM = (
 
 
 def shipped() -> dict[str, Path]:
-    """The descriptions in this package, by the names of the files."""
-    return _files(tuple(import_module(PACKAGE).__path__))
+    """The descriptions in the package and its extras, by the names of the files."""
+    return _files(tuple(folder for name in PACKAGES for folder in import_module(name).__path__))
 
 
 @cache
 def _files(folders: tuple[str, ...]) -> dict[str, Path]:
-    return {file.stem: file for folder in folders for file in sorted(Path(folder).glob("*.yaml"))}
+    return {file.stem: file for folder in folders for file in sorted(Path(folder).rglob("*.yaml"))}
 
 
 @cache

@@ -64,7 +64,7 @@ class Tensor:
             placeholders ``{layer}`` and those of ``COUNTED``.
         pattern: the axes that it reads and writes, in the notation of ``growkit.families.axes``.
         when: the models that have the tensor.
-        canonical: for DIFF Transformers, its name in ``growkit.modeling``, if that differs.
+        canonical: for DIFF Transformers, its name in their own class, if that differs.
         order: the storage order of its rows, if it differs from the pattern.
         layers: the layers that have the tensor.
         norm: the norm, for the weight of one.
@@ -169,7 +169,7 @@ class Multiple:
 
 @dataclass(frozen=True)
 class DiffForm:
-    """How the models of a family are read as DIFF Transformers (``growkit.modeling``).
+    """How the models of a family are read as DIFF Transformers.
 
     Attributes:
         switches: values in the DIFF Transformer's config for all keys that the family fixes.

@@ -45,7 +45,7 @@ def own_classes() -> dict[str, OwnClass]:
 
 
 def register_own_classes() -> None:
-    """Register all classes with transformers' auto classes."""
+    """Register growkit's classes with transformers, so that no folder's code is needed."""
     for own in own_classes().values():
         own.register()
 

@@ -23,7 +23,6 @@ from growkit.checkpoint.folder import CARD, MAX_YAML, Folder
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import MANIFEST, made_around, write_whole
 from growkit.families.description import EAGER_EXPERTS
-from growkit.modeling import OLDEST_TRANSFORMERS
 from growkit.report import proof_page as proofs
 from growkit.report.drawing import escape, style_rules
 from growkit.report.probe_page import probe_view
@@ -211,7 +210,6 @@ def model_card(
         steps=[", ".join(f"{key}: {step[key]}" for key in step) for step in steps],
         tokenizer=tokenizer,
         eager=f", {EAGER_EXPERTS}" if eager_experts else "",
-        oldest=OLDEST_TRANSFORMERS,
         compared_on=proofs.compared_on(proof) if proof else "",
         tables=proofs.tables(proof) if proof else [],
         cells={name: cell for name, cell in cells.items() if name not in IN_TABLES},

@@ -14,8 +14,10 @@ from transformers import CONFIG_MAPPING, GenerationConfig
 from growkit.base.errors import InputError
 from growkit.base.options import Option
 from growkit.cli.app import app
+from growkit.extras.differential.modeling.configuration_diff_transformer import (
+    DiffTransformerConfig,
+)
 from growkit.families.family import families
-from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.planning.operation import PACKAGES, Operation, SizeOption, operations
 from tests.fuzz.odd import (
     HOSTILE,

@@ -1,4 +1,4 @@
-"""The DIFF Transformer of ``growkit.modeling``: the parts beyond its description.
+"""The DIFF Transformer: the parts of its family beyond the description.
 
 ``diff_transformer.yaml`` describes its tensors, sizes and switches.
 """
@@ -8,8 +8,13 @@ from dataclasses import replace
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
+from growkit.extras.differential.modeling import (
+    ARCHITECTURE,
+    AUTO_MAP,
+    OLDEST_TRANSFORMERS,
+    model_code,
+)
 from growkit.families.family import shipped_family
-from growkit.modeling import ARCHITECTURE, AUTO_MAP, OLDEST_TRANSFORMERS, model_code
 
 ATTENTION = "model.layers.{layer}.self_attn."
 

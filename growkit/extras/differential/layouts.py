@@ -1,6 +1,6 @@
 """Public layouts of differential attention: one model, stored in different ways.
 
-Every layout is converted to and from that of ``growkit.modeling``, by the ``DiffForm`` of its
+Every layout is converted to and from that of the DIFF Transformer, by the ``DiffForm`` of its
 family. Most layouts differ only in the order of rows. Otherwise two things are computed:
 
 - λ_init belongs to the layer. For a family that computes it from the layer's index, the λ vectors

@@ -277,7 +277,7 @@ class HeadGroups:
         dtype: Any = None,
         seed: str = "",
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Factorise a projection into base, down and up, as ``growkit.modeling`` stores them.
+        """Factorise a projection into base, down and up, as the DIFF Transformer stores them.
 
         Args:
             weight: [(signal + noise) · head_dim, hidden], in float64.

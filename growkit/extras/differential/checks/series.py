@@ -19,7 +19,7 @@ from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import longest_context
-from growkit.modeling.differential_attention import (
+from growkit.extras.differential.modeling.differential_attention import (
     BLOCK_ROWS,
     EXACT_ROWS,
     Projected,
@@ -28,7 +28,7 @@ from growkit.modeling.differential_attention import (
     heavy_columns,
     integral_series,
 )
-from growkit.modeling.modeling_diff_transformer import DiffTransformerAttention
+from growkit.extras.differential.modeling.modeling_diff_transformer import DiffTransformerAttention
 from growkit.proof.check import Check
 from growkit.proof.function import Function
 from growkit.proof.pair import Pair

@@ -33,7 +33,10 @@ def register() -> None:
     """Register the model with transformers' auto classes, so that no folder needs its code."""
     import transformers
 
-    from growkit.modeling import configuration_diff_transformer, modeling_diff_transformer
+    from growkit.extras.differential.modeling import (
+        configuration_diff_transformer,
+        modeling_diff_transformer,
+    )
 
     config = configuration_diff_transformer.DiffTransformerConfig
     transformers.AutoConfig.register(MODEL_TYPE, config, exist_ok=True)
