@@ -338,7 +338,7 @@ def integral_series(
         real: false for padding.
         attend: see ``differential_heads``.
     """
-    key_heads, rows, width = value.shape[1:]
+    rows = value.shape[2]
     counts, exact = torch.arange(1, rows + 1, device=query.device)[None], EXACT_ROWS
     if real is not None:
         counts = real.cumsum(-1)
@@ -353,35 +353,98 @@ def integral_series(
     if by_log_sums:
         output, weights = _attention_and_log_sums(query, key, value, scaling)
     else:
-        heavy = value.new_zeros(*columns.shape[:2], rows + 1).scatter_(2, columns, 1)
-        heavy = heavy[..., :rows, None]
-        if query.device.type != "cpu" and width >= FUSED_WIDTH:
-            output, weights = attend(query, key, value), attend(query, key, heavy)
-        else:
-            output = attend(query, key, torch.cat([value, heavy], -1))
-            output, weights = output.split([width, 1], -1)
-        if real is not None:  # rows of padding are no rows of the mean
-            rows_of_text = real[:, None, :, None].to(output.dtype)
-            output, weights = output * rows_of_text, weights * rows_of_text
+        output, weights = _attention_and_weights(query, key, value, columns, real, attend)
 
     # From here on, signal heads are [key_heads, group].
     query, output, weights = (
-        tensor.unflatten(1, (key_heads, -1)) for tensor in (query, output, weights)
+        tensor.unflatten(1, (key.shape[1], -1)) for tensor in (query, output, weights)
     )
-    gamma = gamma[:, None] if gamma.shape[1] == 1 else gamma.unflatten(1, (key_heads, -1))
+    gamma = gamma[:, None] if gamma.shape[1] == 1 else gamma.unflatten(1, (key.shape[1], -1))
     key, value = key[:, :, None], value[:, :, None]
-    places, starts = columns[:, :, None, None], starts[:, :, None, None]
+    places = columns[:, :, None, None]
     indices = places.clamp_max(rows - 1).mT
     keys, values = (wide(tensor.take_along_dim(indices, 3)) for tensor in (key, value))
-    keys = keys.mT * scaling
+    heavy = _Heavy(places, starts[:, :, None, None], keys.mT * scaling, values, by_log_sums)
 
-    def masses_of(query: Tensor, weights: Tensor, row: Tensor) -> Tensor:
+    row, count = torch.arange(rows, device=query.device)[:, None], wide(counts)[..., None]
+    count = count[:, None, None]
+    mass = heavy.masses(query[..., :exact, :], weights[..., :exact, :], row[:exact])
+    mass = mass.sum(3, keepdim=True)
+    parts = [wide(tensor[..., :exact, :]).sum(3, keepdim=True) for tensor in (output, value)]
+    before, heads = torch.cat(torch.broadcast_tensors(*parts), 3), [head]
+    step = _at_once(SERIES_ROWS, query.device)
+    for start in range(exact, rows, step):
+        part = slice(start, start + step)
+        weight = gamma if gamma.shape[3] == 1 else gamma[..., part, :]
+        slices = (tensor[..., part, :] for tensor in (query, value, output, weights))
+        part_heads, mass, before = _checkpointed(
+            heavy.block, *slices, weight, row[part], count[..., part, :], mass, before
+        )
+        heads.append(part_heads.flatten(1, 2))
+    return torch.cat(heads, dim=2), _sums(before, mass, values, columns, counts)
+
+
+def _attention_and_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    columns: Tensor,
+    real: Tensor | None,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """``attend``, and the sum of the weights of heavy columns in each row of its maps.
+
+    Args:
+        query: see ``integral_series``, also for the following.
+        key: see ``query``.
+        value: see ``query``.
+        columns: heavy columns, [batch, key_heads, heavy].
+        real: false for padding.
+        attend: see ``differential_heads``.
+
+    Returns:
+        [batch, signal, rows, width] and [batch, signal, rows, 1].
+    """
+    rows, width = value.shape[2:]
+    heavy = value.new_zeros(*columns.shape[:2], rows + 1).scatter_(2, columns, 1)
+    heavy = heavy[..., :rows, None]
+    if query.device.type != "cpu" and width >= FUSED_WIDTH:
+        output, weights = attend(query, key, value), attend(query, key, heavy)
+    else:
+        output = attend(query, key, torch.cat([value, heavy], -1))
+        output, weights = output.split([width, 1], -1)
+    if real is not None:  # rows of padding are no rows of the mean
+        rows_of_text = real[:, None, :, None].to(output.dtype)
+        output, weights = output * rows_of_text, weights * rows_of_text
+    return output, weights
+
+
+class _Heavy(NamedTuple):
+    """Heavy columns of a series. Signal heads are [key_heads, group].
+
+    Attributes:
+        places: [batch, key_heads, 1, 1, heavy].
+        starts: rows from which on their exponentials are exact, likewise.
+        keys: times the factor of the scores, [batch, key_heads, 1, head_dim, heavy].
+        values: [batch, key_heads, 1, heavy, width].
+        by_log_sums: whether the weights of rows are ``log_sums`` of ``_attention_and_log_sums``,
+            and not those of ``_attention_and_weights``.
+    """
+
+    places: Tensor
+    starts: Tensor
+    keys: Tensor
+    values: Tensor
+    by_log_sums: bool
+
+    def masses(self, query: Tensor, weights: Tensor, row: Tensor) -> Tensor:
         """Weights of heavy columns in A₁, [batch, key_heads, group, rows, heavy]."""
-        scores = wide(query) @ keys
-        scores.masked_fill_(row < places, torch.finfo(scores.dtype).min)
-        return (scores - weights).exp() if by_log_sums else scores.softmax(-1) * weights
+        scores = wide(query) @ self.keys
+        scores.masked_fill_(row < self.places, torch.finfo(scores.dtype).min)
+        return (scores - weights).exp() if self.by_log_sums else scores.softmax(-1) * weights
 
     def block(
+        self,
         query: Tensor,
         value: Tensor,
         output: Tensor,
@@ -397,36 +460,20 @@ def integral_series(
         The sums are those of heavy columns, [batch, key_heads, group, 1, heavy], and Σ A₁ V and
         Σ V, [batch, key_heads, group, 2, width].
         """
-        masses = mass + masses_of(query, weights, row).cumsum(3)
+        masses = mass + self.masses(query, weights, row).cumsum(3)
         means = masses / count
-        beyond = (torch.expm1(means) - means) * (row >= starts)
+        beyond = (torch.expm1(means) - means) * (row >= self.starts)
         weight = gamma / (count + 1 + beyond.sum(-1, keepdim=True))
         ones = torch.ones_like(beyond[..., :1])
         factors = torch.cat([beyond, ones / count, ones], -1)
-        integral = factors @ torch.cat([values.expand(-1, -1, before.shape[2], -1, -1), before], 3)
+        values = self.values.expand(-1, -1, before.shape[2], -1, -1)
+        integral = factors @ torch.cat([values, before], 3)
         output, value = wide(output), wide(value)
         outputs, sums = output.cumsum(3), value.cumsum(3)
         integral = integral.addcdiv_(outputs, count).add_(sums)
         ends = torch.broadcast_tensors(outputs[..., -1:, :], sums[..., -1:, :])
         after = before + torch.cat(ends, 3)
         return torch.addcmul(output, weight, integral).to(value.dtype), masses[..., -1:, :], after
-
-    row, count = torch.arange(rows, device=query.device)[:, None], wide(counts)[..., None]
-    count = count[:, None, None]
-    mass = masses_of(query[..., :exact, :], weights[..., :exact, :], row[:exact])
-    mass = mass.sum(3, keepdim=True)
-    parts = [wide(tensor[..., :exact, :]).sum(3, keepdim=True) for tensor in (output, value)]
-    before, heads = torch.cat(torch.broadcast_tensors(*parts), 3), [head]
-    step = _at_once(SERIES_ROWS, query.device)
-    for start in range(exact, rows, step):
-        part = slice(start, start + step)
-        weight = gamma if gamma.shape[3] == 1 else gamma[..., part, :]
-        slices = (tensor[..., part, :] for tensor in (query, value, output, weights))
-        part_heads, mass, before = _checkpointed(
-            block, *slices, weight, row[part], count[..., part, :], mass, before
-        )
-        heads.append(part_heads.flatten(1, 2))
-    return torch.cat(heads, dim=2), _sums(before, mass, values, columns, counts)
 
 
 @torch.no_grad()

@@ -594,11 +594,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         Raises:
             ValueError: the inputs contradict each other, or the cache cannot be used.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
-        hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        hidden_states = _scale(hidden_states, self.config.embedding_multiplier)
-        config, rows = self.config, hidden_states.shape[1]
+        hidden_states = self._embed(input_ids, inputs_embeds)
         paged = cache is not None and not isinstance(cache, Cache)
         packed: tuple[Any, ...] = ()
         if position_ids is not None and attention_mask is None and not paged and not is_tracing():
@@ -608,25 +604,21 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if not paged:
             cache = self._prepare_cache(cache, use_cache)
         past = cache.get_seq_length() if isinstance(cache, Cache) else 0
-        built_in = config._attn_implementation in BUILT_IN
-        if built_in:
-            visibility = find_visibility(
-                *(hidden_states, attention_mask, position_ids, None if paged else cache, packed),
-                paged=paged,
-                averaged=config.integral != "none",
-                eager=bool(kwargs.get("output_attentions", config.output_attentions))
-                or config._attn_implementation in ("eager", "paged|eager"),
-            )
+        tokens = hidden_states, attention_mask, position_ids
         if position_ids is None:
-            position_ids = (torch.arange(rows, device=hidden_states.device) + past)[None]
-        if not built_in:
-            visible = causal_mask(
-                config,
-                hidden_states,
-                cache,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
+            rows = torch.arange(hidden_states.shape[1], device=hidden_states.device)
+            position_ids = (rows + past)[None]
+        if self.config._attn_implementation in BUILT_IN:
+            maps = bool(kwargs.get("output_attentions", self.config.output_attentions))
+            visibility = find_visibility(
+                *(*tokens, None if paged else cache, packed),
+                paged=paged,
+                averaged=self.config.integral != "none",
+                eager=maps or self.config._attn_implementation in ("eager", "paged|eager"),
             )
+        else:
+            masks = {"attention_mask": attention_mask, "position_ids": position_ids}
+            visible = causal_mask(self.config, hidden_states, cache, **masks)
             visibility = Visibility(visible=visible)
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
         for layer in self.layers:
@@ -642,6 +634,13 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             last_hidden_state=self.norm(hidden_states),
             **{CACHE: cache if use_cache is not False else None},
         )
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """The first hidden states."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        return _scale(hidden_states, self.config.embedding_multiplier)
 
     def _prepare_cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         """Make the cache, or check the one that was passed; None for no cache."""

@@ -1,6 +1,6 @@
 """Differential attention on GPUs: kernels in Triton around torch's fused attention.
 
-``differential_attention.kernels_for`` imports this file only where it can run. The kernels do what
+Other files import this one only where it can run. The kernels do what
 ``differential_attention`` describes, and what they round to is stated there; sums and products are
 in float32. Rows, columns and shapes are named as there.
 
@@ -15,6 +15,7 @@ which bounds G in every tile. Σ r ≤ (e - 2) Σ G² in a row of a tile; tiles 
 a 64th of the dtype's spacing count as 0, all others are computed.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -780,6 +781,23 @@ def _slopes(
 
 
 @triton.jit
+def _add_gradients(
+    of_rows, of_query, d_key, slope, q, k, j, d, rows, scale, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Add what a tile gives to the gradients of its keys, and return those of rows and queries.
+
+    The slope is the gradient of A₁ times A₁.
+    """
+    d_scores = (slope * scale).to(q.dtype)
+    of_query += tl.dot(d_scores, k, input_precision="ieee")
+    added = tl.dot(tl.trans(d_scores), q, input_precision="ieee")
+    inside = (j < rows)[:, None] & (d < WIDTH)[None, :]
+    to = d_key + j[:, None].to(tl.int64) * WIDTH + d[None, :]
+    tl.atomic_add(to, added, inside, sem="relaxed")
+    return of_rows + tl.sum(slope, 1), of_query
+
+
+@triton.jit
 def _tiles_backward_kernel(
     query, key, value, d_integral, real, log_sums, counts, totals, products, before, bounds, last,
     later, d_query, d_key, d_value, extra, rows, heads, scale, tolerance,
@@ -846,14 +864,10 @@ def _tiles_backward_kernel(
                                 False, VALUE_WIDTH, CHUNK, TILE,
                             )  # fmt: skip
                             d_p += tl.cumsum(d_g, 0, reverse=True)
-                        d_p *= p
-                        of_rows += tl.sum(d_p, 1)
-                        d_scores = (d_p * scale).to(q.dtype)
-                        of_query += tl.dot(d_scores, k, input_precision="ieee")
-                        added = tl.dot(tl.trans(d_scores), q, input_precision="ieee")
-                        to = d_key + (head * rows + j[:, None]) * WIDTH + d[None, :]
-                        inside = (j < rows)[:, None] & (d < WIDTH)[None, :]
-                        tl.atomic_add(to, added, inside, sem="relaxed")
+                        of_rows, of_query = _add_gradients(
+                            of_rows, of_query, d_key + head * rows * WIDTH, d_p * p, q, k, j, d,
+                            rows, scale, WIDTH,
+                        )  # fmt: skip
     if not FIRST:
         tl.store(extra + head * rows + n, of_rows, n < rows)
         to = d_query + (head * rows + n[:, None]) * WIDTH + d[None, :]
@@ -1232,12 +1246,11 @@ def _backward_of_integral(
         keys and values that tiles add, in float32.
     """
     batch, heads, rows, width = output.shape
-    blocks, chunk = triton.cdiv(rows, TILE), _chunk(width)
+    blocks, narrow = triton.cdiv(rows, TILE), min(32, _chunk(width))
     log_sums = log_sums[:, :signal].contiguous()
     seen, counts = _rows(real, log_sums)
     after = log_sums.new_empty(2 * batch * signal, blocks, width)
-    products, extra = torch.empty_like(log_sums), torch.empty_like(log_sums)
-    narrow = min(32, chunk)
+    products = torch.empty_like(log_sums)
     grid, of_d = (blocks, batch * signal), _strides(d_integral)
     options = {"PADDING": real is not None, "WIDTH": width, "CHUNK": narrow, "TILE": TILE}
     _block_gradients_kernel[grid](
@@ -1253,21 +1266,10 @@ def _backward_of_integral(
         rows, heads, signal, *of_d, *_strides(d_signal), *_strides(d_noise), *_strides(gradient),
         **options,
     )  # fmt: skip
-    d_key = log_sums.new_zeros(batch, signal, rows, query.shape[3])
-    d_query, later = torch.empty_like(d_key), torch.empty_like(kept.before)
-    shapes, tolerance = _shapes(query, key, value, real), _tolerance(query.dtype)
-    for first in (True, False):
-        _tiles_backward_kernel[grid](
-            query, key, value, d_integral, seen, log_sums, counts, kept.totals, products,
-            kept.before, kept.bounds, kept.last, later, d_query, d_key, d_value, extra,
-            rows, signal, scaling, tolerance,
-            *_strides(query), *_strides(key), *_strides(value), *of_d,
-            **shapes, FIRST=first, CHUNK=min(64, chunk), AT_ONCE=32, num_stages=1,
-        )  # fmt: skip
-        if first:
-            _later_kernel[grid](
-                later, kept.bounds, kept.last, tolerance, blocks, TILE=TILE, AT_ONCE=32
-            )
+    of_rows = seen, log_sums, counts, kept.totals, products
+    d_query, d_key, extra = _backward_of_tiles(
+        query, key, value, d_integral, of_rows, d_value, scaling, real, kept
+    )
     shifted, padded = torch.empty_like(output), triton.next_power_of_2(width)
     rows_at_once = max(1, min(16, 8192 // padded))
     _shift_kernel[triton.cdiv(rows, rows_at_once), batch * heads](
@@ -1280,6 +1282,43 @@ def _backward_of_integral(
         groups = key.shape[1], -1
         added[1:] = (gradient.unflatten(1, groups).sum(2) for gradient in added[1:])
     return gradient, shifted, added
+
+
+def _backward_of_tiles(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    d_integral: Tensor,
+    of_rows: Sequence[Tensor],
+    d_value: Tensor,
+    scaling: float,
+    real: Tensor | None,
+    kept: Integral,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries and keys from the tiles of G; those of values are added to ``d_value``.
+
+    Returns:
+        Both, in float32, and the sum of the gradients of A₁ times A₁ in each row.
+    """
+    d_key = d_value.new_zeros(*d_value.shape[:3], query.shape[3])
+    d_query, later = torch.empty_like(d_key), torch.empty_like(kept.before)
+    batch, signal, rows, width = d_value.shape
+    blocks, extra = triton.cdiv(rows, TILE), d_value.new_empty(batch, signal, rows)
+    grid = blocks, batch * signal
+    shapes, tolerance = _shapes(query, key, value, real), _tolerance(query.dtype)
+    for first in (True, False):
+        _tiles_backward_kernel[grid](
+            query, key, value, d_integral, *of_rows,
+            kept.before, kept.bounds, kept.last, later, d_query, d_key, d_value, extra,
+            rows, signal, scaling, tolerance,
+            *_strides(query), *_strides(key), *_strides(value), *_strides(d_integral),
+            **shapes, FIRST=first, CHUNK=min(64, _chunk(width)), AT_ONCE=32, num_stages=1,
+        )  # fmt: skip
+        if first:
+            _later_kernel[grid](
+                later, kept.bounds, kept.last, tolerance, blocks, TILE=TILE, AT_ONCE=32
+            )
+    return d_query, d_key, extra
 
 
 # Graphs take both as they are: custom operations, whose names differ between copies of this file.
@@ -1443,6 +1482,17 @@ def _add_block(q, k, v, seen, peak, total, output, scale):
     return scores, highest, total, output
 
 
+@triton.jit
+def _store_part(
+    outputs, marks, place, kept, peak, total, output, w, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Write what some heads read in a part of the columns."""
+    tl.store(marks + 2 * place, peak, kept)
+    tl.store(marks + 2 * place + 1, total, kept)
+    to = outputs + place[:, None] * WIDTH + w[None, :]
+    tl.store(to, output, kept[:, None] & (w < WIDTH)[None, :])
+
+
 @triton.jit(do_not_specialize=["columns", "length", "real_b"])
 def _row_kernel(
     query, key, value, real, scores, outputs, marks, columns, length,
@@ -1487,18 +1537,12 @@ def _row_kernel(
             )
     every = key_heads * (SIGNAL + NOISE)
     place = (b * every + kh * SIGNAL + r) * parts + split
-    kept = r < SIGNAL
-    tl.store(marks + 2 * place, peak, kept)
-    tl.store(marks + 2 * place + 1, total, kept)
-    to = outputs + place[:, None] * VALUE_WIDTH + w[None, :]
-    tl.store(to, output, kept[:, None] & of_value)
+    _store_part(outputs, marks, place, r < SIGNAL, peak, total, output, w, VALUE_WIDTH)
     if NOISE:
         place = (b * every + key_heads * SIGNAL + kh * NOISE + r) * parts + split
-        kept = r < NOISE
-        tl.store(marks + 2 * place, noise_peak, kept)
-        tl.store(marks + 2 * place + 1, noise_total, kept)
-        to = outputs + place[:, None] * VALUE_WIDTH + w[None, :]
-        tl.store(to, noise_output, kept[:, None] & of_value)
+        _store_part(
+            outputs, marks, place, r < NOISE, noise_peak, noise_total, noise_output, w, VALUE_WIDTH
+        )
 
 
 @triton.jit(do_not_specialize=["columns", "length", "sums_b", "sums_h", "real_b"])
@@ -1626,34 +1670,58 @@ def row_of_heads(
     Returns:
         [batch, 1, signal · width], and the sums of columns after this row.
     """
+    (outputs, marks, integrals, totals), new_sums = _read_parts(
+        query, key, value, signal, scaling, real, sums
+    )
+    batch, every, width, noise = *query.shape[:2], value.shape[3], query.shape[1] - signal
+    weights = [totals.view(-1, 1, 1, 1) if by is None else by for by in (lambda_, gamma)]
+    strides = [s * (n > 1) for e in weights for s, n in zip(e.stride()[:2], e.shape, strict=False)]
+    out, parts = value.new_empty(batch, 1, signal * width), len(totals) // (batch * signal)
+    _row_end_kernel[(batch * signal,)](
+        outputs, marks, integrals, totals, *weights, value if weight is None else weight, out,
+        signal, every, parts, eps, scale, *strides,
+        NOISE=noise > 0, INTEGRAL=sums is not None, NORM=norm, WEIGHT=weight is not None,
+        GROUP=signal // max(noise, 1), WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)),
+        PARTS=triton.next_power_of_2(parts),
+    )  # fmt: skip
+    return out, new_sums
+
+
+def _read_parts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    signal: int,
+    scaling: float,
+    real: Tensor | None,
+    sums: Tensor | None,
+) -> tuple[Sequence[Tensor], Tensor | None]:
+    """What ``_row_kernel`` and ``_row_integral_kernel`` write, and the sums after the row.
+
+    See ``row_of_heads`` for the arguments.
+    """
     batch, every, _, width = query.shape
     key_heads, columns, value_width = value.shape[1:]
-    heads, noise = signal, every - signal
     query, key, value = (_dense(tensor) for tensor in (query, key, value))
     length = max(PART, -(-columns // MAX_PARTS))
     length += -length % 64
     parts = -(-columns // length)
-    numbers = value.new_empty(
-        (batch * every * (value_width + 2) + batch * heads * (value_width + 1)) * parts
-        + (2 * batch * heads * columns if sums is not None else 0),
-        dtype=torch.float32,
-    )
     sizes = [batch * every * parts * n for n in (value_width, 2)]
-    sizes += [batch * heads * parts * n for n in (value_width, 1)]
-    rest = len(numbers) - sum(sizes)
-    outputs, marks, integrals, totals, scores, new = numbers.split([*sizes, rest // 2, rest // 2])
+    sizes += [batch * signal * parts * n for n in (value_width, 1)]
+    sizes += [batch * signal * columns if sums is not None else 0] * 2
+    buffers = value.new_empty(sum(sizes), dtype=torch.float32).split(sizes)
+    outputs, marks, integrals, totals, scores, new = buffers
     real_b = 0 if real is None else real.stride(0)
     mask = query if real is None else real
     padded = max(16, triton.next_power_of_2(value_width))
-    of_parts = triton.next_power_of_2(parts)
     _row_kernel[parts, batch * key_heads](
         query, key, value, mask, scores, outputs, marks, columns, length,
         key_heads, key.shape[1] - key_heads, scaling, *query.stride()[:2], *_strides(key),
         *_strides(value), real_b,
-        SIGNAL=heads // key_heads, NOISE=noise // key_heads, KEEP=sums is not None,
+        SIGNAL=signal // key_heads, NOISE=(every - signal) // key_heads, KEEP=sums is not None,
         PADDING=real is not None, WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)),
         VALUE_WIDTH=value_width, VALUE_PADDED=padded,
-        HEADS=max(16, triton.next_power_of_2(max(heads, noise) // key_heads)), BLOCK=32,
+        HEADS=max(16, triton.next_power_of_2(max(signal, every - signal) // key_heads)), BLOCK=32,
         num_stages=2,
     )  # fmt: skip
     if sums is not None:
@@ -1661,21 +1729,10 @@ def row_of_heads(
             counts = torch.full((batch,), float(columns), device=value.device)
         else:
             counts = real.sum(-1).clamp_min(1).float()
-        _row_integral_kernel[parts, batch * heads](
+        _row_integral_kernel[parts, batch * signal](
             value, mask, scores, marks, sums, counts, new, integrals, totals, columns, length,
-            heads, every, *_strides(value), *sums.stride()[:2], real_b,
-            GROUP=heads // key_heads, PADDING=real is not None, WIDTH=value_width, PADDED=padded,
-            PARTS=of_parts, BLOCK=64,
+            signal, every, *_strides(value), *sums.stride()[:2], real_b,
+            GROUP=signal // key_heads, PADDING=real is not None, WIDTH=value_width, PADDED=padded,
+            PARTS=triton.next_power_of_2(parts), BLOCK=64,
         )  # fmt: skip
-    out = value.new_empty(batch, 1, heads * value_width)
-    weights = [
-        outputs.view(-1, 1, 1, 1) if weight is None else weight for weight in (lambda_, gamma)
-    ]
-    of_heads = [s * (n > 1) for e in weights for s, n in zip(e.stride()[:2], e.shape, strict=False)]
-    _row_end_kernel[(batch * heads,)](
-        outputs, marks, integrals, totals, *weights, value if weight is None else weight, out,
-        heads, every, parts, eps, scale, *of_heads,
-        NOISE=noise > 0, INTEGRAL=sums is not None, NORM=norm, WEIGHT=weight is not None,
-        GROUP=heads // max(noise, 1), WIDTH=value_width, PADDED=padded, PARTS=of_parts,
-    )  # fmt: skip
-    return out, None if sums is None else new.view(batch, heads, columns)
+    return buffers[:4], None if sums is None else new.view(batch, signal, columns)
