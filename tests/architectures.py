@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import growkit
 from growkit.base.errors import InputError
 from growkit.engine.thresholds import OTHERS, THRESHOLD
+from tests.conftest import listed
 
 TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
@@ -26,157 +27,25 @@ LARGEST = 3_000_000
 WINDOW = 64
 """Tokens of windows, chunks, blocks and budgets, and tokens that an indexer chooses."""
 
-SIZES: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "n_inner", "d_ff", "ffn_dim"), 64),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 512),
-    **dict.fromkeys(("max_seq_length", "seq_length", "max_sequence_length"), 512),
-    **dict.fromkeys(("context_length", "max_target_positions"), 512),
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "word_embed_proj_dim"), 32),
-    **dict.fromkeys(("embedding_size", "emb_dim", "input_embedding_size"), 32),
-    **dict.fromkeys(("adapter_in_dim", "adapter_input_size", "adapter_out_dim"), 32),
-    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "encoder_ffn_dim"), 48),
-    **dict.fromkeys(("decoder_ffn_dim", "moe_intermediate_size", "dim_ff"), 48),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_blocks"), 2),
-    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers", "num_mtp_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), 4),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
-    **dict.fromkeys(("head_dim", "attention_head_dim", "kv_channels", "d_kv", "dim_head"), 8),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"), 2),
-    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1),
-    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "index_head_dim"), 16),
-    **dict.fromkeys(("mamba_n_heads", "linear_num_key_heads", "linear_num_value_heads"), 4),
-    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers"), 1),
-    "block_multiple_of": 16,
-    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": WINDOW},
-    "forced_eos_token_id": None,
-    "index_block_size": WINDOW // 4,
-    "index_topk_blocks": 4,
-    "is_decoder": True,
-    "max_window_layers": 1,
-    "sliding_window": WINDOW,  # some classes have none by default
-    "use_sliding_window": True,
-}
+SIZES: dict[str, Any] = listed("architectures", "sizes")
 """Values of config keys, wherever a config has them."""
 
 TOKEN = re.compile(r"_token_(id|index)$")
 """Names of keys for special tokens, of images, say: as they are, none is in a prompt."""
 
-LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
-KINDS: dict[str, dict[str, Any]] = {
-    "axk1": {"n_group": 2, "topk_group": 1},
-    "bailing_hybrid": {**LINEAR, "n_group": 2, "topk_group": 1},
-    "bamba": {"attn_layer_indices": [1]},
-    "beam": {"mlp_layer_types": ["dense", "sparse"], "n_group": 2, "topk_group": 1},
-    "blt": {"vocab_size": 260},
-    "codegen": {"rotary_dim": 4},
-    "cohere_compass_text": {
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 1e4}
-            for kind in ("sliding_attention", "full_attention")
-        }
-    },
-    "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
-        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
-    },
-    "deepseek_v3": {"n_group": 2, "topk_group": 1},
-    "deepseek_v32": {"n_group": 2, "topk_group": 1},
-    "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
-    "falcon_h1": {"mamba_d_ssm": 64},
-    "gemma3n_text": {
-        "layer_types": ["sliding_attention", "full_attention"],
-        "hidden_size_per_layer_input": 8,
-        "num_kv_shared_layers": 0,
-    },
-    "gemma4_text": {
-        "enable_moe_block": True,
-        "num_experts": 4,
-        "top_k_experts": 2,
-        "moe_intermediate_size": 16,
-    },
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "gptj": {"rotary_dim": 4},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "kimi_linear": {**LINEAR, "linear_num_heads": 4, "q_lora_rank": None},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "lfm3": {"layer_types": ["conv", "full_attention"]},
-    "longcat_flash": {"num_layers": 1, "head_dim": 8, "zero_expert_num": 2},
-    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 8},
-    "mellum": {"num_mtp_layers": None},
-    "moshi": {"audio_vocab_size": 32},
-    "qwen3_5_moe_text": LINEAR,
-    "qwen3_5_text": LINEAR,
-    "qwen3_next": LINEAR,
-    "qwen4_exp_text": {
-        **LINEAR,
-        "ngram_vocab_size_base": 100,
-        "split_ngram_parts": 4,
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 8,
-        "indexer_budget": WINDOW,
-        "indexer_compress_ratio": 2,
-    },
-    "recurrent_gemma": {"block_types": ("recurrent", "attention")},
-    "reformer": {
-        "is_decoder": True,
-        "axial_pos_embds": False,
-        "attn_layers": ("local", "local"),
-        "local_attn_chunk_length": WINDOW,
-        "attention_head_size": 8,
-    },
-    "xlstm": {"hidden_size": 64, "num_heads": 2, "qk_dim_factor": 1.0},  # else no second chunk
-    "xmod": {"default_language": "en_XX"},
-    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
-    "zamba2": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
-    "zaya": {"num_experts_per_tok": 1},
-}
+KINDS: dict[str, dict[str, Any]] = listed("architectures", "single")
 """Values of config keys of single types."""
 
 TEXT = {"fuyu": "persimmon", "got_ocr2": "qwen2", "moss_transcribe_diarize": "qwen3"}
 """What speaks in models that see or hear as well, where their configs take anything."""
 
 
-ALTERNATING: dict[str, Any] = {
-    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), 2),
-    "attention_types": [[["global", "local"], 2]],
-    "attn_layer_indices": [1, 3],
-    "attn_layer_period": 2,
-    "block_types": ("recurrent", "attention"),
-    "indexer_types": ["full", "shared"] * 2,
-    "max_window_layers": 2,
-    "mlp_only_layers": [0, 2],
-    "moe_layers": [1, 3],
-    "no_rope_layers": [1, 0] * 2,
-}
+ALTERNATING: dict[str, Any] = listed("architectures", "alternating")
 """Values of config keys with which every kind of layer occurs twice in four layers."""
 
 FOUR = {"num_hidden_layers": 4}
 EIGHT = {"num_hidden_layers": 8, "num_dense_layers": 4}
-TWICE: dict[str, dict[str, Any]] = {
-    "afmoe": {**EIGHT, "layer_types": ["sliding_attention", "full_attention"] * 4},
-    "dots3_note_text": {
-        "layer_types": ["indexed_attention", "sliding_attention"] * 2,
-        **dict.fromkeys(("swa_num_attention_heads", "swa_num_key_value_heads"), 4),
-        **dict.fromkeys(("swa_q_lora_rank", "swa_kv_lora_rank", "swa_head_dim"), 16),
-        **dict.fromkeys(("swa_qk_nope_head_dim", "swa_v_head_dim"), 8),
-    },
-    "lfm3": {
-        "num_hidden_layers": 6,
-        "layer_types": ["conv", "full_attention", "sliding_attention"] * 2,
-    },
-    "lfm2_moe": {**EIGHT, "layer_types": ["conv", "full_attention"] * 4},
-    "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "mlp"] * 2},
-    "zamba": {**FOUR, "layers_block_type": ["mamba", "hybrid"] * 2},
-    "zamba2": {**FOUR, "layers_block_type": ["mamba", "hybrid"] * 2},
-    "zaya": {**FOUR, "layer_types": ["hybrid", "hybrid_sliding"] * 2},
-}
+TWICE: dict[str, dict[str, Any]] = listed("architectures", "twice")
 """Likewise of single types."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
@@ -38,6 +39,7 @@ register()
 
 KINDS = ("llama", "mistral", "diffllama", "diff_transformer")
 TOKENS = 12
+CASES = Path(__file__).with_name("cases")
 SIZES: dict[str, Any] = {
     "vocab_size": 29,
     "hidden_size": 16,
@@ -64,6 +66,11 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     flat, others = (each.contiguous().flatten().view(torch.uint8) for each in (one, other))
     return bool(flat.equal(others))
+
+
+def listed(file: str, section: str) -> Any:
+    """A table of ``tests/cases/FILE.yaml``."""
+    return yaml.safe_load((CASES / f"{file}.yaml").read_text("utf-8"))[section]
 
 
 def edit_config(folder: Path, file: str = "config.json", **changes: Any) -> None:

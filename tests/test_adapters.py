@@ -19,7 +19,7 @@ from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from growkit.training import param_groups
 from tests.architectures import config_of
-from tests.conftest import cli, edit_json, load_strict, save_model, save_random, seeded
+from tests.conftest import cli, edit_json, listed, load_strict, save_model, save_random, seeded
 from tests.families import FAMILIES, SIZES, Case, save
 from tests.quantised import quantise
 
@@ -94,103 +94,10 @@ def save_kind(folder: Path, kind: str) -> Path:
     return save_model(folder, "llama", tie_word_embeddings=kind == "tied")
 
 
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "lora": ("llama", ALL, {"hidden": "x2"}),
-    "rslora": ("llama", {**ALL, "use_rslora": True, "lora_alpha": 5}, {"hidden": "x3"}),
-    "dora": ("llama", {**ALL, "use_dora": True}, {"hidden": "x2", "kv_heads": "x1"}),
-    "dora, keep": ("llama", {**ALL, "use_dora": True}, {"hidden": "x3", "symmetry": "keep"}),
-    "patterns": (
-        "llama",
-        {**FEW, "rank_pattern": {"o_proj": 2}, "alpha_pattern": {".*1.*q_proj": 7}},
-        {"hidden": "x2", "symmetry": "break"},
-    ),
-    "regex": ("llama", {"target_modules": r".*\.1\..*(q|up)_proj"}, {"ffn": "x3/2"}),
-    "some layers": (
-        "llama",
-        {**FEW, "layers_to_transform": [1]},
-        {"heads": "x2", "kv_heads": "x1"},
-    ),
-    "zeros": ("llama", FEW, {"hidden": 64, "symmetry": "keep"}),
-    "ends": ("llama", {"target_modules": ["embed_tokens", "lm_head"]}, {"hidden": "x2"}),
-    "ends, dora": (
-        "tied",
-        {"target_modules": ["embed_tokens"], "use_dora": True},
-        {"hidden": "x2"},
-    ),
-    # PEFT saves the weight of an adapted head as well, and DoRA divides by the norms of its rows.
-    "head, dora": ("llama", {"target_modules": ["lm_head"], "use_dora": True}, {"hidden": "x2"}),
-    "tied ends": ("tied", {"target_modules": ["embed_tokens", "lm_head"]}, {"hidden": "x2"}),
-    "ends, tied again": (
-        "tied",
-        {"target_modules": ["embed_tokens", "lm_head"], "ensure_weight_tying": True},
-        {"hidden": "x2"},
-    ),
-    "untied ends": (
-        "tied",
-        {"target_modules": ["embed_tokens", "lm_head", "q_proj"]},
-        {"hidden": "x2", "untie": True},
-    ),
-    "untied ends, tied by PEFT": (
-        "tied",
-        {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
-        {"hidden": "x2", "untie": True},
-    ),
-    "saved": ("tied", {**FEW, "modules_to_save": ["lm_head", "norm", "mlp"]}, {"hidden": "x2"}),
-    "tokens": ("tied", {**FEW, "trainable_token_indices": [0, 5]}, {"hidden": "x2"}),
-    "scaled tokens": ("gemma2", {**FEW, "trainable_token_indices": [0, 5]}, {"hidden": "x4"}),
-    "more tokens": (
-        "llama",
-        {"target_modules": ["embed_tokens", "lm_head"], "modules_to_save": ["norm"]},
-        {"vocab": 40, "hidden": "x2"},
-    ),
-    "scaled ends": ("gemma2", {"target_modules": ["embed_tokens", "q_proj"]}, {"hidden": "x4"}),
-    "biases": (
-        "gpt2",
-        {"target_modules": ["c_attn", "c_fc"], "bias": "lora_only"},
-        {"hidden": "x2"},
-    ),
-    "other biases": ("gpt2", {"target_modules": ["c_attn"], "lora_bias": True}, {"hidden": "x2"}),
-    "gpt2, dora": (
-        "gpt2",
-        {"target_modules": ["c_attn", "c_proj", "wpe"], "use_dora": True, "bias": "all"},
-        {"hidden": "x2"},
-    ),
-    "experts": ("mixtral", {**FEW, **EXPERTS}, {"hidden": "x2"}),
-    "experts by name": ("mixtral", {"target_modules": ["w1", "w2", "w3"]}, {"hidden": "x2"}),
-    "more experts": ("mixtral", {**FEW, **EXPERTS}, {"method": "experts", "experts": "x2"}),
-    "a router": ("mixtral", {"target_parameters": ["gate.weight", "down_proj"]}, {"hidden": "x2"}),
-    "ia3": (
-        "llama",
-        {"kind": "IA3", **FEW, "feedforward_modules": ["down_proj"]},
-        {"hidden": "x2", "kv_heads": "x1"},
-    ),
-    "layers": ("llama", FEW, {"method": "depth", "layers": "x2"}),
-    "layers by number": (
-        "llama",
-        {"target_modules": r".*\.1\..*proj", "rank_pattern": {"1.self_attn.o_proj": 2}}
-        | {"alpha_pattern": {"1.mlp.*": 9}},
-        {"method": "depth", "layers": 5, "place": "even"},
-    ),
-    "layers with experts": (
-        "mixtral",
-        {**FEW, **EXPERTS, "layers_to_transform": [1]},
-        {"method": "depth", "layers": "x2", "place": "end"},
-    ),
-    "layers with experts by number": (
-        "mixtral",
-        {"target_parameters": ["layers.1.mlp.experts.down_proj"]}
-        | {"alpha_pattern": {"1.mlp.experts.down_proj": 7}},
-        {"method": "depth", "layers": "x2"},
-    ),
-    "layers with biases": (
-        "gpt2",
-        {"target_modules": ["c_attn", "c_proj"], "bias": "lora_only"},
-        {"method": "depth", "layers": "x2"},
-    ),
-}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = listed("adapters", "computed")
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_adapter_computes_the_same(case: str, tmp_path: Path) -> None:
     kind, config, way = CASES[case]
@@ -201,7 +108,7 @@ def test_adapter_computes_the_same(case: str, tmp_path: Path) -> None:
     assert written["base_model_name_or_path"] == str(tmp_path / "out")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - {"mamba"}))
 def test_adapters_of_every_family(kind: str, seed: int, tmp_path: Path) -> None:
@@ -275,7 +182,7 @@ def test_proof_looks_at_the_adapter(grown: Path) -> None:
     assert any("its adapter was not tried" in note for note in silent.notes)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "place"),
     [
@@ -338,7 +245,7 @@ def test_other_settings_are_found(grown: Path, tmp_path: Path) -> None:
     assert "adapter_config.json" in result.reason
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["lora", "gpt2, dora", "rslora", "ia3"])
 def test_merged_before_or_after(case: str, tmp_path: Path) -> None:
     """Merging and growing are the same function in either order."""
@@ -373,7 +280,7 @@ def losses(model: Path, adapter: Path, law: Path | None) -> list[float]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ["lora", "dora", "saved", "tokens", "biases", "experts", "ends"])
 def test_adapter_trains_as_its_source(case: str, tmp_path: Path) -> None:
     """With the factors next to the adapter; not without, and not if parts are unequal."""
@@ -423,51 +330,10 @@ def test_peft_cannot_adapt_a_module_that_returns_several(tmp_path: Path) -> None
         growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, verify=PROOF)
 
 
-REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    "OFT": (
-        "llama",
-        {"kind": "OFT", **FEW, "r": 0, "oft_block_size": 4},
-        {},
-        "'OFT', which does not grow",
-    ),
-    "LoKr": ("llama", {"kind": "LoKr", **FEW}, {}, "'LOKR', which does not grow"),
-    "LoHa": ("llama", {"kind": "LoHa", **FEW}, {}, "'LOHA', which does not grow"),
-    "replicated": (
-        "llama",
-        {**FEW, "layer_replication": [(0, 2), (1, 2)]},
-        {},
-        "layer_replication",
-    ),
-    "pissa": ("llama", {**FEW, "init_lora_weights": "pissa"}, {}, "PEFT changes the model's own"),
-    "upcycled": (
-        "llama",
-        {**FEW},
-        {"method": "upcycle", "experts": 2},
-        "is in model.layers.0.mlp.experts",
-    ),
-    "dora in new layers": (
-        "llama",
-        {**FEW, "use_dora": True},
-        {"method": "depth", "layers": 3},
-        "o_proj",
-    ),
-    "stacked by number": (
-        "llama",
-        {**FEW, "modules_to_save": ["layers.0.mlp"]},
-        {"method": "depth", "layers": 3},
-        "indices of layers",
-    ),
-    "tokens of two": (
-        "tied",
-        {**FEW, "trainable_token_indices": [0, 5]},
-        {"hidden": "x2", "untie": True},
-        "is the head as well",
-    ),
-    "whole experts": ("mixtral", {**FEW, "modules_to_save": ["mlp"]}, {}, "replaces .* combines"),
-}
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = listed("adapters", "refused")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_grow_is_named(case: str, tmp_path: Path) -> None:
     kind, config, way, sentence = REFUSED[case]
@@ -536,7 +402,7 @@ def spoil(adapter: Path, seed: int) -> None:
     save_file({**tensors, name: found}, file, {"format": "pt"})
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(400))
 def test_spoiled_adapters_end_in_a_sentence(seed: int, tmp_path: Path) -> None:
     kind = ["llama", "mixtral"][seed % 2]
@@ -593,17 +459,10 @@ def test_command_line(grown: Path, tmp_path: Path) -> None:
     assert (again / file).read_bytes() == (out / file).read_bytes()
 
 
-RESIZED: dict[str, dict[str, Any]] = {
-    "saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
-    "saved, tied": {"modules_to_save": ["embed_tokens", "lm_head"], "ensure_weight_tying": True},
-    "embeddings alone": {"modules_to_save": ["embed_tokens"]},
-    "with factors": {"target_modules": ["q_proj", "embed_tokens"]},
-    "tokens": {"trainable_token_indices": [0, 30]},
-    "others": {},
-}
+RESIZED: dict[str, dict[str, Any]] = listed("adapters", "resized")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", RESIZED)
 def test_embeddings_that_were_resized_before_training(how: str, tmp_path: Path) -> None:
     """PEFT compares the vocabulary with the base model's, and saves some tensors thrice."""

@@ -14,7 +14,7 @@ from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from tests import architectures
 from tests.architectures import TYPES, outcome, save, with_fault
-from tests.conftest import edit_json, save_model
+from tests.conftest import edit_json, listed, save_model
 from tests.test_families import ROPES
 
 ACTIVATIONS = ("silu", "gelu", "relu", "gelu_pytorch_tanh", "tanh", "relu2", "mish", "sigmoid")
@@ -102,23 +102,11 @@ def odd_outcome(seed: int, folder: Path) -> tuple[str, str]:
     return result["verification"]["reason"], what
 
 
-KINDS = {
-    "experts": "mixtral",
-    "recurrent": "mamba",
-    "recurrent and attention": "jamba",
-    "several states": "gemma3n_text",
-    "what goes along": "glm_moe_dsa",
-    "infinity in the config": "bamba",
-    "integers in the files": "deepseek_v4",
-    "a class with a cache of its own": "minimax",
-    "a context that no config names": "whisper",
-    "two caches in a layer": "longcat_flash",
-    "a norm inside the embedding": "inkling_text",
-}
+KINDS = listed("architectures", "kinds")
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_copy_is_preserved_and_a_fault_is_caught(kind: str, tmp_path: Path) -> None:
     if kind not in TYPES:
         pytest.skip(f"transformers has no {kind}")
@@ -140,7 +128,7 @@ def test_experts_are_saved_and_generate(tmp_path: Path) -> None:
     assert modes["save and reload"]["kept"] is True
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", TYPES)
 def test_no_kind_gives_a_false_alarm(kind: str, tmp_path: Path) -> None:
     try:
@@ -161,7 +149,7 @@ def test_what_text_does_not_reach_is_named(tmp_path: Path) -> None:
     assert "holds weights that text does not reach" in outcome(source, source)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(200))
 def test_odd_but_sound_models_are_preserved(seed: int, tmp_path: Path) -> None:
     said, what = odd_outcome(seed, tmp_path)

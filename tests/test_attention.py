@@ -95,7 +95,7 @@ def apart(model: Any, ids: Tensor, lengths: tuple[int, ...]) -> Tensor:
     return torch.cat([run(model, text[None], use_cache=False) for text in texts], dim=1)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("variant", EVERY)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_packed_texts(variant: str, implementation: str) -> None:
@@ -211,7 +211,7 @@ def cropped(variant: str, chunks: list[int], tokens_to_remove: int, padded: bool
     return distance(run(model, ids, **inputs)[:, left:], found, mask[:, left:] if padded else None)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("variant", CACHED)
 @pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize("padded", [False, True])
@@ -306,6 +306,7 @@ def test_another_implementation(variant: str, monkeypatch: pytest.MonkeyPatch) -
     assert distance(run(model, ids), run(other, ids)) > 1e-3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("variant", ["diff", "grouped", "v2"])
 def test_continuous_batching(variant: str) -> None:
     """Prompts of different lengths at once: each is continued as alone."""

@@ -143,7 +143,7 @@ runpy.run_module("growkit", run_name="__main__")
 """growkit on a disk that takes so many seconds for every tensor."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("signum", "times", "code"),
     [

@@ -22,7 +22,7 @@ from growkit.extras.differential.conversions.shared_diff import Calibration
 from growkit.extras.differential.layouts import read_layout
 from growkit.extras.differential.low_rank import Shared, share, spread, truncated
 from growkit.planning.plan import Planned
-from tests.conftest import close, load_strict, save_model, seeded, with_tokenizer
+from tests.conftest import close, listed, load_strict, save_model, seeded, with_tokenizer
 from tests.test_low_rank import random
 
 INPUTS, OUTPUTS = 24, 8
@@ -96,7 +96,7 @@ def test_fewer_tokens_than_inputs(tokens: int, rank: int) -> None:
     assert (left_by(members, found, inputs) <= left_by(members, plain, inputs) + noise).all()
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [1, 3, 5, OUTPUTS])
 @pytest.mark.parametrize("weigh", [False, True])
 def test_a_search_never_loses(weigh: bool, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,21 +159,7 @@ def as_read(folder: Path) -> Weights:
     return Planned(checkpoint, read_layout(checkpoint))
 
 
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "diffllama, grouped keys": ("diffllama", {}),
-    "diffllama, tied, biases": (
-        "diffllama",
-        {"tie_word_embeddings": True, "attention_bias": True, "num_key_value_heads": 4},
-    ),
-    "grouped": ("diff_transformer", {"num_attention_heads": 6, "num_noise_heads": 2}),
-    "grouped, tied": (
-        "diff_transformer",
-        {"num_attention_heads": 6, "num_noise_heads": 2, "tie_word_embeddings": True},
-    ),
-    "grouped keys": ("diff_transformer", {"num_attention_heads": 8, "num_key_value_heads": 2}),
-    "integral": ("diff_transformer", {"integral": "causal"}),
-    "v2": ("diff_transformer", {"lambda_type": "projected", "noise_keys": "shared"}),
-}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = listed("calibration", "variants")
 
 
 @pytest.fixture(params=VARIANTS)
@@ -193,6 +179,7 @@ class Strict(Calibration):
             return super().moment(layer, shrinkage)
 
 
+@pytest.mark.sampled(3)
 def test_moments_are_those_of_the_real_class(folder: Path) -> None:
     """In any order, and again."""
     expected = by_hooks(folder, windows())

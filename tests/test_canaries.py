@@ -157,7 +157,7 @@ def run(line: str, source: Path, tmp_path: Path) -> int:
     return result.exit_code
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("place", "command"),
     [(place, "grow") for place in PLACES] + [("auto_map everywhere", name) for name in SOME],
@@ -171,6 +171,7 @@ def test_no_command_runs_it(place: str, command: str, source: Path, tmp_path: Pa
     assert "canary" not in sys.modules
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usage
 @pytest.mark.parametrize("place", ["auto_map everywhere", "generation"])
 def test_whole_models_run_nothing_either(place: str, source: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ except SystemExit:
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("family", "kind"),
     [(f.name, kind) for f in families().values() for kind in f.model_types if kind.islower()],
@@ -84,7 +84,7 @@ def test_inspect_shows_what_can_be_done_next(kind: str, tmp_path: Path) -> None:
     assert refused.exit_code == 2, name
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_answers_come_true(kind: str, tmp_path: Path) -> None:
     """Some of them, with one that is a refusal; and other answers would not."""

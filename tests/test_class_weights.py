@@ -21,21 +21,11 @@ from growkit.engine.lending import Lender
 from growkit.engine.loader import loading
 from growkit.engine.strict import strict_float64
 from tests.architectures import TYPES, build, save
-from tests.conftest import edit_weights, same_bits
+from tests.conftest import edit_weights, listed, same_bits
 
 QUICK: dict[str, Any] = {"prompts": 2, "length": 16}
 
-KINDS = {
-    "experts one by one": "mixtral",
-    "experts and shared ones": "qwen2_moe",
-    "another name": "gpt_neox",
-    "experts stacked in files": "granitemoe",
-    "one tensor for several parameters": "hrm_text",
-    "buffers that stay wide": "glm4_moe",
-    "parameters that stay wide": "ernie4_5_moe",
-    "integers": "deepseek_v4",
-    "kernels of convolutions": "kimi_linear",
-}
+KINDS = listed("class_weights", "kinds")
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -64,7 +54,7 @@ def lent(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_weight_is_what_transformers_loads(
@@ -146,7 +136,7 @@ THIRD_PARTY = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", THIRD_PARTY.values(), ids=THIRD_PARTY)
 def test_third_party_files(make: Any, tmp_path: Path) -> None:
     folder = tmp_path / "model"
@@ -171,6 +161,7 @@ def test_some_experts_are_read_without_the_others(
     assert len(reads) == 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["gpt_neox", "mixtral", "deepseek_v3", "gpt2"])
 def test_no_model_is_loaded_whole(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -200,13 +199,3 @@ def test_one_rule_for_the_rate(options: list[str], make: Make, tmp_path: Path) -
     assert {group["lr"] for group in groups} == factors
     assert "growkit.training.param_groups, which takes the source's learning rate" in line
     assert "growkit probe" in line
-
-
-def test_what_comes_first_is_said_alone(make: Make, tmp_path: Path) -> None:
-    source, quick = make("llama"), ["--hidden", "x2", "--prompts", "1", "--length", "8"]
-    (few,) = said(source, tmp_path / "few", *quick)
-    assert "prove it on more" in few
-    twins: list[Any] = ["--hidden", "x2", "--symmetry", "keep", "--trainability"]
-    (stuck,) = said(source, tmp_path / "stuck", *twins, *PROVED)
-    assert "--symmetry break" in stuck
-    assert not said(source, tmp_path / "dry", "--hidden", "x2", "--dry-run")

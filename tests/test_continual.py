@@ -1,35 +1,30 @@
 """The experiments in ``benchmarks/continual``: what their runs do, count, measure and report."""
 
 import json
-import math
 import re
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
-import yaml
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
-from benchmarks.continual import ages, models, results, runs
+from benchmarks.continual import models, results, runs
 from benchmarks.continual.__main__ import LINES, ROOT
-from benchmarks.continual.campaign import Campaign, next_rates, wanted
+from benchmarks.continual.campaign import Campaign
 from benchmarks.continual.ensembles import Ensemble
-from benchmarks.continual.experiment import SCALES, Experiment, Job, load, names, settings_of
+from benchmarks.continual.experiment import Experiment, Job, load, names
 from benchmarks.continual.report import write
-from benchmarks.continual.retrieval import MEASURES, QUESTION, WIDTH
-from benchmarks.continual.runs import Run, Segment, branches
+from benchmarks.continual.runs import Run, Segment
 from benchmarks.continual.text import END, PARTS, Text, part_of, read_text
 from benchmarks.figures import drawn
 from growkit.base.errors import InputError
 from growkit.cli.demo import training_text
 from growkit.extras.probing.harness import batch_of
-from growkit.extras.probing.lines import append_line
 
 FIGURES = {"first-steps": "first-steps.svg", "symmetry": "parting.svg"}
 PROCESS_STATE = ("seconds", "machine")
@@ -91,18 +86,6 @@ def test_kills_change_no_number(text: Text, tmp_path: Path, monkeypatch: Any) ->
     assert [line["run"] for line in reported(once)] == ["source", "1:1"]
 
 
-def test_branches_leave_the_trunk_as_it_is(text: Text, tmp_path: Path) -> None:
-    """Losses of a budget are those of a training of that budget alone."""
-    experiment = small("from scratch")
-    points = []
-    for shares in ((0.5, 1), (1,)):
-        arm = replace(experiment.arms["from scratch"], name="new", steps=(), points=shares)
-        job = Job(replace(experiment, arms={"new": arm}), "new", 0, 1e-2)
-        points.append(Run(job, text, tmp_path).finish()["points"])
-    assert points[0][1] == points[1][0]
-    assert points[0][0]["test"] != points[0][1]["test"]
-
-
 @pytest.fixture(scope="module")
 def trained_on(text: Text, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is left of a campaign, with its lines."""
@@ -135,6 +118,7 @@ def test_grown_arms_train_by_the_law(text: Text, trained_on: Path, tmp_path: Pat
     assert abs(other - expected) > 1e-2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arm", ["experts", "experts from scratch"])
 def test_experts_of_any_width_train(arm: str, text: Text, tmp_path: Path) -> None:
     """Grouped kernels want multiples of 16 bytes; the tiny MLP has 22 numbers."""
@@ -142,14 +126,6 @@ def test_experts_of_any_width_train(arm: str, text: Text, tmp_path: Path) -> Non
         small("dense goes on", arm, experiment="experts"), text, tmp_path, tmp_path / "l"
     ).carry_out()
     assert {line["run"] for line in reported(tmp_path / "l")} >= {"dense goes on", arm}
-
-
-def test_every_budget_is_reached_with_a_decayed_rate() -> None:
-    plan = branches([10, 20], 0.2, last=30)
-    expected = [(0, 8, None), (8, 10, 0), (8, 16, None), (16, 20, 1), (16, 30, None)]
-    assert [(each.begin, each.end, each.point) for each in plan] == expected
-    assert [plan[3].factor(step, 0) for step in range(16, 20)] == [1.0, 0.75, 0.5, 0.25]
-    assert [plan[0].factor(step, 4) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
 def test_held_out_files_are_in_no_other_part(tmp_path: Path) -> None:
@@ -171,25 +147,6 @@ def test_held_out_files_are_in_no_other_part(tmp_path: Path) -> None:
     assert all(torch.equal(again.parts[part], text.parts[part]) for part in PARTS)
     (folder / "0.txt").write_text("another", "utf-8")
     assert read_text(folder, 270, tmp_path / "work").about["sha256"] != text.about["sha256"]
-
-
-def test_other_files_of_packages_are_another_text(tmp_path: Path) -> None:
-    """Headers of torch; the standard library has none."""
-    text = read_text(None, 270, tmp_path, 100_000, ("torch",), (".h",))
-    assert text.about["text"].startswith(".h files of torch (2.")
-    tokenizer = AutoTokenizer.from_pretrained(text.folder)
-    assert "#include" in tokenizer.decode(text.parts["train"])
-    assert "\ndef " not in tokenizer.decode(text.parts["train"])
-
-
-def test_windows_come_once_in_every_pass(text: Text) -> None:
-    windows = text.windows("train", 50)
-    once, again = (batch_of(windows, 3, at, len(windows)) for at in (0, len(windows)))
-    for batch in (once, again):
-        assert {tuple(each.tolist()) for each in batch} == {tuple(w.tolist()) for w in windows}
-    assert not torch.equal(once, again)
-    assert torch.equal(batch_of(windows, 3, 5, 4), once[5:9])
-    assert not torch.equal(batch_of(windows, 4, 0, len(windows)), once)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "diff", "experts"])
@@ -277,68 +234,6 @@ def test_lines_changed_by_hand_are_refused(tmp_path: Path) -> None:
     assert len(results.read(file)) == 1
 
 
-@pytest.mark.parametrize("kind", ["softmax", "diff"])
-def test_attention_of_a_model_without_weights_is_even(kind: str, text: Text) -> None:
-    """Every token before the question gets an equal share, and the answer that of two."""
-    scale = load("growth", "tiny").scale
-    model = models.drawn(models.config_of(scale, kind, {}), 0).eval()
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.q_proj.weight.zero_()
-        found = MEASURES["needles"](model, text, 32)
-    seen = 32 - WIDTH  # the row of the token before the answer
-    assert found["attention to the answer"] == pytest.approx(2 / seen, rel=1e-4)
-    assert found["attention to noise"] == pytest.approx(
-        (seen - QUESTION + WIDTH - 2) / seen, rel=0.2
-    )
-    assert model.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.parametrize(
-    ("losses", "wanted"),
-    [
-        ({}, [1e-3]),
-        ({1e-3: 2.0}, [1e-4, 1e-2]),
-        ({1e-4: 3.0, 1e-3: 2.0, 1e-2: 1.0}, []),
-        ({1e-4: 1.0, 1e-3: 2.0, 1e-2: 3.0}, [1e-5]),
-        ({1e-4: 3.0, 1e-3: 2.0, 1e-2: math.inf}, []),
-    ],
-)
-def test_rates_are_tried_next_to_the_best_one(losses: dict[float, float], wanted: Any) -> None:
-    assert next_rates((1e-5, 1e-4, 1e-3, 1e-2), losses) == wanted
-
-
-def test_an_arm_with_several_sources_is_one_arm_for_each() -> None:
-    experiment = load("when", "17k")
-    every = ages.ways(experiment)
-    assert all([*each] == [*experiment.sources] for each in every.values())
-    assert len(every) == 5
-    assert experiment.arms["four experts, 64"].source == "64"
-    assert not ages.ways(load("growth", "small"))
-
-
-def test_a_size_can_have_fewer_sources_and_arms(tmp_path: Path) -> None:
-    """Its other runs stay the same; the next source comes after the arms of the one before."""
-    scales = yaml.safe_load(SCALES.read_text("utf-8"))
-    scales["tiny"] |= {"sources": ["16", "64"], "arms": ["trained on", "four experts"]}
-    file = tmp_path / "scales.yaml"
-    file.write_text(yaml.safe_dump(scales), "utf-8")
-    experiment, whole = load("when", "tiny", scales=file), load("when", "tiny")
-    arms = [f"{way}, {age}" for way in ("trained on", "four experts") for age in (16, 64)]
-    assert [*experiment.arms] == arms
-    for name in ("16", *arms):
-        assert settings_of(experiment, name, "") == settings_of(whole, name, "")
-    point = {"validation": 1.0}
-    done = {(name, seed, 1e-3): {"points": [point]} for name in ("16", "64") for seed in (0, 1)}
-    done |= {(name, seed, 1e-2): {"points": [{"validation": 2.0}]} for name, seed, _ in done}
-    order = dict.fromkeys(name for name, *_ in wanted(experiment, done))
-    assert [*order] == ["16", arms[0], arms[2], "64", arms[1], arms[3]]
-    scales["tiny"]["sources"] = ["17"]
-    file.write_text(yaml.safe_dump(scales), "utf-8")
-    with pytest.raises(SystemExit, match="has sources 17, which when lacks"):
-        load("when", "tiny", scales=file)
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "tolerance"),
@@ -418,30 +313,3 @@ def test_a_run_that_diverges_stops_no_other(text: Text, tmp_path: Path) -> None:
     assert not lost["points"]
     assert "diverged" not in sound
     assert sound["points"]
-
-
-def test_on_a_gpu_all_seeds_are_trained_at_once(text: Text, tmp_path: Path) -> None:
-    """Sources are kept for the arms, and what is done is not done again."""
-    experiment = load("when", "tiny")
-    of_cpu, of_gpu = (
-        Campaign(experiment, text, tmp_path, tmp_path / "lines.jsonl", device)
-        for device in ("cpu", "cuda")
-    )
-    for name in ("16", "trained on, 16"):
-        job = Job(experiment, name, 0, 1e-2)
-        assert of_cpu._together(job) == [job]
-        jobs = of_gpu._together(job)
-        assert {(each.seed, each.rate) for each in jobs} == {*product((0, 1), (1e-3, 1e-2))}
-        for line in of_cpu._lines(jobs):
-            append_line(of_cpu.file, {**line, "text": text.about, "machine": {}})
-        assert of_gpu._together(job) == []
-
-
-def test_a_text_is_taken_from_another_work_folder(text: Text, tmp_path: Path) -> None:
-    """Not one of other tokens, nor a folder of texts that has a file of the same name."""
-    assert read_text(text.folder, 272, tmp_path).about == text.about
-    with pytest.raises(InputError, match="has 272 tokens, but 512 are needed"):
-        read_text(text.folder, 512, tmp_path)
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "about.json").write_text('{"about": "a text"}' * 400, "utf-8")
-    assert read_text(tmp_path / "texts", 272, tmp_path).about["files"] == 1

@@ -180,35 +180,6 @@ def test_a_size_is_predicted_from_two_smaller_ones(tmp_path: Path) -> None:
         forecast.predict(sections.read(one), load("when", "53k"), one)
 
 
-def test_without_a_crossing_there_is_none(tmp_path: Path) -> None:
-    """The control: the same lines with a crossing beyond all ages, or before them."""
-    for age, sign, said in ((1e4, "never", "not up to 254"), (1.0, "always", "16 or less")):
-        place = tmp_path / sign
-        made = [*lines(load("when", "17k"), crossed_at(age))]
-        made += lines(load("scratch", "17k"), compared_to_scratch)
-        found = reported(place / "out", folder_of(place / "lines", *made))
-        assert f"| twice as wide, 2 × | {said} |" in found["page"]
-        assert 'class="dot ' not in found["chart"]
-
-
-def test_parts_of_an_experiment_are_reported_as_such(tmp_path: Path) -> None:
-    """After every arm, and in the middle of one: nothing is claimed of what is missing."""
-    every = [*lines(load("when", "17k"), crossed_at(CROSSED))]
-    names = [*dict.fromkeys(line["run"] for line in every)]
-    for number in (1, 3, 4, 7, 8, len(names) - 1):
-        some = [line for line in every if line["run"] in names[:number]]
-        for cut in (0, 1):  # without the last seed
-            place = tmp_path / f"{number}-{cut}"
-            found = reported(place / "out", folder_of(place / "l", *some[: len(some) - cut]))
-            assert "Unfinished" in found["tables"]
-            wide = "| twice as wide, 1 × |" in found["page"]
-            assert wide is (number > 6)
-            if wide:
-                assert "unfinished" in found["page"]
-                assert "not run" in found["tables"]
-                assert ("2 of 3 seeds" in found["tables"]) is bool(cut)
-
-
 def test_compute_to_the_loss_from_scratch(known: dict[str, str], tmp_path: Path) -> None:
     """Of every way, after every share; control: of models that need more than all of it."""
     assert "| wide, new moments | 0.75 (0.75 to 0.75), after 25 % |" in known["page"]

@@ -20,7 +20,15 @@ from growkit.families.family import families, rearranged
 from growkit.operations.growth.depth import arrangement
 from growkit.results.proof_result import trainability_sentence
 from tests import architectures
-from tests.conftest import edit_config, edit_json, edit_weights, relative_error, save_model, seeded
+from tests.conftest import (
+    edit_config,
+    edit_json,
+    edit_weights,
+    listed,
+    relative_error,
+    save_model,
+    seeded,
+)
 from tests.families import CONFIGS, IDENTITY, Config, coin, save_lively
 
 QUICK = growkit.Settings(prompts=1, length=16)
@@ -156,7 +164,7 @@ def check(kind: str, seed: int, folder: Path) -> None:
             assert (place["layer"], place["tensor"]) == (layer, name), f"{name}: {found['fault']}"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_any_family(kind: str, seed: int, tmp_path: Path) -> None:
@@ -215,7 +223,6 @@ def test_lists_travel_with_their_layers(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 WINDOW = {"sliding_window": 4, "num_hidden_layers": 4}
-LAST_LAYERS = {"use_sliding_window": True, "max_window_layers": 2}
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 LAYER_KEYS = ("layer_types", "no_rope_layers")
 
@@ -228,18 +235,11 @@ def without_lists(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{"layers": "x2"}, {"layers": "x1.5"}, {"place": "3,3,3"}])
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [
-        ("gemma3_text", {"sliding_window_pattern": 4}),
-        ("cohere2", {"sliding_window_pattern": 4}),
-        ("gpt_oss", {}),
-        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 4}),
-        ("qwen3_5_text", {"full_attention_interval": 2}),
-        ("qwen2", LAST_LAYERS),
-    ],
+    listed("depth", "types of layers remain what their indices say"),
 )
 def test_types_of_layers_remain_what_their_indices_say(
     kind: str, changes: dict[str, Any], options: dict[str, str], tmp_path: Path
@@ -318,24 +318,7 @@ def test_types_follow_a_period_that_the_class_does_not_read(name: str, tmp_path:
 
 @pytest.mark.parametrize(
     ("key", "before", "after"),
-    [
-        ("full_attn_idxs", [1, 3], [2, 3, 5, 6]),
-        ("attn_type_list", [0, 1, 1, 0], [0, 0, 1, 1, 1, 0, 0]),
-        ("hybrid_override_pattern", "M-M*", "MM--M**"),
-        (
-            "linear_attn_config",  # it counts layers from 1
-            {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 4},
-            {"kda_layers": [1, 2, 3, 4, 5], "full_attn_layers": [6, 7], "num_heads": 4},
-        ),
-        ("rate_by_layer", [0.4, 0.3, 0.2, 0.1], [0.4, 0.4, 0.3, 0.3, 0.2, 0.1, 0.1]),
-        ("image_token_ids", [5, 6, 7, 8], [5, 6, 7, 8]),
-        ("stop_token_ids", [5, 6, 7, 8], [5, 6, 7, 8]),
-        ("vision_feature_layer", [-2, 3, 7, 9], [-2, 3, 7, 9]),
-        ("vision_config", {"fullatt_block_indexes": [0, 1]}, {"fullatt_block_indexes": [0, 1]}),
-        ("hidden_layer_act", "gelu", "gelu"),
-        ("bad_words_ids", [1, 2], [1, 2]),
-        ("mtp_layers_block_type", ["attention"], ["attention"]),
-    ],
+    listed("depth", "keys that list layers follow them"),
 )
 def test_keys_that_list_layers_follow_them(key: str, before: Any, after: Any) -> None:
     assert rearranged(key, before, [0, 0, 1, 1, 2, 3, 3], 4) == after
@@ -374,6 +357,7 @@ INVERSE = {"scale_attn_by_inverse_layer_idx": True}
 ALL_SPARSE: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "changes", "options", "config"),
     [
@@ -400,19 +384,7 @@ def test_which_layers_are_dense_travels_as_well(
 
 @pytest.mark.parametrize(
     ("options", "order"),
-    [
-        ({"layers": "x1.5"}, [0, 1, "1", 2, 3, "3"]),
-        ({"layers": "5"}, [0, 1, 2, 3, "3"]),
-        ({"layers": "x2"}, [0, "0", 1, "1", 2, "2", 3, "3"]),
-        ({"layers": "7"}, [0, 1, "1", 2, "2", 3, "3"]),
-        ({"layers": "x2.5"}, [0, "0", 1, "1", "1", 2, "2", 3, "3", "3"]),
-        ({"layers": "6", "place": "end"}, [0, 1, 2, 3, "3", "3"]),
-        ({"place": "2,0,2"}, [0, "0", 1, 2, "2", "2", 3]),
-        ({"layers": "x3", "blocks": "stack"}, [*range(4)] * 3),
-        ({"layers": "6", "blocks": "overlap"}, [0, 1, 2, 1, 2, 3]),
-        ({"layers": "7", "blocks": "overlap"}, [0, 1, 2, 3, 1, 2, 3]),
-        ({"layers": "x1.5", "blocks": "interpose"}, [0, 1, 1, 2, 3, 3]),
-    ],
+    listed("depth", "orders"),
 )
 def test_orders(options: dict[str, str], order: list[Any]) -> None:
     found = arrangement(4, {"blocks": "identity", **options})

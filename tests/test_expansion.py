@@ -28,7 +28,7 @@ from growkit.algebra.law import copies_in, grow_slice, undo
 from growkit.algebra.splits import Shares
 from growkit.base.tensors import cut
 from growkit.families.axes import Pattern, Role
-from tests.conftest import save_model, seeded
+from tests.conftest import listed, save_model, seeded
 
 NOTATIONS = ["a.b <- c", "c -> a.b", "a", "<- c", "a + b.a <- c", "a.(b + c) <- d", "a, b"]
 NOTATIONS += ["e: c -> a.b", "e: a.b <- c", "c -> a, b"]
@@ -145,15 +145,7 @@ def test_any_slice_of_any_map(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("notation", "why"),
-    [
-        ("", "at character 1: the name of an axis is missing"),
-        ("heads.", "at character 7: the name of an axis is missing"),
-        ("a <- b <- c", "at character 1: there are two arrows"),
-        ("(a + b", "at character 7: ')' is missing"),
-        ("a b", "at character 3: 'b' is not expected"),
-        ("x: y: b", "at character 5: ':' is not expected"),
-        ("a $ b", "at character 3: '$' is not part of the notation"),
-    ],
+    listed("expansion", "a wrong notation is quoted with the reason"),
 )
 def test_a_wrong_notation_is_quoted_with_the_reason(notation: str, why: str) -> None:
     with pytest.raises(ValueError, match="pattern") as error:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import growkit
 from growkit.base.errors import InputError
 from growkit.sources import address_of, find
-from tests.conftest import cli, folder_bytes, save_model
+from tests.conftest import cli, folder_bytes, listed, save_model
 from tests.hub import StandIn, stand_in
 
 QUICK = growkit.Settings(prompts=1, length=8)
@@ -44,20 +44,7 @@ def refused(source: str) -> str:
 
 @pytest.mark.parametrize(
     ("source", "address"),
-    [
-        ("hf://org/name", ("org/name", None)),
-        ("hf:/org/name@v1.0", ("org/name", "v1.0")),  # as pathlib writes it
-        ("hf://org/name@refs/pr/3", ("org/name", "refs/pr/3")),
-        ("hf://gpt2", ("gpt2", None)),
-        ("org/name", ("org/name", None)),
-        ("org/name@main", ("org/name", "main")),
-        ("gpt2", None),
-        ("./org/name", None),
-        ("/org/name", None),
-        ("a/b/c", None),
-        ("here/name", None),  # misspelt: the folder here exists
-        ("https://huggingface.co/org/name", None),
-    ],
+    listed("hub", "what is an address"),
 )
 def test_what_is_an_address(
     source: str, address: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

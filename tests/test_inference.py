@@ -33,6 +33,7 @@ from tests.conftest import (
     edit_config,
     edit_json,
     edit_weights,
+    listed,
     relative_error,
     save_model,
     save_random,
@@ -170,16 +171,7 @@ def test_known_families_are_found_again(kind: str, tmp_path: Path) -> None:
             assert all(torch.equal(here[1][name], there[1][name]) for name in here[1]), sizes
 
 
-PUBLISHED = [
-    "bamba",
-    "gemma4_text",
-    "helium",
-    "jamba",
-    "lfm2",
-    "mamba2",
-    "nemotron_h",
-    "qwen3_next",
-]
+PUBLISHED = listed("inference", "published")
 
 
 @pytest.mark.sampled(1)
@@ -284,7 +276,7 @@ ODD: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ODD)
 def test_odd_models(case: str, tmp_path: Path) -> None:
     kind, more, growths = ODD[case]
@@ -297,24 +289,7 @@ def test_odd_models(case: str, tmp_path: Path) -> None:
 
 
 COPIES = {"method": "experts", "experts": "x2"}
-COMPUTED = "does not run|has shape"
-REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("bamba", THIRD, {"hidden": "x2"}, "is 96, which is no multiple of hidden 64.* hidden 96"),
-    ("arcee", NARROW, {"heads": "x2"}, "no multiple of num_att"),
-    ("mpt", {}, {"ffn": "x2"}, "its class computes ffn from other sizes"),
-    # The size of Mamba's heads follows from hidden and their number; half a width from a whole.
-    *((kind, TWICE, {"hidden": "x2"}, COMPUTED) for kind in ("zamba", "zamba2")),
-    ("moshi", TWICE, {"ffn": "x2"}, COMPUTED),
-    # The router adds a number to the sum of its weights.
-    ("lfm2_moe", {}, COPIES, "experts of .* when it was tried"),
-    # The rows of all experts are one dimension.
-    ("dbrx", {}, COPIES, "experts of .* how its class chooses them was not found"),
-    ("doge", TABLE, COPIES, "no experts to copy"),
-    ("cpmant", TWICE, {"ffn": "x2"}, r"does not run \(lm_head.weight differs from"),
-    ("inkling2_text", TWICE, DEEPER, r"attn_queries.* another number"),
-    ("minicpm3", {}, DEEPER, "residual_scale of MiniCPM3DecoderLayer .* the number of layers"),
-    ("minimax", {}, DEEPER, "MiniMaxDecoderLayer changed its input, although .*o_proj.weight"),
-]
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = listed("inference", "refused")
 
 
 @pytest.mark.sampled(1)
@@ -413,42 +388,12 @@ def test_a_wrong_axis_is_caught(arcee: Path, found: growkit.Inference, tmp_path:
 NORM, EMBEDDING, HEAD = (
     f"tensors/{name}.weight" for name in ("model.norm", "model.embed_tokens", "lm_head")
 )
-NUMBERS = {"constants/two": 2, "constants/rest": 27}
 FIRST = "vocab can only be the first"
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [
-        ({NORM: "hiden"}, "names axis 'hiden', which no size gives; did you me"),
-        ({NORM: " + ".join(["hidden"] * 99 + ["hiden"])}, "names axis 'hiden'"),
-        ({NORM: "hidden <-"}, "the name of an axis is missing"),
-        ({NORM: {"norm": "hidden"}}, "must be a pattern, or a mapping with one"),
-        ({NORM: {"pattern": "hidden", "norms": "x"}}, "unknown key 'norms'"),
-        ({NORM: None}, "tensor model.norm.weight in .* is not part of"),
-        ({"tensors/model.more.weight": "hidden"}, "tensor model.more.weight is missing from"),
-        ({"tensors/model.{layer:>9}.weight": "hidden"}, "has a name that no tensor has"),
-        ({"tensors/lm_head.weight": "vocab, hidden <- hidden"}, "has shape"),
-        ({"sizes/hidden_size": "width"}, "no key for hidden"),
-        ({"sizes/hidden_size": 3}, "text was expected"),
-        ({"sizes/hidden": "hidden"}, "needs hidden as a positive whole number"),
-        ({"fixed/heads": 3}, "text was expected"),
-        ({"groups/heads": "kv"}, "names axis 'kv'"),
-        ({"constants/two": "2"}, "a whole number was expected"),
-        ({"tied/lm_head.weight": "model.embed.weight"}, "did you mean 'model.embed_tokens.weight'"),
-        ({"familly": "x"}, "unknown key 'familly'; did you mean 'family'"),
-        ({"model_type": None}, "has no model_type"),
-        ({"model_type": "other"}, "which no family describes"),
-        ({"fixed/hidden": "is as it is"}, "hidden of the .* is as it is"),
-        ({"assumed/rms_norm_eps": None}, "Arcee"),
-        # A prompt shows the rows of its own tokens alone, so these stay where they are.
-        ({EMBEDDING: "kv_heads + rest -> hidden", **NUMBERS}, "as the rows of tensor"),
-        ({"sizes/vocab_size": "vocab + two", **NUMBERS}, "vocab is the number of tokens"),
-        ({"sizes/hidden_size": "hidden + vocab"}, "vocab is the number of tokens"),
-        ({EMBEDDING: "vocab + two -> hidden", **NUMBERS}, FIRST),
-        ({HEAD: "hidden <- vocab"}, FIRST),
-        ({HEAD: "ffn <- hidden"}, "as the rows of tensor lm_head.weight"),
-    ],
+    listed("inference", "mistakes in a description"),
 )
 def test_mistakes_in_a_description(
     changes: dict[str, Any], says: str, arcee: Path, found: growkit.Inference, tmp_path: Path
@@ -583,24 +528,7 @@ def test_experts_and_conditions_are_described(
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [
-        ({"extends": "deepseek_v"}, "extends 'deepseek_v'; did you mean 'deepseek_v"),
-        ({"conditions": {"dense": "layer < first_dense"}}, "'first_dense' is unknown; did you m"),
-        ({"conditions": {"dense": "layer <"}}, "condition dense in .* is 'layer <'"),
-        ({"conditions": {"dense": "().x"}}, "not part of the language"),
-        ({"conditions": {"dense": "open(1)"}}, "open is no function"),
-        ({"conditions": {"dense": "-" * 400 + "1"}}, "more than 300 characters"),
-        ({"conditions": {"dense": "layer < rms_norm_eps[0]"}}, "has no value"),
-        ({"experts": {"width": "wide"}}, "experts in .* names axis 'wide'"),
-        ({"experts": {"part": "half"}}, "part in experts in .* is 'half'; a number was expected"),
-        ({"needs": {"num_hidden_layers > 9": "it needs layers"}}, "it needs layers"),
-        ({"form": {"switches": {}}}, "has form, which only growkit's own families may have"),
-        ({"arranged": {"sliding_window": 9}}, "has arranged sliding_window, but no layer"),
-        ({"experts": {"scaling": "sliding_window"}}, "has sliding_window among its experts, but"),
-        ({"ratios": {"num_experts_per_tok": "heads / kv_heads"}}, "so it is a setting"),
-        ({"kinds": {"wide": "ffn"}}, "names axis 'wide'"),
-        ({"places": {"heads": "slope"}}, "did you mean 'slopes'"),
-    ],
+    listed("inference", "mistakes in the words of families"),
     ids=str,
 )
 def test_mistakes_in_the_words_of_families(
@@ -724,44 +652,7 @@ def test_a_head_of_its_own_has_a_bias_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "new", "old", "growth"),
-    [
-        (
-            "nemotron_h",
-            {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
-            {"hybrid_override_pattern": "M*-", "num_hidden_layers": 3},
-            {"method": "depth", "layers": "x2"},
-        ),
-        (
-            "lfm2",
-            {"intermediate_size": 40, "layer_types": ["conv", "full_attention"]},
-            {"block_ff_dim": 40, "full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
-            {"hidden": "x2", "ffn": "x2"},
-        ),
-        (
-            "kimi_linear",
-            {"layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 4},
-            {"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 4}},
-            {"hidden": "x2"},
-        ),
-        (
-            "minimax_m3_vl_text",
-            {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_head_dim": 8},
-            {"sparse_attention_config": {"sparse_attention_freq": [0, 1], "sparse_index_dim": 8}},
-            {"method": "depth", "layers": "x2"},
-        ),
-        (
-            "cohere2",  # its family is growkit's own
-            {"layer_types": ["sliding_attention", "full_attention"]},
-            {"sliding_window_pattern": 2},
-            {"method": "depth", "layers": "x2"},
-        ),
-        (
-            "qwen3_next",
-            {"layer_types": ["linear_attention", "full_attention"]},
-            {"full_attention_interval": 2},
-            {"method": "depth", "layers": "x2"},
-        ),
-    ],
+    listed("inference", "keys of published configs"),
 )
 def test_keys_of_published_configs(
     kind: str, new: dict[str, Any], old: dict[str, Any], growth: dict[str, Any], tmp_path: Path

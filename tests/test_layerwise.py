@@ -21,18 +21,9 @@ from growkit.engine.lending import Stored
 from growkit.engine.oracle import load_model
 from growkit.engine.strict import strict_float64
 from tests.architectures import TYPES, outcome, save, with_fault
-from tests.conftest import close, save_model, seeded
+from tests.conftest import close, listed, save_model, seeded
 
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama tied with biases": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
-    "mistral with a window": ("mistral", {"sliding_window": 5}),
-    "diffllama": ("diffllama", {}),
-    "grouped": ("diff_transformer", {"num_attention_heads": 6, "num_noise_heads": 2}),
-    "integral": ("diff_transformer", {"integral": "causal", "num_noise_heads": 2}),
-    "shared": ("diff_transformer", {"qk_projection": "shared", "shared_rank": 2}),
-    "v2": ("diff_transformer", {"lambda_type": "projected", "noise_keys": "shared"}),
-}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = listed("layerwise", "variants")
 EXPERTS = ["mixtral", "granitemoe", "gpt_oss", "deepseek_v3", "llama4_text"]
 BETWEEN = ["gemma4_text", "glm_moe_dsa"]
 """With more between the layers than hidden states: embeddings for each layer, chosen tokens."""
@@ -75,7 +66,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, matrices: None) -> Pa
     return save_model(tmp_path / "model", kind, seed, num_hidden_layers=3, **(sizes | options))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_logits_and_cached_decoding(folder: Path) -> None:
     prompts = [ids(12), ids(7, 1)]
     begun = Call(prompts[0][:8], cached=True)

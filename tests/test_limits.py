@@ -15,7 +15,7 @@ from growkit.proof.function import Strict
 from growkit.report.proof_page import headroom, proof_view
 from growkit.report.saving import page
 from growkit.report.view import figure
-from tests.conftest import cli
+from tests.conftest import listed
 from tests.test_report import finding
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
@@ -27,14 +27,7 @@ RULE = [
 ]
 
 
-STATED = [
-    ("STRICT_MARGIN", "numerics", "The limit is `STRICT_MARGIN`, {}, times the largest change"),
-    ("NATIVE_MARGIN", "numerics", "differ from the source by {} times the source's own rounding"),
-    ("NATIVE_MARGIN", "numerics", "The limit of a bounded growth is {} times what rounding"),
-    ("NATIVE_MARGIN", "proof", "The limit is {} times the source's own rounding"),
-    ("TRAINING_MARGIN", "training", "The limit is {} times the effect of disturbing the"),
-    ("FINGERPRINT_MARGIN", "training", "The limit is {} times what the storage dtype did to"),
-]
+STATED = listed("limits", "stated")
 
 
 @pytest.mark.parametrize(("margin", "page", "sentence"), STATED)
@@ -75,18 +68,6 @@ def test_a_proof_at_its_limit(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         view = proof_view(result)
         assert (view.heading == "Preserved") is kept
         assert ("✗" in page(view)) is not kept
-
-
-def test_an_exit_code_at_its_limit(place: Path) -> None:
-    pair = place / "source", place / "lossy"
-    most = growkit.verify(*pair, **QUICK).sections.logits.strict_float64.kl_nats_per_token
-    assert most
-    asked = [*map(str, pair), "--prompts", "1", "--length", "8", "--max-kl"]
-    for limit, code in ((most, 0), (math.nextafter(most, 1), 0), (math.nextafter(most, 0), 1)):
-        done = cli("verify", *asked, repr(limit))
-        assert done.exit_code == code
-        assert ("not as asked" in done.stdout) is bool(code)
-        assert ("next: choose options that lose less" in done.stdout) is bool(code)
 
 
 def distance_of(source: torch.Tensor, target: torch.Tensor) -> Distance:

@@ -350,6 +350,7 @@ def test_a_model_loads_in_one_process(tmp_path: Path) -> None:
     assert not differing(wide, {name: each.float() for name, each in expected.items()})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("settings", [{"eos_token_id": 7, "repetition_penalty": 2.0}, None])
 def test_settings_of_generation_are_those_of_the_proof(
     settings: dict[str, Any] | None, tmp_path: Path

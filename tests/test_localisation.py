@@ -20,43 +20,12 @@ from growkit.proof.localisation import cause_of, factor_sentence
 from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
 from growkit.proof.side_by_side import stages_of
 from growkit.results.proof_result import VerifyResult
-from tests.conftest import edit_weights, save_model, seeded
+from tests.conftest import edit_weights, listed, save_model, seeded
 from tests.test_sizes import ByHand
 
 QUICK = {"prompts": 1, "length": 12}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 2, "intermediate_size": 8}
-KINDS: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
-    "gemma": (
-        {},
-        "x4",
-        {
-            "model.layers.1.post_attention_layernorm.weight": "post_attention_layernorm",
-            "model.layers.1.self_attn.v_proj.weight": "v_proj",
-            "model.norm.weight": "norm",
-        },
-    ),
-    "gpt2": (
-        {},
-        "x2",
-        {
-            "transformer.h.1.ln_1.weight": "ln_1",
-            "transformer.h.1.attn.c_attn.weight": "c_attn",
-            "transformer.h.1.attn.c_proj.weight": "c_proj",
-            "transformer.h.1.ln_2.bias": "ln_2",
-            "transformer.h.1.mlp.c_fc.weight": "mlp",
-            "transformer.wpe.weight": "embedding",
-        },
-    ),
-    "mixtral": (
-        EXPERTS,
-        "x2",
-        {
-            "model.layers.1.block_sparse_moe.gate.weight": "router",
-            "model.layers.1.block_sparse_moe.experts.1.w2.weight": "experts",
-            "model.layers.1.input_layernorm.weight": "input_layernorm",
-        },
-    ),
-}
+KINDS: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = listed("localisation", "components")
 
 
 def verified(source: Path, out: Path, name: str) -> VerifyResult:

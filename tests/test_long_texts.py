@@ -11,22 +11,13 @@ import growkit
 from growkit.engine.oracle import resolved
 from growkit.engine.thresholds import LOW, changed, lowered
 from tests.architectures import config_of, save
-from tests.conftest import distance, edit_weights, load_strict, logits_of
+from tests.conftest import distance, edit_weights, listed, load_strict, logits_of
 
 FEW = growkit.Settings(prompts=1, length=24)
 TOP_K = {"index_topk": 64, "max_position_embeddings": 128}
 BLOCKS = {"layer_types": ["full_attention", "minimax_m3_sparse"]}
 SPARSE = {"num_hidden_layers": 4, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
-LAYERS: dict[str, dict[str, Any]] = {
-    "hy_v4": {**TOP_K, **SPARSE, "indexer_types": ["full", "full", "shared", "shared"]},
-    "gemma4_text": {
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "num_kv_shared_layers": 2,
-    },
-    "glm_moe_dsa": {**TOP_K, **SPARSE, "indexer_types": ["full", "shared"] * 2},
-    "kimi_linear": {**SPARSE, "layer_types": ["linear_attention", "full_attention"] * 2},
-}
+LAYERS: dict[str, dict[str, Any]] = listed("long_texts", "layers")
 """Layers of models; in all but the last, later layers use what earlier ones have computed."""
 
 
@@ -40,14 +31,7 @@ def error(source: Path, target: Path) -> float:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        ("kimi_linear", {"hidden": "x2"}),
-        *(
-            (kind, {"method": "depth", "layers": size})
-            for kind in LAYERS
-            for size in ("x1.5", "x2")
-        ),
-    ],
+    listed("long_texts", "layers keep what others hand them"),
 )
 def test_layers_keep_what_others_hand_them(
     kind: str, options: dict[str, str], tmp_path: Path

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,7 +30,15 @@ from growkit.extras.differential.modeling.modeling_diff_transformer import (
     SharedProjection,
 )
 from tests import papers, test_llama
-from tests.conftest import distance, edit_json, randomise, relative_error, save_model, seeded
+from tests.conftest import (
+    distance,
+    edit_json,
+    listed,
+    randomise,
+    relative_error,
+    save_model,
+    seeded,
+)
 
 LIMIT = 1e-12
 VOCABULARY = 29
@@ -47,30 +54,7 @@ SIZES = {
     "eos_token_id": None,
 }
 INTEGRALS = SWITCHES["integral"]
-PROJECTED = {"lambda_type": "projected", "lambda_init": (0.3, 0.6)}
-CACHED = {  # every kind of state that a token leaves behind, or reads
-    "softmax": {"num_noise_heads": 0, "head_output_scale": "none"},
-    "diff": {},
-    "grouped": {"num_attention_heads": 6, "num_noise_heads": 2, "value_head_dim": 5},
-    "v2": {
-        **PROJECTED,
-        "noise_keys": "shared",
-        "head_norm": "none",
-        "head_output_scale": "none",
-        "value_head_dim": 4,
-    },
-    "dint": {"integral": "causal", "head_output_scale": "none"},
-    "gated dint": {
-        **PROJECTED,
-        "integral": "causal",
-        "gamma": "gated",
-        "num_attention_heads": 6,
-        "num_noise_heads": 2,
-        "num_key_value_heads": 2,
-    },
-    "shared diff": {"qk_projection": "shared", "shared_rank": 2},
-    "shared dint": {"qk_projection": "shared", "shared_rank": 2, "integral": "causal"},
-}
+CACHED = listed("modeling", "cached")
 VARIANTS = CACHED | {"column mean": {"integral": "column_mean"}}
 
 
@@ -126,7 +110,7 @@ def twins(
     return theirs.eval(), ours
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(48))
 def test_diff_is_diffllama(seed: int) -> None:
     choose = seeded(seed)
@@ -203,7 +187,7 @@ def draw(choose: Random) -> dict[str, Any]:
     )
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(180))
 def test_any_variant_is_what_the_papers_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = seeded(seed)
@@ -290,7 +274,7 @@ def decode(
     return torch.cat(logits, dim=1)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("variant", CACHED)
 @pytest.mark.parametrize("padding", ["none", "left", "between"])
 @pytest.mark.parametrize("chunks", [[1] * 13, [6, *[1] * 7], [5, 8], [1, 9, 2, 1]], ids=str)
@@ -308,7 +292,7 @@ def test_cached_decoding(
     assert distance(expected, decode(model, ids, mask, chunks), mask) < LIMIT
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("variant", CACHED)
 @pytest.mark.parametrize("beams", [1, 3])
 def test_generation_with_a_cache(variant: str, beams: int) -> None:
@@ -462,30 +446,10 @@ def worst(expected: dict[str, Tensor], found: dict[str, Tensor]) -> float:
     )
 
 
-TRAINED: dict[str, dict[str, Any]] = {
-    "diff": {},
-    "grouped v2": {
-        **PROJECTED,
-        "num_attention_heads": 6,
-        "num_noise_heads": 2,
-        "num_key_value_heads": 2,
-        "gamma": "gated",
-        "value_head_dim": 6,
-    },
-    "shared": {
-        "qk_projection": "shared",
-        "shared_rank": 2,
-        "shared_scope": "all_heads",
-        "attention_bias": True,
-        "mlp_bias": True,
-        "hidden_act": "poly_norm",
-        "tie_word_embeddings": True,
-        "noise_keys": "shared",
-    },
-}
+TRAINED: dict[str, dict[str, Any]] = listed("modeling", "trained")
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("variant", TRAINED)
 @pytest.mark.parametrize("integral", INTEGRALS)
 @pytest.mark.parametrize("block", [1, 3, 5, 128])
@@ -710,42 +674,7 @@ def test_the_papers_hold_maps() -> None:
 
 # --- The config -----------------------------------------------------------------------------------
 
-BARE: dict[str, Any] = {"num_noise_heads": 0, "head_output_scale": "none"}
-IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
-    **{
-        switch: ({switch: "nonsense"}, rf"{switch} is 'nonsense'; choose one of {choices[0]}, ")
-        for switch, choices in SWITCHES.items()
-    },
-    "no heads": ({"num_attention_heads": 0}, "num_attention_heads is 0; at least 1"),
-    "no key heads": ({"num_key_value_heads": 0}, "num_key_value_heads is 0; at least 1"),
-    "no value width": ({"value_head_dim": 0}, "value_head_dim is 0; at least 1"),
-    "noise only": ({"num_noise_heads": 8}, "leave at least 1 signal head"),
-    "uneven groups": ({"num_noise_heads": 3}, "5 signal heads are not a multiple of .* 3"),
-    "odd key heads": ({"num_key_value_heads": 3}, "num_key_value_heads is 3; .* must be even"),
-    "signal without values": ({"num_key_value_heads": 6}, "4 signal heads .* the 3 value heads"),
-    "noise without values": (
-        {"num_attention_heads": 10, "num_noise_heads": 2, "num_key_value_heads": 8},
-        "2 noise heads are not a multiple of the 4 value heads",
-    ),
-    "multiplier of softmax attention": (
-        BARE | {"head_output_scale": "one_minus_lambda_init"},
-        "head_output_scale need lambda_init, one number per layer",
-    ),
-    "λ_init of too few layers": ({"lambda_init": [0.2]}, "has 1 numbers for 2 layers"),
-    "integral without noise": (BARE | {"integral": "causal"}, "needs noise heads.*there is no λ"),
-    "series of no causal integral": (
-        {"integral": "column_mean", "integral_method": "series"},
-        "integral_method 'series' needs integral 'causal'",
-    ),
-    "shared without noise": (BARE | {"qk_projection": "shared"}, "'shared' needs noise heads"),
-    **{
-        f"rank {rank}": (
-            {"qk_projection": "shared", "shared_rank": rank},
-            f"shared_rank is {re.escape(str(rank))}; .* at least 1",
-        )
-        for rank in (None, 0, 1.5, [1])
-    },
-}
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = listed("modeling", "impossible")
 
 
 @pytest.mark.parametrize("case", IMPOSSIBLE)

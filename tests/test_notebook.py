@@ -26,6 +26,7 @@ def different(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return not all(alike(a, b) for a, b in zip(shown(one), shown(other), strict=True))
 
 
+@pytest.mark.sampled(0)
 @pytest.mark.usage
 def test_the_notebook_shows_what_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)

@@ -74,7 +74,7 @@ LEGAL: dict[str, Make] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", LEGAL)
 def test_they_go_on_with_what_the_file_says(kind: str, tmp_path: Path) -> None:
     """Nothing is given to the grown model's optimizer but what stands in its file."""
@@ -241,7 +241,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model") / "source", "llama", **LLAMA)
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("number", range(len(ILLEGAL)))
 def test_what_is_illegal_is_refused(number: int, source: Path, tmp_path: Path) -> None:
     """In a sentence, before anything is written; the control is every other test here."""

@@ -363,7 +363,7 @@ PLAIN = {"hidden": "x2"}
 @pytest.mark.parametrize("model", CONFIGS, ids=str)
 @pytest.mark.parametrize("times", [2, 4])
 @pytest.mark.parametrize("engine", FORMATS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_training_continues_as_the_source_would(
     engine: str, times: int, model: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:

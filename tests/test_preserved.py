@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, Tra
 
 import growkit
 from growkit.training import AssertPreserved, assert_preserved, keep_stored
-from tests.conftest import edit_json, edit_weights, load_strict, save_model
+from tests.conftest import edit_json, edit_weights, listed, load_strict, save_model
 
 QUICK = growkit.Settings(prompts=2, length=12)
 
@@ -165,16 +165,7 @@ def test_a_run_that_was_taken_up_is_not_asked(pair: tuple[Path, Path], tmp_path:
 
 @pytest.mark.parametrize(
     "odd",
-    [
-        {"ids": []},
-        {"ids": [29] * 32},
-        {"places": [[-1] * 8] * 32},
-        {"logits": [["a"] * 8] * 32},
-        {"limits": {"float32": 0, "float16": 1, "bfloat16": 1}},
-        {"scale": "wide"},
-        {"of": "nobody"},
-        7,
-    ],
+    listed("preserved", "odd fingerprints are refused"),
 )
 def test_odd_fingerprints_are_refused(odd: Any, folder: Path) -> None:
     with edit_json(folder / "growkit.json") as manifest:

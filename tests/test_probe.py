@@ -33,7 +33,6 @@ from growkit.extras.probing.arms import Bench, Data, make_data
 from growkit.extras.probing.harness import Look, batch_of, flops_of
 from growkit.extras.probing.lines import JOURNAL, Work
 from growkit.extras.probing.probe_settings import ProbeSettings, candidates_of, fitting
-from growkit.extras.probing.ranking import conclude, new_arm
 from growkit.planning.recipe import shipped_recipe
 from growkit.report import saving
 from growkit.report.probe_page import probe_view
@@ -43,7 +42,7 @@ from growkit.report.view import Grid
 from growkit.results.probe_result import probe_next, probe_sentence
 from growkit.results.schema import json_schema
 from growkit.sources import find
-from tests.conftest import cli, flip_bit, save_model, with_tokenizer
+from tests.conftest import cli, flip_bit, listed, save_model, with_tokenizer
 from tests.test_python import as_json, wrong
 from tests.test_report import HOSTILE, OUTSIDE, Tags, poisoned
 
@@ -187,26 +186,6 @@ def test_losses_are_those_of_torch_and_transformers(
     assert abs(curves[1]["losses"][-1] - other[-1]) > 1e-4
 
 
-def concluded(**changes: Any) -> growkit.ProbeResult:
-    """A result, with other numbers of a candidate."""
-    looks = [Look(0, [3.0, 3.0]), Look(30, [2.0, changes.pop("last", 2.0)])]
-    runs = {(rate, seed): looks for rate in (0.1, 0.2) for seed in (0, 1)}
-    source, other = new_arm("source"), new_arm("other")
-    source.found.step_flops, other.found.step_flops = 1, changes.pop("flops", 1)
-    source.runs = other.runs = runs
-    settings = ProbeSettings(warmup=4, lr=(0.1, 0.2))
-    return growkit.ProbeResult(**conclude([source, other], settings))
-
-
-def test_what_says_little_is_warned_of() -> None:
-    """Of trainings that had hardly begun, of those that did harm, and of rates at an end."""
-    late, warming, harmed = concluded(), concluded(flops=3), concluded(last=9.0)
-    assert [each.partition(" did best")[0] for each in late.warnings] == ["source, other"]
-    assert "(other 10; the rate is warmed up in 4)" in warming.warnings[0]
-    assert "the loss of source, other is above where it began" in harmed.warnings[0]
-    assert [each.early for each in (late, warming, harmed)] == [False, True, True]
-
-
 def test_losses_are_compared_at_equal_compute(found: growkit.ProbeResult) -> None:
     """Between two looks in a straight line; the cheapest is at its end."""
     told = by_name(found)
@@ -259,13 +238,7 @@ def test_the_same_twice_is_noise(place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "layers", "name", "expected"),
-    [
-        ("gemma", 1, "hypercloning-x2", [{"hidden": "x4"}]),
-        ("llama", 3, "depth-llama-pro", [{"layers": "5"}]),
-        ("llama", 1, "wider-and-deeper", [{"hidden": "x2"}, {"layers": "2"}]),
-        ("gemma", 2, "depth-llama-pro", [{"layers": "x1.5"}]),
-        ("gemma", 1, "upcycle", [{"experts": 8, "top_k": 2}]),  # impossible: no such class
-    ],
+    listed("probe", "shipped recipes take the next possible size"),
 )
 def test_shipped_recipes_take_the_next_possible_size(
     kind: str, layers: int, name: str, expected: list[dict[str, Any]], tmp_path: Path
@@ -585,13 +558,3 @@ def test_one_that_is_ahead_is_named_though_another_has_a_lower_mean(
     result["differences"] = [noisy, pair("other", "source", noise=True)]
     assert probe_sentence(result).startswith("no candidate is ahead beyond noise")
     assert "No candidate is ahead</h1>" in page_of(probe_view(result))
-
-
-def test_where_nothing_is_ranked_there_is_something_to_do(found: growkit.ProbeResult) -> None:
-    result = json.loads(json.dumps(found))
-    for each in result["candidates"]:
-        each["outcome"] = "ranked" if each["source"] else "refused"
-    assert "why each candidate was not ranked" in probe_next(result)
-    for each in result["candidates"]:
-        each["outcome"] = "diverged"
-    assert "a lower --lr" in probe_next(result)

@@ -36,7 +36,7 @@ def changed(place: Path, name: str, **options: Any) -> dict[str, Any]:
     return {key: now.get(key) for key in was | now if key not in was or was[key] != now.get(key)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
 @pytest.mark.parametrize("growth", GROWTHS)
 @pytest.mark.parametrize("name", CONFIGS)

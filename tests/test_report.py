@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 import growkit
-from growkit.base.units import duration, size
+from growkit.base.units import size
 from growkit.extras.optimizer.checks.trained_alike import _advice
 from growkit.planning.recipe import load_recipe
 from growkit.proof.files import FolderDifferences
@@ -23,12 +23,11 @@ from growkit.proof.trainability import BREAK
 from growkit.proof.weights import Recovered
 from growkit.report import drawing
 from growkit.report.drawing import Titles
-from growkit.report.proof_page import binned, glance, headroom, proof_view
-from growkit.report.saving import flowing, page
+from growkit.report.proof_page import binned, glance, proof_view
+from growkit.report.saving import page
 from growkit.results.proof_result import (
     MORE,
     Finding,
-    Section,
     Sections,
     VerifyResult,
     WeightsSection,
@@ -307,16 +306,6 @@ def test_tables_hold_the_figures() -> None:
     assert row(shown, "generate") == ["✓ kept", "–", "–", "–", "–"]
 
 
-def test_lines_break_between_the_parts_of_names() -> None:
-    """Never inside of options and exponents, where a browser would break after each hyphen."""
-    name = "model.layers.0.self_attn.weight"
-    assert flowing(name) == "model.<wbr>layers.<wbr>0.<wbr>self_<wbr>attn.<wbr>weight"
-    assert flowing("trust_remote_code=True") == "trust_remote_code=True"
-    whole = '<span class="whole">{}</span>'
-    assert flowing("--max-kl or 1e-14") == f"{whole.format('--max-kl')} or {whole.format('1e-14')}"
-    assert flowing("0.001 & <b>") == "0.001 &amp; &lt;b&gt;"
-
-
 def test_positions_in_bins_with_their_counts() -> None:
     values = [float(position) for position in range(100)]
     found = binned(values, [4] * 100)
@@ -345,20 +334,6 @@ def test_charts_describe_what_they_show() -> None:
     for said in ("smallest 0 at embed_tokens", "largest 0.02 at 1", "none at norm, lm_head"):
         assert said in layers
     assert "limit 1e-12" in layers
-
-
-def test_what_is_only_zero_is_a_sentence() -> None:
-    zeros = {
-        "by_layer": [{"module": "model.layers.0", "relative": 0.0}],
-        "kl_by_position": [0.0, 0.0],
-        "tokens_by_position": [1, 1],
-        "logit_sample": [[1.0, 1.0]],
-        "symmetry": [value_of(full(), "symmetry")[0] | {"relative_distance": 0.0}],
-    }
-    shown = paged(manifest(), **zeros)
-    assert len(charts(shown)) == len(charts(paged(manifest()))) - 3  # logits are always drawn
-    assert shown.count("identical to the source") == 2
-    assert "Error by layer" in headings(shown)
 
 
 def dots(svg: str, kind: str = "dot") -> list[tuple[float, float]]:
@@ -396,17 +371,6 @@ def test_a_logarithmic_axis_has_equal_decades_and_zeros_below() -> None:
     assert linear[0] - linear[1] != pytest.approx(linear[1] - linear[2], abs=1)
 
 
-def test_differences_of_logits_are_above_and_below_zero() -> None:
-    """Even those that no diagonal would show."""
-    svg = drawing.residuals([[-4.0, -4.0], [1.0, 1.0 + 1e-7], [9.0, 9.0 - 1e-7]], TITLES)
-    zero, above, below = (y for _, y in dots(svg, "cloud"))
-    assert zero - above > 50
-    assert zero - above == pytest.approx(below - zero, abs=0.2)
-    assert 'class="limit"' not in svg
-    same = drawing.residuals([[-4.0, -4.0], [1.0, 1.0], [9.0, 9.0]], TITLES)
-    assert len({y for _, y in dots(same, "cloud")}) == 1
-
-
 def test_a_real_proof(tmp_path: Path, make: Callable[..., Path]) -> None:
     source = save_model(tmp_path / "source", "diffllama")
     quick = growkit.Settings(prompts=2, length=12)
@@ -442,14 +406,6 @@ def lossy(place: Path) -> growkit.VerifyResult:
 
 def words(result: Any) -> dict[str, str]:
     return {name: str(line) for name, line in glance(result).items()}
-
-
-def test_the_device_is_named_with_what_it_computed(exact: growkit.VerifyResult) -> None:
-    sentence = "strict float64 ran on the CPU, since on GPU products are wrong"
-    device = Section(findings=[Finding(name="device", kept=None, sentence=sentence)], notes=[])
-    sections = [exact.sections | {"device": section} for section in (None, device)]
-    shown = [glance(exact | {"sections": each}) for each in sections]
-    assert [sentence in str(each["proved"]) for each in shown] == [False, True]
 
 
 def test_findings_at_a_glance(place: Path, exact: growkit.VerifyResult) -> None:
@@ -496,46 +452,6 @@ def test_what_was_lost_comes_first(
     assert lossy.reason.startswith(f"changed as requested: {lossy.lost}; the loss goes")
     assert "of the likeliest next tokens are the same" in lossy.reason
     assert (exact.lost, bool(lossy.lost)) == (None, True)
-
-
-def test_headroom_in_words() -> None:
-    for measured, limit, text in (
-        (1.0, 60.0, "60 × below the limit"),
-        (2.0, 1.0, "2 × above the limit"),
-        (1e-9, 2.0, "2e+09 × below the limit"),
-        (1.0, 0.0, "far above the limit"),
-        (1.0, 1.0, "exactly the limit"),
-        (0.0, 1.0, "no difference at all"),
-        (None, 1.0, "not a number"),
-        (1.0, None, None),
-    ):
-        kept = measured is not None and limit is not None and measured <= limit
-        assert headroom(finding("native", kept, measured=measured, limit=limit)) == text
-
-
-def test_findings_in_words() -> None:
-    kept, free, failed = mode("prefill", True), mode("prefill", None), mode("generate", False)
-    untried = mode("cached decoding", None, note="too short", tried=False)
-    for text, modes in {
-        "all 1 kept (prefill)": [kept],
-        "1 kept (prefill; not tried: cached decoding (too short))": [kept, untried],
-        "1 without a limit, 1 not the same (not the same with generate)": [free, failed],
-    }.items():
-        assert words(full(modes=modes))["inference modes"] == text
-    for factor, after in {"": 10_000, "+1; ": 10_001, "-1; ": 9_999, "× 4; ": 40_000}.items():
-        result = full(source_parameters=10_000, parameters=after, source_bytes=1000, bytes=1000)
-        text = f"10,000 → {after:,} ({factor}1 kB in bfloat16)"
-        assert words(result)["parameters"] == text
-    some = full(first_lost_tensor=None, tensors_recovered=38, source_tensors=54)
-    rest = "the other 16 went into tensors that are computed from them"
-    assert words(some)["tensors"] == f"38 of 54 recovered (bit for bit; {rest})"
-
-
-def test_units_fit() -> None:
-    counts = {0: "0 bytes", 999: "999 bytes", 1540: "1.54 kB", 999_950: "1 MB", 6.43e9: "6.43 GB"}
-    assert [size(each) for each in counts] == [*counts.values()]
-    times = {8.125: "8.1 s", 125.2: "2 min 5 s", 7300.0: "2 h 1 min"}
-    assert [duration(each) for each in times] == [*times.values()]
 
 
 NEXT = {

@@ -226,7 +226,7 @@ def check(case: Case) -> None:
         assert float(case.errors(narrow).max()) < 2 * float(case.errors(exact).max())
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_series_is_the_integral(seed: int, shape: str) -> None:
@@ -302,7 +302,7 @@ def test_later_tokens_move_no_earlier_row() -> None:
     assert bool((other.errors(found) < other.quarter).all())
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(4))
 def test_errors_are_below_their_bound(seed: int, shape: str) -> None:
@@ -327,7 +327,7 @@ def gradients(heads: Callable[..., Tensor], given: list[Tensor], real: Tensor | 
     return [each.grad for each in given]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(4))
 def test_gradients(seed: int, shape: str) -> None:
@@ -366,7 +366,7 @@ def logits(model: Any, ids: Tensor, mask: Tensor | None, crop: int = 0) -> Tenso
     return found
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variant", ["dint", "gated dint", "shared dint"])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("crop", [0, 2, 40])

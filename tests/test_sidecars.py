@@ -14,7 +14,7 @@ from growkit.checkpoint.scratch import temporary
 from growkit.engine import prompts
 from growkit.engine.prompts import PROBES, load_tokenizer
 from growkit.results.proof_result import VerifyResult
-from tests.conftest import edit_config, edit_json, relative_error, save_model
+from tests.conftest import edit_config, edit_json, listed, relative_error, save_model
 from tests.test_inside import save_whole
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
@@ -94,19 +94,7 @@ def test_the_tokenizer_stays_whatever_the_type(
     assert all(verdict.kept for verdict in both_ways(source, out))
 
 
-HYBRID = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "mamba_d_head": 8,
-    "num_key_value_heads": 2,
-    "mamba_n_heads": 4,
-    "mamba_d_state": 8,
-    "mamba_chunk_size": 8,
-    "num_local_experts": 0,
-    "num_experts_per_tok": 0,
-    "shared_intermediate_size": 24,
-}
+HYBRID = listed("sidecars", "hybrid")
 
 
 @pytest.mark.sampled(1)

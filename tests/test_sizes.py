@@ -159,7 +159,7 @@ HEADS = {"hidden_size": 48, "num_attention_heads": 8, "num_key_value_heads": 4, 
 NORM = "model.layers.0.input_layernorm.weight"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_growth_of_any_family(kind: str, seed: int, tmp_path: Path) -> None:
@@ -521,7 +521,7 @@ def any_expansion(size: int, chance: Random, *, hidden: bool = False) -> Expansi
     return placed(size, [source[i] for i in order], [share[i] for i in order])
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(24))
 def test_any_expansions(seed: int, tmp_path: Path, grow: Callable[..., Any]) -> None:
     chance = seeded(seed)

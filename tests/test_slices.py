@@ -149,7 +149,7 @@ def _slow(seed: int) -> Any:
 Make = Callable[..., Path]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(300))
 def test_any_slices(seed: int, tmp_path: Path) -> None:
     """Any models, steps and dtypes."""
@@ -171,7 +171,7 @@ def test_a_slice_reads_no_more_than_its_own_numbers(
         assert 0 < sum(count for _, count in reads) <= part.numel()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(0, 100, 10))
 def test_no_model_depends_on_how_the_work_is_cut_up(seed: int, tmp_path: Path) -> None:
     made: list[str] = []

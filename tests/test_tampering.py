@@ -17,7 +17,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.cli.demo import MODEL
 from growkit.proof.files import FolderDifferences
-from tests.conftest import edit_config, edit_json, edit_weights, save_model, save_random
+from tests.conftest import edit_config, edit_json, edit_weights, listed, save_model, save_random
 from tests.families import FAMILIES
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
@@ -141,26 +141,7 @@ def remove_a_bias(tensors: dict[str, torch.Tensor], choose: random.Random) -> st
     return name
 
 
-SETTINGS: list[tuple[str, Any]] = [
-    ("max_position_embeddings", 32),
-    ("max_position_embeddings", 4096),
-    ("rope_parameters", {"rope_type": "default", "rope_theta": 7.0}),
-    ("rope_parameters", {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
-    ("eos_token_id", 3),
-    ("eos_token_id", [2, 3]),
-    ("bos_token_id", 5),
-    ("pad_token_id", 4),
-    ("dtype", "float16"),
-    ("rms_norm_eps", 0.1),
-    ("fusion_config", {"patch_embeddings": True}),
-    ("quantization_config", {"quant_method": "fp8"}),
-    ("attn_implementation", "nobody/kernel"),
-    ("_attn_implementation", "nobody/kernel@main:name"),
-    ("experts_implementation", "nobody/kernel"),
-    ("auto_map", {"AutoModelForCausalLM": "modeling_evil.LlamaForCausalLM"}),
-    ("auto_map", {"AutoConfig": "nobody/repo--configuration_evil.Config"}),
-    ("architectures", ["EvilForCausalLM"]),
-]
+SETTINGS: list[tuple[str, Any]] = listed("tampering", "settings")
 
 
 def swap_two_tokens(tokenizer: dict[str, Any], choose: random.Random) -> None:
@@ -241,16 +222,7 @@ CONFIG, TOKENIZER, TOKENS = "config.json", "tokenizer.json", "tokenizer_config.j
 STRUCTURE = setting(CONFIG, "layers", ("num_hidden_layers", 10**9))
 OTHER_MODELS = [{"hidden_act": "gelu"}, {"model_type": "mixtral"}]
 ANYTHING = in_json(CONFIG, lambda c, choose: c.update(choose.choice(OTHER_MODELS)), "")
-TOKENIZER_SETTINGS: list[tuple[str, Any]] = [
-    ("eos_token", "b"),
-    ("bos_token", "b"),
-    ("pad_token", "c"),
-    ("chat_template", "{{ messages }}"),
-    ("model_max_length", 7),
-    ("padding_side", "left"),
-    ("clean_up_tokenization_spaces", True),
-    ("additional_special_tokens", ["e"]),
-]
+TOKENIZER_SETTINGS: list[tuple[str, Any]] = listed("tampering", "tokenizer settings")
 NAMED_FILES = [(key, "/dev/zero") for key in ("vocab", "merges", "merges_file")]
 GENERATION = setting(
     "generation_config.json",
@@ -401,7 +373,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].part}-{c[0].name}-{c[1]}-{c[2]}")
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 def test_a_difference_is_named(
     case: tuple[Tampering, str, bool, int], pairs: Path, tmp_path: Path
 ) -> None:

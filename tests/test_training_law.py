@@ -269,7 +269,7 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_training_continues_as_that_of_the_source(case: Case, tmp_path: Path) -> None:
     """Where the law reaches; else it says why not, and the proof knows."""
     pair = Pair.of(case, tmp_path, 2)

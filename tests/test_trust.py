@@ -73,7 +73,7 @@ LINKS: dict[str, Callable[[Path], Any]] = {
 FILES = ("tokenizer.json", "config.json", "model.safetensors", "LICENSE", "modeling_own.py")
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", LINKS)
 def test_links_and_pipes(kind: str, name: str, source: Path, sound: Path) -> None:
@@ -136,7 +136,7 @@ def test_keys_that_lead_elsewhere(key: str, source: Path, sound: Path) -> None:
     assert key in refused_by_all(source, sound)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "listed",
     [
@@ -157,7 +157,7 @@ def test_indices(listed: Any, source: Path, sound: Path) -> None:
 # -- there is an end to everything
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "text",
     [
@@ -243,7 +243,7 @@ MERGES = "a0: &a0 {k: v}\n" + "".join(
 )
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("text", "says"),
     [

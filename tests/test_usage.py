@@ -30,14 +30,14 @@ from growkit.proof import mode_results as ways
 from growkit.proof.trainability import Gradients
 from growkit.report.proof_page import glance
 from tests.architectures import config_of
-from tests.conftest import edit_weights, relative_error, save_model, save_random
+from tests.conftest import edit_weights, listed, relative_error, save_model, save_random
 
 QUICK = {"prompts": 2, "length": 12}
 Make = Callable[..., Path]
 
 
 @pytest.mark.usage
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["llama", "diffllama", "diff_transformer", "mistral"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_models_are_saved_and_generate(kind: str, tied: bool, make: Make, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_models_are_saved_and_generate(kind: str, tied: bool, make: Make, tmp_pa
     assert modes.keys() == tried | {"save and reload", "generate", "loss"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.usage
 @pytest.mark.parametrize(
     "error",
@@ -82,7 +82,7 @@ def test_a_full_disk_is_no_fault_of_the_target(
     assert not [*tmp_path.glob("out*")]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(5))
 def test_no_fault_of_the_place_becomes_a_verdict(
     number: int, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -117,7 +117,7 @@ def test_a_temporary_file_that_cannot_be_opened_is_a_fault_of_the_place(gone: st
         spool[0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.usage
 @pytest.mark.parametrize(
     ("number", "name"),
@@ -273,21 +273,10 @@ def test_a_parameter_without_gradient_is_named(make: Make) -> None:
     assert growkit.verify(source, source, **QUICK)["kept"]
 
 
-SETTINGS: tuple[dict[str, Any], ...] = (
-    {"return_dict_in_generate": True},
-    {"penalty_alpha": 0.6, "top_k": 4},
-    {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0},
-    {"stop_strings": ["a"], "temperature": 0.5, "max_length": 3},
-    {"forced_eos_token_id": 3, "forced_bos_token_id": 2},
-    {"cache_implementation": "static", "num_return_sequences": 3},
-    {"prompt_lookup_num_tokens": 3, "guidance_scale": 2.0},
-    {"dola_layers": "low", "eos_token_id": list(range(29))},
-    {"constraints": [1], "force_words_ids": [[1]]},
-    {"watermarking_config": {"greenlist_ratio": 0.25}},
-)
+SETTINGS: tuple[dict[str, Any], ...] = listed("usage", "settings")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.usage
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda each: next(iter(each)))
 def test_settings_of_generation_lose_no_growth(

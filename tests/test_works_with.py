@@ -20,6 +20,7 @@ from growkit.extras.differential.modeling.configuration_diff_transformer import 
 from growkit.extras.differential.modeling.modeling_diff_transformer import (
     DiffTransformerForCausalLM,
 )
+from tests.conftest import listed
 
 SIZES: dict[str, Any] = {
     "vocab_size": 256,
@@ -34,19 +35,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 255,
     "initializer_range": 0.15,
 }
-VARIANTS: dict[str, dict[str, Any]] = {
-    "DIFF": {},
-    "grouped DIFF": {"num_noise_heads": 2},
-    "DINT": {"integral": "causal", "gamma": "gated", "head_output_scale": "none"},
-    "Shared DIFF": {"qk_projection": "shared", "shared_rank": 4},
-    "DIFF V2": {
-        "lambda_type": "projected",
-        "noise_keys": "shared",
-        "head_norm": "none",
-        "num_key_value_heads": 2,
-        "value_head_dim": 16,
-    },
-}
+VARIANTS: dict[str, dict[str, Any]] = listed("works_with", "variants")
 INT8 = 0.1
 """Largest difference of logits, relative to the logits (norms), that eight bits may make."""
 
@@ -241,7 +230,7 @@ CHECKS: dict[str, Callable[[Model], None]] = {
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the code that is tried
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_works_with(name: str, variant: str) -> None:
