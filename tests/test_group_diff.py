@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, DiffLlamaForCausalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import total_parameters
+from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.planner import plan_recipe
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
@@ -97,9 +98,10 @@ def test_any_model_by_any_legal_factors(seed: int, tmp_path: Path) -> None:
     options |= {"symmetry": choose.choice(["break", "keep"]), "seed": seed}
     growkit.grow(source, tmp_path / "target", method="group-diff", verify=None, **options)
     assert relative_error(source, tmp_path / "target") < 1e-12
-    attention = growkit.inspect(tmp_path / "target")["attention"]
+    target = Checkpoint(tmp_path / "target")
+    sizes = target.family.sizes(target.config)
     for name, count in heads.items():
-        assert attention[f"{name}_heads"] == count * factors[f"{name}_heads"]
+        assert sizes[f"{name}_heads"] == count * factors[f"{name}_heads"]
 
 
 @pytest.mark.sampled(6)

@@ -267,6 +267,12 @@ ODD: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     "width of heads": ("helium", {}, [{"hidden": "x2"}]),
     # The class derives a size of another part from hidden.
     "part": ("moshi", TWICE, [{"hidden": "x2", **ALONE, "verify": FEW}]),
+    # A wider model sends its tokens to another number of experts, each with factors of GELU.
+    "factors": ("glm4_moe", {"hidden_act": "gelu_new", "n_routed_experts": 12}, [{"hidden": "x2"}]),
+    # Its last norm has no weight, so that hidden cannot grow while its head is tied.
+    "untied": ("nanochat", {"tie_word_embeddings": True}, [{"hidden": "x2", "untie": True}]),
+    # A list of one entry may have nothing to do with layers.
+    "one layer": ("arcee", {"num_hidden_layers": 1}, [DEEPER]),
     # ``mamba_expand`` is asked for whichever of the sizes changes.
     "ratio": (
         "granitemoehybrid",
@@ -301,13 +307,6 @@ def test_odd_sizes_are_refused_before_writing(
     with pytest.raises(InputError, match=says):
         growkit.grow(source, tmp_path / "out", verify=False, **growth)
     assert not (tmp_path / "out").exists()
-
-
-def test_reasons_name_no_temporary_folder(tmp_path: Path) -> None:
-    """A reason may be a message on the small model that was tried."""
-    found = growkit.infer(save_random(tmp_path / "source", config_of("git")))
-    reasons = {trial["axis"]: trial["why"] for trial in found["trials"]}
-    assert "GitForCausalLM model normalises the sum" in reasons["layers"]
 
 
 @pytest.mark.sampled(1)
@@ -567,34 +566,6 @@ def test_the_dtype_of_the_files_hides_no_norm(
         assert "norm: hidden" in inference["yaml"]
         found.append((inference["family"], [trial["options"] for trial in inference["trials"]]))
     assert found[0] == found[1]
-
-
-def test_factors_of_experts_are_compared_per_use(tmp_path: Path) -> None:
-    """A wider model sends its tokens to another number of experts, each with factors of GELU."""
-    more = {"hidden_act": "gelu_new", "n_routed_experts": 12}
-    source = random_model("glm4_moe", tmp_path / "source", **more)
-    growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
-    assert relative_error(source, tmp_path / "out") < 1e-12
-
-
-def test_what_only_a_head_of_its_own_allows_is_tried(tmp_path: Path) -> None:
-    """The last norm of Nanochat has no weight: hidden cannot grow while its head is tied."""
-    source = save_random(tmp_path / "source", config_of("nanochat", tie_word_embeddings=True))
-    (trial,) = (each for each in growkit.infer(source)["trials"] if each["axis"] == "hidden")
-    assert trial.exact
-    assert trial["options"]["untie"]
-    with pytest.raises(growkit.InputError, match="--untie"):
-        growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
-    growkit.grow(source, tmp_path / "out", hidden="x2", untie=True, verify=False)
-    assert relative_error(source, tmp_path / "out") < 1e-12
-
-
-def test_a_single_layer_becomes_two(tmp_path: Path) -> None:
-    """A list of one entry may have nothing to do with layers."""
-    source = random_model("arcee", tmp_path / "source", num_hidden_layers=1)
-    growkit.grow(source, tmp_path / "out", method="depth", layers="x2", verify=False)
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    assert config["architectures"] == ["ArceeForCausalLM"]
 
 
 def test_windows_go_along_with_their_layers(

@@ -28,13 +28,11 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, GreedyLR
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint import writing
 from growkit.engine.strict import strict_float64
 from growkit.extras.optimizer.groups import ParamGroup
 from growkit.extras.optimizer.schedule import grown_schedule
 from growkit.training import hidden_matrices, param_groups
 from tests.conftest import (
-    Called,
     cli,
     edit_weights,
     flip_bit,
@@ -371,26 +369,6 @@ def test_training_continues_as_the_source_would(
     kind, config = model
     way = {"hidden": f"x{times}", "ffn": f"x{times}"}
     assert goes_on(tmp_path, kind, {**config, "num_hidden_layers": 1}, way, engine, times) < 1e-11
-
-
-@pytest.mark.parametrize("engine", FORMATS)
-def test_hashes_of_states_follow_their_writing(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No large file is read again at the end."""
-    source = save_model(tmp_path / "source", "llama", **LLAMA)
-    state = FORMATS[engine][0](*trained(source, 1), tmp_path / "state")
-    followed, real = set[Path](), writing.Hashes.add
-
-    def add(self: Any, *files: Path, **how: Any) -> None:
-        followed.update(files if how.get("written") else ())
-        real(self, *files, **how)
-
-    monkeypatch.setattr(writing.Hashes, "add", add)
-    grown(source, state, tmp_path / "out")
-    assert growkit.check(tmp_path / "out")["whole"]
-    written = "optimizer.pt" if engine == "torch" else "__0_0.distcp"
-    assert {file.name for file in followed} == {"model.safetensors", written}
 
 
 def doubled(folder: Path) -> None:
@@ -756,17 +734,6 @@ def test_the_best_checkpoint_is_none_of_the_grown_model(
     assert {"rng_state.pth", "scaler.pt", "trainer_state.json", "scheduler.pt"} <= recorded.keys()
     state.write_text(json.dumps(whole))
     (checkpoint / "scaler.pt").unlink()
-
-
-def test_code_beside_the_state(ran: tuple[Path, list[float]], tmp_path: Path) -> None:
-    checkpoint, _ = ran
-    kept = (checkpoint / "rng_state.pth").read_bytes()
-    torch.save({"python": Called(print, "run")}, checkpoint / "rng_state.pth")
-    before = folder_bytes(tmp_path)
-    with pytest.raises(InputError, match=r"rng_state\.pth cannot be loaded"):
-        grown(checkpoint, checkpoint, tmp_path / "out")
-    assert folder_bytes(tmp_path) == before
-    (checkpoint / "rng_state.pth").write_bytes(kept)
 
 
 def test_entries_of_a_distributed_checkpoint(tmp_path: Path) -> None:

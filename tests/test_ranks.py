@@ -4,9 +4,7 @@ Costs are judged by really converting, loading with transformers, and plain torc
 torch's singular values of the files' tensors.
 """
 
-import errno
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.folder import read_json
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo import MODEL, training_text
-from growkit.engine import calls
 from growkit.engine.planner import plan_recipe
 from growkit.engine.prompts import DOCUMENT_SEPARATOR, make_prompts
 from growkit.engine.strict import strict_float64
@@ -37,7 +34,7 @@ from growkit.extras.differential.conversions.shared_diff import (
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
 )
-from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, load_recipe
+from growkit.planning.recipe import ConvertStep, Recipe, load_recipe
 from tests.conftest import cli, folder_bytes, load_strict, relative_error, save_model, seeded
 from tests.test_calibration import TEXT, as_read, by_hooks, close, windows, with_tokenizer
 
@@ -172,26 +169,6 @@ def test_what_ranks_cost(scope: str, weigh: bool, source: Path, text: str, tmp_p
         convert(source, tmp_path / "out", dtype="float64", rank=rank, **options)
         judged = divergence(expected, probabilities(tmp_path / "out", windows))
         assert judged == pytest.approx(cost, rel=1e-4, abs=1e-11)
-
-
-def test_what_ranks_cost_of_what_is_planned(tmp_path: Path) -> None:
-    """A grouped DIFF Transformer that is grown on the way and stored in bfloat16."""
-    sizes = {"num_key_value_heads": None, "num_noise_heads": 2, "head_dim": 8}
-    sizes |= {"num_attention_heads": 6}
-    source = save_model(tmp_path / "source", "diff_transformer", dtype=torch.bfloat16, **sizes)
-    steps = (
-        GrowStep("group-diff", {"hidden": "x2"}),
-        ConvertStep("shared-diff", {"rank": "auto", "tolerance": 0.05}),
-    )
-    way = plan_recipe(Recipe(str(source), steps, "nowhere"), Checkpoint(source))
-    windows = make_prompts(Settings(), source, way.lineage.target.config).windows
-    for rank, cost in list(way.kl_by_rank.items())[:2]:
-        last = ConvertStep("shared-diff", {"rank": rank})
-        growkit.run(
-            Recipe(str(source), (steps[0], last), str(tmp_path / "out"), verify=None),
-            overwrite=True,
-        )
-        assert kl(source, tmp_path / "out", windows) == pytest.approx(cost, rel=1e-3)
 
 
 @pytest.mark.sampled(1)
@@ -365,65 +342,6 @@ def test_a_manifest_makes_the_same_model_again(
 TOLERANCE = {"rank": "auto", "tolerance": 0.05}
 
 
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("place") / "source", "diffllama", **SIZES)
-
-
-def planned(searched: Path, **options: Any) -> Any:
-    return growkit.convert(
-        searched, searched.parent / "out", "shared-diff", dry_run=True, **options
-    )
-
-
-def shown_by(searched: Path, **options: Any) -> str:
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    out = searched.parent / "out"
-    done = cli("convert", searched, out, "--to", "shared-diff", *words, "--dry-run")
-    assert done.exit_code == 0, done.output
-    assert done.stderr == ""
-    return done.stdout
-
-
-def test_the_table_of_a_tolerance(searched: Path) -> None:
-    ranks = planned(searched, **TOLERANCE)["ranks"]
-    found = plan(searched, **TOLERANCE)
-    assert {each["rank"]: each["kl_nats_per_token"] for each in ranks} == found.kl_by_rank
-    assert len(ranks) > 1
-    (chosen,) = (each["rank"] for each in ranks if each["chosen"])
-    assert found.lineage.target.config["shared_rank"] == chosen
-    assert {(each["layer"], each["energy"]) for each in ranks} == {(None, None)}
-    table = shown_by(searched, **TOLERANCE)
-    for each in ranks:
-        end = f" +│ {'yes' if each['chosen'] else 'no'}"
-        assert re.search(rf"^{each['rank']} +│ {each['kl_nats_per_token']:.3g}{end}", table, re.M)
-
-
-def held(folder: Path) -> int:
-    """Parameters of what makes queries and keys."""
-    state = load_file(folder / "model.safetensors")
-    return sum(t.numel() for name, t in state.items() if re.search(r"[qk]_proj\.", name))
-
-
-@pytest.mark.parametrize("scope", ["head", "layer"])
-def test_a_rank_that_only_takes_room_is_told(scope: str, searched: Path, tmp_path: Path) -> None:
-    before, larger = held(searched), {}
-    for rank in range(1, 5):
-        out = tmp_path / str(rank)
-        options: dict[str, Any] = {"rank": rank, "scope": scope, "verify": False}
-        result = growkit.convert(searched, out, "shared-diff", **options)
-        larger[rank] = held(out) > before
-        assert bool(result["warnings"]) == larger[rank]
-        if larger[rank]:
-            (warning,) = result["warnings"]
-            assert f"{held(out):,} parameters replace {before:,}" in warning
-            most = int(re.search(r"ranks up to (\d+) hold fewer", warning)[1])  # type: ignore[index]
-            assert held(tmp_path / str(most)) < before <= held(tmp_path / str(most + 1))
-            assert f"warning: {warning}" in shown_by(searched, rank=rank, scope=scope)
-    assert not larger[1]
-    assert larger[4] == (scope == "head")
-
-
 @pytest.fixture
 def two_texts(tmp_path: Path) -> str:
     file = tmp_path / "text.txt"
@@ -513,15 +431,3 @@ def test_the_model_runs_once_and_leaves_nothing(
     shared(MODEL, tmp_path / "out", rank="auto", tolerance=0.1, calibration=two_texts)
     assert len(runs) == 1
     assert not list(scratch.iterdir())
-
-
-def test_no_room_for_moments(
-    two_texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(calls, "save_file", full)
-    with pytest.raises(InputError, match=r"cannot hold temporary files \(.*No space.*TMPDIR"):
-        shared(MODEL, tmp_path / "out", rank=2, calibration=two_texts)
-    assert not (tmp_path / "out").exists()
