@@ -44,7 +44,7 @@ PACKAGES = "growkit.families", "growkit.extras"
 
 NEEDED = ("family", "model_type", "sizes", "tensors")
 
-NOT_INHERITED = ("family", "model_type", "architecture", "loads_with", "form", "former", "ungated")
+NOT_INHERITED = ("family", "model_type", "architecture", "loads_with", "form", "former", "upgrades")
 """Keys that are not inherited."""
 
 NEEDED_AXES = ("layers", "vocab", "hidden")
@@ -199,7 +199,7 @@ class _Description:
             "other_forms": tuple(self._tensors(form) for form in forms),
             "form": self._form(),
             "experts": self._experts(),
-            "ungated": self._without(get("ungated", {})),
+            "upgrades": {to: self._without(said) for to, said in get("upgrades", {}).items()},
         }
 
     # Configs.

@@ -678,6 +678,6 @@ KEYS = {
     "other_forms": [dict],
     "form": FORM,
     "experts": EXPERTS,
-    "ungated": WITHOUT,
+    "upgrades": {ANY: WITHOUT},
 }
 """The keys of a description and the kinds of their values (``growkit.base.parsing.check_kind``)."""

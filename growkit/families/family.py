@@ -72,8 +72,8 @@ class Family(description.HasSizes):
         loads_with: the software that runs its folders, if not plain transformers.
         form: how its models are DIFF Transformers; None if they are not.
         experts: how its models use experts; None if they have none.
-        ungated: by ``model_type``, models that compute the same but for the output gate of their
-            attention, which they lack.
+        upgrades: by conversion to its classes, and by ``model_type``, the models of other classes
+            that compute the same but for what the conversion changes.
         auto_map: where transformers finds the classes in the folder's own code.
         code: the files of code that belong next to its weights, by name, for models that
             transformers lacks.
@@ -101,7 +101,7 @@ class Family(description.HasSizes):
     loads_with: str | None = None
     form: DiffForm | None = None
     experts: Experts | None = None
-    ungated: Mapping[str, Without] = field(default_factory=dict)
+    upgrades: Mapping[str, Mapping[str, Without]] = field(default_factory=dict)
     auto_map: Mapping[str, str] | None = None
     code: Callable[[], Mapping[str, bytes]] = dict
     description: Mapping[str, Any] | None = None

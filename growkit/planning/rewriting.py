@@ -1,10 +1,12 @@
 """Plans that turn a model into one of another family: some tensors change, the rest is kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from growkit.base.errors import InputError
 from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.families.description import Member
-from growkit.families.family import Family
+from growkit.families.description import Member, Without
+from growkit.families.family import Family, families
 from growkit.families.model import Model
 from growkit.planning.plan import Plan, TargetCheck, unused_tensors
 from growkit.planning.transforms import Kept, Transform
@@ -53,3 +55,52 @@ def rewrite(
     return Plan.checked(
         source, family, config, transforms, unused=unused, checks=tuple(checks), apart=apart
     )
+
+
+def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
+    """Find the class to which a conversion takes a model (``Family.upgrades``).
+
+    Returns:
+        The family of the class, and the model's config as one of the class.
+
+    Raises:
+        InputError: no class computes the rest of the model, or the model has a setting that the
+            class lacks.
+    """
+    kind, by_kind = source.config["model_type"], {}
+    for target in families().values():
+        by_kind |= {of: (target, said) for of, said in target.upgrades.get(conversion, {}).items()}
+    if kind not in by_kind:
+        raise InputError(
+            f"no class known to --to {conversion} computes the rest of {source.family.one}, so "
+            f"{source.where()} cannot be converted; these can: {', '.join(sorted(by_kind))}"
+        )
+    target, without = by_kind[kind]
+    return target, config_with(source, source.family, target, without)
+
+
+def config_with(source: Model, family: Family, target: Family, without: Without) -> dict[str, Any]:
+    """Convert a config to that of a more general class, and write out the old class's defaults.
+
+    Args:
+        source: the model.
+        family: the model's family.
+        target: the family of the more general class.
+        without: how the model's class differs from it.
+
+    Raises:
+        InputError: the model has a setting that the other class lacks.
+    """
+    present, complete = source.config, family.complete(source.config)
+    for key, values in without.only.items():
+        if present.get(key, values[0]) not in values:
+            raise InputError(
+                f"config.json in {source.where()} has {key} {present[key]!r}, which {target.one} "
+                f"cannot have; only one with {' or '.join(map(repr, values))} can become one"
+            )
+    config = {key: value for key, value in present.items() if key != "auto_map"}
+    rope = present.get("rope_parameters")
+    rope = rope if isinstance(rope, Mapping) else {}
+    config |= {k: v for k, v in without.assumed.items() if k not in config and k not in rope}
+    config |= {key: complete[key] for key in target.defaults if key in family.defaults}
+    return config | dict(without.ignored) | {"model_type": target.model_types[0]}

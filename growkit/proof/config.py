@@ -30,6 +30,7 @@ from growkit.engine.loader import loading
 from growkit.engine.metrics import error_of
 from growkit.engine.oracle import PROVENANCE_KEYS, aliases, longest_context, resolved
 from growkit.engine.published import other_names, unrolled
+from growkit.engine.rotary import rotary_of
 from growkit.engine.strict import strict_float64
 from growkit.engine.thresholds import THRESHOLD
 from growkit.engine.user_family import CONTEXT, shown_by_tensors
@@ -132,6 +133,7 @@ def different_settings(
             or (key == "vocab_size" and type(was) is type(now) is int and was < now)
             or (by_layer and _deeper(was, now, layers) and fits(was, now))
             or (one_class and _is_size(key, first, second))
+            or (not one_class and key == "rope_parameters" and _same_angles(*configs))
             # Caches of a decoder without its encoder have as many layers as the key of this name.
             or ((was, now) == layers and key == aliases(second).get("num_hidden_layers"))
             or (one_class and key not in follow and _is_forced(key, path, first, second, of_target))
@@ -149,6 +151,12 @@ def different_settings(
     if not path and one_class:
         changed = [key for key in changed if not _is_derived(key, *configs)]
     return changed, named
+
+
+def _same_angles(first: Config, second: Config) -> bool:
+    """Whether models of two classes rotate pairs of coordinates with the same frequencies."""
+    angles, others = rotary_of(first), rotary_of(second)
+    return angles is not None and others is not None and angles.same_angles(others)
 
 
 def _with_sizes(config: Config) -> Config:

@@ -6,7 +6,7 @@ from the first step on, since σ'(0) = ¼.
 
 Qiu et al., "Gated Attention for Large Language Models", arXiv 2505.06708.
 
-The rest of the class must compute the same as the source's class (``Family.ungated``). In
+The rest of the class must compute the same as the source's class (``Family.upgrades``). In
 ``q_proj``, each head has the rows of its queries and then those of its gate. Norms that add 1 to
 their weights store them minus 1, which rounds if a weight is small for its dtype.
 """
@@ -23,12 +23,10 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import TensorInfo, Weights
 from growkit.families.description import Member
-from growkit.families.family import families
 from growkit.families.model import Model
 from growkit.operations.growth.copying import PROMISE
-from growkit.operations.growth.upcycling import config_with
 from growkit.planning.operation import Change, Operation
-from growkit.planning.rewriting import rewrite
+from growkit.planning.rewriting import rewrite, upgraded
 from growkit.planning.transforms import Computed, Kept, Mapped, Slices, Transform, row_maps
 
 
@@ -41,16 +39,9 @@ class OutputGate(Operation):
 
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
-        family, kind = source.family, source.config["model_type"]
-        known = {kind: target for target in families().values() for kind in target.ungated}
-        if kind not in known:
-            raise InputError(
-                f"no class with an output gate matches the rest of {family.one}, so "
-                f"{source.where()} cannot get one; these can: {', '.join(sorted(known))}"
-            )
-        target, rounds = known[kind], options[PROMISE.name] == "bounded"
-        config = config_with(source, family, target, target.ungated[kind])
-        sizes = family.sizes(source.config)
+        target, config = upgraded(source, self.name)
+        rounds = options[PROMISE.name] == "bounded"
+        sizes = source.family.sizes(source.config)
         width = sizes["head_dim"]
         queries = [range(head * width, (head + 1) * width) for head in range(sizes["heads"])]
         order = tuple(row for head in queries for row in (*head, *[NOTHING] * width))

@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
 
 from growkit.algebra.expansion import Index
 from growkit.algebra.splits import noise
@@ -44,6 +43,7 @@ from growkit.operations.growth.experts import (
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.rewriting import config_with
 from growkit.planning.ties import lost_in_ties
 from growkit.planning.transforms import Computed, Constant, Kept, Subtensor, Transform
 
@@ -145,33 +145,6 @@ def _find_target(family: Family, source: Model) -> tuple[Family, Experts, Withou
         f"no class with experts matches the rest of {family.one}, so {source.where()} "
         f"cannot be upcycled; these can: {listed}"
     )
-
-
-def config_with(source: Model, family: Family, target: Family, without: Without) -> dict[str, Any]:
-    """Convert a config to that of a more general class, and write out the old class's defaults.
-
-    Args:
-        source: the model.
-        family: the model's family.
-        target: the family of the more general class.
-        without: how the model's class differs from it.
-
-    Raises:
-        InputError: the model has a setting that the other class lacks.
-    """
-    present, complete = source.config, family.complete(source.config)
-    for key, values in without.only.items():
-        if present.get(key, values[0]) not in values:
-            raise InputError(
-                f"config.json in {source.where()} has {key} {present[key]!r}, which {target.one} "
-                f"cannot have; only one with {' or '.join(map(repr, values))} can become one"
-            )
-    config = {key: value for key, value in present.items() if key != "auto_map"}
-    rope = present.get("rope_parameters")
-    rope = rope if isinstance(rope, Mapping) else {}
-    config |= {k: v for k, v in without.assumed.items() if k not in config and k not in rope}
-    config |= {key: complete[key] for key in target.defaults if key in family.defaults}
-    return config | dict(without.ignored) | {"model_type": target.model_types[0]}
 
 
 @dataclass(frozen=True)
