@@ -242,10 +242,12 @@ def settings_of_one_class(
         value, default = second[key], defaults.get(key, missing)
         if key in chosen or THRESHOLD.search(key):
             named.append(key)
-        elif value in (default, completed.get(key, missing)):
+        elif value in (default, completed.get(key, missing)) or _fewer_predicting(key, value):
             continue
         elif default is missing:
             changed.append(key)
+        elif value == (resolved({k: v for k, v in second.items() if k != key}) or {}).get(key):
+            continue  # its class computes it from others
         elif of_target(key, default):
             named.append(key)
         elif not shown_by_tensors(key, second, {**second, key: default}):

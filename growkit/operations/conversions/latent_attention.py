@@ -54,7 +54,9 @@ class LatentAttention(Operation):
         sizes = source.family.sizes(source.config)
         biased = any(name.endswith("self_attn.q_proj.bias") for name in source.tensors)
         heads = _Heads(source, sizes["heads"], sizes["kv_heads"], sizes["head_dim"], biased)
-        config |= heads.config() | {"first_k_dense_replace": sizes["layers"]}
+        config |= heads.config()
+        dense = target.complete(config)["first_k_dense_replace"]
+        config["first_k_dense_replace"] = max(dense, sizes["layers"])
         config = {key: value for key, value in config.items() if key not in REPLACED}
         return Change([rewrite(source, target, config, heads.transform, apart="latents are new")])
 

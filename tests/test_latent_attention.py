@@ -1,0 +1,135 @@
+"""Latent attention in place of grouped-query attention, judged by DeepSeek-V3's class."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING
+
+import growkit
+from growkit import ConvertStep, GrowStep, Recipe
+from growkit.base.errors import InputError
+from growkit.engine.strict import strict_float64
+from tests.conftest import edit_json, edit_weights, load_strict, relative_error, save_random, seeded
+from tests.families import SIZES, coin, one_of
+
+QUICK = growkit.Settings(prompts=2, length=24)
+
+SWITCHES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": coin},
+    "mistral": {"sliding_window": None},
+    "qwen2": {"use_sliding_window": False},
+}
+
+ROPES: tuple[dict[str, Any], ...] = (
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "original_max_position_embeddings": 16,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+)
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+
+
+def grouped_query(kind: str, choose: Random) -> dict[str, Any]:
+    """A random config of a type, with what the class of latent attention can have."""
+    kv_heads, width = choose.choice([1, 2, 3, 4]), choose.choice([4, 6, 8])
+    heads = kv_heads * choose.choice([1, 2, 3])
+    rope = {**choose.choice(ROPES), "rope_theta": choose.choice([1e4, 5e5])}
+    if rope["rope_type"] == "default" and coin(choose):
+        factors = [[1 + choose.random() * more for _ in range(width // 2)] for more in (1, 4)]
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": 16}
+        rope |= {"short_factor": factors[0], "long_factor": factors[1]}
+    switches = {k: v(choose) if callable(v) else v for k, v in SWITCHES[kind].items()}
+    return {
+        **SIZES,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": width,
+        "hidden_size": heads * choose.choice([4, 8]),
+        "intermediate_size": 12,
+        "tie_word_embeddings": coin(choose),
+        "rope_parameters": rope,
+        **switches,
+    }
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("kind", SWITCHES)
+def test_latent_attention_changes_nothing_and_learns(kind: str, seed: int, tmp_path: Path) -> None:
+    choose, source, out = seeded(seed), tmp_path / "source", tmp_path / "out"
+    config, dtype = grouped_query(kind, choose), one_of(torch.float32, torch.bfloat16)(choose)
+    save_random(source, CONFIG_MAPPING[kind](**config), seed, dtype)
+    converted = growkit.convert(source, out, "mla", verify=QUICK)
+    assert (converted["kept"], converted["promise"]) == (True, "exact"), converted
+    assert relative_error(source, out) < 1e-12
+    model = load_strict(out)
+    assert model.config.model_type == "deepseek_v3"
+    ids = torch.randint(29, (2, 24), generator=torch.Generator().manual_seed(seed))
+    with strict_float64():
+        model(ids, labels=ids).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.any(), name  # all of them train
+    (out / "growkit.json").unlink()
+    unaided = growkit.verify(source, out, QUICK)
+    assert unaided["kept"], unaided["reason"]
+    faulty = choose.choice(["kv_a_proj_with_mqa.bias", "kv_b_proj.weight", "o_proj.weight"])
+    with edit_weights(out) as weights:
+        weights[f"model.layers.1.self_attn.{faulty}"].mul_(1.5)
+    assert relative_error(source, out) > 1e-6  # the control
+    assert not growkit.verify(source, out, QUICK)["kept"]
+
+
+def test_other_frequencies_are_another_model(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    config = grouped_query("llama", seeded(1)) | {"rope_parameters": {"rope_type": "default"}}
+    save_random(source, CONFIG_MAPPING["llama"](**config), 0)
+    assert growkit.convert(source, out, "mla", verify=QUICK)["kept"]
+    with edit_json(out / "config.json") as written:
+        written["rope_parameters"]["long_factor"][-1] *= 2  # beyond the context of the prompts
+    (out / "growkit.json").unlink()
+    verdict = growkit.verify(source, out, QUICK)
+    assert not verdict["kept"]
+    assert "rope_parameters" in verdict["reason"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "dtype", "reason"),
+    [
+        ("mistral", {"sliding_window": 8}, torch.float32, "has sliding_window 8"),
+        ("qwen3", {}, torch.float32, "no class known to --to mla"),
+        ("llama", {}, torch.float16, "--dtype bfloat16"),
+        ("llama", {"rope_parameters": DYNAMIC}, torch.float32, "rotary embeddings"),
+    ],
+)
+def test_what_latent_attention_cannot_have_is_refused_in_the_plan(
+    kind: str, more: dict[str, Any], dtype: Any, reason: str, tmp_path: Path
+) -> None:
+    config = CONFIG_MAPPING[kind](**grouped_query("llama", seeded(0)) | more)
+    source = save_random(tmp_path / "source", config, 0, dtype)
+    with pytest.raises(InputError, match=reason):
+        growkit.convert(source, tmp_path / "out", "mla", verify=QUICK, dry_run=True)
+
+
+def test_growth_latent_attention_and_experts_are_one_recipe(tmp_path: Path) -> None:
+    config = grouped_query("llama", seeded(2)) | {"tie_word_embeddings": False}
+    source, out = tmp_path / "source", tmp_path / "out"
+    save_random(source, CONFIG_MAPPING["llama"](**config), 0)
+    steps = (
+        GrowStep("hypercloning", {"hidden": "x2"}),
+        ConvertStep("mla", {}),
+        GrowStep("depth", {"layers": "x2"}),
+        GrowStep("upcycle", {"experts": "4"}),
+    )
+    assert growkit.run(Recipe(str(source), steps, str(out), QUICK))["kept"]
+    assert relative_error(source, out) < 1e-12
