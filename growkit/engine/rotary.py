@@ -74,5 +74,5 @@ def rotary_of(config: Config) -> Rotary | None:
         (short, factor), (long, _) = (
             ROPE_INIT_FUNCTIONS[kind](read, None, seq_len=length) for length in (None, original + 1)
         )
-    periods, later = ((1 / frequencies).tolist() for frequencies in (short, long))
-    return Rotary(kind, tuple(periods), tuple(later), float(factor), original)
+    first, later = (1 / short).tolist(), (1 / long).tolist()
+    return Rotary(kind, tuple(first), tuple(later), float(factor), original)

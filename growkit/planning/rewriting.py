@@ -67,9 +67,10 @@ def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
         InputError: no class computes the rest of the model, or the model has a setting that the
             class lacks.
     """
-    kind, by_kind = source.config["model_type"], {}
+    kind = source.config["model_type"]
+    by_kind: dict[str, tuple[Family, Without]] = {}
     for target in families().values():
-        by_kind |= {of: (target, said) for of, said in target.upgrades.get(conversion, {}).items()}
+        by_kind |= {of: (target, rest) for of, rest in target.upgrades.get(conversion, {}).items()}
     if kind not in by_kind:
         raise InputError(
             f"no class known to --to {conversion} computes the rest of {source.family.one}, so "
