@@ -133,7 +133,7 @@ def different_settings(
             or (key == "vocab_size" and type(was) is type(now) is int and was < now)
             or (by_layer and _deeper(was, now, layers) and fits(was, now))
             or (one_class and _is_size(key, first, second))
-            or (not one_class and key == "rope_parameters" and _same_angles(*configs))
+            or (not one_class and _means_the_same(key, was, *configs))
             # Caches of a decoder without its encoder have as many layers as the key of this name.
             or ((was, now) == layers and key == aliases(second).get("num_hidden_layers"))
             or (one_class and key not in follow and _is_forced(key, path, first, second, of_target))
@@ -153,10 +153,18 @@ def different_settings(
     return changed, named
 
 
-def _same_angles(first: Config, second: Config) -> bool:
-    """Whether models of two classes rotate pairs of coordinates with the same frequencies."""
-    angles, others = rotary_of(first), rotary_of(second)
-    return angles is not None and others is not None and angles.same_angles(others)
+def _means_the_same(key: str, was: Any, first: Config, second: Config) -> bool:
+    """Whether another value makes no other model of another class.
+
+    Rotary parameters are compared as the angles that they give. Tensors show other values, such as
+    whether layers have biases.
+    """
+    if key == "rope_parameters":
+        angles, others = rotary_of(first), rotary_of(second)
+        return angles is not None and others is not None and angles.same_angles(others)
+    return key not in SHARED | WINDOWS | {TIED} and shown_by_tensors(
+        key, {**second, key: was}, second
+    )
 
 
 def _with_sizes(config: Config) -> Config:
