@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import growkit
+from growkit.cli.catalogue import table
 from growkit.engine.planner import change
 from growkit.families.family import families
 from growkit.families.model import example
-from growkit.pipeline.inspection import catalogue, table
+from growkit.pipeline.inspection import catalogue
 from growkit.planning.operation import operations
 from growkit.planning.recipe import GrowStep
 from growkit.results.growth_result import Abilities, Answer

@@ -111,7 +111,8 @@ def list_families(
     as_json: bool = JSON,
 ) -> None:
     """List the families, and the operations that one of them, or each, supports."""
-    from growkit.pipeline.inspection import catalogue, model_types, table
+    from growkit.cli.catalogue import table
+    from growkit.pipeline.inspection import catalogue, model_types
     from growkit.report.terminal import ability_parts, family_parts
 
     if name and every:
@@ -156,8 +157,7 @@ def convert_command(
     options: cli.OperationOptions,
     to: str = cli.value(
         ...,
-        f"Variant or layout: {', '.join(sorted(operations('convert')))}. With --help: its options "
-        "alone.",
+        f"Variant or layout: {', '.join(operations('convert'))}. With --help: its options alone.",
         values=operations("convert"),
     ),
     settings: Settings,
@@ -291,9 +291,8 @@ def _run(
     """
     from growkit.pipeline import running as pipeline
     from growkit.report.saving import check_report, write_report
-    from growkit.report.terminal import Bars, growth_parts
+    from growkit.report.terminal import Bars, growth_parts, training_hint
     from growkit.report.view import Paragraph
-    from growkit.results.growth_result import training_hint
 
     inputs, output, report = recipe.inputs(reads), recipe.output_path, destination.report
     _proof_options(recipe.verify, report=report)

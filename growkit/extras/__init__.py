@@ -1,6 +1,6 @@
 """Additions that the core finds by their place and never imports.
 
-Each package is one extra. ``growkit.base.lazy.of_extras`` looks in it for the packages
+Each package is one extra. ``growkit.base.lazy.of_extras`` looks in it for the packages ``growth``,
 ``conversions``, ``own_classes``, ``checks``, ``weight_formats``, ``quantised`` and ``companions``
 (files that grow with a model), with a file for each of these; and for a module ``families`` that
 describes further families.

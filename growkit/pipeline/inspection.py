@@ -11,7 +11,7 @@ speed, proof memory). For these models estimates are off by up to a half; machin
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,6 @@ from growkit.sources import family_for, find
 
 FACTORS = ("x3/2", "x2", "x4")
 """Sizes to try, in this order, until one is exact."""
-
-REACH = dict(zip(FACTORS, ("any size", "whole factors", "powers of four"), strict=True))
-"""The reachable sizes that follow from the first exact factor."""
-
-NOTHING = "–"
 
 MAX_TENSORS = 3000
 """Number of tensors above which a model is planned with fewer experts."""
@@ -246,66 +241,6 @@ def _answer(verb: str, operation: Operation, options: Mapping[str, Value], model
         why=why,
         only={},
     )
-
-
-def table(rows: Sequence[Abilities]) -> list[list[str]]:
-    """Format the catalogue: a heading, and a line for every type of model.
-
-    A cell lists the sizes that a growth method can change, and how far; growth is exact unless the
-    cell names another promise.
-    """
-    growths = operations("grow")
-    lines = [["family", "model_type", *growths, "convert to"]]
-    for row in rows:
-        cells = [_cell(row, operation) for operation in growths.values()]
-        lines.append([row.family, *row.model_types, *cells, _conversions(row.convert)])
-    return lines
-
-
-def _conversions(answers: Sequence[Answer]) -> str:
-    """Format all conversions, with the config keys that some require."""
-    named: dict[str, list[str]] = {}
-    for answer in answers:
-        if answer.promise:
-            only = " and ".join(f"{key} is {value}" for key, value in answer.only.items())
-            promise = "" if answer.promise == "exact" else f" ({answer.promise})"
-            named.setdefault(only, []).append(answer.operation + promise)
-    parts = [", ".join(names) + (f", if {only}" if only else "") for only, names in named.items()]
-    return "; ".join(parts) or NOTHING
-
-
-def _cell(row: Abilities, operation: Operation) -> str:
-    """Format the reach of a growth method; sizes with the same reach share an entry."""
-    by_reach: dict[str, list[str]] = {}
-    for name in (option.name for option in operation.options if isinstance(option, SizeOption)):
-        of_method = [answer for answer in row.grow if answer.operation == operation.name]
-        if words := _words(row, name, [answer for answer in of_method if name in answer.options]):
-            by_reach.setdefault(words, []).append(name)
-    return "; ".join(f"{', '.join(names)}: {words}" for words, names in by_reach.items()) or NOTHING
-
-
-def _words(row: Abilities, name: str, answers: list[Answer]) -> str:
-    """Format how far a size can grow; empty if it cannot."""
-    reach: dict[bool | None, str] = {}
-    for tied in dict.fromkeys(answer.tied for answer in answers):
-        words = []
-        for promise in PROMISES:
-            known = (
-                answer for answer in answers if (answer.tied, answer.promise) == (tied, promise)
-            )
-            least = next((answer.options[name] for answer in known), None)
-            if least:
-                words.append(REACH[least] + ("" if promise == "exact" else f" {promise}"))
-            if least == FACTORS[0]:
-                break
-        reach[tied] = ", ".join(words)
-    becomes = {answer.becomes for answer in answers if answer.promise} - {row.family}
-    outcome = f" (as {becomes.pop()})" if len(becomes) == 1 else ""
-    if len({*reach.values()}) == 1:
-        (alike,) = {*reach.values()}
-        return alike and alike + outcome
-    parts = (f"{words or 'not'} if {'' if tied else 'un'}tied" for tied, words in reach.items())
-    return ", ".join(parts) + outcome
 
 
 # Costs of a run.

@@ -148,7 +148,7 @@ PACKAGES = {"grow": "growth", "convert": "conversions"}
 
 
 def operations(verb: str) -> dict[str, Operation]:
-    """The operations of a verb, by name on the command line.
+    """The operations of a verb, by name on the command line, in alphabetical order.
 
     A module defines ``OPERATION``, or a function ``make_operations`` that returns several.
     """
@@ -157,7 +157,7 @@ def operations(verb: str) -> dict[str, Operation]:
     listed = list(registered(kind, "OPERATION", package).values())
     for several in registered(kind, "make_operations", package).values():
         listed += several()
-    return {operation.name: operation for operation in listed}
+    return {one.name: one for one in sorted(listed, key=lambda one: one.name)}
 
 
 def operation_of(verb: str, name: str) -> Operation:
@@ -173,7 +173,7 @@ def operation_of(verb: str, name: str) -> Operation:
         if name in operations(other):
             raise InputError(f"{name} is not for {verb}; use growkit {other}")
     kind = "growth method" if verb == "grow" else "conversion to"
-    raise InputError(f"there is no {kind} {name!r}; {did_you_mean(name, sorted(known))}")
+    raise InputError(f"there is no {kind} {name!r}; {did_you_mean(name, known)}")
 
 
 def config_key_aliases(options: Iterable[Option]) -> dict[str, str]:

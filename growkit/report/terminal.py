@@ -19,7 +19,8 @@ from growkit.report.probe_page import probe_view
 from growkit.report.proof_page import proof_view
 from growkit.report.view import Cell, Found, Grid, Paragraph, Part, figure, listing, recorded
 from growkit.results import Result
-from growkit.results.growth_result import class_sentence, difference_sentence
+from growkit.results.growth_result import Difference
+from growkit.results.proof_result import next_step
 
 STYLES = {"good": "bold green", "warn": "yellow", "bad": "bold red", "heading": "bold"}
 
@@ -53,7 +54,7 @@ def growth_parts(result: Found) -> Iterator[Part]:
     if result["ranks"]:
         yield _ranks(result["ranks"])
     loads_with = f"loads with {result['loads_with']}" if result["loads_with"] else None
-    sentences = [result["inferred"], class_sentence(result["config"]), loads_with]
+    sentences = [result["inferred"], _class_change(result["config"]), loads_with]
     if not result["verification"]:  # whose reason begins with it
         sentences.append(_lost(result))
     yield from _summary(result, f"{size(result['bytes'])} in {result['dtype']}", sentences)
@@ -66,6 +67,35 @@ def growth_parts(result: Found) -> Iterator[Part]:
         yield Paragraph(f"dry run: nothing was written to {result['output']}")
     if result["verification"]:
         yield from proof_view(result["verification"]).brief()
+
+
+def _class_change(changes: Sequence[Found]) -> str | None:
+    """State the change of the model's class; None if it stays.
+
+    Args:
+        changes: changes of ``config.json`` (each a ``ConfigChange``).
+    """
+    for key in ("architectures", "model_type"):
+        for change in changes:
+            if change["key"] == key and change["before"] and change["after"]:
+                was, now = (change[side].strip('[]"') for side in ("before", "after"))
+                return f"class: {was} → {now}"
+    return None
+
+
+def training_hint(result: Found) -> str | None:
+    """Say how to train an output (a ``growkit.GrowResult``), without a full stop.
+
+    None if nothing was written, or if the proof gives other advice.
+    """
+    updates, proof = result.get("updates"), result.get("verification")
+    if not updates or (proof and next_step(proof)):
+        return None
+    return (
+        "train it with growkit.training.param_groups, which takes the source's learning rate; "
+        "before a long run, growkit probe measures on your text whether that pays, compared with "
+        "training the source for longer"
+    )
 
 
 def _optimizer(state: Found) -> Iterator[Part]:
@@ -221,7 +251,17 @@ def check_parts(result: Found) -> Iterator[Part]:
     """Show a ``CheckResult``: whether a folder matches its manifest, and every difference."""
     yield Paragraph(result["reason"], "good" if result["whole"] else "bad")
     for difference in result["differences"]:
-        yield Paragraph(difference_sentence(difference))
+        yield Paragraph(_difference(difference))
+
+
+def _difference(found: Difference) -> str:
+    """Describe a difference on one line."""
+    why = found.why
+    if found.recorded_sha256 is not None:
+        why = f"SHA-256 {found.recorded_sha256} was recorded, {found.found_sha256} found"
+    elif found.recorded_bytes is not None:
+        why = f"{found.recorded_bytes:,} bytes were recorded, {found.found_bytes:,} found"
+    return f"{found.what}: {found.file}" + (f" ({why})" if why else "")
 
 
 def story_parts(result: Found) -> Iterator[Part]:

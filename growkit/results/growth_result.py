@@ -1,11 +1,10 @@
 """Results of operations, inspections and checks, in Python and as ``--json``."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from growkit.base.limits import within
 from growkit.results import Result
-from growkit.results.proof_result import Found, VerifyResult, next_step
+from growkit.results.proof_result import VerifyResult
 
 
 class UpdateGroup(Result):
@@ -281,35 +280,6 @@ class Story(Result):
     kept_in: str | None
 
 
-def class_sentence(changes: Sequence[Found]) -> str | None:
-    """State the change of the model's class; None if it stays.
-
-    Args:
-        changes: changes of ``config.json`` (each a ``ConfigChange``).
-    """
-    for key in ("architectures", "model_type"):
-        for change in changes:
-            if change["key"] == key and change["before"] and change["after"]:
-                was, now = (change[side].strip('[]"') for side in ("before", "after"))
-                return f"class: {was} → {now}"
-    return None
-
-
-def training_hint(result: Found) -> str | None:
-    """Say how to train an output (a ``growkit.GrowResult``), without a full stop.
-
-    None if nothing was written, or if the proof gives other advice.
-    """
-    updates, proof = result.get("updates"), result.get("verification")
-    if not updates or (proof and next_step(proof)):
-        return None
-    return (
-        "train it with growkit.training.param_groups, which takes the source's learning rate; "
-        "before a long run, growkit probe measures on your text whether that pays, compared with "
-        "training the source for longer"
-    )
-
-
 EXACT = 1e-10
 """Largest relative error of equal logits: far above float64 rounding, far below any fault."""
 
@@ -536,13 +506,3 @@ class CheckResult(Result):
     bytes: int
     created: str | None
     differences: list[Difference]
-
-
-def difference_sentence(found: Difference) -> str:
-    """Describe a difference on one line."""
-    why = found.why
-    if found.recorded_sha256 is not None:
-        why = f"SHA-256 {found.recorded_sha256} was recorded, {found.found_sha256} found"
-    elif found.recorded_bytes is not None:
-        why = f"{found.recorded_bytes:,} bytes were recorded, {found.found_bytes:,} found"
-    return f"{found.what}: {found.file}" + (f" ({why})" if why else "")

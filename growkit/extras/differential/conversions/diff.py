@@ -22,9 +22,9 @@ from growkit.extras.differential.conversions.shared_diff import multiplied_out
 from growkit.extras.differential.conversions.storing import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.diff_family import LAMBDA
+from growkit.extras.differential.growth.group_diff import OPERATION as GROUP_DIFF
 from growkit.families.description import Member
 from growkit.families.model import Model
-from growkit.operations.growth.group_diff import OPERATION as GROUP_DIFF
 from growkit.planning.operation import Change
 from growkit.planning.plan import Plan, Planned
 from growkit.planning.rewriting import rewrite

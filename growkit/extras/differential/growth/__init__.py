@@ -1,0 +1,1 @@
+"""Growth methods of differential attention."""
