@@ -682,38 +682,26 @@ def _loop(
 _SPACE = __name__.replace(".", "_")  # copies of this file do not share their operations
 
 
-@torch.library.custom_op(f"{_SPACE}::looped", mutates_args=())
-def _looped(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    gamma: Tensor,
-    scaling: float,
-    past: int,
-    real: Tensor | None,
-    columns: Tensor | None,
-    rest: Tensor | None,
-    integral: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+_LOOP = (
+    "Tensor query, Tensor key, Tensor value, Tensor gamma, float scaling, SymInt past, "
+    "Tensor? real, Tensor? columns, Tensor? rest, str integral"
+)
+"""The arguments of ``_loop``, in the notation of torch."""
+
+
+@torch.library.custom_op(
+    f"{_SPACE}::looped", mutates_args=(), schema=f"({_LOOP}) -> (Tensor, Tensor, Tensor)"
+)
+def _looped(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """``_loop`` as an operation of graphs, which computes it again for gradients."""
     with torch.no_grad():
-        return _loop(query, key, value, gamma, scaling, past, real, columns, rest, integral)
+        return _loop(*inputs)
 
 
 @_looped.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    gamma: Tensor,
-    scaling: float,
-    past: int,
-    real: Tensor | None,
-    columns: Tensor | None,
-    rest: Tensor | None,
-    integral: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    batch, signal, rows, width = *query.shape[:3], value.shape[3]
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    query, _, value, _, _, past, _, _, rest, integral = inputs
+    (batch, signal, rows), width = query.shape[:3], value.shape[3]
     nothing, numbers = query.new_empty(0), wide(query.new_empty(0))
     if integral == "column_mean":
         return numbers.new_empty(batch, signal, rows), nothing, nothing.clone()
@@ -725,28 +713,19 @@ def _(
     )
 
 
-@torch.library.custom_op(f"{_SPACE}::looped_backward", mutates_args=())
-def _looped_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    gamma: Tensor,
-    scaling: float,
-    past: int,
-    real: Tensor | None,
-    columns: Tensor | None,
-    rest: Tensor | None,
-    integral: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    f"{_SPACE}::looped_backward",
+    mutates_args=(),
+    schema=f"(Tensor gradient, {_LOOP}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _looped_backward(gradient: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of queries, keys, values and γ; operations run below autograd otherwise."""
     key_of_autograd = torch._C.DispatchKey.AutogradFunctionality
     with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(key_of_autograd, False):
-        inputs = [tensor.detach().requires_grad_() for tensor in (query, key, value, gamma)]
-        others: Any = scaling, past, real, columns, rest, integral
-        heads = _loop(inputs[0], inputs[1], inputs[2], inputs[3], *others)[0]
-        gradients = torch.autograd.grad(heads, inputs, gradient, materialize_grads=True)
-    return tuple(tensor.contiguous() for tensor in gradients)  # type: ignore[return-value]
+        tensors = [tensor.detach().requires_grad_() for tensor in inputs[:4]]
+        heads = _loop(*tensors, *inputs[4:])[0]
+        gradients = torch.autograd.grad(heads, tensors, gradient, materialize_grads=True)
+    return tuple(tensor.contiguous() for tensor in gradients)
 
 
 @_looped_backward.register_fake
