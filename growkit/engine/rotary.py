@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed
-from growkit.engine.strict import strict_float64
 
 FIXED = ("linear", "llama3", "yarn", "longrope")
 """Types of scaling whose frequencies depend only on whether a text is longer than a number."""
@@ -56,6 +55,8 @@ def rotary_of(config: Config) -> Rotary | None:
         InputError: transformers does not read the config.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from growkit.engine.strict import strict_float64  # which imports torch
 
     read = parsed(config)
     rope = getattr(read, "rope_parameters", None) or {}
