@@ -222,6 +222,18 @@ FAMILIES: dict[str, Kind] = {
     "olmo3": Kind(usual("attention_bias", head_dim=coin, **WINDOWS)),
     "phi3": Kind(usual(head_dim=coin)),
     "granite": Kind(usual(*BIASES, head_dim=coin, **SCALES)),
+    "falcon_h1": Kind(
+        usual(
+            *BIASES,
+            *("mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm", "projectors_bias"),
+            head_dim=coin,
+            mamba_d_ssm=12,
+            mamba_n_heads=one_of(2, 3),
+            mamba_n_groups=1,
+            mamba_d_state=4,
+            mamba_chunk_size=8,
+        )
+    ),
     "starcoder2": Kind(usual("use_bias", head_dim=coin), centred=True),
     "nemotron": Kind(usual(*BIASES, head_dim=coin), centred=True),
     "stablelm": Kind(

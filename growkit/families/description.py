@@ -391,7 +391,8 @@ class HasSizes:
                     complete[key] = default
                     continue
                 texts = dict.fromkeys(k for k in self.size_keys if isinstance(complete.get(k), str))
-                complete[key] = self.assumed(key, complete | texts)
+                stated = {k: v for k, v in complete.items() if v is not None or k in config}
+                complete[key] = self.assumed(key, stated | texts)
         return complete
 
     def assumed(self, key: str, config: Config) -> Any:

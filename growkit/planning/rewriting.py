@@ -77,7 +77,15 @@ def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
             f"{source.where()} cannot be converted; these can: {', '.join(sorted(by_kind))}"
         )
     target, without = by_kind[kind]
-    return target, config_with(source, source.family, target, without)
+    config = config_with(source, source.family, target, without)
+    if "layer_types" not in target.defaults:
+        others = {*(config.pop("layer_types", None) or ())} - {"full_attention"}
+        if others:
+            raise InputError(
+                f"config.json in {source.where()} has layers of type {', '.join(sorted(others))}, "
+                f"which {target.one} cannot have; only one with full attention can become one"
+            )
+    return target, config
 
 
 def config_with(source: Model, family: Family, target: Family, without: Without) -> dict[str, Any]:

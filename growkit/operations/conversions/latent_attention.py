@@ -27,7 +27,6 @@ from growkit.algebra.expansion import NOTHING
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import FLOAT_BITS, TORCH_NAMES, Config, TensorInfo, main_dtype
-from growkit.engine.rotary import FIXED, rotary_of
 from growkit.families.description import Member
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
@@ -215,6 +214,8 @@ def _rope(source: Model, width: int, kv_heads: int) -> Config:
     Raises:
         InputError: the frequencies are not fixed, or not all of a head is rotated.
     """
+    from growkit.engine.rotary import FIXED, rotary_of  # imports torch
+
     rotary = rotary_of(source.config)
     if rotary is None or 2 * len(rotary.short) != width:
         raise InputError(

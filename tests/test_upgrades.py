@@ -1,5 +1,6 @@
-"""Latent attention in place of grouped-query attention, judged by DeepSeek-V3's class."""
+"""Conversions to other architectures, judged by the classes of transformers that have them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -63,29 +64,42 @@ def grouped_query(kind: str, choose: Random) -> dict[str, Any]:
     }
 
 
-@pytest.mark.sampled(3)
+UPGRADES = {
+    "mla": ("deepseek_v3", ["self_attn.kv_a_proj_with_mqa.bias", "self_attn.kv_b_proj.weight"]),
+    "hybrid": ("falcon_h1", ["self_attn.o_proj.weight", "mamba.out_proj.weight"]),
+}
+"""By name, the class and tensors whose faults must be noticed."""
+
+
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.parametrize("kind", SWITCHES)
-def test_latent_attention_changes_nothing_and_learns(kind: str, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("upgrade", UPGRADES)
+def test_an_upgrade_changes_nothing_and_learns(
+    upgrade: str, kind: str, seed: int, tmp_path: Path
+) -> None:
     choose, source, out = seeded(seed), tmp_path / "source", tmp_path / "out"
     config, dtype = grouped_query(kind, choose), one_of(torch.float32, torch.bfloat16)(choose)
     save_random(source, CONFIG_MAPPING[kind](**config), seed, dtype)
-    converted = growkit.convert(source, out, "mla", verify=QUICK)
+    converted = growkit.convert(source, out, upgrade, verify=QUICK)
     assert (converted["kept"], converted["promise"]) == (True, "exact"), converted
     assert relative_error(source, out) < 1e-12
-    model = load_strict(out)
-    assert model.config.model_type == "deepseek_v3"
+    model, (model_type, faults) = load_strict(out), UPGRADES[upgrade]
+    assert model.config.model_type == model_type
     ids = torch.randint(29, (2, 24), generator=torch.Generator().manual_seed(seed))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with strict_float64():
-        model(ids, labels=ids).loss.backward()
+        for _ in range(2):  # what is before a zero trains from the second step on
+            optimizer.zero_grad()
+            model(ids, labels=ids).loss.backward()
+            optimizer.step()
     for name, parameter in model.named_parameters():
-        assert parameter.grad.any(), name  # all of them train
+        assert parameter.grad.any(), name
     (out / "growkit.json").unlink()
     unaided = growkit.verify(source, out, QUICK)
     assert unaided["kept"], unaided["reason"]
-    faulty = choose.choice(["kv_a_proj_with_mqa.bias", "kv_b_proj.weight", "o_proj.weight"])
     with edit_weights(out) as weights:
-        weights[f"model.layers.1.self_attn.{faulty}"].mul_(1.5)
+        weights[f"model.layers.1.{choose.choice(faults)}"].mul_(1.5).add_(0.01)
     assert relative_error(source, out) > 1e-6  # the control
     assert not growkit.verify(source, out, QUICK)["kept"]
 
@@ -104,32 +118,39 @@ def test_other_frequencies_are_another_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "dtype", "reason"),
+    ("kind", "more", "upgrade", "reason"),
     [
-        ("mistral", {"sliding_window": 8}, torch.float32, "has sliding_window 8"),
-        ("qwen3", {}, torch.float32, "no class known to --to mla"),
-        ("llama", {}, torch.float16, "--dtype bfloat16"),
-        ("llama", {"rope_parameters": DYNAMIC}, torch.float32, "rotary embeddings"),
+        ("mistral", {"sliding_window": 8}, "mla", "has sliding_window 8"),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "hybrid", "type sliding_attention"),
+        ("qwen3", {}, "hybrid", "no class known to --to hybrid"),
+        ("llama", {"dtype": "float16"}, "mla", "--dtype bfloat16"),
+        ("llama", {"rope_parameters": DYNAMIC}, "mla", "rotary embeddings"),
     ],
 )
-def test_what_latent_attention_cannot_have_is_refused_in_the_plan(
-    kind: str, more: dict[str, Any], dtype: Any, reason: str, tmp_path: Path
+def test_what_a_class_cannot_have_is_refused_in_the_plan(
+    kind: str, more: dict[str, Any], upgrade: str, reason: str, tmp_path: Path
 ) -> None:
     config = CONFIG_MAPPING[kind](**grouped_query("llama", seeded(0)) | more)
+    dtype = getattr(torch, more.get("dtype", "float32"))
     source = save_random(tmp_path / "source", config, 0, dtype)
     with pytest.raises(InputError, match=reason):
-        growkit.convert(source, tmp_path / "out", "mla", verify=QUICK, dry_run=True)
+        growkit.convert(source, tmp_path / "out", upgrade, verify=QUICK, dry_run=True)
 
 
-def test_growth_latent_attention_and_experts_are_one_recipe(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("upgrade", "after"),
+    [
+        ("mla", [GrowStep("upcycle", {"experts": "4"})]),
+        ("hybrid", [GrowStep("hypercloning", {"hidden": "x2"})]),
+    ],
+)
+def test_growth_and_upgrades_are_one_recipe(
+    upgrade: str, after: Sequence[GrowStep], tmp_path: Path
+) -> None:
     config = grouped_query("llama", seeded(2)) | {"tie_word_embeddings": False}
     source, out = tmp_path / "source", tmp_path / "out"
     save_random(source, CONFIG_MAPPING["llama"](**config), 0)
-    steps = (
-        GrowStep("hypercloning", {"hidden": "x2"}),
-        ConvertStep("mla", {}),
-        GrowStep("depth", {"layers": "x2"}),
-        GrowStep("upcycle", {"experts": "4"}),
-    )
+    wider, deeper = GrowStep("hypercloning", {"hidden": "x2"}), GrowStep("depth", {"layers": "x2"})
+    steps = (wider, ConvertStep(upgrade, {}), deeper, *after)
     assert growkit.run(Recipe(str(source), steps, str(out), QUICK))["kept"]
     assert relative_error(source, out) < 1e-12

@@ -1,0 +1,134 @@
+"""Addition of a Mamba-2 mixer beside the attention of every layer.
+
+The mixer starts as Mamba-2 does (Dao and Gu, "Transformers are SSMs", arXiv 2405.21060), but for
+its last projection, which is zero, so that it adds nothing at first. That projection trains from
+the first step on, what is before it from the second. The class is Falcon-H1's ("Falcon-H1",
+arXiv 2507.22448), with all multipliers 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+from growkit.algebra.splits import noise
+from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, np, torch
+from growkit.base.options import MAX_COUNT, Option
+from growkit.base.tensors import TensorInfo
+from growkit.families.description import Member
+from growkit.families.model import Model
+from growkit.planning.operation import Change, Operation
+from growkit.planning.rewriting import rewrite, upgraded
+from growkit.planning.transforms import Computed, Constant, Kept, Transform
+
+HEAD_DIM = 64
+"""Width of a head of the mixer, if hidden is a multiple of it."""
+
+MIXER_HEADS = Option(
+    "mixer_heads",
+    f"number of heads of the mixer, each as wide as hidden / mixer_heads (default: one for every "
+    f"{HEAD_DIM} coordinates of hidden)",
+    form="N",
+    kind=int,
+    limits=(1, MAX_COUNT),
+)
+MIXER_STATE = Option(
+    "mixer_state",
+    "size of the state of each coordinate of the mixer (default: 128)",
+    form="N",
+    kind=int,
+    limits=(1, MAX_COUNT),
+)
+
+KERNEL = 4
+"""Length of the mixer's convolution."""
+
+RENAMED = {
+    ".feed_forward.": ".mlp.",
+    ".pre_ff_layernorm.": ".post_attention_layernorm.",
+    "model.final_layernorm.": "model.norm.",
+}
+"""Parts of names in the target, and the same in the source."""
+
+
+class ParallelMixer(Operation):
+    """See the module."""
+
+    name = "hybrid"
+    paper = "https://arxiv.org/abs/2507.22448"
+    options = (MIXER_HEADS, MIXER_STATE)
+
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
+        target, config = upgraded(source, self.name)
+        sizes = source.family.sizes(source.config)
+        hidden = sizes["hidden"]
+        heads = int(options.get("mixer_heads", max(1, hidden // HEAD_DIM)))
+        if hidden % heads:
+            raise InputError(
+                f"mixer_heads {heads} does not divide hidden {hidden} of {source.where()}; choose "
+                "a divisor"
+            )
+        config |= {
+            "mamba_d_ssm": hidden,
+            "mamba_n_heads": heads,
+            "mamba_d_head": hidden // heads,
+            "mamba_n_groups": 1,
+            "mamba_d_state": int(options.get("mixer_state", 128)),
+            "mamba_d_conv": KERNEL,
+            "attention_bias": any(name.endswith("q_proj.bias") for name in source.tensors),
+        }
+
+        def special(member: Member, info: TensorInfo) -> Transform | None:
+            name = member.name
+            for new, old in RENAMED.items():
+                name = name.replace(new, old)
+            if name in source.tensors:
+                return Kept(name)
+            return _new(name, f"{seed}:{name}", info)
+
+        plan = rewrite(source, target, config, special)
+        waits = {name for name in plan.by_target if ".mamba." in name and ".out_proj." not in name}
+        return Change([replace(plan, waits=frozenset(waits))])
+
+
+def _new(name: str, key: str, info: TensorInfo) -> Transform:
+    """A tensor of a new mixer, or a bias that attention has to have, as zeros."""
+    starts: dict[str, Callable[[], Tensor]] = {
+        ".A_log": lambda: torch.arange(1, info.shape[0] + 1).double().log(),
+        ".dt_bias": partial(_time_steps, key, info.shape[0]),
+        ".in_proj.weight": partial(_uniform, key, info.shape),
+        ".conv1d.weight": partial(_uniform, key, info.shape),
+    }
+    for ending, start in starts.items():
+        if name.endswith(ending):
+            rounded = partial(_rounded, start, info.torch_dtype)
+            return Computed((), "new, as Mamba-2 starts", rounded, dtype=info.dtype)
+    return Constant(info.dtype, 1.0 if name.endswith(".D") else 0.0, "new")
+
+
+def _rounded(start: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
+    return start().to(dtype)
+
+
+def _numbers(key: str, rows: int, columns: int) -> Tensor:
+    """Random numbers between -1 and 1."""
+    return torch.from_numpy(noise(key, np.arange(rows), columns).astype(np.float64) + 0.5) / 2**15
+
+
+def _uniform(key: str, shape: tuple[int, ...]) -> Tensor:
+    """As torch draws the weights of linear layers and convolutions."""
+    inputs = prod(shape[1:])
+    return _numbers(key, shape[0], inputs).reshape(shape) * inputs**-0.5
+
+
+def _time_steps(key: str, heads: int) -> Tensor:
+    """Biases whose softplus is between 0.001 and 0.1, evenly in the logarithm."""
+    steps = 10 ** (_numbers(key, heads, 1)[:, 0] - 2)
+    return steps + (-torch.expm1(-steps)).log()
+
+
+OPERATION = ParallelMixer()
