@@ -127,7 +127,7 @@ def _uniform(key: str, shape: tuple[int, ...]) -> Tensor:
 
 def _time_steps(key: str, heads: int) -> Tensor:
     """Biases whose softplus is between 0.001 and 0.1, evenly in the logarithm."""
-    steps = 10 ** (_numbers(key, heads, 1)[:, 0] - 2)
+    steps = torch.pow(10, _numbers(key, heads, 1)[:, 0] - 2)
     return steps + (-torch.expm1(-steps)).log()
 
 
