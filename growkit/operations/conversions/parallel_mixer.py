@@ -8,10 +8,10 @@ arXiv 2507.22448), with all multipliers 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from math import prod
 
 from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
@@ -121,8 +121,8 @@ def _numbers(key: str, rows: int, columns: int) -> Tensor:
 
 def _uniform(key: str, shape: tuple[int, ...]) -> Tensor:
     """As torch draws the weights of linear layers and convolutions."""
-    inputs = prod(shape[1:])
-    return _numbers(key, shape[0], inputs).reshape(shape) * inputs**-0.5
+    inputs = math.prod(shape[1:])
+    return _numbers(key, shape[0], inputs).reshape(shape) / math.sqrt(inputs)
 
 
 def _time_steps(key: str, heads: int) -> Tensor:
