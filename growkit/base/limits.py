@@ -23,6 +23,9 @@ INFLATION_MARGIN = 1.1
 """Allowed mean error in a dtype that is narrower than its sums, as a multiple of the source's. Of
 sound pairs it is 1 to a few per cent, and less where a class rounds less."""
 
+ENGINE_MARGIN = 4
+"""The same of other programs, which round more or fewer intermediate values than the class."""
+
 STANDARD_ERRORS = 4
 """By so many standard errors a larger multiple may be chance."""
 
@@ -107,13 +110,14 @@ def native_limit(rounding: float, dtype: str, strict: Limit) -> Limit | None:
     return limit if largest >= strict.largest else strict
 
 
-def inflation_limit(standard_error: float) -> float:
+def inflation_limit(standard_error: float, margin: float = INFLATION_MARGIN) -> float:
     """Limit for the errors of the target in a dtype, as a multiple of those of the source.
 
     Args:
         standard_error: of the logarithm of that multiple.
+        margin: the multiple of sound models.
     """
-    return INFLATION_MARGIN * math.exp(STANDARD_ERRORS * standard_error)
+    return margin * math.exp(STANDARD_ERRORS * standard_error)
 
 
 def training_limit(rounding: float) -> float:

@@ -17,6 +17,7 @@ from itertools import pairwise
 from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple, cast
 
 from growkit.base.errors import InputError, reason
@@ -112,13 +113,19 @@ class WeightFile(StoredWeights):
         name: name of the file in the folder.
         state: state of the file when its header was read.
         places: location of every tensor, by name.
+        metadata: texts in the header of safetensors, by name.
     """
 
     def __init__(
-        self, folder: Folder, name: str, state: State, places: Mapping[str, Place]
+        self,
+        folder: Folder,
+        name: str,
+        state: State,
+        places: Mapping[str, Place],
+        metadata: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path, self.paths = folder.path / name, [folder.path / name]
-        self.places = places
+        self.places, self.metadata = places, metadata
         self.tensors = {name: place.info for name, place in places.items()}
         self._folder, self._state = folder, state
 
@@ -224,14 +231,14 @@ def open_weights(folder: Folder, name: str) -> WeightFile:
         remedy = "it may be truncated, copy it again"
         with explain_damage(f"{path} is not a whole safetensors file", remedy):
             state = state_of(os.fstat(stream.fileno()))
-            return WeightFile(folder, name, state, _parse_header(stream, path))
+            return WeightFile(folder, name, state, *_parse_header(stream, path))
 
 
 # safetensors
 
 
-def _parse_header(stream: IO[bytes], path: Path) -> dict[str, Place]:
-    """Parse the header into the location of every tensor; as strict as the library."""
+def _parse_header(stream: IO[bytes], path: Path) -> tuple[dict[str, Place], dict[str, str]]:
+    """Parse the header into the location of every tensor, and texts; as strict as the library."""
     size = os.fstat(stream.fileno()).st_size - 8
     length = int.from_bytes(read(stream, 8, path), "little")
     if size < 0 or length > size:
@@ -259,7 +266,7 @@ def _parse_header(stream: IO[bytes], path: Path) -> dict[str, Place]:
         edges.append((start, end))
     if any(end != start for (_, end), (start, _) in pairwise(sorted(edges))):
         raise ValueError("its tensors do not fill the file without gaps or overlaps")
-    return places
+    return places, metadata
 
 
 def sizes(found: Any) -> tuple[int, ...]:

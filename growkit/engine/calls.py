@@ -48,7 +48,7 @@ class Call:
     cached: bool = False
     continues: Call | None = None
     kernel: str = ""
-    settings: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class NoStackError(InputError):

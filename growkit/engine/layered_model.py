@@ -3,7 +3,7 @@
 The only assumption about its transformers class is the location of these parts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from growkit.engine.class_weights import Extended, empty_model, persistent_buffe
 from growkit.engine.kernels import with_kernel
 from growkit.engine.lending import Copies, Lender
 from growkit.engine.strict import choose_kernels
-from growkit.engine.thresholds import Lowered
+from growkit.engine.thresholds import Changed
 from growkit.families.model import Model
 
 
@@ -78,7 +78,7 @@ class LayeredModel:
         self._wrapped = self.embedding[0] != ends[0][0]
         self.returned: Extras | None = None
         self.calls: Sequence[Call] = ()
-        self._lowered: dict[str, Lowered] = {}
+        self._changed: dict[str, Changed] = {}
         self.ran: dict[str, set[str]] = {}
         self._unreached = self._watch()
         # Stored buffers keep the values of the files; the class computes all other buffers.
@@ -180,7 +180,7 @@ class LayeredModel:
         try:
             with (
                 foreign(failure, "correct its config.json, or such models cannot be proved"),
-                self._as_in(call),
+                self.as_in(call),
             ):
                 yield
         except InputError as error:
@@ -194,7 +194,7 @@ class LayeredModel:
             raise CallError(sentence, call, why) from error
 
     @contextmanager
-    def _as_in(self, call: int | None) -> Iterator[None]:
+    def as_in(self, call: int | None) -> Iterator[None]:
         """Run modules with the kernel and the settings of a call; None outside of calls."""
         if call is None:
             yield
@@ -204,11 +204,19 @@ class LayeredModel:
             if not settings:
                 yield
                 return
-            key = str(sorted(settings.items()))
-            if key not in self._lowered:
-                self._lowered[key] = Lowered(self.model, self._weights, settings)
-            with self._lowered[key].applied():
+            with self.changed_by(settings).applied():
                 yield
+
+    def changed_by(self, settings: Mapping[str, Any]) -> Changed:
+        """What differs in the modules with other values of keys of the config.
+
+        Raises:
+            InputError: the class cannot have them.
+        """
+        key = str(sorted(settings.items()))
+        if key not in self._changed:
+            self._changed[key] = Changed(self.model, self._weights, settings)
+        return self._changed[key]
 
     def check_reach(self) -> None:
         """Check that text reaches every weight; call it after the logits are computed.

@@ -71,28 +71,28 @@ def _lists(config: Config) -> dict[str, Any]:
     return inner | {key: value for key, value in config.items() if isinstance(value, list)}
 
 
-def changed(config: Config, changes: Mapping[str, int]) -> Config:
+def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """The config with other values of some keys."""
     for key, value in changes.items():
         config = with_value(config, key, value)
     return config
 
 
-class Lowered:
-    """What differs in the modules of a model if some of its settings have lower values.
+class Changed:
+    """What differs in the modules of a model if some of its settings have other values.
 
     Buffers that files hold stay: the class computes them only where there is no file.
 
     Args:
         model: the model.
         weights: its weights, with its config.
-        settings: the lower values, by key.
+        settings: the other values, by key; a dot leads into a part of the config.
 
     Raises:
         InputError: the class cannot have them.
     """
 
-    def __init__(self, model: Any, weights: Model, settings: Mapping[str, int]) -> None:
+    def __init__(self, model: Any, weights: Model, settings: Mapping[str, Any]) -> None:
         other = build(weights, changed(weights.config, settings), model.dtype)
         self._changes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._compared: set[int] = set()
@@ -119,9 +119,13 @@ class Lowered:
             ):
                 self._compare(vars(mine[key]), vars(others[key]))
 
+    def __bool__(self) -> bool:
+        """Whether anything differs."""
+        return bool(self._changes)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Run the model with the lower values inside this context."""
+        """Run the model with the other values inside this context."""
         with ExitStack() as patched:
             for mine, others in self._changes:
                 patched.enter_context(patch.dict(mine, others))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from growkit.base.limits import SPACING, inflation_limit
+from growkit.base.limits import INFLATION_MARGIN, SPACING, inflation_limit
 from growkit.engine.metrics import Distance, Head, logits_in_pieces
 
 MIN_TOKENS = 32
@@ -90,19 +90,20 @@ def rounding_error(exact: Tensor, rounded: Tensor) -> Tensor:
     return (share * difference.square()).sum(-1) / 2
 
 
-def inflation(of_source: Tensor, of_target: Tensor) -> Inflation:
+def inflation(of_source: Tensor, of_target: Tensor, margin: float = INFLATION_MARGIN) -> Inflation:
     """Compare the errors of two models.
 
     Args:
         of_source: errors of the source, [tokens], all greater than zero, in nats.
         of_target: the same of the target.
+        margin: see ``inflation_limit``.
     """
     mean, tokens = float(of_target.mean() / of_source.mean()), len(of_source)
     logs = (of_target / of_source).log()
     # The delta method: their deviation is that of the logarithm of a ratio of means.
     residuals = (of_target / mean - of_source) / of_source.mean()
     inflations = [
-        Inflation(ratio, inflation_limit(float(deviation) / tokens**0.5))
+        Inflation(ratio, inflation_limit(float(deviation) / tokens**0.5, margin))
         for ratio, deviation in ((mean, residuals.std()), (float(logs.mean().exp()), logs.std()))
     ]
     return max(inflations, key=lambda inflation: inflation.ratio / inflation.limit)

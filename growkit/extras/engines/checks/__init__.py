@@ -1,0 +1,1 @@
+"""Checks of the proof that this extra adds."""

@@ -1,0 +1,287 @@
+"""The logits of a program, and those of the source's class in strict float64 and in its dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from growkit.base.errors import InputError
+from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.calls import Call, CallError, Spool
+from growkit.engine.class_weights import class_weights
+from growkit.engine.device import CPU
+from growkit.engine.layerwise import Layerwise, Stage
+from growkit.engine.metrics import LOGITS_AT_ONCE, Head
+from growkit.engine.oracle import resolved, tokens_of
+from growkit.engine.strict import strict_float64
+from growkit.extras.engines.guesses import (
+    Edited,
+    Guess,
+    guesses_of_conventions,
+    guesses_of_settings,
+    guesses_of_tokens,
+)
+from growkit.extras.engines.logits_file import Columns, LogitsFile
+
+NOTHING = Guess("", "")
+"""No mistake: what the source's class computes."""
+
+Look = Callable[[int, Stage], None]
+"""Looks at a stage, with the number of its states in the file."""
+
+Logs = Callable[[int, slice], tuple[Tensor, Columns]]
+"""Log-probabilities at some rows of a sequence, [rows, columns]; see ``LogitsFile``."""
+
+
+@dataclass
+class Errors:
+    """Distance of log-probabilities from those of the source's class in strict float64.
+
+    Attributes:
+        kl: KL of every position to second order, [sequences · rows], in nats; NaN for a position
+            that the guess does not have.
+        largest: largest difference of a log-probability; NaN if it is not a number.
+        squares: sum of the squared logits in strict float64.
+        elements: their number.
+    """
+
+    kl: Tensor
+    largest: float = 0.0
+    squares: float = 0.0
+    elements: int = 0
+
+    @property
+    def scale(self) -> float:
+        """Root mean square of the logits in strict float64."""
+        return float((self.squares / max(self.elements, 1)) ** 0.5)
+
+    @property
+    def mean(self) -> float:
+        """Mean KL in nats per token, over the positions that the guess has."""
+        return float(self.kl[~self.kl.isnan()].mean()) if not self.kl.isnan().all() else torch.nan
+
+
+class StateError(NamedTuple):
+    """Error of a module's output: root mean squares, relative to its scale.
+
+    Attributes:
+        module: name of the module.
+        program: error of the program.
+        own: error of the source's class in the program's dtype.
+    """
+
+    module: str
+    program: float
+    own: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """The source's class after all of its layers ran.
+
+    Attributes:
+        model: the class, in some dtype.
+        ends: outputs of the last layer, by sequence, each [tokens, hidden].
+        call: index of the first call, whose settings the head has.
+    """
+
+    model: Layerwise
+    ends: Sequence[Tensor]
+    call: int = 0
+
+    @contextmanager
+    def head(self) -> Iterator[Head]:
+        """Load the head: a function from [tokens, hidden] to logits, [tokens, vocabulary]."""
+        in_float64 = self.model.lender.dtype == torch.float64
+        with self.model.head() as head, self.model.as_in(self.call):
+            yield strict_float64()(head) if in_float64 else head
+
+
+class Engine:
+    """The logits of a program, and the source that they are compared with.
+
+    Args:
+        source: the source.
+        file: the logits.
+
+    Attributes:
+        states: errors of the states that the file has; see ``measure_rounding``.
+
+    Raises:
+        InputError: the file has tokens that the source does not have.
+    """
+
+    def __init__(self, source: Checkpoint, file: LogitsFile) -> None:
+        self.file, self._weights = file, copy(class_weights(source))
+        self._weights.config = resolved(self._weights.config) or self._weights.config
+        self._vocabulary = tokens_of(self._weights.config)
+        file.check_tokens(self._vocabulary)
+        self._sizes: dict[str, int] = {}
+        with suppress(InputError):  # no family may describe the source
+            self._sizes = dict(source.family.sizes(source.config))
+        self._exact = {number: Spool() for number in file.hidden}
+        self._strict: dict[Guess, Run] = {}
+        self.states: list[StateError] = []
+
+    @property
+    def class_name(self) -> str:
+        """Name of the source's class; after ``compare``."""
+        return type(self._strict[NOTHING].model.model).__name__
+
+    def compare(self) -> dict[Guess, Errors]:
+        """Compare with strict float64, also with other settings and tokens; ``NOTHING`` is first.
+
+        All of them run in one walk through the layers.
+
+        Raises:
+            InputError: the class cannot run, or the file has states of another size.
+        """
+        config, count = self._weights.config, len(self.file.ids)
+        with strict_float64():
+            model = Layerwise(self._weights, torch.float64, CPU)
+            guesses = [*guesses_of_settings(config), *guesses_of_tokens(config)]
+            possible = [NOTHING, *(guess for guess in guesses if _differs(model, guess))]
+            while True:
+                try:
+                    ends = self._walk(model, possible, self._keep)
+                    break
+                except CallError as error:
+                    if not (wrong := error.call // count):
+                        raise
+                    del possible[wrong]
+        for number, guess in enumerate(possible):
+            first = number * count
+            self._strict[guess] = Run(model, ends[first : first + count], first)
+        return {guess: self._errors(guess, self._of_program) for guess in possible}
+
+    def compare_conventions(self) -> dict[Guess, Errors]:
+        """Compare with strict float64 with other conventions, each of which needs a walk.
+
+        Raises:
+            InputError: the class cannot run.
+        """
+        guesses = [*guesses_of_conventions(self._weights, self._sizes)]
+        with strict_float64():
+            self._strict |= {guess: self._run(guess, torch.float64) for guess in guesses}
+        return {guess: self._errors(guess, self._of_program) for guess in guesses}
+
+    def measure_rounding(self, guess: Guess) -> Errors:
+        """The errors of the source's class in the program's dtype, with a guess that was compared.
+
+        With ``NOTHING``, ``states`` then has the errors of the states in the file.
+        """
+        look = self._compare_states if guess is NOTHING else None
+        run = self._run(guess, getattr(torch, self.file.dtype), look)
+        with run.head() as head:
+
+            def own(sequence: int, rows: slice) -> tuple[Tensor, Columns]:
+                _, columns = self._of_program(sequence, rows)
+                states = run.ends[sequence]
+                places = (self.file.positions[rows] + guess.shift).clamp(0, len(states) - 1)
+                return self._at(head(states[places]), columns), columns
+
+            return self._errors(guess, own)
+
+    def _run(self, guess: Guess, dtype: torch.dtype, look: Look | None = None) -> Run:
+        """Run the class in a dtype with a guess."""
+        weights = Edited(self._weights, guess.edit) if guess.edit else self._weights
+        model = Layerwise(weights, dtype, CPU)
+        hook = model.embedding[1].register_forward_hook(
+            lambda module, args, output: output * guess.factor
+        )
+        try:
+            return Run(model, self._walk(model, [guess], look))
+        finally:
+            hook.remove()
+
+    def _walk(
+        self, model: Layerwise, guesses: Sequence[Guess], look: Look | None = None
+    ) -> list[Tensor]:
+        """Run every sequence with every guess; return the outputs of the last layer."""
+        calls = [
+            Call(guess.ids(ids), settings=guess.settings)
+            for guess in guesses
+            for ids in self.file.ids
+        ]
+        for number, stage in enumerate(model.stages(calls)):
+            if look and number in self._exact:
+                look(number, stage)
+            ends = [*stage.after]
+        return ends
+
+    def _keep(self, number: int, stage: Stage) -> None:
+        """Keep states of the source that the file has as well."""
+        for index in range(len(self.file.ids)):
+            shape, expected = self.file.states(number, index).shape, stage.after[index].shape
+            if shape != expected:
+                raise InputError(
+                    f"hidden.{number} in {self.file.path} is {list(shape)}; {list(expected)} was "
+                    f"expected, the output of {stage.name}"
+                )
+            if len(self._exact[number]) <= index:
+                self._exact[number].append(stage.after[index])
+
+    def _compare_states(self, number: int, stage: Stage) -> None:
+        """Compare states of the program, and of the class in its dtype, with the exact ones."""
+        exact = [self._exact[number][index] for index in range(len(self.file.ids))]
+        program = [self.file.states(number, index) for index in range(len(exact))]
+        errors = (_relative(exact, states) for states in (program, stage.after))
+        self.states.append(StateError(stage.name, *errors))
+
+    def _of_program(self, sequence: int, rows: slice) -> tuple[Tensor, Columns]:
+        return self.file.log_probabilities(sequence, rows, self._vocabulary)
+
+    def _at(self, logits: Tensor, columns: Columns) -> Tensor:
+        """Log-probabilities of some columns of logits, [rows, vocabulary], in float64."""
+        if isinstance(columns, slice):
+            return logits[:, columns].double().log_softmax(-1)
+        return logits[:, : self._vocabulary].double().log_softmax(-1).gather(-1, columns)
+
+    def _errors(self, guess: Guess, of: Logs) -> Errors:
+        """Compare log-probabilities with those of the class in strict float64, with a guess."""
+        errors, kl, run = Errors(torch.empty(0)), [], self._strict[guess]
+        with run.head() as head:
+            for sequence, rows in self._pieces():
+                places = self.file.positions[rows] + guess.shift
+                inside = (places >= 0) & (places < len(run.ends[sequence]))
+                kl.append(torch.full((len(places),), torch.nan, dtype=torch.float64))
+                if not inside.any():
+                    continue
+                logs, columns = of(sequence, rows)
+                logits = head(run.ends[sequence][places[inside]])
+                chosen = columns if isinstance(columns, slice) else columns[inside]
+                expected = self._at(logits, chosen)
+                difference = logs[inside] - expected
+                kl[-1][inside] = (expected.exp() * difference.square()).sum(-1) / 2
+                largest = float(difference.abs().max())
+                errors.largest = max(errors.largest, largest, key=lambda n: (n != n, n))
+                errors.squares += float(logits.double().square().sum())
+                errors.elements += logits.numel()
+        errors.kl = torch.cat(kl)
+        return errors
+
+    def _pieces(self) -> Iterator[tuple[int, slice]]:
+        """Rows of every sequence, as many as may be in memory at once."""
+        rows, at_once = len(self.file.positions), max(1, LOGITS_AT_ONCE // self._vocabulary)
+        for sequence in range(len(self.file.ids)):
+            for start in range(0, rows, at_once):
+                yield sequence, slice(start, min(start + at_once, rows))
+
+
+def _differs(model: Layerwise, guess: Guess) -> bool:
+    """Whether a class can have other settings, and computes with them."""
+    with suppress(InputError):
+        return not guess.settings or bool(model.changed_by(guess.settings))
+    return False
+
+
+def _relative(exact: Sequence[Tensor], states: Sequence[Tensor]) -> float:
+    """Root mean square difference of states, relative to that of the exact ones."""
+    one, other = torch.cat([*exact]), torch.cat([state.double() for state in states])
+    return float((one - other).square().mean().sqrt() / one.square().mean().sqrt())

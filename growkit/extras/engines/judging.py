@@ -1,0 +1,257 @@
+"""What the logits of programs say: rounding, a wrong setting, or a fault from some layer on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from growkit.base.errors import InputError
+from growkit.base.limits import (
+    ENGINE_MARGIN,
+    NATIVE_MARGIN,
+    SPACING,
+    STANDARD_ERRORS,
+    Limit,
+    native_limit,
+    within,
+)
+from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.metrics import finite
+from growkit.extras.engines.comparison import NOTHING, Engine, Errors, StateError
+from growkit.extras.engines.guesses import Guess
+from growkit.extras.engines.logits_file import LogitsFile
+from growkit.proof.rounding import MIN_TOKENS, SMALLEST, Inflation, inflation
+from growkit.results.engine_result import EngineProgram, EngineSection, TriedGuess
+from growkit.results.proof_result import Finding, LayerError, counted
+
+GAIN = 0.1
+"""Least part of the rounding error by which a guess must be nearer to the program, if rounding may
+explain its logits without it: less does not matter."""
+
+STRICT = Limit(0.0, "")
+
+
+class Judge:
+    """Decides whether rounding explains errors.
+
+    Args:
+        own: errors of the source's class in the program's dtype.
+        dtype: torch name of the dtype.
+    """
+
+    def __init__(self, own: Errors, dtype: str) -> None:
+        self.own, self._dtype = own, dtype
+        limit = native_limit(own.largest / own.scale, dtype, STRICT) if own.scale else None
+        self.tolerance = limit and limit.largest
+        self.narrow = SPACING[dtype] > SPACING["float32"]
+        self._floor = (SMALLEST * SPACING[dtype] * own.scale) ** 2
+
+    @property
+    def usable(self) -> bool:
+        """Whether the class itself computes numbers in the dtype that can be compared."""
+        enough = self.narrow and len(self.own.kl) >= MIN_TOKENS
+        return math.isfinite(self.own.mean) and (enough or self.tolerance is not None)
+
+    def inflation(self, errors: Errors) -> Inflation | None:
+        """Rounding errors over those of the class; None in float32, or for few positions."""
+        known = ~(errors.kl + self.own.kl).isnan()
+        if not self.narrow or int(known.sum()) < MIN_TOKENS:
+            return None
+        pairs = (errors.kl[known] + self._floor for errors in (self.own, errors))
+        return inflation(*pairs, ENGINE_MARGIN)
+
+    def explains(self, errors: Errors) -> bool:
+        """Whether rounding explains errors."""
+        ratio = self.inflation(errors)
+        relative = errors.largest / self.own.scale
+        return within(relative, self.tolerance) and (ratio is None or within(*ratio))
+
+    def prefers(self, errors: Errors, base: Errors) -> bool:
+        """Whether a guess is nearer to a program whose logits rounding explains without it."""
+        gain = base.kl - errors.kl
+        gain = gain[~gain.isnan()]
+        if len(gain) < MIN_TOKENS:
+            return False
+        mean, error = float(gain.mean()), float(gain.std()) / len(gain) ** 0.5
+        return mean > STANDARD_ERRORS * error and mean > GAIN * self.own.mean
+
+    def first_layer(self, states: Sequence[StateError]) -> str | None:
+        """The first module whose output differs by more than rounding; None if none does."""
+        margin = ENGINE_MARGIN**0.5 if self.narrow else NATIVE_MARGIN
+        limits = ((state, margin * max(state.own, SPACING[self._dtype] / 4)) for state in states)
+        return next((s.module for s, limit in limits if not within(s.program, limit)), None)
+
+
+def compare_engines(source: Checkpoint, paths: Sequence[Path]) -> EngineSection:
+    """Compare logits that programs wrote with those of the source in strict float64.
+
+    Args:
+        source: the source.
+        paths: a file for each program; see ``LogitsFile``.
+
+    Raises:
+        InputError: a file cannot be compared with the source, or with the other files.
+    """
+    files = [LogitsFile(path) for path in paths]
+    for file in files[1:]:
+        if not (file.ids.equal(files[0].ids) and file.positions.equal(files[0].positions)):
+            raise InputError(
+                f"{file.path} and {files[0].path} have other ids or positions; give both programs "
+                "the same tokens, or compare them one after the other"
+            )
+    judged = [_judge(source, file) for file in files]
+    section = EngineSection(
+        findings=[finding for _, finding, _ in judged],
+        notes=[*dict.fromkeys(note for file in files for note in _notes(source, file))],
+        programs=[program for program, _, _ in judged],
+    )
+    if len(judged) > 1 and len({file.columns for file in files}) == 1:
+        finding = _nearest([(program.program, errors) for program, _, errors in judged])
+        section.nearest = finding.place
+        section.findings.append(finding)
+    return section
+
+
+def _judge(source: Checkpoint, file: LogitsFile) -> tuple[EngineProgram, Finding, Errors]:
+    """Judge one program; return its figures, the finding, and its errors."""
+    engine = Engine(source, file)
+    errors = engine.compare()
+    base, judge = errors[NOTHING], Judge(engine.measure_rounding(NOTHING), file.dtype)
+    if not judge.usable:
+        raise InputError(
+            f"in {file.dtype} the model in {source.folder} itself computes no usable logits; "
+            f"compare with logits of a wider dtype than those in {file.path}"
+        )
+    cause = _cause(engine, judge, errors)
+    if cause is None and not judge.explains(base):
+        errors |= engine.compare_conventions()
+        cause = _cause(engine, judge, errors)
+    kept = cause is None and judge.explains(base)
+    states = engine.states
+    first, ratio = judge.first_layer(states), judge.inflation(base)
+    nearest = sorted(errors.keys() - {NOTHING}, key=lambda guess: _order(errors[guess].mean))
+    modules = [state.module for state in states]
+    program = EngineProgram(
+        program=file.program,
+        file=str(file.path),
+        sha256=file.sha256,
+        dtype=file.dtype,
+        positions=len(base.kl),
+        columns=file.columns,
+        verdict="rounding" if kept else "setting" if cause else "fault",
+        cause=cause.phrase if cause else None,
+        relative=finite(base.largest / judge.own.scale),
+        tolerance=judge.tolerance,
+        kl_nats_per_token=finite(base.mean),
+        own_kl_nats_per_token=finite(judge.own.mean),
+        inflation=ratio and finite(ratio.ratio),
+        inflation_limit=ratio and finite(ratio.limit),
+        first_differing_layer=file.hidden[modules.index(first)] - 1 if first else None,
+        by_layer=[LayerError(module=s.module, relative=finite(s.program)) for s in states],
+        tried=[
+            TriedGuess(guess=guess.phrase, kl_nats_per_token=finite(errors[guess].mean))
+            for guess in nearest
+        ],
+    )
+    return program, _finding(program, first, cause, engine.class_name), base
+
+
+def _cause(engine: Engine, judge: Judge, errors: Mapping[Guess, Errors]) -> Guess | None:
+    """The mistake that explains the logits of a program; None if none does, or needs to."""
+    base = errors[NOTHING]
+    nearest = min(errors, key=lambda guess: _order(errors[guess].mean))
+    if nearest is NOTHING or (judge.explains(base) and not judge.prefers(errors[nearest], base)):
+        return None
+    # With another setting, the class may round more or less.
+    judge_of_guess = Judge(engine.measure_rounding(nearest), engine.file.dtype)
+    return nearest if judge_of_guess.explains(errors[nearest]) else None
+
+
+def _order(mean: float) -> float:
+    return mean if math.isfinite(mean) else math.inf
+
+
+def _finding(
+    program: EngineProgram, first: str | None, cause: Guess | None, class_name: str
+) -> Finding:
+    """The verdict on a program, in a sentence."""
+    kl, own = program.kl_nats_per_token, program.own_kl_nats_per_token
+    shown = "not a number" if kl is None else f"{kl:.2g} nats per token"
+    figures = (
+        f"its KL to strict float64 is {shown}, that of {class_name} in {program.dtype} {own:.2g}"
+    )
+    where = f"; the first difference is in {first}" if first else ""
+    kept, verdict, advice = True, None, None
+    if program.verdict == "rounding":
+        sentence = (
+            f"rounding in {program.dtype} explains the logits of {program.program}: {figures}"
+        )
+    elif cause:
+        with_it = f"{program.tried[0].kl_nats_per_token:.2g}"
+        kept, verdict, advice = False, "another setting", cause.remedy
+        sentence = f"{program.program} {cause.phrase}: {figures}, and {with_it} with that{where}"
+    else:
+        kept, verdict = False, "another function"
+        layer = (
+            "compare what that module computes"
+            if first
+            else ("add hidden states to the file (hidden.N), so that the layer can be named")
+        )
+        advice = f"compare the settings of the program with config.json; {layer}"
+        sentence = (
+            f"{program.program} does not compute what the source computes: {figures}{where}; no "
+            f"mistake of the {len(program.tried)} that were tried explains it"
+        )
+    return Finding(
+        name="engine",
+        kept=kept,
+        sentence=sentence,
+        place=None if kept else first or program.program,
+        measured=program.inflation or program.relative,
+        limit=program.inflation_limit or program.tolerance,
+        advice=advice,
+        verdict=verdict,
+        in_reason=True,
+    )
+
+
+def _nearest(programs: Sequence[tuple[str, Errors]]) -> Finding:
+    """Which of several programs is nearest to strict float64."""
+    (name, best), *others = sorted(programs, key=lambda pair: _order(pair[1].mean))
+    gains = [other.kl - best.kl for _, other in others]
+    sure = all(
+        len(gain) >= MIN_TOKENS
+        and float(gain.mean()) > STANDARD_ERRORS * float(gain.std()) / len(gain) ** 0.5
+        for gain in gains
+    )
+    figures = ", ".join(f"{of} {errors.mean:.2g}" for of, errors in programs)
+    sentence = f"{name} is the nearest" if sure else "chance may explain which is nearer"
+    return Finding(
+        name="nearest",
+        kept=None,
+        sentence=f"{sentence} to strict float64 (KL in nats per token: {figures})",
+        place=name if sure else None,
+        in_reason=True,
+    )
+
+
+def _notes(source: Checkpoint, file: LogitsFile) -> list[str]:
+    """What the logits of a file do not show."""
+    notes, vocabulary = [], int(source.config["vocab_size"])
+    tokens, rows = file.ids.shape[1], file.ids.shape[0] * len(file.positions)
+    if file.columns < vocabulary:
+        notes.append(f"{file.program} gives {file.columns} of {vocabulary} tokens at a position")
+    if rows < MIN_TOKENS:
+        notes.append(
+            f"{file.program} has only {counted(rows, 'position')}, too few for mean errors, which "
+            f"need {MIN_TOKENS}"
+        )
+    windows = {
+        f"{key} {value}"
+        for key, value in source.config.items()
+        if "window" in key and type(value) is int and value >= tokens
+    }
+    for window in sorted(windows):
+        notes.append(f"{counted(tokens, 'token')} do not show the effect of {window}")
+    return notes
