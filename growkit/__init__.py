@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from growkit.extras.differential.modeling.modeling_diff_transformer import (
         DiffTransformerForCausalLM,
     )
+    from growkit.extras.engines.verifying import verify_logits
     from growkit.extras.inference.inferring import infer
     from growkit.extras.probing.probe import probe
     from growkit.extras.probing.probe_settings import ProbeSettings
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, load_recipe
     from growkit.report.saving import save_report
     from growkit.report.terminal import Bars, show
+    from growkit.results.engine_result import EngineResult
     from growkit.results.growth_result import CheckResult, GrowResult, Inference, Inspection
     from growkit.results.probe_result import ProbeResult
     from growkit.results.proof_result import VerifyResult
@@ -49,6 +51,7 @@ _HOMES = {
     "distributed": "load",
     "extras.differential.modeling.configuration_diff_transformer": "DiffTransformerConfig",
     "extras.differential.modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",
+    "extras.engines.verifying": "verify_logits",
     "extras.inference.inferring": "infer",
     "extras.probing.probe": "probe",
     "extras.probing.probe_settings": "ProbeSettings",
@@ -60,6 +63,7 @@ _HOMES = {
     "planning.recipe": "ConvertStep GrowStep Recipe load_recipe",
     "report.saving": "save_report",
     "report.terminal": "Bars show",
+    "results.engine_result": "EngineResult",
     "results.growth_result": "CheckResult GrowResult Inference Inspection",
     "results.probe_result": "ProbeResult",
     "results.proof_result": "VerifyResult",
@@ -71,7 +75,7 @@ __all__ += ["Bars", "CheckResult", "ConvertStep", "DiffTransformerConfig", "Grow
 __all__ += ["DiffTransformerForCausalLM", "Inference", "Inspection", "ProbeResult", "Recipe"]
 __all__ += ["ProbeSettings", "Settings", "VerifyResult", "check", "convert", "grow", "infer"]
 __all__ += ["inspect", "load", "load_recipe", "plan", "probe", "register_own_classes", "run"]
-__all__ += ["save_report", "show", "verify"]
+__all__ += ["EngineResult", "save_report", "show", "verify", "verify_logits"]
 
 
 def __getattr__(name: str) -> "Any":

@@ -175,7 +175,11 @@ def convert_command(
 def verify_command(
     *,
     source: Path = SOURCE,
-    target: Path = cli.argument("OUT", "Folder of the grown model."),
+    target: Path | None = cli.argument(
+        "OUT",
+        "Folder of the grown model, or a converted model; not needed with --logits.",
+        default=None,
+    ),
     settings: Settings,
     destination: cli.Destination,
     optimizer: Path | None = cli.value(
@@ -184,13 +188,25 @@ def verify_command(
     adapter: Path | None = cli.value(
         None, "SRC's adapter, which was grown with OUT, to compare as well.", "PATH"
     ),
+    logits: list[Path] = cli.value(
+        [], "Logits that another program computed; may be repeated.", "FILE"
+    ),
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and in its own dtype."""
+    if target is None:
+        if not logits:
+            raise InputError("verify compares SRC with OUT; name OUT, or logits of it (--logits)")
+        if (settings, optimizer, adapter) != (Settings(), None, None):
+            raise InputError(
+                "with --logits alone, the file has the tokens, and SRC runs on the CPU; leave out "
+                "the other options, or name OUT"
+            )
+        return _verify_logits(source, logits, destination)
     from growkit.proof.preflight import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars
 
-    reads = [path for path in (settings.text, optimizer, adapter) if path]
+    reads = [path for path in (settings.text, optimizer, adapter, *logits) if path]
     one, other = find(source), find(target)
     inputs = Inputs([one.folder, other.folder, *reads])
     check_report(destination.report, inputs)
@@ -200,8 +216,25 @@ def verify_command(
     from growkit.pipeline.verifying import verify  # takes seconds
 
     proved = one.name, other.name
-    result = verify(*proved, settings, optimizer=optimizer, adapter=adapter, progress=Bars())
-    write_report(result, destination.report, inputs, [other.folder])
+    result = verify(
+        *proved, settings, optimizer=optimizer, adapter=adapter, logits=logits, progress=Bars()
+    )
+    write_report(result, destination.report, inputs, [other.folder], [one.folder, other.folder])
+    print_result(result, destination.json, destination.report)
+    return 0 if result["kept"] else 1
+
+
+def _verify_logits(source: Path, logits: Sequence[Path], destination: cli.Destination) -> int:
+    """Compare logits with the source alone; return the exit code."""
+    from growkit.report.saving import check_report, write_report
+
+    one = find(source)
+    inputs = Inputs([one.folder, *logits])
+    check_report(destination.report, inputs)
+    from growkit.extras.engines.verifying import verify_logits  # takes seconds
+
+    result = verify_logits(one.name, logits)
+    write_report(result, destination.report, inputs, [], [one.folder])
     print_result(result, destination.json, destination.report)
     return 0 if result["kept"] else 1
 

@@ -57,7 +57,7 @@ class Destination:
     """Destination of a result."""
 
     report: Path | None = option(
-        None, "Write the result as one HTML page (.html) or as .json.", "FILE"
+        None, "Write the result as one HTML page (.html), a card (.md) or .json.", "FILE"
     )
     json: bool = option(False, "Print the result as JSON on stdout.")
 

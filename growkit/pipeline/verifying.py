@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def verify(
     *,
     optimizer: str | Path | None = None,
     adapter: str | Path | None = None,
+    logits: Sequence[str | Path] = (),
     progress: Progress = Silent(),
     **options: Any,
 ) -> VerifyResult:
@@ -48,6 +50,8 @@ def verify(
             None for the state in the source's folder, if the target was grown with one.
         adapter: the source's adapter that was grown with the target, to compare both models with
             their adapters as well, in PEFT.
+        logits: files of logits that other programs computed with the target, to compare with the
+            source as well; see ``growkit.verify_logits``.
         progress: receives the progress, such as ``growkit.Bars()``.
         **options: fields of ``Settings``, in place of those in ``settings``; None for these.
 
@@ -68,6 +72,7 @@ def verify(
     before, after = pair(one, other)
     recipe = read_record(after)
     check_order(before, after, recipe)
-    request = Request(before, after, settings, recipe, progress, state, of_source)
+    files = [Path(file) for file in logits]
+    request = Request(before, after, settings, recipe, progress, state, of_source, files)
     verdict = prove(request)
     return name_result(verdict, one.name, other.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ class Request:
         progress: receives the progress.
         optimizer: path of the source's optimizer state; None if it is not known.
         adapter: folder of the source's adapter; None if it is not to be compared.
+        logits: files of logits that programs computed with the target.
     """
 
     before: Checkpoint
@@ -42,6 +43,7 @@ class Request:
     progress: Progress
     optimizer: Path | None = None
     adapter: Path | None = None
+    logits: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Pair:
         varying: operations that ran and have no deterministic form; it grows as operations run.
         optimizer: path of the source's optimizer state; None if it is not known.
         adapter: folder of the source's adapter; None if it is not to be compared.
+        logits: files of logits that programs computed with the target.
     """
 
     stored: Checkpoint
@@ -73,6 +76,7 @@ class Pair:
     varying: list[str]
     optimizer: Path | None = None
     adapter: Path | None = None
+    logits: Sequence[Path] = ()
 
     @property
     def lineage(self) -> Lineage:
@@ -121,4 +125,5 @@ def open_pair(request: Request) -> Iterator[Pair]:
             varying=varying,
             optimizer=request.optimizer,
             adapter=request.adapter,
+            logits=request.logits,
         )

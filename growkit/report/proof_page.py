@@ -10,6 +10,7 @@ from typing import Any
 from growkit.base.units import duration, size
 from growkit.report import drawing, view
 from growkit.report.drawing import Interval, Titles
+from growkit.report.engine_page import engine_topics
 from growkit.report.view import Cell, Found, Grid, Paragraph, Topic, figure, is_finite, recorded
 from growkit.results.proof_result import (
     counted,
@@ -125,6 +126,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> view.ResultView:
             _copies(result),
             _low_rank(result),
             *(_section(name, section) for name, section in others_of(result).items()),
+            *engine_topics(result["sections"].get("engine")),
             Topic("How it was measured", [recorded(result, CONDITIONS)]),
             _origin(manifest),
         ],

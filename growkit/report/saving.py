@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
@@ -17,23 +18,28 @@ from jinja2 import Environment, FileSystemLoader, Template
 from markupsafe import Markup
 
 from growkit.base.errors import InputError, plain
+from growkit.base.names import name_of, without_paths
 from growkit.base.parsing import yaml_texts
 from growkit.base.units import size
 from growkit.checkpoint.folder import CARD, MAX_YAML, Folder
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import MANIFEST, made_around, write_whole
+from growkit.checkpoint.writing import sha256
 from growkit.families.description import EAGER_EXPERTS
 from growkit.report import proof_page as proofs
 from growkit.report.drawing import escape, style_rules
+from growkit.report.engine_page import engine_view
 from growkit.report.probe_page import probe_view
 from growkit.report.view import Found, ResultView, figure
+from growkit.results.engine_result import EngineResult
 from growkit.results.growth_result import GrowResult
 from growkit.results.probe_result import ProbeResult
-from growkit.results.proof_result import VerifyResult
+from growkit.results.proof_result import VerifyResult, findings_of, notes_of
 
 REPORTS = {
     ".html": re.compile('<!DOCTYPE html>\\n<html lang="en">.* – growkit</title>', re.DOTALL),
-    ".json": re.compile('{\\n  "(promise|equal_compute)": '),
+    ".json": re.compile('{\\n  "(promise|equal_compute|kept)": '),
+    ".md": re.compile("## Verification: "),
 }
 """Beginnings of reports."""
 
@@ -60,7 +66,7 @@ def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
     """Check before long work whether a report can be written.
 
     Args:
-        file: an HTML page or JSON, by its name; None for neither.
+        file: an HTML page, a card or JSON, by its name; None for none of these.
         inputs: files that must not be overwritten.
         outputs: folders that the same run makes.
 
@@ -70,7 +76,7 @@ def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
     if file is None:
         return
     if file.suffix not in REPORTS:
-        raise InputError(f"report {file} cannot be written; name it .html or .json")
+        raise InputError(f"report {file} cannot be written; name it .html, .md or .json")
     if not file.parent.is_dir():
         raise InputError(f"{file.parent} is not a folder; make it before a report goes there")
     if not os.access(file.parent, os.W_OK | os.X_OK):
@@ -94,15 +100,20 @@ def _is_report(path: Path) -> bool:
 
 
 def write_report(
-    result: Mapping[str, Any], file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
+    result: Mapping[str, Any],
+    file: Path | None,
+    inputs: Inputs,
+    outputs: Sequence[Path] = (),
+    compared: Sequence[Path] = (),
 ) -> None:
     """Write the report of a result.
 
     Args:
-        result: a ``growkit.VerifyResult`` or a ``growkit.ProbeResult``.
-        file: an HTML page or JSON, by its name; None for neither.
+        result: a ``growkit.VerifyResult``, a ``growkit.EngineResult`` or a ``growkit.ProbeResult``.
+        file: an HTML page, a card or JSON, by its name; None for none of these.
         inputs: files that must not be overwritten.
         outputs: folders of the run; of a proof, the target's, for its manifest.
+        compared: folders or files of the source and the target, whose hashes a card has.
 
     Raises:
         InputError: the report can no longer be written, or the disk is full.
@@ -110,26 +121,37 @@ def write_report(
     if file is None:
         return
     check_report(file, inputs, outputs)
-    if "equal_compute" in result:
-        view = probe_view(result)
+    if file.suffix == ".html":
+        text = page(_view(result, outputs))
+    elif file.suffix == ".md":
+        text = verification_card(result, compared)
     else:
-        opened = Folder(outputs[0]) if outputs[0].is_dir() else None
-        manifest = opened.json(MANIFEST) if opened and opened.has(MANIFEST) else None
-        view = proofs.proof_view(result, manifest)
-    try:
         text = json.dumps(result, indent=2, allow_nan=False) + "\n"
-        write_whole(file, page(view) if file.suffix == ".html" else text)
+    try:
+        write_whole(file, text)
     except OSError as error:
         where = error.filename or file
         raise InputError(f"the report cannot be written ({error.strerror}: {where})") from error
 
 
-def save_report(result: GrowResult | VerifyResult | ProbeResult, file: str | Path) -> None:
+def _view(result: Mapping[str, Any], outputs: Sequence[Path]) -> ResultView:
+    if "equal_compute" in result:
+        return probe_view(result)
+    if "promise" not in result:
+        return engine_view(result)
+    opened = Folder(outputs[0]) if outputs[0].is_dir() else None
+    manifest = opened.json(MANIFEST) if opened and opened.has(MANIFEST) else None
+    return proofs.proof_view(result, manifest)
+
+
+def save_report(
+    result: GrowResult | VerifyResult | EngineResult | ProbeResult, file: str | Path
+) -> None:
     """Write the report of a growth, a proof or a probe, as ``--report`` does.
 
     Args:
         result: the result.
-        file: one HTML page (.html), or .json.
+        file: one HTML page (.html), a card of a verification (.md), or .json.
 
     Raises:
         InputError: the report cannot be written there, or there was no proof.
@@ -139,7 +161,8 @@ def save_report(result: GrowResult | VerifyResult | ProbeResult, file: str | Pat
     if reported is None:
         raise InputError(f"{outputs[0]} was not proved, so there is no report; verify it first")
     inputs = [*filter(None, (reported.get(key) for key in ("source", "target", "text"))), *outputs]
-    write_report(reported, Path(file), Inputs(inputs), outputs)
+    compared = [Path(reported[key]) for key in ("source", "target") if key in reported]
+    write_report(reported, Path(file), Inputs(inputs), outputs, compared)
 
 
 def page(view: ResultView) -> str:
@@ -216,6 +239,62 @@ def model_card(
     )
 
 
+def verification_card(result: Found, compared: Sequence[Path]) -> str:
+    """Render a verification for a model page: what was compared, limits, and what is unverified.
+
+    Args:
+        result: a ``growkit.VerifyResult`` or a ``growkit.EngineResult``.
+        compared: folders or files of the source and the target.
+
+    Raises:
+        InputError: it is a probe, or a file can no longer be read.
+    """
+    if "equal_compute" in result:
+        raise InputError("a card is of a verification; name the report of a probe .html or .json")
+    named = [str(result[key]) for key in ("source", "target", "text") if result.get(key)]
+    public = without_paths([*named, *map(str, compared)])(result)
+    findings = findings_of(public)
+    silent = [finding["sentence"] for finding in findings if finding["kept"] is None]
+    programs = (public["sections"].get("engine") or {}).get("programs", ())
+    hashes = {program["file"]: program["sha256"] for program in programs}
+    for model in compared:
+        for name, path in _files_of(model).items():
+            hashes[f"{name_of(str(model))}/{name}" if model.is_dir() else name] = sha256(path)
+    return _template("verification.md", _escaped).render(
+        result=public,
+        source=name_of(str(result["source"])),
+        target=name_of(str(result["target"])) if "target" in result else "",
+        reason=public["reason"].removeprefix(f"{public['verdict']}: "),
+        command=_command(public, programs),
+        findings=findings,
+        words=proofs.KEPT,
+        unverified=dict.fromkeys([*notes_of(public), *silent]),
+        hashes=hashes,
+        versions=[f"{name} {version}" for name, version in public["versions"].items()],
+    )
+
+
+def _files_of(model: Path) -> Mapping[str, Path]:
+    """All files of a model, by name; empty for what is no longer there."""
+    if model.is_dir():
+        folder = Folder(model)
+        return {name: folder.require(name) for name in folder.names()}
+    return {model.name: model} if model.is_file() else {}
+
+
+def _command(result: Found, programs: Sequence[Found]) -> str:
+    """The command that repeats a verification."""
+    words: list[object] = [name_of(str(result[key])) for key in ("source", "target") if key in result]
+    for program in programs:
+        words += ["--logits", program["file"]]
+    if logits := result["sections"].get("logits"):
+        tokens = logits["tokens_by_position"]
+        words += ["--text", result["text"]] if result["text"] else []
+        words += ["--prompts", tokens[0], "--length", len(tokens), "--seed", result["seed"]]
+        words += ["--max-kl", logits["max_kl"]] if logits["max_kl"] is not None else []
+    return f"growkit verify {' '.join(quote(str(word)) for word in words)}"
+
+
 def _escaped(value: Any) -> Markup:
     """Render a value as Markdown text, with all markup escaped."""
     text = plain("–" if value is None else figure(value))
@@ -224,8 +303,9 @@ def _escaped(value: Any) -> Markup:
 
 
 def _code(text: str) -> Markup:
+    """A text in backticks; empty for none."""
     shown = plain(text).replace("`", "'").replace("|", "\\|")
-    return Markup(f"`{shown}`")  # noqa: S704  nothing inside of backticks is markup
+    return Markup(f"`{shown}`" if shown else "")  # noqa: S704  nothing inside of backticks is markup
 
 
 def _sentence(text: object) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 from growkit.base.errors import plain, shortened
 from growkit.base.progress import Advance
 from growkit.base.units import duration, size
+from growkit.report.engine_page import engine_view
 from growkit.report.probe_page import probe_view
 from growkit.report.proof_page import proof_view
 from growkit.report.view import Cell, Found, Grid, Paragraph, Part, figure, listing, recorded
@@ -283,6 +284,7 @@ def story_parts(result: Found) -> Iterator[Part]:
 
 SHOWN: dict[str, Callable[[Any], Iterable[Part]]] = {
     "VerifyResult": lambda result: proof_view(result).brief(),
+    "EngineResult": lambda result: engine_view(result).brief(),
     "ProbeResult": lambda result: probe_view(result).brief(),
     "GrowResult": growth_parts,
     "LargePlan": plan_parts,

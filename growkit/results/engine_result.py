@@ -96,7 +96,6 @@ class EngineResult(Result):
         reason: the verdict in a sentence.
         sections: what was found.
         source: the source folder.
-        model_class: the source's class in transformers.
         created: date, ISO 8601 in UTC.
         seconds: duration.
         versions: versions of python, growkit, torch, transformers and safetensors.
@@ -107,7 +106,6 @@ class EngineResult(Result):
     reason: str
     sections: EngineSections
     source: str
-    model_class: str
     created: str
     seconds: float
     versions: dict[str, str]

@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin
 
 from growkit.results import Result, fields
+from growkit.results import engine_result as engine
 from growkit.results import growth_result as operation
 from growkit.results import probe_result as probe
 from growkit.results import proof_result as proof
@@ -18,7 +19,7 @@ from growkit.results import proof_result as proof
 PRINTED = (
     *(operation.GrowResult, proof.VerifyResult, operation.Inspection, operation.Story),
     *(list[operation.Abilities], operation.LargePlan, operation.CheckResult),
-    *(probe.ProbeResult, operation.Inference),
+    *(probe.ProbeResult, operation.Inference, engine.EngineResult),
 )
 """Results that commands print."""
 
@@ -34,7 +35,8 @@ def json_schema() -> dict[str, Any]:
         "title": "Results of growkit",
         "description": "grow, convert and run print the first, verify and --report the second, "
         "inspect the third, demo the fourth, families the fifth, plan the sixth, check the "
-        "seventh, probe the eighth, inspect --infer the ninth.",
+        "seventh, probe the eighth, inspect --infer the ninth, verify with --logits alone the "
+        "tenth.",
         "anyOf": [_schema(declared, definitions) for declared in PRINTED],
         "$defs": dict(sorted(definitions.items())),
     }

@@ -58,8 +58,8 @@ class Judge:
         known = ~(errors.kl + self.own.kl).isnan()
         if not self.narrow or int(known.sum()) < MIN_TOKENS:
             return None
-        pairs = (errors.kl[known] + self._floor for errors in (self.own, errors))
-        return inflation(*pairs, ENGINE_MARGIN)
+        own, program = (of.kl[known] + self._floor for of in (self.own, errors))
+        return inflation(own, program, ENGINE_MARGIN)
 
     def explains(self, errors: Errors) -> bool:
         """Whether rounding explains errors."""
@@ -204,7 +204,7 @@ def _finding(
             f"mistake of the {len(program.tried)} that were tried explains it"
         )
     return Finding(
-        name="engine",
+        name=f"logits of {program.program}",
         kept=kept,
         sentence=sentence,
         place=None if kept else first or program.program,
@@ -229,7 +229,7 @@ def _nearest(programs: Sequence[tuple[str, Errors]]) -> Finding:
     sentence = f"{name} is the nearest" if sure else "chance may explain which is nearer"
     return Finding(
         name="nearest",
-        kept=None,
+        kept=sure or None,
         sentence=f"{sentence} to strict float64 (KL in nats per token: {figures})",
         place=name if sure else None,
         in_reason=True,
