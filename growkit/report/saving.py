@@ -284,7 +284,9 @@ def _files_of(model: Path) -> Mapping[str, Path]:
 
 def _command(result: Found, programs: Sequence[Found]) -> str:
     """The command that repeats a verification."""
-    words: list[object] = [name_of(str(result[key])) for key in ("source", "target") if key in result]
+    words: list[object] = [
+        name_of(str(result[key])) for key in ("source", "target") if key in result
+    ]
     for program in programs:
         words += ["--logits", program["file"]]
     if logits := result["sections"].get("logits"):

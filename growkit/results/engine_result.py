@@ -28,7 +28,8 @@ class EngineProgram(Result):
         positions: number of compared positions.
         columns: number of compared logits at a position, or of log-probabilities.
         verdict: ``rounding``; ``setting``, if a mistake explains its logits; or ``fault``.
-        cause: the mistake that explains its logits; null if none does.
+        cause: the mistake that explains its logits, or those that they do not tell apart; null if
+            none does.
         relative: largest difference of a log-probability, relative to the logit scale; null if it
             is not finite.
         tolerance: upper limit of ``relative``; null if the source computes nothing usable in the

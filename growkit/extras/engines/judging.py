@@ -29,6 +29,9 @@ GAIN = 0.1
 """Least part of the rounding error by which a guess must be nearer to the program, if rounding may
 explain its logits without it: less does not matter."""
 
+MAX_NAMED = 3
+"""Largest number of mistakes in a sentence that these logits do not tell apart."""
+
 STRICT = Limit(0.0, "")
 
 
@@ -123,11 +126,11 @@ def _judge(source: Checkpoint, file: LogitsFile) -> tuple[EngineProgram, Finding
             f"in {file.dtype} the model in {source.folder} itself computes no usable logits; "
             f"compare with logits of a wider dtype than those in {file.path}"
         )
-    cause = _cause(engine, judge, errors)
-    if cause is None and not judge.explains(base):
+    causes = _causes(engine, judge, errors)
+    if not causes and not judge.explains(base):
         errors |= engine.compare_conventions()
-        cause = _cause(engine, judge, errors)
-    kept = cause is None and judge.explains(base)
+        causes = _causes(engine, judge, errors)
+    kept = not causes and judge.explains(base)
     states = engine.states
     first, ratio = judge.first_layer(states), judge.inflation(base)
     nearest = sorted(errors.keys() - {NOTHING}, key=lambda guess: _order(errors[guess].mean))
@@ -139,8 +142,8 @@ def _judge(source: Checkpoint, file: LogitsFile) -> tuple[EngineProgram, Finding
         dtype=file.dtype,
         positions=len(base.kl),
         columns=file.columns,
-        verdict="rounding" if kept else "setting" if cause else "fault",
-        cause=cause.phrase if cause else None,
+        verdict="rounding" if kept else "setting" if causes else "fault",
+        cause=" or ".join(guess.phrase for guess in causes[:MAX_NAMED]) or None,
         relative=finite(base.largest / judge.own.scale),
         tolerance=judge.tolerance,
         kl_nats_per_token=finite(base.mean),
@@ -154,18 +157,30 @@ def _judge(source: Checkpoint, file: LogitsFile) -> tuple[EngineProgram, Finding
             for guess in nearest
         ],
     )
-    return program, _finding(program, first, cause, engine.class_name), base
+    remedy = causes[0].remedy if causes else None
+    return program, _finding(program, first, remedy, engine.class_name), base
 
 
-def _cause(engine: Engine, judge: Judge, errors: Mapping[Guess, Errors]) -> Guess | None:
-    """The mistake that explains the logits of a program; None if none does, or needs to."""
+def _causes(engine: Engine, judge: Judge, errors: Mapping[Guess, Errors]) -> list[Guess]:
+    """The mistakes that explain the logits of a program, the most usual first.
+
+    Several do if their logits are not told apart. It is empty if none does, or needs to.
+    """
     base = errors[NOTHING]
     nearest = min(errors, key=lambda guess: _order(errors[guess].mean))
     if nearest is NOTHING or (judge.explains(base) and not judge.prefers(errors[nearest], base)):
-        return None
+        return []
     # With another setting, the class may round more or less.
-    judge_of_guess = Judge(engine.measure_rounding(nearest), engine.file.dtype)
-    return nearest if judge_of_guess.explains(errors[nearest]) else None
+    of_guess = Judge(engine.measure_rounding(nearest), engine.file.dtype)
+    if not of_guess.explains(errors[nearest]):
+        return []
+    return [
+        guess
+        for guess, of in errors.items()
+        if guess is not NOTHING
+        and of_guess.explains(of)
+        and not of_guess.prefers(errors[nearest], of)
+    ]
 
 
 def _order(mean: float) -> float:
@@ -173,7 +188,7 @@ def _order(mean: float) -> float:
 
 
 def _finding(
-    program: EngineProgram, first: str | None, cause: Guess | None, class_name: str
+    program: EngineProgram, first: str | None, remedy: str | None, class_name: str
 ) -> Finding:
     """The verdict on a program, in a sentence."""
     kl, own = program.kl_nats_per_token, program.own_kl_nats_per_token
@@ -187,10 +202,10 @@ def _finding(
         sentence = (
             f"rounding in {program.dtype} explains the logits of {program.program}: {figures}"
         )
-    elif cause:
+    elif program.cause:
         with_it = f"{program.tried[0].kl_nats_per_token:.2g}"
-        kept, verdict, advice = False, "another setting", cause.remedy
-        sentence = f"{program.program} {cause.phrase}: {figures}, and {with_it} with that{where}"
+        kept, verdict, advice = False, "another setting", remedy
+        sentence = f"{program.program} {program.cause}: {figures}, and {with_it} with that{where}"
     else:
         kept, verdict = False, "another function"
         layer = (

@@ -1,0 +1,308 @@
+"""Logits of other programs: rounding is told from settings, conventions and faults."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import growkit
+from growkit.base.errors import InputError
+from growkit.checkpoint.writing import sha256
+from growkit.extras.engines.comparison import NOTHING, Engine
+from growkit.extras.engines.logits_file import LogitsFile
+from growkit.families.description import with_value
+from growkit.results.engine_result import EngineResult
+from growkit.sources import find
+from tests.conftest import (
+    cli,
+    edit_config,
+    edit_weights,
+    load_strict,
+    logits_of,
+    refusal,
+    save_model,
+)
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "vocab_size": 64,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 128,
+}
+TOKENS = 48
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 8}
+GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "logits_scaling": 4.0}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": LLAMA3, "rms_norm_eps": 1e-3, "bos_token_id": 1},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "gemma2": {**GEMMA, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {**GEMMA, "num_hidden_layers": 6},
+    "granite": {**GRANITE, "attention_multiplier": 0.1},
+    "mixtral": {"sliding_window": None, "num_local_experts": 4},
+}
+
+
+def source_of(folder: Path, kind: str, seed: int = 0) -> Path:
+    return save_model(folder, kind, seed, torch.bfloat16, **{**SIZES, **MODELS[kind]})
+
+
+def as_run(
+    folder: Path,
+    file: Path,
+    dtype: str = "bfloat16",
+    seed: int = 0,
+    hidden: bool = False,
+    given: Callable[[torch.Tensor], torch.Tensor] = lambda ids: ids,
+) -> Path:
+    """What transformers computes in a dtype, in a file; it may get other ids than the file says."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(model.config.vocab_size, (TOKENS,), generator=generator)
+    with torch.no_grad():
+        output = model(given(ids)[None], output_hidden_states=hidden, use_cache=False)
+    tensors = {"ids": ids, "logits": output.logits[0, -TOKENS:].float()}
+    for number, states in enumerate(output.hidden_states[:-1] if hidden else ()):
+        tensors[f"hidden.{number}"] = states[0]
+    save_file(tensors, file, {"program": "engine", "dtype": dtype})
+    return file
+
+
+def verdict_of(source: Path, *files: Path) -> EngineResult:
+    return growkit.verify_logits(source, files)
+
+
+SETTINGS: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"rope_parameters": {**LLAMA3, "rope_type": "default"}}, "rope_type default"),
+    ("llama", {"rope_parameters": {**LLAMA3, "rope_theta": 1e4}}, "rope_theta 10000"),
+    ("llama", {"rms_norm_eps": 1e-6}, "rms_norm_eps 1e-06"),
+    ("qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "rope_theta 1e+06"),
+    ("gemma2", {"final_logit_softcapping": None}, "final_logit_softcapping off"),
+    ("gemma2", {"attn_logit_softcapping": None}, "attn_logit_softcapping off"),
+    ("gemma3_text", {"sliding_window": 100}, "sliding_window off"),
+    ("gemma3_text", {"sliding_window": 9}, "sliding_window 9 in place of 8"),
+    ("gemma3_text", {"query_pre_attn_scalar": 8}, "query_pre_attn_scalar 8"),
+    ("granite", {"embedding_multiplier": 1.0}, "embedding_multiplier 1"),
+    ("granite", {"residual_multiplier": 1.0}, "residual_multiplier 1"),
+    ("granite", {"logits_scaling": 1.0}, "logits_scaling 1"),
+    ("granite", {"attention_multiplier": 8**-0.5}, "attention_multiplier 0.353"),
+]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("case", range(len(SETTINGS)))
+def test_a_wrong_setting_is_named(tmp_path: Path, case: int, seed: int) -> None:
+    kind, changes, told = SETTINGS[case]
+    source = source_of(tmp_path / "source", kind, seed)
+    wrong = shutil.copytree(source, tmp_path / "wrong")
+    edit_config(wrong, **changes)
+    result = verdict_of(source, as_run(wrong, tmp_path / "logits.safetensors", seed=seed))
+    assert (result.verdict, result.kept) == ("another setting", False), result.reason
+    assert told in result.reason
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", MODELS)
+def test_rounding_is_no_fault(tmp_path: Path, kind: str, seed: int, dtype: str) -> None:
+    source = source_of(tmp_path / "source", kind, seed)
+    file = as_run(source, tmp_path / "logits.safetensors", dtype, seed, hidden=True)
+    result = verdict_of(source, file)
+    assert (result.verdict, result.kept) == ("rounding", True), result.reason
+    (program,) = result.sections.engine.programs
+    assert program.first_differing_layer is None
+    assert len(program.by_layer) == len(program.tried) * 0 + MODELS[kind].get(
+        "num_hidden_layers", 3
+    )
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_settings_that_are_tried_are_those_of_the_class(tmp_path: Path, kind: str) -> None:
+    """In memory they give the logits of a folder with that config, in strict float64."""
+    source = source_of(tmp_path / "source", kind)
+    file = LogitsFile(as_run(source, tmp_path / "logits.safetensors"))
+    engine = Engine(find(source).open(), file)
+    engine.compare()
+    tried = [guess for guess in engine._strict if guess.settings or guess is NOTHING]
+    assert len(tried) > 8
+    for number, guess in enumerate(tried):
+        other = shutil.copytree(source, tmp_path / f"{number}")
+        config = engine._weights.config
+        for key, value in guess.settings.items():
+            config = with_value(config, key, value)
+        (other / "config.json").write_text(json.dumps(config))
+        expected = logits_of(load_strict(other), file.ids)
+        run = engine._strict[guess]
+        with run.head() as head:
+            assert float((head(run.ends[0]) - expected).abs().max()) < 1e-10, guess.phrase
+
+
+def pairs_of_neighbours(rows: torch.Tensor) -> torch.Tensor:
+    return rows.view(-1, 2, 4, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+
+
+def edited(pattern: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
+    def edit(folder: Path) -> None:
+        with edit_weights(folder) as state:
+            for name in state:
+                if pattern in name:
+                    state[name] = change(state[name]).contiguous()
+
+    return edit
+
+
+def untie(folder: Path) -> None:
+    with edit_weights(folder) as state:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+
+
+CONVENTIONS: list[tuple[str, Callable[[Path], None], str]] = [
+    ("llama", edited("norm", lambda w: w + 1), "1 added to the weights of norms"),
+    ("gemma2", edited("norm", lambda w: w - 1), "1 subtracted from the weights of norms"),
+    ("llama", untie, "takes the embedding for its head"),
+    ("qwen2", edited(".bias", torch.zeros_like), "leaves out biases"),
+    ("llama", edited("embed_tokens", lambda w: w * 32**0.5), "multiplies embeddings by √32"),
+    (
+        "llama",
+        lambda folder: [edited(f"{k}_proj", pairs_of_neighbours)(folder) for k in "qk"] and None,
+        "rotary pairs in another order",
+    ),
+]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", range(len(CONVENTIONS)))
+def test_another_convention_is_named(tmp_path: Path, case: int) -> None:
+    kind, edit, told = CONVENTIONS[case]
+    source = source_of(tmp_path / "source", kind)
+    wrong = shutil.copytree(source, tmp_path / "wrong")
+    edit(wrong)
+    result = verdict_of(source, as_run(wrong, tmp_path / "logits.safetensors", "float32"))
+    assert result.verdict == "another setting", result.reason
+    assert told in result.reason
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_other_tokens_and_rows_are_named(tmp_path: Path, shift: int) -> None:
+    source, file = source_of(tmp_path / "source", "llama"), tmp_path / "logits.safetensors"
+    as_run(source, file, given=lambda ids: torch.cat([torch.ones(1 - shift, dtype=int), ids]))
+    tensors = load_file(file)
+    tensors["logits"] = tensors["logits"].roll(shift, 0)
+    save_file(tensors, file, {"program": "engine", "dtype": "bfloat16"})
+    told = "a position into the row after it" if shift else "puts token 1 (bos_token_id) before"
+    assert told in verdict_of(source, file).reason
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_first_layer_with_a_fault_is_named(tmp_path: Path, dtype: str) -> None:
+    source = source_of(tmp_path / "source", "llama")
+    wrong = shutil.copytree(source, tmp_path / "wrong")
+    edited("layers.1.mlp.down_proj", lambda w: w * 1.5)(wrong)
+    result = verdict_of(source, as_run(wrong, tmp_path / "logits", dtype, hidden=True))
+    assert result.verdict == "another function"
+    assert result.sections.engine.programs[0].first_differing_layer == 1
+    assert "the first difference is in model.layers.1" in result.reason
+
+
+def with_top(file: Path, k: int, rows: slice) -> Path:
+    """The largest log-probabilities of some rows, as JSON."""
+    tensors, logits = load_file(file), load_file(file)["logits"]
+    top = logits[rows].double().log_softmax(-1).topk(k)
+    content = {"program": "engine", "dtype": "bfloat16", "ids": tensors["ids"].tolist()}
+    content |= {"top_ids": top.indices.tolist(), "top_logprobs": top.values.tolist()}
+    content["positions"] = list(range(TOKENS))[rows]
+    file.with_suffix(".json").write_text(json.dumps(content))
+    return file.with_suffix(".json")
+
+
+@pytest.mark.parametrize(("k", "rows"), [(1, slice(0, 40)), (5, slice(40, 41))])
+def test_some_log_probabilities_are_enough(tmp_path: Path, k: int, rows: slice) -> None:
+    source = source_of(tmp_path / "source", "llama")
+    wrong = shutil.copytree(source, tmp_path / "wrong")
+    edit_config(wrong, rope_parameters={**LLAMA3, "rope_type": "default"})
+    right, other = (
+        verdict_of(source, with_top(as_run(folder, tmp_path / "x.safetensors"), k, rows))
+        for folder in (source, wrong)
+    )
+    assert (right.verdict, other.verdict) == ("rounding", "another setting"), other.reason
+    assert "rope_type default" in other.reason
+    assert f"gives {k} of 64 tokens at a position" in right.reason
+
+
+def test_the_nearer_of_two_programs_is_named(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source", "llama")
+    files = [as_run(source, tmp_path / dtype, dtype) for dtype in ("bfloat16", "float16")]
+    assert verdict_of(source, *files).reason.count("engine is the nearest to strict float64") == 1
+    assert "chance may explain" in verdict_of(source, files[0], files[0]).reason
+    with pytest.raises(InputError, match="have other ids or positions"):
+        verdict_of(source, files[0], as_run(source, tmp_path / "other", seed=1))
+
+
+def test_a_conversion_and_its_program_have_one_verdict(tmp_path: Path) -> None:
+    """The weights agree, the program's logits do not; and the card has both, and no path."""
+    source = source_of(tmp_path / "source", "llama")
+    copy, wrong = (shutil.copytree(source, tmp_path / name) for name in ("copy", "wrong"))
+    edit_config(wrong, rope_parameters={**LLAMA3, "rope_type": "default"})
+    file, card = as_run(wrong, tmp_path / "logits.safetensors"), tmp_path / "card.md"
+    words = ("verify", source, copy, "--logits", file, "--prompts", 1, "--length", 12)
+    for _ in range(2):  # a card may be replaced
+        done = cli(*words, "--report", card)
+        assert done.exit_code == 1, done.output
+    said = " ".join(done.stdout.split())
+    assert "the converted weights are not at fault" in said, said
+    assert "the logits are identical" in said, said
+    text = card.read_text()
+    assert text.startswith("## Verification: another setting\n\n`copy` against `source`: engine ")
+    assert "| logits of engine | not kept |" in text
+    assert "growkit verify source copy --logits logits.safetensors --prompts 1" in text
+    assert "Not verified:" in text
+    assert f"`{sha256(copy / 'model.safetensors')}` |" in text
+    assert str(tmp_path) not in text
+    done = cli("verify", source, "--logits", file, "--report", tmp_path / "page.html", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (1, "another setting")
+
+
+BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "no ids": (lambda content: content.pop("ids"), "needs ids and logits"),
+    "no program": (lambda content: content.pop("program"), "has no program"),
+    "a dtype of weights": (lambda content: content.update(dtype="q8_0"), "dtype in"),
+    "an unknown id": (lambda content: content.update(ids=[99] * TOKENS), "0 to 63 were expected"),
+    "ids that are no numbers": (lambda content: content.update(ids=["a"]), "not an array"),
+    "rows of two lengths": (lambda content: content["logits"][0].pop(), "not an array"),
+    "fewer rows": (lambda content: content["logits"].pop(), "name the position of every row"),
+    "a misspelt name": (lambda content: content.update(logit=[1.0]), "did you mean 'logits'?"),
+    "states of another size": (
+        lambda content: content.update({"hidden.1": [[1.0]] * TOKENS}),
+        "[48, 32] was expected",
+    ),
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("fault", BAD)
+def test_a_bad_file_is_refused_in_one_sentence(tmp_path: Path, fault: str) -> None:
+    edit, told = BAD[fault]
+    source, file = source_of(tmp_path / "source", "llama"), tmp_path / "logits.json"
+    content = {"program": "engine", "dtype": "float32", "ids": [1] * TOKENS}
+    content["logits"] = [[0.0] * 64 for _ in range(TOKENS)]
+    edit(content)
+    file.write_text(json.dumps(content))
+    assert told in refusal("verify", source, "--logits", file)
+
+
+def test_verify_needs_a_target_or_logits(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source", "llama")
+    assert "name OUT" in refusal("verify", source)
+    assert "leave out the other options" in refusal("verify", source, "--logits", "x", "--seed", 1)
+    assert "x" in refusal("verify", source, "--logits", tmp_path / "x.safetensors")
