@@ -9,6 +9,7 @@ block runs in a folder of its own, with these names:
 - ``OUT``: nothing yet, or a model made from ``SRC`` where the line reads it;
 - ``my-llama``: a Llama with a tokenizer; ``my-larger-llama``: the same, grown;
 - ``my-arcee``, ``tiny``: an Arcee and a Qwen3; ``TEXT`` and ``some-text.txt``: a text;
+- ``logits.safetensors``: logits of ``SRC``;
 - ``NAME``: a name that fits; ``RECIPE.yaml``, ``grow.yaml``: recipes.
 
 Proofs are smaller than by default. What installs something, needs a network or takes minutes
@@ -41,6 +42,7 @@ from growkit.planning.recipe import shipped_recipe
 from tests import reference
 from tests.conftest import save_model, with_tokenizer
 from tests.quantised import quantise
+from tests.test_engines import as_run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -128,6 +130,8 @@ class Workplace:
             growkit.convert("SRC", "OUT", "shared-diff", rank="auto", energy=0.9, verify=False)
         elif made:
             growkit.grow("SRC", "OUT", hidden="x2", verify=False)
+        if "logits.safetensors" in words:
+            as_run(Path("SRC"), Path("logits.safetensors"), "float32")
         if "RECIPE.yaml" in words:
             shutil.copy(shipped_recipe("wider-mlp"), "RECIPE.yaml")
             shutil.copytree(self._models / "my-llama", "source")
@@ -145,7 +149,8 @@ class Workplace:
             return ""  # runs where its output is compared, or in tests/test_formats.py
         if program == "growkit":
             given = arguments[:-1] if file else arguments
-            done = CliRunner().invoke(app, self.prepare(given), default_map=SMALL)
+            sizes = {} if "--logits" in given else SMALL  # of which the file has its own
+            done = CliRunner().invoke(app, self.prepare(given), default_map=sizes)
             assert done.exit_code == 0, f"{' '.join(words)}: {done.output}"
             if file:
                 Path(file).write_text(done.stdout, encoding="utf-8")

@@ -1,6 +1,6 @@
 """Logits that another program computed, in a file: safetensors, or JSON of the same names.
 
-``docs/how-to/engines.md`` describes the file for those who write it. It is not trusted.
+``docs/how-to/same-model.md`` describes the file for those who write it. It is not trusted.
 """
 
 from __future__ import annotations

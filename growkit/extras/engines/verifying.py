@@ -24,7 +24,7 @@ def verify_logits(source: str | Path, logits: Sequence[str | Path]) -> EngineRes
 
     The difference is rounding, if the class's own rounding in the program's dtype explains it; a
     setting, if a wrong one, tried on the source in memory, explains it; or else a fault.
-    ``docs/how-to/engines.md`` describes the files. It runs on the CPU.
+    ``docs/how-to/same-model.md`` describes the files. It runs on the CPU.
 
     Args:
         source: folder of the model that the programs ran, or its name on the Hub.
