@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from copy import deepcopy
 from itertools import count
 from pathlib import Path
@@ -334,7 +335,7 @@ def test_buffers_of_old_checkpoints_are_left_out(
         growkit.grow(source, tmp_path / "again", hidden="x2", verify=False)
 
 
-def test_a_few_tokens_may_choose_the_same_experts() -> None:
+def a_few_tokens_may_choose_the_same_experts(tmp_path: Path) -> None:
     """Whether corrections are divided or not; more tokens show that they must be."""
     layers = {"num_hidden_layers": 5, "moe_layer_end_index": 3, "moe_layer_interval": 2}
     more = {"hidden_size": 36, "head_dim": 10, "num_key_value_heads": 1, "use_bias": True}
@@ -343,7 +344,7 @@ def test_a_few_tokens_may_choose_the_same_experts() -> None:
     assert found.description["experts"]["divided"]
 
 
-def test_the_order_of_heads_is_tried(tmp_path: Path) -> None:
+def the_order_of_heads_is_tried(tmp_path: Path) -> None:
     """Whether three matrices stand in each head or one behind the other, no shape says."""
     result = growkit.infer(random_model("gpt_neox", tmp_path / "source"))
     others = [each for evidence in result["tensors"] for each in evidence["others"]]
@@ -590,7 +591,7 @@ def test_windows_go_along_with_their_layers(
     assert "self_attn.layer_type is not what growkit" in made["verification"]["reason"]
 
 
-def test_growkits_families_are_not_described(tmp_path: Path) -> None:
+def growkits_families_are_not_described(tmp_path: Path) -> None:
     """What a folder says of the family of a known type decides nothing, and people are told."""
     window = {"intermediate_size": 24, "sliding_window": 24, "max_position_embeddings": 256}
     source = save_model(tmp_path / "source", "mistral", **window)
@@ -608,7 +609,7 @@ def test_growkits_families_are_not_described(tmp_path: Path) -> None:
     assert "sliding_window in config.json is not what growkit" in verdict["reason"]
 
 
-def test_a_head_of_its_own_has_a_bias_of_its_own(tmp_path: Path) -> None:
+def a_head_of_its_own_has_a_bias_of_its_own(tmp_path: Path) -> None:
     """BERT's class ties the bias of its head as well, as long as the head is the embedding."""
     config = config_of("bert-generation", tie_word_embeddings=True)
     source, out = save_random(tmp_path / "source", config), tmp_path / "out"
@@ -642,7 +643,7 @@ def test_keys_of_published_configs(
     assert old.keys() <= json.loads((out / "config.json").read_text()).keys()
 
 
-def test_a_width_that_the_class_rounds(tmp_path: Path) -> None:
+def a_width_that_the_class_rounds(tmp_path: Path) -> None:
     """To a multiple: twice the number is not twice the width, but twice another number is."""
     config = config_of("lfm2", intermediate_size=50, block_multiple_of=32)
     source, out = save_random(tmp_path / "source", config), tmp_path / "out"
@@ -654,3 +655,18 @@ def test_a_width_that_the_class_rounds(tmp_path: Path) -> None:
         content["intermediate_size"] = 96
     assert growkit.grow(source, out, ffn="x2", verify=FEW, overwrite=True)["kept"]
     assert relative_error(source, out) < 1e-12
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "check",
+    [
+        a_few_tokens_may_choose_the_same_experts,
+        the_order_of_heads_is_tried,
+        growkits_families_are_not_described,
+        a_head_of_its_own_has_a_bias_of_its_own,
+        a_width_that_the_class_rounds,
+    ],
+)
+def test_single_classes(check: Callable[[Path], None], tmp_path: Path) -> None:
+    check(tmp_path)

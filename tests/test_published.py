@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_only_sizes_change(tmp_path: Path, name: str, growth: str) -> None:
     assert relative_error(tmp_path / "source", tmp_path / "grown") < 1e-12
 
 
-def test_sizes_and_kinds_of_layers_change_under_every_name(tmp_path: Path) -> None:
+def sizes_and_kinds_of_layers_change_under_every_name(tmp_path: Path) -> None:
     """Also where transformers reads another key; and equal runs write the same bytes."""
     name = "LiquidAI/LFM2-1.2B"
     save(tmp_path / "source", CONFIGS[name])
@@ -90,7 +91,7 @@ def test_sizes_and_kinds_of_layers_change_under_every_name(tmp_path: Path) -> No
     assert deeper == {"num_hidden_layers": 8, "full_attn_idxs": [2, 3, 6, 7]}
 
 
-def test_periods_hold_after_several_steps(tmp_path: Path) -> None:
+def periods_hold_after_several_steps(tmp_path: Path) -> None:
     """A step knows the keys of a model that an earlier step of the recipe makes."""
     name = "Qwen/Qwen3-Next-80B-A3B"
     save(tmp_path / "source", CONFIGS[name])
@@ -104,7 +105,7 @@ def test_periods_hold_after_several_steps(tmp_path: Path) -> None:
     assert written[key] == CONFIGS[name][key]
 
 
-def test_predicting_layers_that_are_left_out_are_counted_out(tmp_path: Path) -> None:
+def predicting_layers_that_are_left_out_are_counted_out(tmp_path: Path) -> None:
     name = "deepseek-ai/DeepSeek-V3"
     save(tmp_path / "source", CONFIGS[name])
     file = tmp_path / "source" / "model.safetensors"
@@ -124,7 +125,7 @@ def test_predicting_layers_that_are_left_out_are_counted_out(tmp_path: Path) -> 
     assert growkit.verify(tmp_path / "source", tmp_path / "out", prompts=2, length=16)["kept"]
 
 
-def test_a_language_model_inside_another_keeps_its_keys(tmp_path: Path) -> None:
+def a_language_model_inside_another_keeps_its_keys(tmp_path: Path) -> None:
     """Its rotary scaling, for example, which older transformers read under its old name only."""
     found = changed(tmp_path, "google/gemma-3-4b-pt", hidden="x4")
     assert found.keys() - FROM_OUTSIDE == {
@@ -139,7 +140,7 @@ def test_a_language_model_inside_another_keeps_its_keys(tmp_path: Path) -> None:
     assert "without effect" not in found["reason"]  # the class reads it as rope_parameters
 
 
-def test_repeated_blocks_of_layers_are_written_out(tmp_path: Path) -> None:
+def repeated_blocks_of_layers_are_written_out(tmp_path: Path) -> None:
     """Older transformers builds the layers of GPT-Neo from them."""
     found = changed(tmp_path, "EleutherAI/gpt-neo-125m", method="depth", layers="x2")
     assert found["attention_types"] == [[found["attention_layers"], 1]]
@@ -149,6 +150,21 @@ def test_repeated_blocks_of_layers_are_written_out(tmp_path: Path) -> None:
         (tmp_path / "grown" / "growkit.json").unlink(missing_ok=True)
         kept = types == found["attention_types"]
         assert growkit.verify(tmp_path / "source", tmp_path / "grown", SHORT)["kept"] is kept
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    "check",
+    [
+        sizes_and_kinds_of_layers_change_under_every_name,
+        periods_hold_after_several_steps,
+        predicting_layers_that_are_left_out_are_counted_out,
+        a_language_model_inside_another_keeps_its_keys,
+        repeated_blocks_of_layers_are_written_out,
+    ],
+)
+def test_single_configs(check: Callable[[Path], None], tmp_path: Path) -> None:
+    check(tmp_path)
 
 
 @pytest.mark.sampled(1)
@@ -185,7 +201,7 @@ def test_keys_that_look_different_without_a_manifest(
     assert growkit.verify(source, out, SHORT)["kept"]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize(("groups", "of_token"), [(1, 1), (2, 1)])
 def test_groups_of_experts_are_copied_where_a_token_uses_some(
     tmp_path: Path, groups: int, of_token: int

@@ -178,6 +178,7 @@ def with_files(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return again, again.with_name("out")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("said", BESIDE)
 def test_files_beside_the_weights_decide_as_with_a_manifest(
     said: str, with_files: tuple[Path, Path], tmp_path: Path
@@ -558,7 +559,7 @@ def test_a_vocabulary_that_grew(llama: Path, tmp_path: Path) -> None:
         growkit.verify(target, llama, **QUICK)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("dtype", "verdict"), [("bfloat16", "changed as requested"), ("float32", "preserved")]
 )

@@ -57,7 +57,7 @@ def test_odd_inputs_break_no_rule(
     assert not tally.found, report(tally)
     assert tally.count == count
     assert {target for target, _ in tally.inputs} == set(TARGETS)
-    assert {code for _, code in tally.inputs} == {"0", "1", "2"}
+    assert {"0", "2"} <= {code for _, code in tally.inputs} <= {"0", "1", "2"}
 
 
 def test_what_once_broke_a_rule_does_no_more(worker: Worker, pytestconfig: pytest.Config) -> None:
