@@ -262,7 +262,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked ``sampled(n)``, keep n cases: the same ones in every run."""
+    """Keep n cases of a test marked ``sampled(n, *ids)``, these and others chosen by its name."""
     if config.getoption("--all"):
         return
     cases: dict[str, list[pytest.Item]] = {}
@@ -271,8 +271,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out: set[pytest.Item] = set()
     for name, of_one in cases.items():
-        (count,) = of_one[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
-        chosen = random.Random(name).sample(of_one, min(count, len(of_one)))
+        count, *ids = of_one[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
+        chosen = [item for item in of_one if item.callspec.id in ids]  # type: ignore[attr-defined]
+        rest = [item for item in of_one if item not in chosen]
+        chosen += random.Random(name).sample(rest, min(count - len(chosen), len(rest)))
         left_out.update(set(of_one) - set(chosen))
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]

@@ -185,17 +185,6 @@ def test_its_first_table_is_what_became_of_what(kind: str, place: Path) -> None:
     assert ("nothing that was learned is lost" in card) is (kind == "large")
 
 
-def test_untrusted_text_is_no_markup(place: Path) -> None:
-    manifest = manifest_of(place, "lossy")
-    manifest["recipe"]["source"] = "a|b` <img src=x> [c](d)"
-    manifest["verification"]["sections"]["logits"]["negative_control"] = "a <script> | `b`\n## c"
-    card = model_card(manifest)
-    assert "| model | `a\\|b' <img src=x> [c](d)` |" in card
-    assert "<script>" not in card
-    assert "&lt;script>" in card
-    assert "\n## c" not in card
-
-
 ACTIVE = r"[a](http://b.example) ![c](d) *e* **f** _g_ `h` ~~i~~ \*j* <b>k</b> &lt; &#9786; [l]\(m)"
 
 

@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit.engine import device, layered_model
-from growkit.engine.device import CPU, choose_device, driver_versions, reproducible, settings
+from growkit.engine.device import CPU, choose_device, reproducible, settings
 from growkit.engine.forward import Forward
 from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, strict_float64
 from growkit.engine.transformers_internals import uninitialised
@@ -184,21 +184,6 @@ def test_operations_without_a_deterministic_form_are_named() -> None:
     with reproducible(CUDA) as varying:
         torch.zeros(2).add_(1)
     assert varying == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5",
-        "UNIX Open Kernel Module for x86_64  570.1  ",
-    ],
-)
-def test_the_driver_is_named(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "NVIDIA_DRIVER", tmp_path / "version")
-    assert not driver_versions(CPU)
-    assert "driver" not in driver_versions(torch.device("meta"))
-    (tmp_path / "version").write_text(f"NVRM version: NVIDIA {line}\nGCC version: gcc 12\n")
-    assert driver_versions(torch.device("meta"))["driver"] in line.split()
 
 
 def test_settings_of_either_kind_are_taken() -> None:

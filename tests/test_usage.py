@@ -28,7 +28,6 @@ from growkit.engine.calls import Spool
 from growkit.engine.planner import plan_recipe
 from growkit.proof import mode_results as ways
 from growkit.proof.trainability import Gradients
-from growkit.report.proof_page import glance
 from tests.architectures import config_of
 from tests.conftest import edit_weights, listed, relative_error, save_model, save_random
 
@@ -289,17 +288,6 @@ def test_settings_of_generation_lose_no_growth(
     assert result["kept"], result["verification"]["reason"]
     assert modes["generate"]["note"] == "the same 16 tokens, greedily"
     assert modes["save and reload"]["kept"] is True
-
-
-def test_ways_that_were_not_tried_are_said(make: Make) -> None:
-    source = make("llama", use_cache=False)
-    found = growkit.verify(source, source, **QUICK)
-    assert str(glance(found)["inference modes"]) == (
-        "4 kept (prefill, left padding, explicit positions, longest context; "
-        "not tried: cached decoding (the config switches the cache off))"
-    )
-    short = growkit.verify(source, source, prompts=1, length=3)
-    assert short["reason"].endswith("on only 2 predictions")
 
 
 @pytest.mark.parametrize("kind", ["llama", "diffllama"])
