@@ -204,7 +204,7 @@ def workplace(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return Workplace(models)
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("block", of("sh"), ids=str)
 def test_commands_run_as_printed(block: Block, workplace: Workplace) -> None:
     for words in block.commands():
@@ -309,6 +309,7 @@ def near(one: str, other: str) -> bool:
     return one == other or (measured and (max(a, b) < 1e-6 or b == pytest.approx(a, rel=0.3)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usage
 @pytest.mark.parametrize("block", of("text"), ids=str)
 def test_what_is_printed_is_what_comes_out(
