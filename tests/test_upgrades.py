@@ -1,5 +1,6 @@
 """Conversions to other architectures, judged by the classes of transformers that have them."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -81,9 +82,16 @@ def test_an_upgrade_changes_nothing_and_learns(
     choose, source, out = seeded(seed), tmp_path / "source", tmp_path / "out"
     config, dtype = grouped_query(kind, choose), one_of(torch.float32, torch.bfloat16)(choose)
     save_random(source, CONFIG_MAPPING[kind](**config), seed, dtype)
+    if coin(choose):  # as transformers 4 spells it
+        with edit_json(source / "config.json") as spelled:
+            rope = spelled.pop("rope_parameters")
+            spelled["rope_theta"] = rope.pop("rope_theta")
+            spelled["rope_scaling"] = rope if rope["rope_type"] != "default" else None
     converted = growkit.convert(source, out, upgrade, verify=QUICK)
     assert (converted["kept"], converted["promise"]) == (True, "exact"), converted
     assert relative_error(source, out) < 1e-12
+    keys = [json.loads((folder / "config.json").read_text()) for folder in (source, out)]
+    assert ("rope_parameters" in keys[0]) == ("rope_parameters" in keys[1])
     model, (model_type, faults) = load_strict(out), UPGRADES[upgrade]
     assert model.config.model_type == model_type
     ids = torch.randint(29, (2, 24), generator=torch.Generator().manual_seed(seed))

@@ -349,6 +349,8 @@ def write_defaults_out(source: Model, target: Model) -> Config:
     if was is None or now is None:
         return planned
     fixed = before.keys() | planned.keys() | PROVENANCE_KEYS | {"dtype"}
+    if any(before.get(key) != planned.get(key) for key in OLDER_ROPE_KEYS):
+        fixed |= {"rope_parameters"}
     sizes = source.family.size_keys | target.family.size_keys
     missing = {
         key: was[key] for key in (was.keys() & now.keys()) - fixed - sizes if was[key] != now[key]

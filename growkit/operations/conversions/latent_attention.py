@@ -53,14 +53,14 @@ class LatentAttention(Operation):
         sizes = source.family.sizes(source.config)
         biased = any(name.endswith("self_attn.q_proj.bias") for name in source.tensors)
         heads = _Heads(source, sizes["heads"], sizes["kv_heads"], sizes["head_dim"], biased)
+        config = {key: value for key, value in config.items() if key not in REPLACED}
         config |= heads.config()
         dense = target.complete(config)["first_k_dense_replace"]
         config["first_k_dense_replace"] = max(dense, sizes["layers"])
-        config = {key: value for key, value in config.items() if key not in REPLACED}
         return Change([rewrite(source, target, config, heads.transform, apart="latents are new")])
 
 
-REPLACED = ("head_dim", "rope_theta", "rope_scaling")
+REPLACED = ("head_dim", "rope_theta", "rope_scaling", "rope_parameters")
 """Keys that the config of the latents replaces."""
 
 
@@ -103,8 +103,8 @@ class _Heads:
             "v_head_dim": self.width,
             "attention_bias": True,
             "rope_interleave": False,
-            "rope_parameters": _rope(self.source, self.width, self.kv_heads),
             "num_nextn_predict_layers": 0,
+            **_rope(self.source, self.width, self.kv_heads),
         }
 
     @cached_property
@@ -165,14 +165,14 @@ class _Heads:
         """Rows of a latent and its constants, and the rows of the rotary key if there are any."""
         keys = self.kv_heads * self.width if with_keys else 0
         latent = info.shape[0] - keys
-        made = torch.zeros(info.shape, dtype=info.torch_dtype)
+        down = torch.zeros(info.shape, dtype=info.torch_dtype)
         if len(info.shape) == 1:
-            made[latent - CONSTANTS : latent] = _constants(latent)
+            down[latent - CONSTANTS : latent] = _constants(latent)
         if projections:
-            made[: latent - CONSTANTS] = projections[0]
+            down[: latent - CONSTANTS] = projections[0]
         if projections and keys:
-            made[latent:] = projections[1][list(self.key_rows)]
-        return made
+            down[latent:] = projections[1][list(self.key_rows)]
+        return down
 
 
 def _ones(columns: Sequence[int], info: TensorInfo) -> Tensor:
@@ -209,7 +209,7 @@ def _constants(size: int) -> Tensor:
 
 
 def _rope(source: Model, width: int, kv_heads: int) -> Config:
-    """Rotary parameters that give every KV head the frequencies of the source.
+    """Rotary parameters that give every KV head the frequencies of the source, spelled as there.
 
     Raises:
         InputError: the frequencies are not fixed, or not all of a head is rotated.
@@ -223,9 +223,9 @@ def _rope(source: Model, width: int, kv_heads: int) -> Config:
             f"have; only models that rotate whole heads, with rope_type default, "
             f"{', '.join(FIXED)}, can be converted"
         )
-    return {
+    theta = {"rope_theta": 1.0}
+    scaling = {
         "rope_type": "longrope",
-        "rope_theta": 1.0,
         "short_factor": [*rotary.short] * kv_heads,
         "long_factor": [*rotary.long] * kv_heads,
         "attention_factor": rotary.factor,
@@ -233,6 +233,9 @@ def _rope(source: Model, width: int, kv_heads: int) -> Config:
         "factor": math.e,
         "mscale_all_dim": 10 * (kv_heads**0.25 - 1),
     }
+    if "rope_parameters" in source.config:
+        return {"rope_parameters": theta | scaling}
+    return theta | {"rope_scaling": scaling}  # which transformers 4 reads
 
 
 OPERATION = LatentAttention()

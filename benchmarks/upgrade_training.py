@@ -1,0 +1,91 @@
+"""Do models with an upgraded architecture train as well as their source does?
+
+A small Llama learns a random text of second order; it is converted, and source and results train on
+with AdamW for 100 steps of the same tokens, with five seeds:
+
+    python benchmarks/upgrade_training.py
+"""
+
+from pathlib import Path
+from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import growkit
+
+VOCAB, STEPS, SEEDS = 64, 100, range(5)
+CONFIG = LlamaConfig(
+    vocab_size=VOCAB,
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=256,
+)
+UPGRADES = ("mla", "hybrid")
+
+
+def next_tokens() -> Tensor:
+    """Probabilities of the next token after any two, [vocab, vocab, vocab]."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.softmax(2.5 * torch.randn(VOCAB, VOCAB, VOCAB, generator=generator), -1)
+
+
+def train(model: Any, text: Tensor, steps: int, seed: int) -> tuple[float, float, list[str]]:
+    """The first loss, the mean of the last 20, and the parameters that did not move."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    losses = []
+    for _ in range(steps):
+        ids = torch.randint(VOCAB, (16, 2), generator=generator)
+        for _ in range(62):
+            odds = text[ids[:, -2], ids[:, -1]]
+            ids = torch.cat([ids, torch.multinomial(odds, 1, generator=generator)], 1)
+        loss = model(ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    still = [name for name, value in model.named_parameters() if torch.equal(value, before[name])]
+    return losses[0], fmean(losses[-20:]), still
+
+
+def main() -> None:
+    """Print a row for the source and for each conversion."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    text, trained = next_tokens(), LlamaForCausalLM(CONFIG)
+    train(trained, text, 400, 99)
+    print("| model | first loss | loss after 100 steps | parameters that stayed |")
+    print("| --- | --- | --- | --- |")
+    with TemporaryDirectory() as scratch:
+        folders = {name: Path(scratch) / name for name in ("source", *UPGRADES)}
+        trained.save_pretrained(folders["source"])
+        for name in UPGRADES:
+            assert growkit.convert(folders["source"], folders[name], name)["kept"]
+        for name, folder in folders.items():
+            runs = [
+                train(AutoModelForCausalLM.from_pretrained(folder), text, STEPS, seed)
+                for seed in SEEDS
+            ]
+            first, last = ([run[at] for run in runs] for at in (0, 1))
+            still = sorted({parameter for run in runs for parameter in run[2]})
+            print(
+                f"| {name} | {fmean(first):.6f} | {fmean(last):.4f} ± {stdev(last):.4f} | "
+                f"{', '.join(still) or 'none'} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
