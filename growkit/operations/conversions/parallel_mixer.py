@@ -17,7 +17,7 @@ from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option
-from growkit.base.tensors import TensorInfo
+from growkit.base.tensors import Config, TensorInfo
 from growkit.families.description import Member
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
@@ -43,8 +43,27 @@ MIXER_STATE = Option(
     limits=(1, MAX_COUNT),
 )
 
-KERNEL = 4
-"""Length of the mixer's convolution."""
+SETTINGS: Config = {
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 256,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "projectors_bias": False,
+    "mamba_rms_norm": False,
+    "mamba_norm_before_gate": True,
+    "embedding_multiplier": 1.0,
+    "lm_head_multiplier": 1.0,
+    "key_multiplier": 1.0,
+    "attention_in_multiplier": 1.0,
+    "attention_out_multiplier": 1.0,
+    "ssm_in_multiplier": 1.0,
+    "ssm_out_multiplier": 1.0,
+    "ssm_multipliers": [1.0] * 5,
+    "mlp_multipliers": [1.0] * 2,
+}
+"""Settings of the class, all written out, since other software has other defaults for them."""
 
 RENAMED = {
     ".feed_forward.": ".mlp.",
@@ -72,13 +91,11 @@ class ParallelMixer(Operation):
                 f"mixer_heads {heads} does not divide hidden {hidden} of {source.where()}; choose "
                 "a divisor"
             )
-        config |= {
+        config |= SETTINGS | {
             "mamba_d_ssm": hidden,
             "mamba_n_heads": heads,
             "mamba_d_head": hidden // heads,
-            "mamba_n_groups": 1,
             "mamba_d_state": int(options.get("mixer_state", 128)),
-            "mamba_d_conv": KERNEL,
             "attention_bias": any(name.endswith("q_proj.bias") for name in source.tensors),
         }
 
