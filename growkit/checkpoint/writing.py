@@ -42,6 +42,13 @@ SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """mallopt(3)."""
 
+WRITTEN = 1 << 18
+"""Bytes to write at a time. For more, Linux looks for as many in a row, which may take several times
+as long as to copy them (measured)."""
+
+SYNC_WRITE = 2
+"""sync_file_range(2): begin to write, and do not wait."""
+
 LARGEST = 1 << 25
 """Largest block that glibc can keep, in bytes."""
 
@@ -207,15 +214,13 @@ def _write_tensor(
     offset = shard.offsets[name]
     with file.open("r+b", buffering=0) as stream:
         for block in weights.blocks(name):
-            data = memoryview(block.contiguous().flatten().view(torch.uint8).numpy().data)
-            while data:  # a write may be partial
-                if stop.is_set():
-                    return
-                count = os.pwrite(stream.fileno(), data, offset)
-                data = data[count:]
-                offset += count
-                written.add(name, count)
-                advance(count)
+            if stop.is_set():
+                return
+            data = memoryview(block.contiguous().flatten().view(torch.uint8).numpy())
+            write_at(stream.fileno(), data, offset)
+            offset += len(data)
+            written.add(name, len(data))
+            advance(len(data))
     assert offset - shard.offsets[name] == shard.tensors[name].bytes, name
 
 
@@ -241,6 +246,20 @@ def give_back() -> None:
     """
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write bytes to a file, and let the disk begin to store them where the system can.
+
+    Else it is idle until a file is complete, or until much of the memory waits for it.
+    """
+    begin, count = offset, len(data)
+    while data:  # a write may be partial
+        written = os.pwrite(descriptor, data[:WRITTEN], offset)
+        data, offset = data[written:], offset + written
+    with suppress(AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.sync_file_range(descriptor, *map(ctypes.c_int64, (begin, count)), SYNC_WRITE)
 
 
 def flush(path: Path) -> None:
