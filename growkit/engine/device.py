@@ -40,8 +40,9 @@ does a root: that of a CPU may be the wrong one."""
 EXPONENTS = {torch.float64: 100, torch.float32: 20, torch.float16: 4, torch.bfloat16: 20}
 """Exponents of factors whose products and sums stay in the range of a dtype."""
 
-ROWS = 16
-"""Number of different rows in a product whose shape is tried."""
+ROWS, COLUMNS = 16, 61
+"""Number of different rows, and of different columns, in a product whose shape is tried: the device
+repeats them. As tiles of kernels have even sizes, no two of them get the same columns."""
 
 Product = tuple[int, int, int]
 """Shape of a product with a matrix: rows, terms of every sum, columns."""
@@ -183,6 +184,10 @@ def reproducible(device: torch.device) -> Iterator[list[str]]:
             setattr(owner, name, value)
 
 
+On = Callable[[Tensor], Tensor]
+"""Moves a tensor to a device."""
+
+
 class _Known(NamedTuple):
     """A computation with a known result.
 
@@ -194,7 +199,7 @@ class _Known(NamedTuple):
     """
 
     what: str
-    compute: Callable[[Callable[[Tensor], Tensor]], Tensor]
+    compute: Callable[[On], Tensor]
     expected: Tensor | None = None
     close: int = 0
 
@@ -277,15 +282,14 @@ def _known(dtype: torch.dtype, products: Iterable[Product]) -> Iterator[_Known]:
         row, column = torch.arange(rows) % ROWS, torch.arange(columns)
         # Sums of integers with so few digits are exact in any order.
         bits = min(digits, (DIGITS[wide] - (terms - 1).bit_length()) // 2, EXPONENTS[dtype])
-        left, matrix = integers(bits, ROWS, terms), integers(bits, columns, terms)
+        left, matrix = integers(bits, ROWS, terms), integers(bits, COLUMNS, terms)
         exact = functional.linear(left.to(wide), matrix.to(wide)).to(dtype)
-        yield _Known(what, _product(left[row], matrix), exact[row])
+        repeated = partial(_repeated, matrix, column % COLUMNS)
+        yield _Known(what, _product(left, row, repeated), exact[row][:, column % COLUMNS])
         # Each column selects a number. Emulations with one exponent for a row lose small ones.
         left = full_length(ROWS, terms, exponents=EXPONENTS[dtype])
-        matrix = torch.zeros(columns, terms, dtype=dtype)
-        matrix[column, column % terms] = 1
-        chosen = left[row][:, column % terms]
-        yield _Known(f"{what}, at full length", _product(left[row], matrix), chosen)
+        chosen, selecting = column % terms, partial(_selecting, column % terms, terms, dtype)
+        yield _Known(f"{what}, at full length", _product(left, row, selecting), left[row][:, chosen])
 
 
 def _operations(a: Tensor, b: Tensor) -> Tensor:
@@ -296,9 +300,19 @@ def _reductions(x: Tensor) -> Tensor:
     return torch.stack([x.sum(), x.cumsum(0).max(), x.max(), x.neg().max()])
 
 
-def _product(left: Tensor, matrix: Tensor) -> Callable[[Callable[[Tensor], Tensor]], Tensor]:
-    def compute(on: Callable[[Tensor], Tensor]) -> Tensor:
-        rows, columns = on(left), on(matrix)
+def _repeated(rows: Tensor, order: Tensor, on: On) -> Tensor:
+    """A matrix that repeats a few rows, made on the device, as large ones take long to get there."""
+    return on(rows)[on(order)]
+
+
+def _selecting(chosen: Tensor, terms: int, dtype: torch.dtype, on: On) -> Tensor:
+    """A matrix [len(chosen), terms] that has a one in every row, at the chosen place."""
+    return (on(chosen)[:, None] == on(torch.arange(terms))).to(dtype)
+
+
+def _product(left: Tensor, row: Tensor, matrix: Callable[[On], Tensor]) -> Callable[[On], Tensor]:
+    def compute(on: On) -> Tensor:
+        rows, columns = _repeated(left, row, on), matrix(on)
         product, turned = functional.linear(rows, columns), columns.T.contiguous()
         # Backward passes multiply in other layouts, which have kernels of their own.
         for other in (rows @ turned, rows.T.contiguous().T @ turned):
