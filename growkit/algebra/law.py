@@ -17,7 +17,7 @@ from itertools import pairwise
 from growkit.algebra.expansion import NOTHING, Group, Index, IndexMap
 from growkit.algebra.splits import Shares, join, noise, split, split_apart
 from growkit.base.lazy import Tensor, np, torch
-from growkit.base.tensors import widened
+from growkit.base.tensors import same_numbers
 from growkit.families.axes import Role
 
 Rows = Callable[[slice], Tensor]
@@ -328,7 +328,7 @@ def _recover(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor
     else:
         copy, share = next((copy, share) for copy, share in weighted if share)
         original = _multiply(copy, 1 / share)
-    same = (widened(_multiply(original, share)).equal(widened(copy)) for copy, share in weighted)
+    same = (same_numbers(_multiply(original, share), copy) for copy, share in weighted)
     return original if all(same) else None
 
 

@@ -26,7 +26,7 @@ from itertools import combinations
 from typing import TypeAlias
 
 from growkit.base.lazy import NDArray, Tensor, np, torch
-from growkit.base.tensors import widened
+from growkit.base.tensors import same_numbers, widened
 
 LEAST_SNR_DB = 10 * math.log10(3)
 """Lowest signal-to-noise ratio of an exact split in dB: shares are uniform between 0 and 1."""
@@ -187,7 +187,7 @@ def _join_block(parts: list[Tensor]) -> Tensor:
     pairs = [(total - first, second), (total - second, first)]
     if first.dtype != dtype:
         pairs.append((total.to(dtype).to(total.dtype), total))
-    if not all(one.equal(other) for one, other in pairs):
+    if not all(same_numbers(one, other) for one, other in pairs):
         for one, other in pairs:
             total = total.masked_fill(one != other, torch.nan)
     return total.to(dtype)

@@ -58,6 +58,9 @@ AT_ONCE = 1 << 24
 AT_A_TIME = 1 << 20
 """Number of elements to compute at a time: few enough to stay in a core's cache."""
 
+WORD = 8
+"""Bytes to compare at a time in tensors whose size is a multiple of it."""
+
 ANYWHERE = 1 << 10
 """Value of ``Weights.cuts`` if every dimension can be cut."""
 
@@ -142,6 +145,20 @@ class Weights:
 def widened(tensor: Tensor) -> Tensor:
     """A float8 tensor in float32, since torch cannot compute in float8; any other unchanged."""
     return tensor.float() if tensor.element_size() == 1 else tensor
+
+
+def same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same shape and numbers; -0 is 0, and a NaN may equal itself."""
+    both = one, other
+    if one.shape == other.shape and one.dtype == other.dtype and all(map(_has_words, both)):
+        # Several times as fast. Equal bits are equal numbers.
+        if torch.equal(*(tensor.contiguous().flatten().view(torch.int64) for tensor in both)):
+            return True
+    return one.shape == other.shape and widened(one).equal(widened(other))
+
+
+def _has_words(tensor: Tensor) -> bool:
+    return not (tensor.nbytes | tensor.storage_offset() * tensor.element_size()) % WORD
 
 
 def full(shape: Sequence[int], where: Where = ()) -> list[slice]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from growkit.base.errors import InputError
 from growkit.base.names import listed
-from growkit.base.tensors import parts, widened
+from growkit.base.tensors import parts, same_numbers, widened
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import class_weights
@@ -117,13 +117,9 @@ def _sizes(model: Model) -> Mapping[str, int]:
     return {}
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and widened(one).equal(widened(other))
-
-
 def _same(before: Model, after: Model, name: str) -> bool:
     pieces = parts(before, name) if _shape(before, name) else [None]
-    return all(_equal(before.read(name, rows), after.read(name, rows)) for rows in pieces)
+    return all(same_numbers(before.read(name, rows), after.read(name, rows)) for rows in pieces)
 
 
 def _component(name: str) -> str:
@@ -162,7 +158,7 @@ def _explain(
     for name in wrong:
         now, component = after.read(name), _component(name)
         others = (other for other in sketches[_sketch(after, name)] if other != name)
-        other = next((other for other in others if _equal(before.read(other), now)), None)
+        other = next((other for other in others if same_numbers(before.read(other), now)), None)
         if other:
             explained[name] = _relation(name, other)
             continue
@@ -170,7 +166,7 @@ def _explain(
         for which, phrase in product(_alternatives(name, before), rules):
             if which == name or phrase in ROTARY:
                 repeated = RULES[phrase](before.read(which), sizes)
-                if repeated is not None and _equal(repeated.to(now.dtype), now):
+                if repeated is not None and same_numbers(repeated.to(now.dtype), now):
                     swapped = "" if which == name else f"{_relation(name, which)}, and "
                     explained[name] = likely[component] = swapped + phrase
                     break
@@ -273,9 +269,9 @@ def _mixed(
         was, now = (torch.cat([model.read(one) for one in three]) for model in (before, after))
         if len(was) != len(order):
             continue
-        if _equal(was[order], now):
+        if same_numbers(was[order], now):
             phrase = "is cut from queries, keys and values in the order of groups"
-        elif _equal(was, now[order]):
+        elif same_numbers(was, now[order]):
             phrase = "is cut as if queries, keys and values were in the order of groups"
         else:
             continue

@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError, plain, reason
-from growkit.base.tensors import TensorInfo, parts, total_bytes, total_parameters, widened
+from growkit.base.tensors import TensorInfo, parts, same_numbers, total_bytes, total_parameters
 from growkit.base.workers import workers
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
+from growkit.checkpoint.writing import keep_freed
 from growkit.engine.class_weights import ClassWeights, class_weights
+from growkit.engine.lending import LARGE
 from growkit.engine.loader import loading
 from growkit.engine.planner import plan_recipe
 from growkit.engine.user_family import described_family, unlisted_family
@@ -45,9 +47,6 @@ from growkit.results.proof_result import (
 
 NO_FILE = os.path.join(os.devnull, "not read")
 """A path without a file, in place of a text in a manifest."""
-
-WORD = 8
-"""Bytes to compare at a time in tensors whose size is a multiple of it."""
 
 
 class Origin(NamedTuple):
@@ -294,7 +293,7 @@ def _compare_directly(origin: Origin, target: Model) -> Recovered:
         return Recovered(unknown=origin.unknown)
     for name in before.tensors:
         for rows in parts(before, name):
-            if not _same(before.read(name, rows), after.read(name, rows)):
+            if not same_numbers(before.read(name, rows), after.read(name, rows)):
                 stored = after.stored_as(name) if isinstance(after, ClassWeights) else None
                 if isinstance(target, Checkpoint) and not target.format.read_by_transformers:
                     return Recovered(lost=stored or name, converted=True)
@@ -369,6 +368,7 @@ def _recovered(
 def _first_lost(lineage: Lineage, target: Model) -> str | None:
     """Find the first tensor that does not follow its rule, is unexpected, or is not recovered."""
     last = lineage.plans[-1]
+    keep_freed(LARGE)
     with workers(os.cpu_count() or 1) as pool:
         verdicts = pool.map(partial(_sound, lineage, target), last.rules)
         for rule, sound in zip(last.rules, verdicts, strict=True):
@@ -388,22 +388,13 @@ def _sound(lineage: Lineage, target: Model, rule: Rule) -> bool:
     origin = lineage.origin(name)
     if origin is None:
         # Computed, not arranged: nothing can be recovered, but it can be computed again.
-        return not lineage.repeatable(name) or _same(lineage.target.read(name), target.read(name))
+        return not lineage.repeatable(name) or same_numbers(lineage.target.read(name), target.read(name))
     recovered = lineage.recovered(target, name)
     pieces = parts(source, origin, rule.info.elements)  # large tensors part by part
     try:
-        return all(_same(recovered(rows), source.read(origin, rows)) for rows in pieces)
+        return all(same_numbers(recovered(rows), source.read(origin, rows)) for rows in pieces)
     except LostError:
         return False
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    if one.dtype == other.dtype and one.nbytes == other.nbytes and not one.nbytes % WORD:
-        # Many times as fast. Equal bits are equal numbers, since checkpoints refuse NaN.
-        words = (tensor.contiguous().flatten().view(torch.int64) for tensor in (one, other))
-        if one.shape == other.shape and torch.equal(*words):
-            return True
-    return widened(one).equal(widened(other))
 
 
 def _recomputed_sources(plans: Sequence[Plan]) -> set[str]:
