@@ -149,12 +149,13 @@ def widened(tensor: Tensor) -> Tensor:
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same shape and numbers; -0 is 0, and a NaN may equal itself."""
+    if one.shape != other.shape:
+        return False
     both = one, other
-    if one.shape == other.shape and one.dtype == other.dtype and all(map(_has_words, both)):
-        # Several times as fast. Equal bits are equal numbers.
-        if torch.equal(*(tensor.contiguous().flatten().view(torch.int64) for tensor in both)):
-            return True
-    return one.shape == other.shape and widened(one).equal(widened(other))
+    words = one.dtype == other.dtype and all(map(_has_words, both))
+    # Several times as fast. Equal bits are equal numbers.
+    same = words and torch.equal(*(t.contiguous().flatten().view(torch.int64) for t in both))
+    return same or widened(one).equal(widened(other))
 
 
 def _has_words(tensor: Tensor) -> bool:

@@ -43,8 +43,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """mallopt(3)."""
 
 WRITTEN = 1 << 18
-"""Bytes to write at a time. For more, Linux looks for as many in a row, which may take several times
-as long as to copy them (measured)."""
+"""Bytes to write at a time. For more, Linux looks for as many in a row, which may take several
+times as long as to copy them (measured)."""
 
 SYNC_WRITE = 2
 """sync_file_range(2): begin to write, and do not wait."""

@@ -289,7 +289,9 @@ def _known(dtype: torch.dtype, products: Iterable[Product]) -> Iterator[_Known]:
         # Each column selects a number. Emulations with one exponent for a row lose small ones.
         left = full_length(ROWS, terms, exponents=EXPONENTS[dtype])
         chosen, selecting = column % terms, partial(_selecting, column % terms, terms, dtype)
-        yield _Known(f"{what}, at full length", _product(left, row, selecting), left[row][:, chosen])
+        yield _Known(
+            f"{what}, at full length", _product(left, row, selecting), left[row][:, chosen]
+        )
 
 
 def _operations(a: Tensor, b: Tensor) -> Tensor:
@@ -301,7 +303,7 @@ def _reductions(x: Tensor) -> Tensor:
 
 
 def _repeated(rows: Tensor, order: Tensor, on: On) -> Tensor:
-    """A matrix that repeats a few rows, made on the device, as large ones take long to get there."""
+    """A matrix that repeats a few rows, made on the device: large ones take long to get there."""
     return on(rows)[on(order)]
 
 

@@ -73,7 +73,8 @@ class Comparison:
         kernels: by the mode of every attention kernel, the spread of its first call, and whether
             the last layers of both models gave the same bits in all calls.
         sample: pairs of logits, source and target.
-        answers: answers of source and target to the question of the fingerprint.
+        answers: answers to the question of the fingerprint, of the source, and of a target that
+            need not be the same function.
     """
 
     dtype: str
@@ -223,8 +224,12 @@ class SideBySide:
         if controls and len(controls.call.ids) < len(calls[0].ids):
             controlled = len(calls)
             calls.append(controls.call)
-        calls.append(self.question.call)
-        before, after = (model.stages(calls) for model in models)
+        # An exact target is compared with the source, which alone needs to identify the model.
+        asked = models[:1] if self.pair.exact else models
+        before, after = (
+            model.stages([*calls, self.question.call] if model in asked else calls)
+            for model in models
+        )
         if controls:
             before = controls.add_rounding_noise(before)
             first = 0 if controls.only else len(models[1].layers) // 2
@@ -248,7 +253,7 @@ class SideBySide:
             if controls:
                 states = ends[0][controlled], ends[1][controlled]
                 controls.measure(heads, states, (calls[0], ends[0][0]))
-            last = zip(heads, ends, strict=True)
+            last = list(zip(heads, ends, strict=True))[: len(asked)]
             result.answers = tuple(self.question.of(head(states[-1])) for head, states in last)
         return result
 

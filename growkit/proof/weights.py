@@ -16,7 +16,6 @@ from functools import partial
 from shlex import quote
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError, plain, reason
@@ -388,7 +387,9 @@ def _sound(lineage: Lineage, target: Model, rule: Rule) -> bool:
     origin = lineage.origin(name)
     if origin is None:
         # Computed, not arranged: nothing can be recovered, but it can be computed again.
-        return not lineage.repeatable(name) or same_numbers(lineage.target.read(name), target.read(name))
+        return not lineage.repeatable(name) or same_numbers(
+            lineage.target.read(name), target.read(name)
+        )
     recovered = lineage.recovered(target, name)
     pieces = parts(source, origin, rule.info.elements)  # large tensors part by part
     try:
