@@ -159,7 +159,8 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
 
 
 def _has_words(tensor: Tensor) -> bool:
-    return not (tensor.nbytes | tensor.storage_offset() * tensor.element_size()) % WORD
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    return tensor.nbytes % WORD == begin % WORD == 0
 
 
 def full(shape: Sequence[int], where: Where = ()) -> list[slice]:

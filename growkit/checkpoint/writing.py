@@ -216,7 +216,7 @@ def _write_tensor(
         for block in weights.blocks(name):
             if stop.is_set():
                 return
-            data = memoryview(block.contiguous().flatten().view(torch.uint8).numpy())
+            data = memoryview(block.contiguous().flatten().view(torch.uint8).numpy().data)
             write_at(stream.fileno(), data, offset)
             offset += len(data)
             written.add(name, len(data))
