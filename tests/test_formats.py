@@ -1,6 +1,7 @@
 """Models in the formats of other programs are read as those that they were made of."""
 
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.base.errors import InputError
-from tests.conftest import cli, relative_error, save_model
+from tests.conftest import cli, edit_config, relative_error, save_model
 from tests.converted import FILES, MODELS, save_source
 
 QUICK = growkit.Settings(prompts=2, length=16)
@@ -52,6 +53,62 @@ def test_what_a_program_converted_is_its_source(tmp_path: Path, kind: str, progr
     weights, logits = (result["sections"][name] for name in ("weights", "logits"))
     assert weights["tensors_recovered"] == weights["source_tensors"] >= 20
     assert logits["strict_float64"]["relative"] == 0
+
+
+def stored(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors and settings of a converted model, as the libraries of its format read them."""
+    if (path / "lit_model.pth").is_file():
+        settings = yaml.safe_load((path / "model_config.yaml").read_text())
+        return torch.load(path / "lit_model.pth"), settings
+    if (path / "model.safetensors").is_file():
+        return load_file(path / "model.safetensors"), {}
+    gguf = pytest.importorskip("gguf")
+    reader = gguf.GGUFReader(path / "model.gguf" if path.is_dir() else path)
+    tensors = {
+        one.name: torch.tensor([one.tensor_type, *one.data.tobytes()]) for one in reader.tensors
+    }
+    return tensors, {name: one.contents() for name, one in reader.fields.items()}
+
+
+ABOUT = re.compile(r"GGUF\.|general\.(type|name|size_label|file_type)|hf_config|name$|padding")
+"""Settings that say where a model is from, or count others."""
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("program", ["gguf", "litgpt", "mlx"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_growkit_writes_what_the_program_itself_writes(
+    tmp_path: Path, kind: str, program: str
+) -> None:
+    """But for the last bits of the rotary factors, which llama.cpp's script computes in float32."""
+    source, out = save_source(tmp_path / "source", kind), tmp_path / "out"
+    result = growkit.convert(source, out, program, verify=QUICK)
+    assert result["verification"]["verdict"] == "preserved"
+    (tensors, settings), (expected, known) = stored(out), stored(FILES / f"{kind}.{program}")
+    assert tensors.keys() == expected.keys()
+    assert {k for k in expected if not tensors[k].equal(expected[k])} <= {"rope_freqs.weight"}
+    alike = [key for key in settings.keys() & known.keys() if not ABOUT.match(key)]
+    assert len(alike) > 12 or program == "mlx"
+    assert {key: settings[key] for key in alike} == {key: known[key] for key in alike}
+
+
+@pytest.mark.parametrize(
+    ("kind", "to", "changes", "reason"),
+    [
+        ("qwen3", "meta", {}, "Meta's files hold a llama"),
+        ("llama", "meta", {}, "read with other sizes"),
+        ("llama", "litgpt", {"hidden_act": "relu"}, "cannot say that .* has hidden_act"),
+        ("mixtral", "gguf", {"sliding_window": 8}, "cannot say that .* has sliding_window"),
+    ],
+)
+def test_a_format_that_cannot_hold_a_model_is_refused(
+    tmp_path: Path, kind: str, to: str, changes: dict[str, Any], reason: str
+) -> None:
+    source = save_source(tmp_path / "source", kind)
+    edit_config(source, **changes)
+    with pytest.raises(InputError, match=reason):
+        growkit.convert(source, tmp_path / "out", to)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

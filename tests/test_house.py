@@ -146,7 +146,8 @@ FORMAT = Mirrored()
 """
 STORED = """
 from growkit.families.axes import ORDERS
-from growkit.checkpoint.format import Format, Held
+from growkit.checkpoint.format import Format
+from growkit.checkpoint.layout import Held
 from growkit.checkpoint.weight_file import open_weights
 
 LAYER, HEADS = "model.layers.{layer}.", ("heads.head_dim", "kv_heads.head_dim", "kv_heads.head_dim")

@@ -23,7 +23,6 @@ from growkit.base.tensors import ANYWHERE, STORED_NAMES, TensorInfo, full
 from growkit.base.torch_internals import storage_info, stored_dtypes
 from growkit.checkpoint import weight_file
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import (
     StoredWeights,
     TorchFile,
@@ -391,18 +390,7 @@ def write_list(
         values: all other entries (plain values or small tensors), by name.
         path: finds the path of an entry in nested states, by its name.
     """
-    from torch.distributed.checkpoint import metadata
-    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
-
-    # Dtype and shape of every entry (None and empty for a plain value), and its place.
-    stored: dict[str, tuple[torch.dtype | None, torch.Size, Any]] = {}
-    for shard in shards:
-        for name, info in shard.tensors.items():
-            before, after = map(len, _frame_of(info))
-            start, length = shard.offsets[name] - before, before + info.bytes + after
-            place = storage_info(shard.name, start, length)
-            stored[name] = info.torch_dtype, torch.Size(info.shape), place
-    entries = {name: stored[stored_as] for name, stored_as in names.items()}
+    entries = _places(shards, names)
     if values:
         with (folder / VALUES).open("wb") as stream:
             for name, value in values.items():
@@ -410,6 +398,41 @@ def write_list(
                 weight_file.save_archive(value.clone() if tensor else value, stream)
                 kind = (value.dtype, value.shape) if tensor else (None, torch.Size())
                 entries[name] = *kind, storage_info(VALUES, start, stream.tell() - start)
+    (folder / LIST).write_bytes(_pickled(entries, path))
+
+
+def list_of(shards: Sequence[Shard], names: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    """The contents of the list of entries of these files.
+
+    Args:
+        shards: all files of tensors.
+        names: see ``write_list``; the names in the files are added.
+    """
+    own = {name: name for shard in shards for name in shard.tensors}
+    return _pickled(_places(shards, own | {**names}), lambda name: (name,))
+
+
+Entry = tuple["torch.dtype | None", "torch.Size", Any]
+"""Dtype and shape of an entry (None and empty for a plain value), and its place."""
+
+
+def _places(shards: Sequence[Shard], names: Mapping[str, str]) -> dict[str, Entry]:
+    """The entries of tensors in shards, by name; see ``write_list``."""
+    stored: dict[str, Entry] = {}
+    for shard in shards:
+        for name, info in shard.tensors.items():
+            before, after = map(len, _frame_of(info))
+            start, length = shard.offsets[name] - before, before + info.bytes + after
+            place = storage_info(shard.name, start, length)
+            stored[name] = info.torch_dtype, torch.Size(info.shape), place
+    return {name: stored[stored_as] for name, stored_as in names.items()}
+
+
+def _pickled(entries: Mapping[str, Entry], path: Callable[[str], tuple[str | int, ...]]) -> bytes:
+    """The contents of a list of entries; see ``write_list``."""
+    from torch.distributed.checkpoint import metadata
+    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
+
     listed = metadata.Metadata({}, {}, {}, metadata.StorageMeta(), version=CURRENT_DCP_VERSION)
     for name, (dtype, size, place) in entries.items():
         offsets = torch.Size([0] * len(size))
@@ -421,25 +444,12 @@ def write_list(
             if dtype
             else metadata.BytesStorageMetadata()
         )
-    (folder / LIST).write_bytes(pickle.dumps(listed, protocol=4))
+    return pickle.dumps(listed, protocol=4)
 
 
 @lru_cache(maxsize=1024)
 def _frame_of(info: TensorInfo) -> tuple[bytes, bytes]:
     """The bytes before and after the data of a tensor."""
-    from torch.serialization import skip_data
-
-    with temporary("archive") as folder:
-        file = folder / "archive"
-        with (
-            file.open("wb") as stream,
-            stored_dtypes(),
-            skip_data(materialize_fake_tensors=True),
-        ):
-            weight_file.save_archive(weight_file.placeholder(info), stream)
-        saved = _open_archive(Folder(folder), "tensor", file.name, 0, file.stat().st_size)
-        start = saved.places["tensor"].begin
-        with file.open("rb") as stream:
-            before = stream.read(start)
-            stream.seek(start + info.bytes)
-            return before, stream.read()
+    frame, _ = weight_file.archive_frame({"tensor": info}, lambda saved: saved["tensor"])
+    before, after = frame.values()
+    return before, after

@@ -27,7 +27,8 @@ from growkit.base.tensors import (
 )
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import Piece, arrange, find_format, other_formats, refuse_followed
+from growkit.checkpoint.format import find_format, other_formats, refuse_followed
+from growkit.checkpoint.layout import Piece, arrange
 from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import StoredWeights

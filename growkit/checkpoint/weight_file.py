@@ -26,6 +26,8 @@ from growkit.base.parsing import parse_json
 from growkit.base.tensors import STORED_NAMES, TensorInfo, Weights, cut, full
 from growkit.base.torch_internals import fake_tensors, stored_dtypes, unpickled
 from growkit.checkpoint.folder import Folder, State, read, state_of
+from growkit.checkpoint.scratch import temporary
+from growkit.checkpoint.writing import Shard
 
 MAX_DIMENSIONS = 16
 MAX_SIZE = 1 << 62
@@ -366,6 +368,64 @@ def placeholder(info: TensorInfo) -> Tensor:
     """A fake tensor to save instead of a real one; it takes no memory."""
     with fake_tensors():
         return torch.empty(info.shape, dtype=info.torch_dtype)
+
+
+def archive_shard(
+    file: str, tensors: Mapping[str, TensorInfo], aliases: Mapping[str, str] = MappingProxyType({})
+) -> Shard:
+    """Plan one archive with all tensors, as ``torch.save`` writes their dictionary.
+
+    Args:
+        file: name of the file.
+        tensors: headers of the tensors.
+        aliases: further names in the dictionary, each with the tensor that it names as well.
+    """
+    frame, offsets = archive_frame(
+        tensors, lambda saved: saved | {name: saved[of] for name, of in aliases.items()}
+    )
+    return Shard(file, tensors, frame, offsets)
+
+
+def archive_frame(
+    tensors: Mapping[str, TensorInfo],
+    content: Callable[[dict[str, Tensor]], Any] = lambda placeholders: placeholders,
+) -> tuple[dict[int, bytes], dict[str, int]]:
+    """Plan an archive as ``torch.save`` writes it; headers determine all bytes around the data.
+
+    Args:
+        tensors: headers of the tensors.
+        content: maps placeholders of the tensors, by name, to what is saved.
+
+    Returns:
+        The bytes around the data, by their offset in the file, and the offset of every tensor.
+    """
+    from torch.serialization import skip_data
+
+    saved = {name: placeholder(info) for name, info in tensors.items()}
+    with temporary("archive") as folder:
+        file = folder / "archive"
+        with (
+            file.open("wb") as stream,
+            stored_dtypes(),
+            skip_data(materialize_fake_tensors=True),
+        ):
+            save_archive(content(saved), stream)
+        _, select = open_saved(Folder(folder), file.name, WEIGHTS)
+        named = select(
+            lambda read: plain_tensors(
+                read if isinstance(read, dict) else {next(iter(tensors)): read}
+            )
+        )
+        offsets = {name: named.places[name].begin for name in tensors}
+        frame, end = dict[int, bytes](), 0
+        with file.open("rb") as stream:
+            for name in sorted(tensors, key=offsets.__getitem__):
+                stream.seek(end)
+                frame[end] = stream.read(offsets[name] - end)
+                end = offsets[name] + tensors[name].bytes
+            stream.seek(end)
+            frame[end] = stream.read()
+    return frame, offsets
 
 
 def save_archive(content: Any, stream: IO[bytes]) -> None:

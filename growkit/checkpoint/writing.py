@@ -95,15 +95,17 @@ Save = Callable[[Weights, Path, "Iterable[Shard]"], None]
 """``write_shards`` with progress and hashes given."""
 
 
-def shards_of(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[Shard]:
+def shards_of(
+    tensors: Mapping[str, TensorInfo], shard_bytes: int, program: str = "pt"
+) -> list[Shard]:
     """Plan the output files, with at most ``shard_bytes`` of tensors each.
 
-    A larger tensor gets a shard of its own.
+    A larger tensor gets a shard of its own. ``program`` is the format that their headers name.
     """
     planned, shards = [], divide(tensors, shard_bytes)
     for number, shard in enumerate(shards, 1):
         of = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
-        header, offsets = header_of(shard), {}
+        header, offsets = header_of(shard, program), {}
         end = len(header)
         for name, info in shard.items():
             offsets[name], end = end, end + info.bytes
@@ -138,12 +140,12 @@ def _sort(shard: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     return dict(sorted(shard.items(), key=rank))
 
 
-def header_of(tensors: Mapping[str, TensorInfo]) -> bytes:
+def header_of(tensors: Mapping[str, TensorInfo], program: str = "pt") -> bytes:
     """The beginning of a safetensors file with tensors in this order: length, JSON, padding.
 
     https://github.com/huggingface/safetensors#format
     """
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, object] = {"__metadata__": {"format": program}}
     offset = 0
     for name, info in tensors.items():
         offsets = [offset, offset := offset + info.bytes]
@@ -153,16 +155,16 @@ def header_of(tensors: Mapping[str, TensorInfo]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write_index(shards: Sequence[Shard], folder: Path) -> None:
-    """Write the index of tensors by shard, if there are several shards."""
+def index_of(shards: Sequence[Shard]) -> dict[str, bytes]:
+    """The index of tensors by shard, by its file's name; empty if there is only one shard."""
     if len(shards) == 1:
-        return
+        return {}
     every = {name: info for shard in shards for name, info in shard.tensors.items()}
     index = {
         "metadata": {"total_parameters": total_parameters(every), "total_size": total_bytes(every)},
         "weight_map": {tensor: shard.name for shard in shards for tensor in shard.tensors},
     }
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    return {"model.safetensors.index.json": f"{json.dumps(index, indent=2)}\n".encode()}
 
 
 def write_shards(

@@ -173,7 +173,7 @@ def planned_result(recipe: Recipe, source: Model, prepared: Prepared) -> GrowRes
         bytes=tensors.total_bytes(grown.tensors),
         dtype=TORCH_NAMES[tensors.main_dtype(grown.tensors)],
         rounded=rounded(source, recipe.dtype),
-        loads_with="torch.distributed.checkpoint" if recipe.format == "dcp" else family.loads_with,
+        loads_with=_loads_with(recipe, family.loads_with),
         copies=[dict(plan.copies) for plan in plans if plan.copies],
         dry_run=False,
         plan=[],
@@ -186,6 +186,13 @@ def planned_result(recipe: Recipe, source: Model, prepared: Prepared) -> GrowRes
         inferred=source.described.inferred if source.described else None,
         warnings=list(prepared.warnings),
     )
+
+
+def _loads_with(recipe: Recipe, transformers: str | None) -> str | None:
+    """What loads the output, if it is not the current transformers."""
+    if recipe.file_format and not recipe.file_format.read_by_transformers:
+        return recipe.file_format.title
+    return "torch.distributed.checkpoint" if recipe.format == "dcp" else transformers
 
 
 def config_changes(before: Config, after: Config) -> list[ConfigChange]:

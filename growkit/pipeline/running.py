@@ -16,21 +16,23 @@ from typing import Any
 from growkit.base.errors import InputError, called, renamed
 from growkit.base.lazy import usual_torch
 from growkit.base.options import options_of, takes
-from growkit.base.progress import Advance, Progress, Silent, shown
+from growkit.base.progress import Progress, Silent, shown
 from growkit.base.settings import Running, Settings, settings_of
+from growkit.base.tensors import total_bytes
 from growkit.base.units import given_date
 from growkit.checkpoint import publishing, writing
-from growkit.checkpoint.distributed_file import distributed_shards, write_list
+from growkit.checkpoint.distributed_file import LIST, distributed_shards, list_of
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import read_config
+from growkit.checkpoint.format import Format, Output, read_config
+from growkit.checkpoint.formats.transformers import FORMAT as TRANSFORMERS
 from growkit.checkpoint.inside import Inside
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import check_faults, report_faults
+from growkit.engine.oracle import resolved
 from growkit.engine.planner import plan_recipe, planned_result, planned_tensors
 from growkit.engine.prompts import read_text
 from growkit.engine.published import config_to_write
 from growkit.families.family import known_family
-from growkit.families.model import Model
 from growkit.pipeline.inspection import disk_needed, estimate
 from growkit.planning import recipe as recipes
 from growkit.planning.companions import Opened, companions
@@ -258,8 +260,37 @@ class _Run:
                 self.other_files += opened.files
                 result["warnings"] += opened.warnings
                 result[companion.key] = opened.result()
+        self.files = self._in_other_format(recipe.file_format) if recipe.file_format else None
         self.extra = source.opened.carried_bytes()
         self.extra += sum(companion.bytes for companion in self.companions.values())
+
+    def _files(self) -> Output:
+        """The files with the weights, in the recipe's own format."""
+        target, shard_bytes = self.target, writing.parse_bytes(self.recipe.shard_size)
+        if self.recipe.format != "dcp":
+            return TRANSFORMERS.output(target, target.config, self.source.opened, shard_bytes)
+        from growkit.engine.class_weights import class_names  # imports torch
+
+        config = target.family.named(target.config)
+        shards = distributed_shards(target.tensors, shard_bytes)
+        return Output(target, shards, {LIST: list_of(shards, class_names(target, dict(config)))})
+
+    def _in_other_format(self, file_format: Format) -> Output:
+        """The files with the weights, in another program's format.
+
+        Raises:
+            InputError: the format does not hold the model, or a setting of it.
+        """
+        from growkit.proof.other_format import check_settings_held  # imports torch
+
+        shard_bytes = writing.parse_bytes(self.recipe.shard_size)
+        config = resolved(self.target.config) or self.target.config
+        files = file_format.output(self.target, config, self.source.opened, shard_bytes)
+        if not file_format.read_by_transformers:
+            check_settings_held(files, file_format, self.source, self.lineage)
+        self.result["bytes"] = total_bytes(files.tensors.tensors)
+        self.result["warnings"] += files.warnings
+        return files
 
     def _tokenizer_class(self) -> str | None:
         """The class of tokenizer that the target's files must name; see ``class_to_name``."""
@@ -324,11 +355,15 @@ class _Run:
             self.progress.bytes("writing", result["bytes"]) as advance,
             publishing.writing(self.output),
         ):
-            _write_weights(self.recipe, self.target, folder, advance, hashes)
-            source.opened.carry_over(folder)
-            _write_config(source, self.lineage, folder)
-            name_class(Folder(folder), self.tokenizer_class)
-            write_generation(source.opened, Folder(folder))
+            files = self.files or self._files()
+            writing.write_shards(files.tensors, folder, files.shards, advance, hashes)
+            for name, content in files.files.items():
+                (folder / name).write_bytes(content)
+            if not (self.recipe.file_format and self.recipe.file_format.self_contained):
+                source.opened.carry_over(folder)
+                _write_config(source, self.lineage, folder)
+                name_class(Folder(folder), self.tokenizer_class)
+                write_generation(source.opened, Folder(folder))
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
         law = law_of(self.lineage)
@@ -391,23 +426,6 @@ def _rename(found: Any, folder: Path, name: str) -> None:
             _rename(value, folder, name)
         elif isinstance(value, str):
             found[key] = renamed(value, folder, name, f"{name}/")
-
-
-def _write_weights(
-    recipe: Recipe, target: Model, folder: Path, advance: Advance, hashes: writing.Hashes
-) -> None:
-    """Write every shard, and the index or list that names them."""
-    shards_of = distributed_shards if recipe.format == "dcp" else writing.shards_of
-    shards = shards_of(target.tensors, writing.parse_bytes(recipe.shard_size))
-    writing.write_shards(target, folder, shards, advance, hashes)
-    if recipe.format != "dcp":
-        writing.write_index(shards, folder)
-        return
-    from growkit.engine.class_weights import class_names  # imports torch
-
-    config = target.family.named(target.config)
-    names = {name: name for name in target.tensors} | class_names(target, dict(config))
-    write_list(shards, folder, names)
 
 
 def _write_config(source: Checkpoint, lineage: Lineage, folder: Path) -> None:

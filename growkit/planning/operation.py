@@ -12,6 +12,7 @@ from growkit.base.lazy import registered
 from growkit.base.names import did_you_mean, perhaps
 from growkit.base.options import Option, Value
 from growkit.base.tensors import Config
+from growkit.checkpoint.format import Format
 from growkit.families.family import Family, families
 from growkit.families.model import Model
 from growkit.planning.plan import Plan
@@ -103,10 +104,12 @@ class Operation(ABC):
     Attributes:
         name: name on the command line.
         paper: name and address of the paper.
+        file_format: the format of the files that it writes; None for that of the recipe.
     """
 
     name: str
     paper: str
+    file_format: Format | None = None
 
     @property
     def options(self) -> tuple[Option, ...]:

@@ -29,6 +29,7 @@ from growkit.base.parsing import WORDS, check_kind
 from growkit.base.settings import SEEDS, Settings, settings_of
 from growkit.base.tensors import TORCH_NAMES
 from growkit.checkpoint import folder as folders
+from growkit.checkpoint.format import Format
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.families.described import extended
@@ -166,12 +167,25 @@ class Recipe:
         if self.format not in FORMATS:
             meant = did_you_mean(self.format, FORMATS)
             raise InputError(f"there is no format {self.format!r} for weights; {meant}")
+        self._check_steps()
+
+    def _check_steps(self) -> None:
         if not self.steps:
             raise InputError("the recipe has no steps; it needs at least one")
+        if self.file_format and (len(self.steps) > 1 or self.optimizer or self.adapter):
+            raise InputError(
+                f"the files of {self.file_format.title} take neither other steps nor an "
+                "optimizer's state or an adapter; write the model first, and convert the output"
+            )
         if len(self.steps) > MAX_STEPS:
             raise InputError(
                 f"the recipe has {len(self.steps):,} steps; at most {MAX_STEPS} are allowed"
             )
+
+    @property
+    def file_format(self) -> Format | None:
+        """The format of another program to which a step converts; None for ``format``."""
+        return next(filter(None, (step.operation.file_format for step in self.steps)), None)
 
     @property
     def texts(self) -> list[str]:

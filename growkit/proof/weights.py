@@ -83,6 +83,8 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
         return Origin(nothing, f"{unfit} ({error})", recipe)
     except Exception as error:  # untrusted values may raise anything
         return Origin(nothing, f"{unfit} ({type(error).__name__}: {plain(reason(error))})", recipe)
+    if recipe.file_format and not after.stands_alone:
+        return Origin(Lineage(lineage.source, ()), "the target is in another format", recipe)
     return Origin(lineage, None, recipe)
 
 

@@ -4,9 +4,20 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.distributed_file import LIST, DistributedFile, Listed, Part, read_list
+from growkit.base.tensors import Config
+from growkit.checkpoint.distributed_file import (
+    LIST,
+    DistributedFile,
+    Listed,
+    Part,
+    distributed_shards,
+    list_of,
+    read_list,
+)
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import Format
+from growkit.checkpoint.format import Format, Output
+from growkit.checkpoint.layout import Arranged
+from growkit.families.model import Model
 
 OPTIMIZER = ("optim", "state.", "param_groups.")
 """Beginnings of the names of an optimizer's state, or of its flat entries."""
@@ -27,6 +38,12 @@ class Distributed(Format):
     def open(self, folder: Folder, names: Sequence[str]) -> Sequence[DistributedFile]:
         """See ``open_model``."""
         return [open_model(folder)]
+
+    def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
+        """See ``Format``."""
+        tensors = Arranged(model, config, self.layout(config), self.title)
+        shards = distributed_shards(tensors.tensors, shard_bytes)
+        return Output(tensors, shards, {LIST: list_of(shards)})
 
 
 def open_model(folder: Folder) -> DistributedFile:

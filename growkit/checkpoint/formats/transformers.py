@@ -5,17 +5,26 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from growkit.base.errors import InputError
 from growkit.base.names import listed
+from growkit.base.tensors import Config
 from growkit.checkpoint.folder import SINGLE, Folder
-from growkit.checkpoint.format import Format
+from growkit.checkpoint.format import Format, Output
+from growkit.checkpoint.layout import Arranged
 from growkit.checkpoint.weight_file import StoredWeights, open_weights
+from growkit.checkpoint.writing import index_of, shards_of
+from growkit.families.model import Model
 
 
 class Transformers(Format):
-    """See ``Format``; a single file is preferred to an index, as in transformers."""
+    """See ``Format``; a single file is preferred to an index, as in transformers.
 
-    title = "transformers"
+    Attributes:
+        program: the program that the headers of its files name.
+    """
+
+    title, name = "transformers", "transformers"
     rank = 0
     read_by_transformers = True
+    program = "pt"
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``."""
@@ -30,6 +39,13 @@ class Transformers(Format):
     def open(self, folder: Folder, names: Sequence[str]) -> Sequence[StoredWeights]:
         """See ``Format``."""
         return [open_weights(folder, name) for name in names]
+
+    def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
+        """See ``Format``."""
+        layout = self.layout(config)
+        tensors = Arranged(model, config, layout, self.title) if layout else model
+        shards = shards_of(tensors.tensors, shard_bytes, self.program)
+        return Output(tensors, shards, index_of(shards))
 
     def notes(self, folder: Folder, names: Sequence[str]) -> Iterator[str]:
         """See ``Format``."""

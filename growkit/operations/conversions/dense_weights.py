@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from growkit.base.errors import InputError
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
-from growkit.planning.plan import Plan, unused_tensors
-from growkit.planning.transforms import Kept
+from growkit.planning.rewriting import rewrite
 
 
 class DenseWeights(Operation):
@@ -17,12 +16,10 @@ class DenseWeights(Operation):
 
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``Operation``."""
-        family = source.family
-        transforms = {name: Kept(name) for name in family.patterns(source.config)}
-        unused = unused_tensors(source, family)
+        plan = rewrite(source, source.family, source.config)
         if not source.quantised:
             raise InputError(f"{source.where()} is already dense; leave out this step")
-        return Change([Plan.checked(source, family, source.config, transforms, unused=unused)])
+        return Change([plan])
 
 
 OPERATION = DenseWeights()

@@ -24,8 +24,12 @@ from growkit.base.names import listed
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, cut, full, main_dtype
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import Folder, State, read, state_of
-from growkit.checkpoint.format import ForeignSettings, Format, Held
+from growkit.checkpoint.format import ForeignSettings, Format, Output
+from growkit.checkpoint.layout import Arranged, Held, row_sizes
+from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import Place, WeightFile, check_header, explain_damage
+from growkit.checkpoint.writing import Shard
+from growkit.families.model import Model
 
 MAX_HEADER = 1 << 27
 """Limit for the header, in bytes; a vocabulary of 262,144 tokens takes a tenth of it."""
@@ -35,6 +39,9 @@ MAX_COUNT = 1 << 17
 
 MAX_LIST = 64
 """Longest list of numbers that is kept; longer ones, and those of texts, are skipped."""
+
+ALIGNMENT = 32
+"""Alignment of tensors that llama.cpp assumes, in bytes."""
 
 MAX_ALIGNMENT = 1 << 16
 """Limit for the alignment of tensors, in bytes."""
@@ -96,14 +103,18 @@ class Architecture:
         for stored, name in names.items():
             offset = self.offset if stored.endswith("norm") else 0.0
             heads = {"attn_q": "heads", "attn_k": "kv_heads"}.get(stored.rpartition(".")[2], "")
+            wide = "F32" if stored.endswith(WIDE) else ""  # as llama.cpp computes with them
             tensors += [
-                Held(f"{stored}.{end}", (f"{name}.{end}",), offset=offset).with_pairs(
+                Held(f"{stored}.{end}", (f"{name}.{end}",), offset=offset, dtype=dtype).with_pairs(
                     heads if self.interleaved else ""
                 )
-                for end in ("weight", "bias")
+                for end, dtype in (("weight", wide), ("bias", "F32"))
             ]
         return tensors
 
+
+WIDE = ("norm", "ffn_gate_inp")
+"""Ends of the names of weights that are always in float32."""
 
 KEYS = {
     "hidden_size": "embedding_length",
@@ -163,6 +174,16 @@ def _scale(layers: int) -> Callable[[Config], Config]:
     return fixed
 
 
+SCALING = {
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+    "attention_factor": "rope.scaling.yarn_attn_factor",
+}
+"""Settings of scaled rotary frequencies, by their keys in ``rope_parameters``."""
+
+
 ARCHITECTURES: dict[str, tuple[Architecture, ...]] = {
     "llama": (
         Architecture(
@@ -205,7 +226,14 @@ ARCHITECTURES: dict[str, tuple[Architecture, ...]] = {
             experts="num_experts",
         ),
     ),
-    "gemma": (Architecture("gemma", LLAMA, {}, lambda config: GELU, offset=1.0),),
+    "gemma": (
+        Architecture(
+            "gemma",
+            LLAMA,
+            fixed=lambda config: {"hidden_act": "gelu_pytorch_tanh", "attention_bias": False},
+            offset=1.0,
+        ),
+    ),
     "gemma2": (
         Architecture(
             "gemma2",
@@ -322,7 +350,8 @@ def _library(module: str) -> Any:
 class GGUF(Format):
     """See ``Format``; the file may be given itself, or be the only one in a folder."""
 
-    title = "GGUF"
+    title, name = "GGUF", "gguf"
+    self_contained = True
     complete = False  # it has no settings of training, and no config of a tokenizer
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
@@ -348,6 +377,132 @@ class GGUF(Format):
         """See ``Format``."""
         known = {entry.model_type: entry for entries in ARCHITECTURES.values() for entry in entries}
         return known[config["model_type"]].tensors()
+
+    def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
+        """See ``Format``; one file."""
+        if find_spec("gguf") is None:
+            raise InputError("GGUF files are written with the library gguf; install growkit[gguf]")
+        name = architecture_of(config, model.where())
+        known = next(one for one in ARCHITECTURES[name] if one.model_type == config["model_type"])
+        tensors = Arranged(model, config, known.tensors(), self.title)
+        for stored, info in tensors.tensors.items():
+            if info.dtype not in WRITTEN:
+                raise InputError(
+                    f"{tensors.where(stored)} has {info.dtype} numbers, which llama.cpp does not "
+                    "compute with; pass --dtype float32, float16 or bfloat16"
+                )
+        settings = _settings(config, name, known)
+        constants = _constants(config)
+        shard = _shard(name, settings, constants, tensors.tensors)
+        return Output(tensors, [shard], {}, [NO_TOKENIZER])
+
+
+# Writing
+
+
+WRITTEN = ("F32", "F16", "BF16")
+"""Safetensors names of the types that are written."""
+
+FILE = "model.gguf"
+
+NO_TOKENIZER = (
+    "the GGUF file has no tokenizer, so programs compute with ids of tokens, but do not read text; "
+    "llama.cpp's convert_hf_to_gguf.py --vocab-only makes one, and gguf_new_metadata.py adds it"
+)
+
+
+def architecture_of(config: Config, where: str) -> str:
+    """llama.cpp's name of the architecture of a config.
+
+    Raises:
+        InputError: there is none that growkit knows.
+    """
+    for name, several in ARCHITECTURES.items():
+        if any(one.model_type == config["model_type"] for one in several):
+            return name
+    known = sorted(one.model_type for several in ARCHITECTURES.values() for one in several)
+    raise InputError(
+        f"{where} is of type {config.get('model_type')}, and growkit writes GGUF for "
+        f"{', '.join(known)}; convert it with llama.cpp's convert_hf_to_gguf.py, and verify that"
+    )
+
+
+def _settings(
+    config: Config, name: str, architecture: Architecture
+) -> dict[str, int | float | str]:
+    """The settings of a file, by name without that of the architecture; see ``_config``."""
+    keys = {**KEYS, **architecture.keys}
+    settings = {stored: config[key] for key, stored in keys.items() if config.get(key) is not None}
+    width = row_sizes(config)["head_dim"]
+    settings |= dict.fromkeys(("attention.key_length", "attention.value_length"), width)
+    settings |= {"rope.dimension_count": width, "vocab_size": config["vocab_size"]}
+    if architecture.experts:
+        settings["expert_count"] = config[architecture.experts]
+        settings["expert_used_count"] = config["num_experts_per_tok"]
+    rope = config["rope_parameters"]
+    if architecture.window and config.get("sliding_window"):
+        settings["attention.sliding_window"] = config["sliding_window"]
+    if architecture.local_theta:
+        settings["rope.freq_base_swa"] = float(rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
+    settings["rope.freq_base"] = float(rope["rope_theta"])
+    scaled = {stored: rope[key] for key, stored in SCALING.items() if rope.get(key) is not None}
+    if rope["rope_type"] in ("linear", "yarn"):
+        settings |= {"rope.scaling.type": rope["rope_type"], **scaled}
+    return settings
+
+
+def _constants(config: Config) -> dict[str, Tensor]:
+    """Tensors that follow from the config."""
+    rope = config["rope_parameters"]
+    if rope.get("rope_type") != "llama3":
+        return {}
+    width = row_sizes(config)["head_dim"]
+    waves = 2 * pi * rope["rope_theta"] ** (np.arange(0, width, 2) / width)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = (rope["original_max_position_embeddings"] / waves - low) / (high - low)
+    smooth = smooth.clip(0, 1)
+    divisors = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    return {FACTORS: torch.from_numpy(divisors.astype(np.float32))}
+
+
+def _shard(
+    name: str,
+    settings: Mapping[str, Any],
+    constants: Mapping[str, Tensor],
+    tensors: Mapping[str, TensorInfo],
+) -> Shard:
+    """Plan the file; the constants are part of its frame."""
+    types = {dtype: number for number, dtype in DTYPES.items()}
+    kinds = _library("constants")
+    with temporary("archive") as folder:
+        writer = _library("gguf_writer").GGUFWriter(folder / FILE, name)
+        for key, value in settings.items():
+            number = kinds.GGUFValueType.FLOAT32 if isinstance(value, float) else None
+            kind = number or kinds.GGUFValueType.get_type(value)
+            kind = kinds.GGUFValueType.UINT32 if type(value) is int else kind
+            writer.add_key_value(f"{name}.{key}", value, kind)
+        writer.add_quantization_version(kinds.GGML_QUANT_VERSION)
+        writer.add_tokenizer_model("none")
+        every = {key: TensorInfo.of_torch(one.shape, one.dtype) for key, one in constants.items()}
+        every |= tensors
+        for key, info in every.items():
+            kind = kinds.GGMLQuantizationType(types[info.dtype])
+            writer.add_tensor_info(key, info.shape, np.dtype(np.float32), info.bytes, kind)
+        for part in ("header", "kv_data", "ti_data"):
+            getattr(writer, f"write_{part}_to_file")()
+        writer.close()
+        frame = {0: (folder / FILE).read_bytes()}
+    offsets, end = dict[str, int](), len(frame[0])
+    for key, info in every.items():
+        frame[end] = frame.get(end, b"") + bytes(-end % ALIGNMENT)
+        end += -end % ALIGNMENT
+        offsets[key] = end
+        if key in constants:
+            frame[end] = constants[key].numpy().tobytes()
+        end += info.bytes
+    frame[end] = bytes(-end % ALIGNMENT)
+    return Shard(FILE, tensors, frame, {key: offsets[key] for key in tensors})
 
 
 # The header
@@ -426,7 +581,7 @@ def _open(folder: Folder, name: str) -> GGUFFile:
                 raise ValueError(f"setting {key[:80]!r} is there twice")
             settings[key] = header.value(*header.numbers("I"))
         entries = [_entry(header) for _ in range(tensors)]
-        alignment = settings.get("general.alignment", 32)
+        alignment = settings.get("general.alignment", ALIGNMENT)
         if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT:
             raise ValueError("its alignment is impossible")
         start = -(-header.at // alignment) * alignment
@@ -532,15 +687,11 @@ def _windows(period: int, layers: int, window: int | None) -> Config:
 
 def _scaling(take: Callable[..., Any], file: GGUFFile, theta: float) -> dict[str, Any]:
     """How rotary frequencies are scaled, with the keys of ``rope_parameters``."""
-    kind, factor = take("rope.scaling.type", None, str), take("rope.scaling.factor")
-    trained = take("rope.scaling.original_context_length")
+    kind, factor = take("rope.scaling.type", None, str), take(SCALING["factor"])
+    trained = take(SCALING["original_max_position_embeddings"])
     take("rope.scaling.finetuned", None, bool)
-    more = {
-        "beta_fast": take("rope.scaling.yarn_beta_fast"),
-        "beta_slow": take("rope.scaling.yarn_beta_slow"),
-        "attention_factor": take("rope.scaling.yarn_attn_factor"),
-    }
-    given = {key: value for key, value in more.items() if value is not None}
+    yarn = {key: take(stored) for key, stored in SCALING.items() if "yarn" in stored}
+    given = {key: value for key, value in yarn.items() if value is not None}
     if FACTORS in file.tensors:
         if kind not in (None, "none"):
             raise ValueError(f"it has {FACTORS} and rope scaling {kind}")

@@ -7,18 +7,24 @@ one after the other in ``attn.qkv`` (https://github.com/Lightning-AI/litgpt).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import yaml
+
+from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import Folder, read_yaml
-from growkit.checkpoint.format import ForeignSettings, Format, Held
+from growkit.checkpoint.format import ForeignSettings, Format, Output
+from growkit.checkpoint.layout import Arranged, Held, row_sizes
 from growkit.checkpoint.weight_file import (
     TorchFile,
     WeightFile,
+    archive_shard,
     explain_damage,
     open_saved,
     plain_tensors,
 )
 from growkit.families.axes import ORDERS
 from growkit.families.description import MAX_LAYERS
+from growkit.families.model import Model
 
 WEIGHTS, CONFIG = "lit_model.pth", "model_config.yaml"
 KIND = TorchFile("weights of litgpt", "save it again with litgpt")
@@ -94,10 +100,42 @@ FIXED: dict[str, Any] = {
 """Settings with the same value in all types that are read here."""
 
 
+NORMED = {"norm_qk": True}
+DENSE = {"mlp_class_name": "LLaMAMLP", "attn_bias": False, "scale_embeddings": False}
+DENSE |= {"norm_qk": False, "post_attention_norm": False, "post_mlp_norm": False}
+SPARSE = {**DENSE, "mlp_class_name": "LLaMAMoE"}
+GELU = {**DENSE, "mlp_class_name": "GemmaMLP", "gelu_approximate": "tanh", "scale_embeddings": True}
+GELU |= {"name": "Gemma"}  # by which litgpt adds 1 to the weights of norms
+NORMS_AFTER = {"post_attention_norm": True, "post_mlp_norm": True}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": DENSE,
+    "qwen2": {**DENSE, "attn_bias": True},
+    "qwen3": DENSE | NORMED,
+    "mixtral": SPARSE,
+    "qwen3_moe": {**SPARSE, **NORMED, "norm_topk_prob": True},
+    "gemma": GELU,
+    "gemma2": GELU | NORMS_AFTER,
+    "gemma3_text": GELU | NORMS_AFTER | NORMED,
+}
+"""Settings by type, as they are written."""
+
+OWN = {
+    "attention_bias": "attn_bias",
+    "num_local_experts": "n_expert",
+    "num_experts": "n_expert",
+    "num_experts_per_tok": "n_expert_per_token",
+    "moe_intermediate_size": "moe_intermediate_size",
+    "attn_logit_softcapping": "attention_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "query_pre_attn_scalar": "attention_scores_scalar",
+}
+"""Settings that some types have, by config keys."""
+
+
 class LitGPT(Format):
     """See ``Format``."""
 
-    title = "litgpt"
+    title, name = "litgpt", "litgpt"
     complete = False  # it has no settings of training, nor ids of tokens
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
@@ -137,6 +175,50 @@ class LitGPT(Format):
             held.append(Held(f"transformer.h.{{layer}}.attn.attn.{end}", inside, ROWS, GROUPS))
         return held
 
+    def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
+        """See ``Format``; one file, in which a tied head shares the embedding's numbers."""
+        if config["model_type"] not in KINDS:
+            raise InputError(
+                f"{model.where()} is of type {config['model_type']}, and growkit writes litgpt for "
+                f"{', '.join(KINDS)}; convert it with litgpt, and verify that"
+            )
+        tensors = Arranged(model, config, self.layout(config), self.title)
+        tied = {"lm_head.weight": "transformer.wte.weight"} if config["tie_word_embeddings"] else {}
+        shard = archive_shard(WEIGHTS, tensors.tensors, tied)
+        settings = yaml.safe_dump(_settings(config))
+        return Output(tensors, [shard], {CONFIG: settings.encode()})
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """The settings of litgpt for a config of transformers, the reverse of ``_config``."""
+    sizes = {stored: config[key] for key, stored in SIZES.items() if config.get(key) is not None}
+    settings = FIXED | KINDS[config["model_type"]] | sizes
+    settings |= {
+        "n_query_groups": config.get("num_key_value_heads") or config["num_attention_heads"]
+    }
+    settings |= {"head_size": row_sizes(config)["head_dim"], "vocab_size": config["vocab_size"]}
+    settings |= {stored: config[key] for key, stored in OWN.items() if config.get(key) is not None}
+    rope = config["rope_parameters"]
+    if "sliding_attention" in rope:
+        local = [int(kind == "sliding_attention") for kind in config["layer_types"]]
+        settings |= {"rope_indices": local}
+        settings["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    settings["rope_base"] = rope["rope_theta"]
+    if rope["rope_type"] != "default":
+        names = {"original_max_position_embeddings": "original_max_seq_len"}
+        scaling = {
+            names.get(k, k): v for k, v in rope.items() if k not in ("rope_type", "rope_theta")
+        }
+        settings["rope_adjustments"] = scaling
+    if settings.get("mlp_class_name") == "GemmaMLP" and config.get("layer_types"):
+        local = [int(kind == "sliding_attention") for kind in config["layer_types"]]
+        settings |= {
+            "sliding_window_size": config["sliding_window"],
+            "sliding_window_indices": local,
+        }
+    return settings
+
 
 def _config(settings: ForeignSettings) -> Config:
     """The config of transformers for litgpt's settings, without the dtype.
@@ -148,7 +230,8 @@ def _config(settings: ForeignSettings) -> Config:
     layers = config["num_hidden_layers"]
     if type(layers) is not int or not 0 < layers <= MAX_LAYERS:
         raise ValueError(f"n_layer is {layers!r}")
-    settings.ignore("name", "hf_config", "padding_multiple", "vocab_size")
+    settings.ignore("hf_config", "padding_multiple", "vocab_size")
+    name = settings.take("name", "", str)
     for key, value in FIXED.items():
         settings.expect(key, value)
     kind, normed = settings.take("mlp_class_name", None, str), settings.take("norm_qk", False, bool)
@@ -162,6 +245,8 @@ def _config(settings: ForeignSettings) -> Config:
         rope = {**rope, **scaled, "rope_type": "llama3"}
     config["rope_parameters"] = rope
     sliding = _layers(settings.take("sliding_window_indices", None, list), layers, window)
+    if ("Gemma" in name) != (kind == "GemmaMLP"):
+        raise ValueError(f"litgpt adds 1 to norms if name has Gemma in it, and it is {name!r}")
     if kind == "GemmaMLP":
         _gemma(config, settings, normed, window, sliding)
         if normed:
@@ -209,7 +294,8 @@ def _gemma(
     after_mlp = settings.take("post_mlp_norm", False, bool)
     if after_attention != after_mlp or (normed and not after_mlp):
         raise ValueError("its norms are not those of a Gemma")
-    config |= {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+    activation = "hidden_activation" if after_mlp else "hidden_act"
+    config |= {activation: "gelu_pytorch_tanh", "attention_bias": False}
     settings.expect("gelu_approximate", "tanh")
     if not after_mlp:
         config["model_type"] = "gemma"

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from growkit.base.tensors import Config
 from growkit.checkpoint.distributed_file import LIST, MAX_BYTES
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import Held
 from growkit.checkpoint.formats.torch_distributed import Distributed
+from growkit.checkpoint.layout import Held
 from growkit.families.axes import ORDERS
 
 MARK = b"self_attention.linear_qkv"
@@ -40,7 +40,7 @@ EXPERTS = {"mixtral": ("block_sparse_moe.experts.{expert}.", "w1", "w3", "w2")}
 class Megatron(Distributed):
     """See ``Format``."""
 
-    title = "Megatron-Core"
+    title, name = "Megatron-Core", "megatron"
     rank = 0  # its files look like those of torch.distributed.checkpoint
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:

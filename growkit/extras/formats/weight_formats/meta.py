@@ -4,6 +4,7 @@ Rows of queries and keys that rotate as a pair are neighbours. A rank has a part
 the columns of every matrix, and all norms (https://github.com/meta-llama/llama-models).
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,15 +14,18 @@ from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, full, main_dtype
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import MAX_DIGITS, ForeignSettings, Format, Held
+from growkit.checkpoint.format import MAX_DIGITS, ForeignSettings, Format, Output
+from growkit.checkpoint.layout import Arranged, Held
 from growkit.checkpoint.weight_file import (
     StoredWeights,
     TorchFile,
     WeightFile,
+    archive_shard,
     explain_damage,
     open_saved,
     plain_tensors,
 )
+from growkit.families.model import Model
 
 FILE = re.compile(r"consolidated\.(\d\d)\.pth")
 CONFIG = "params.json"
@@ -50,6 +54,9 @@ class Ranks(StoredWeights):
     Args:
         files: the file of every rank, in order.
         hidden: width of the model: an embedding with fewer columns is divided by columns.
+
+    Attributes:
+        tied: whether the head has the numbers of the embedding.
     """
 
     def __init__(self, files: Sequence[WeightFile], hidden: int) -> None:
@@ -71,6 +78,8 @@ class Ranks(StoredWeights):
                 shape[along or 0] *= len(files)
             infos[name] = TensorInfo(tuple(shape), info.dtype)
         self.tensors = infos
+        head = files[0].places.get("output.weight")
+        self.tied = head in (None, files[0].places.get("tok_embeddings.weight"))
 
     def cuts(self, name: str) -> int:
         """See ``Weights``."""
@@ -107,7 +116,7 @@ class Ranks(StoredWeights):
 class Meta(Format):
     """See ``Format``."""
 
-    title = "Meta's original files"
+    title, name = "Meta's original files", "meta"
     model_type = "llama"
     complete = False  # it has no settings of training, nor ids of tokens, nor a longest context
 
@@ -141,10 +150,45 @@ class Meta(Format):
     def layout(self, config: Config) -> Sequence[Held]:
         """See ``Format``."""
         heads = {"wq": "heads", "wk": "kv_heads"}
+        tied = config.get("tie_word_embeddings")
         return [
-            Held(f"{stored}.weight", (f"{name}.weight",)).with_pairs(heads.get(stored[-2:], ""))
-            for stored, name in NAMES.items()
+            *([Held("output.weight", ())] if tied else []),  # the same numbers as the embedding
+            *(
+                Held(f"{stored}.weight", (f"{name}.weight",)).with_pairs(heads.get(stored[-2:], ""))
+                for stored, name in NAMES.items()
+            ),
         ]
+
+    def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
+        """See ``Format``; the file of one rank."""
+        if config["model_type"] != self.model_type:
+            raise InputError(
+                f"{model.where()} is of type {config['model_type']}, and Meta's files hold a "
+                f"{self.model_type}; convert it to another format"
+            )
+        tensors = Arranged(model, config, self.layout(config), self.title)
+        tied = {"output.weight": "tok_embeddings.weight"} if config["tie_word_embeddings"] else {}
+        shard = archive_shard("consolidated.00.pth", tensors.tensors, tied)
+        settings = f"{json.dumps(_settings(config))}\n"
+        return Output(tensors, [shard], {CONFIG: settings.encode()})
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """Meta's settings for a config of transformers, the reverse of ``_config``."""
+    rope, usual = config["rope_parameters"], int(8 * config["hidden_size"] / 3)
+    settings = {
+        "dim": config["hidden_size"],
+        "n_layers": config["num_hidden_layers"],
+        "n_heads": config["num_attention_heads"],
+        "n_kv_heads": config["num_key_value_heads"],
+        "vocab_size": config["vocab_size"],
+        "norm_eps": config["rms_norm_eps"],
+        "rope_theta": rope["rope_theta"],
+        "multiple_of": 1,
+        "ffn_dim_multiplier": (config["intermediate_size"] + 0.5) / usual,  # it rounds down
+        "use_scaled_rope": rope["rope_type"] == "llama3",
+    }
+    return settings | ({"rope_scaling_factor": rope["factor"]} if "factor" in rope else {})
 
 
 def _config(settings: ForeignSettings, file: Ranks) -> Config:
@@ -179,7 +223,7 @@ def _config(settings: ForeignSettings, file: Ranks) -> Config:
     settings.finish()
     config |= {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     config["head_dim"] = config["hidden_size"] // max(heads, 1)
-    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    config["tie_word_embeddings"] = file.tied
     return config | {"dtype": TORCH_NAMES[main_dtype(file.tensors)]}
 
 

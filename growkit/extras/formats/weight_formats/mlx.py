@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import Held
 from growkit.checkpoint.formats.transformers import Transformers
+from growkit.checkpoint.layout import Held
 
 MARK = b'"format":"mlx"'
 """In the first bytes of the header that mlx writes."""
@@ -20,7 +20,7 @@ MIXTRAL = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 class MLX(Transformers):
     """See ``Format``."""
 
-    title = "MLX"
+    title, name, program = "MLX", "mlx", "mlx"
     rank = -1  # these files look like those of transformers
     read_by_transformers = False
 

@@ -9,8 +9,8 @@ from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.checkpoint.distributed_file import LIST, MAX_BYTES
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import Held
 from growkit.checkpoint.formats.torch_distributed import Distributed
+from growkit.checkpoint.layout import Held
 from growkit.extras.formats.weight_formats.meta import FORMAT as META
 
 MARK = b"layers.0.attention.wq."
@@ -20,7 +20,7 @@ MARK = b"layers.0.attention.wq."
 class Torchtitan(Distributed):
     """See ``Format``; the config of transformers is next to the files."""
 
-    title = "torchtitan"
+    title, name = "torchtitan", "torchtitan"
     rank = 0  # its files look like those of torch.distributed.checkpoint
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:

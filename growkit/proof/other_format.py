@@ -1,0 +1,82 @@
+"""Before a model is written in another program's format: does the format hold all of its settings?
+
+The files are outlined without the data of tensors, read again, and compared with the source as the
+proof will compare them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from growkit.base.errors import InputError
+from growkit.base.tensors import TensorInfo
+from growkit.checkpoint.format import Format, Output
+from growkit.checkpoint.publishing import write_json
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import temporary
+from growkit.engine.published import config_to_write
+from growkit.planning.plan import Lineage
+from growkit.proof.files import compare_with_source
+from growkit.proof.weights import Origin, as_planned
+from growkit.results.proof_result import value_sentence
+
+
+def check_settings_held(
+    files: Output, file_format: Format, source: Checkpoint, lineage: Lineage
+) -> None:
+    """Refuse a model of which another program would read other settings or tensors.
+
+    Args:
+        files: the planned files.
+        file_format: their format.
+        source: the source.
+        lineage: the plan that keeps it.
+
+    Raises:
+        InputError: a setting or tensor is lost; the message names it.
+    """
+    with temporary("outline") as folder:
+        _outline(files, folder)
+        if not file_format.self_contained:
+            target = lineage.target
+            write_json(
+                folder / "config.json",
+                config_to_write(lineage.source, target.config, target.family),
+            )
+        try:
+            written = Checkpoint(folder)
+        except InputError as error:
+            raise InputError(
+                f"the files of {file_format.title} cannot hold {source.where()}, as they would be "
+                f"read with other sizes ({error}); convert it to another format"
+            ) from None
+        lost = _first_lost(lineage.target.tensors, written.tensors)
+        if lost is None:
+            before = as_planned(source, Origin(lineage))
+            values = compare_with_source(before, written).values
+            lost = next((f"{value['name']} ({value_sentence(value)})" for value in values), None)
+    if lost is not None:
+        raise InputError(
+            f"the files of {file_format.title} cannot say that {source.where()} has {lost}; "
+            "convert it to another format"
+        )
+
+
+def _outline(files: Output, folder: Path) -> None:
+    """Write the files without the data of tensors, which takes no disk space."""
+    for shard in files.shards:
+        with (folder / shard.name).open("wb") as stream:
+            for offset, content in shard.frame.items():
+                stream.seek(offset)
+                stream.write(content)
+            ends = (shard.offsets[name] + info.bytes for name, info in shard.tensors.items())
+            stream.truncate(max(stream.tell(), *ends))
+    for name, content in files.files.items():
+        (folder / name).write_bytes(content)
+
+
+def _first_lost(planned: Mapping[str, TensorInfo], written: Mapping[str, TensorInfo]) -> str | None:
+    """The first tensor that is not read again in its shape."""
+    for name, info in planned.items():
+        if name not in written or written[name].shape != info.shape:
+            return f"tensor {name}"
+    return None
