@@ -97,7 +97,7 @@ def test_growkit_writes_what_the_program_itself_writes(
     [
         ("qwen3", "meta", {}, "Meta's files hold a llama"),
         ("llama", "meta", {}, "read with other sizes"),
-        ("llama", "litgpt", {"hidden_act": "relu"}, "cannot say that .* has hidden_act"),
+        ("llama", "litgpt", {"hidden_act": "relu"}, 'cannot say that .* has hidden_act "relu"'),
         ("mixtral", "gguf", {"sliding_window": 8}, "cannot say that .* has sliding_window"),
     ],
 )

@@ -4,6 +4,7 @@ The files are outlined without the data of tensors, read again, and compared wit
 proof will compare them.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from growkit.checkpoint.format import Format, Output
 from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
+from growkit.engine.loader import loading
 from growkit.engine.published import config_to_write
+from growkit.families.description import value_at
 from growkit.planning.plan import Lineage
-from growkit.proof.files import compare_with_source
+from growkit.proof.config import different_settings, judge
 from growkit.proof.weights import Origin, as_planned
-from growkit.results.proof_result import value_sentence
 
 
 def check_settings_held(
@@ -50,15 +52,23 @@ def check_settings_held(
                 f"read with other sizes ({error}); convert it to another format"
             ) from None
         lost = _first_lost(lineage.target.tensors, written.tensors)
-        if lost is None:
-            before = as_planned(source, Origin(lineage))
-            values = compare_with_source(before, written).values
-            lost = next((f"{value['name']} ({value_sentence(value)})" for value in values), None)
+        lost = lost or _first_other_setting(as_planned(source, Origin(lineage)), written)
     if lost is not None:
         raise InputError(
             f"the files of {file_format.title} cannot say that {source.where()} has {lost}; "
             "convert it to another format"
         )
+
+
+def _first_other_setting(source: Checkpoint, written: Checkpoint) -> str | None:
+    """The first setting that is read again with another value."""
+    was, now = loading(source).config, loading(written).config
+    decide, others = different_settings(was, now, judge(source), of_target=judge(written))
+    for key in sorted({*decide, *others} - {"dtype"}):
+        if written.states(key.partition(".")[0]):
+            values = [json.dumps(value_at(config, key)) for config in (was, now)]
+            return f"{key} {values[0]} (it would be read as {values[1]})"
+    return None
 
 
 def _outline(files: Output, folder: Path) -> None:
