@@ -95,7 +95,7 @@ def test_growkit_writes_what_the_program_itself_writes(
 @pytest.mark.parametrize(
     ("kind", "to", "changes", "reason"),
     [
-        ("qwen3", "meta", {}, "Meta's files hold a llama"),
+        ("qwen3", "meta", {}, "is of type qwen3, and growkit writes .* for llama"),
         ("llama", "meta", {}, "read with other sizes"),
         ("llama", "litgpt", {"hidden_act": "relu"}, 'cannot say that .* has hidden_act "relu"'),
         ("mixtral", "gguf", {"sliding_window": 8}, "cannot say that .* has sliding_window"),

@@ -48,6 +48,7 @@ class Format:
     Attributes:
         title: name for users.
         name: name on the command line, as a conversion's target; empty if it is not written.
+        models: types of models that are written; empty for any.
         self_contained: whether config and tokenizer are in the files, not next to them.
         rank: formats of a lower rank are tried first.
         read_by_transformers: whether ``from_pretrained`` reads these files by itself.
@@ -56,6 +57,7 @@ class Format:
 
     title: str
     name: str = ""
+    models: Collection[str] = ()
     self_contained: bool = False
     rank: int = 1
     read_by_transformers: bool = False

@@ -47,7 +47,6 @@ class Checkpoint(Model):
         config: the contents of ``config.json``, or what it would be.
         files: paths of the files with weights.
         format: the format of these files.
-        stands_alone: whether transformers loads exactly this model from the folder.
         tensors: the header of every tensor, by name.
         wrappers: the parts of names that modules around the model added, such as ``_orig_mod``;
             they are left out.

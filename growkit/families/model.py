@@ -27,6 +27,7 @@ class Model(Weights):
             models; all other types have those of the package.
         quantised: how the numbers are stored, in a phrase, if they are made from quantised ones.
         published: the config with the keys of its file, of which ``config`` may have other forms.
+        stands_alone: whether transformers loads exactly this model from its files.
         part_of: type of the larger model that holds this one, if it is a part of one.
     """
 
@@ -35,6 +36,7 @@ class Model(Weights):
     quantised: str = ""
     published: Config | None = None
     part_of: str = ""
+    stands_alone: bool = True
 
     @cached_property
     def family(self) -> Family:

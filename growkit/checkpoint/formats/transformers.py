@@ -21,7 +21,7 @@ class Transformers(Format):
         program: the program that the headers of its files name.
     """
 
-    title, name = "transformers", "transformers"
+    title = "transformers"
     rank = 0
     read_by_transformers = True
     program = "pt"

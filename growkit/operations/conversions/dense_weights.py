@@ -1,4 +1,4 @@
-"""Dequantisation: quantised weights are stored as dense ones, and nothing else changes."""
+"""Quantised weights, or those of another program, as dense ones of transformers; nothing else changes."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ class DenseWeights(Operation):
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``Operation``."""
         plan = rewrite(source, source.family, source.config)
-        if not source.quantised:
+        if not source.quantised and source.stands_alone:
             raise InputError(f"{source.where()} is already dense; leave out this step")
         return Change([plan])
 

@@ -5,6 +5,7 @@ Each format that growkit writes (``Format.name``) is one conversion.
 
 from collections.abc import Mapping, Sequence
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.format import Format, formats
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
@@ -20,7 +21,22 @@ class InFormat(Operation):
         self.file_format, self.name = file_format, file_format.name
 
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
-        """See ``Operation``."""
+        """See ``Operation``.
+
+        Raises:
+            InputError: the format does not hold models of this type.
+        """
+        kind, title, models = (
+            source.config["model_type"],
+            self.file_format.title,
+            self.file_format.models,
+        )
+        if models and kind not in models:
+            raise InputError(
+                f"{source.where()} is of type {kind}, and growkit writes files of {title} for "
+                f"{', '.join(sorted(models))}; choose another format, or convert it with a program "
+                "that knows it, and verify that"
+            )
         return Change([rewrite(source, source.family, source.config)])
 
 

@@ -261,6 +261,11 @@ ARCHITECTURES: dict[str, tuple[Architecture, ...]] = {
 }
 """By llama.cpp's name; of several, the first has experts."""
 
+BY_TYPE = {
+    one.model_type: (name, one) for name, several in ARCHITECTURES.items() for one in several
+}
+"""llama.cpp's name and the architecture, by type in transformers."""
+
 OPTIONAL = ("head_dim", "attn_logit_softcapping", "final_logit_softcapping")
 """Keys that a file may lack: the class computes them, or has none."""
 
@@ -350,7 +355,7 @@ def _library(module: str) -> Any:
 class GGUF(Format):
     """See ``Format``; the file may be given itself, or be the only one in a folder."""
 
-    title, name = "GGUF", "gguf"
+    title, name, models = "GGUF", "gguf", BY_TYPE
     self_contained = True
     complete = False  # it has no settings of training, and no config of a tokenizer
 
@@ -375,15 +380,13 @@ class GGUF(Format):
 
     def layout(self, config: Config) -> Sequence[Held]:
         """See ``Format``."""
-        known = {entry.model_type: entry for entries in ARCHITECTURES.values() for entry in entries}
-        return known[config["model_type"]].tensors()
+        return BY_TYPE[config["model_type"]][1].tensors()
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
         """See ``Format``; one file."""
         if find_spec("gguf") is None:
             raise InputError("GGUF files are written with the library gguf; install growkit[gguf]")
-        name = architecture_of(config, model.where())
-        known = next(one for one in ARCHITECTURES[name] if one.model_type == config["model_type"])
+        name, known = BY_TYPE[config["model_type"]]
         tensors = Arranged(model, config, known.tensors(), self.title)
         for stored, info in tensors.tensors.items():
             if info.dtype not in WRITTEN:
@@ -407,24 +410,8 @@ FILE = "model.gguf"
 
 NO_TOKENIZER = (
     "the GGUF file has no tokenizer, so programs compute with ids of tokens, but do not read text; "
-    "llama.cpp's convert_hf_to_gguf.py --vocab-only makes one, and gguf_new_metadata.py adds it"
+    "for a file that does, convert with llama.cpp's convert_hf_to_gguf.py, and verify that"
 )
-
-
-def architecture_of(config: Config, where: str) -> str:
-    """llama.cpp's name of the architecture of a config.
-
-    Raises:
-        InputError: there is none that growkit knows.
-    """
-    for name, several in ARCHITECTURES.items():
-        if any(one.model_type == config["model_type"] for one in several):
-            return name
-    known = sorted(one.model_type for several in ARCHITECTURES.values() for one in several)
-    raise InputError(
-        f"{where} is of type {config.get('model_type')}, and growkit writes GGUF for "
-        f"{', '.join(known)}; convert it with llama.cpp's convert_hf_to_gguf.py, and verify that"
-    )
 
 
 def _settings(

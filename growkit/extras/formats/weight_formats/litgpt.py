@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import Folder, read_yaml
 from growkit.checkpoint.format import ForeignSettings, Format, Output
@@ -135,7 +134,7 @@ OWN = {
 class LitGPT(Format):
     """See ``Format``."""
 
-    title, name = "litgpt", "litgpt"
+    title, name, models = "litgpt", "litgpt", KINDS
     complete = False  # it has no settings of training, nor ids of tokens
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
@@ -177,11 +176,6 @@ class LitGPT(Format):
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
         """See ``Format``; one file, in which a tied head shares the embedding's numbers."""
-        if config["model_type"] not in KINDS:
-            raise InputError(
-                f"{model.where()} is of type {config['model_type']}, and growkit writes litgpt for "
-                f"{', '.join(KINDS)}; convert it with litgpt, and verify that"
-            )
         tensors = Arranged(model, config, self.layout(config), self.title)
         tied = {"lm_head.weight": "transformer.wte.weight"} if config["tie_word_embeddings"] else {}
         shard = archive_shard(WEIGHTS, tensors.tensors, tied)

@@ -116,8 +116,7 @@ class Ranks(StoredWeights):
 class Meta(Format):
     """See ``Format``."""
 
-    title, name = "Meta's original files", "meta"
-    model_type = "llama"
+    title, name, models = "Meta's original files", "meta", ("llama",)
     complete = False  # it has no settings of training, nor ids of tokens, nor a longest context
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
@@ -161,11 +160,6 @@ class Meta(Format):
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
         """See ``Format``; the file of one rank."""
-        if config["model_type"] != self.model_type:
-            raise InputError(
-                f"{model.where()} is of type {config['model_type']}, and Meta's files hold a "
-                f"{self.model_type}; convert it to another format"
-            )
         tensors = Arranged(model, config, self.layout(config), self.title)
         tied = {"output.weight": "tok_embeddings.weight"} if config["tie_word_embeddings"] else {}
         shard = archive_shard("consolidated.00.pth", tensors.tensors, tied)

@@ -21,6 +21,7 @@ class MLX(Transformers):
     """See ``Format``."""
 
     title, name, program = "MLX", "mlx", "mlx"
+    models = ("gemma", "gemma2", "gemma3_text", "llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
     rank = -1  # these files look like those of transformers
     read_by_transformers = False
 

@@ -20,7 +20,7 @@ MARK = b"layers.0.attention.wq."
 class Torchtitan(Distributed):
     """See ``Format``; the config of transformers is next to the files."""
 
-    title, name = "torchtitan", "torchtitan"
+    title, name, models = "torchtitan", "torchtitan", META.models
     rank = 0  # its files look like those of torch.distributed.checkpoint
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
@@ -34,9 +34,9 @@ class Torchtitan(Distributed):
         Raises:
             InputError: the model is no Llama, whose names are the only ones known.
         """
-        if config.get("model_type") != META.model_type:
+        if config.get("model_type") not in self.models:
             raise InputError(
-                f"a checkpoint of torchtitan is read if it is a {META.model_type}, but config.json "
+                f"a checkpoint of torchtitan is read if it is a {self.models[0]}, but config.json "
                 f"says {config.get('model_type')!r}; convert it to safetensors with torchtitan"
             )
         return META.layout(config)
