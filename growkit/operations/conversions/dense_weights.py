@@ -1,4 +1,4 @@
-"""Quantised weights, or those of another program, as dense ones of transformers; nothing else changes."""
+"""Quantised weights, or those of other programs, as dense ones; nothing else changes."""
 
 from collections.abc import Mapping
 
