@@ -26,14 +26,11 @@ class InFormat(Operation):
         Raises:
             InputError: the format does not hold models of this type.
         """
-        kind, title, models = (
-            source.config["model_type"],
-            self.file_format.title,
-            self.file_format.models,
-        )
+        assert self.file_format
+        kind, models = source.config["model_type"], self.file_format.models
         if models and kind not in models:
             raise InputError(
-                f"{source.where()} is of type {kind}, and growkit writes files of {title} for "
+                f"{source.where()} is of type {kind}, and growkit writes files of {self.file_format.title} for "
                 f"{', '.join(sorted(models))}; choose another format, or convert it with a program "
                 "that knows it, and verify that"
             )
