@@ -30,9 +30,9 @@ class InFormat(Operation):
         kind, models = source.config["model_type"], self.file_format.models
         if models and kind not in models:
             raise InputError(
-                f"{source.where()} is of type {kind}, and growkit writes files of {self.file_format.title} for "
-                f"{', '.join(sorted(models))}; choose another format, or convert it with a program "
-                "that knows it, and verify that"
+                f"{source.where()} is of type {kind}, and growkit writes files of "
+                f"{self.file_format.title} for {', '.join(sorted(models))}; choose another "
+                "one, or convert it with a program that knows it, and verify that"
             )
         return Change([rewrite(source, source.family, source.config)])
 
