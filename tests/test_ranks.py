@@ -406,6 +406,7 @@ def test_all_inputs_alike_are_held_to_the_optimum(two_texts: str, tmp_path: Path
         assert kept is (shrinkage == 0)
 
 
+@pytest.mark.sampled(0)
 def test_a_tolerance_takes_the_cheapest_way(two_texts: str) -> None:
     options: dict[str, Any] = {"rank": "auto", "tolerance": 0.1, "calibration": two_texts}
     free = plan(MODEL, **options).kl_by_rank
