@@ -26,7 +26,7 @@ from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
 from growkit.extras.optimizer.groups import check_same, hidden_matrices, param_groups
 from growkit.planning.manifest import changed_since
-from growkit.proof.fingerprint import Question, apart, fingerprint_of
+from growkit.proof.fingerprint import Question, distance, fingerprint_of
 from growkit.proof.preflight import check_vocabulary
 from growkit.results.proof_result import Fingerprint
 
@@ -65,22 +65,22 @@ def assert_preserved(model: nn.Module, folder: str | Path) -> float:
     question = Question(Call(torch.tensor(expected.ids)), torch.tensor(expected.places))
     computed, dtype = _compute_logits(model, question, folder)
     logits = torch.tensor(expected.logits, dtype=torch.float64)
-    distance = apart(logits, question.of(computed), expected.scale)
-    distance = distance if math.isfinite(distance) else math.inf
+    measured = distance(logits, question.of(computed), expected.scale)
+    measured = measured if math.isfinite(measured) else math.inf
     if distributed.is_available() and distributed.is_initialized():
-        shared = torch.tensor(distance, device=computed.device, dtype=torch.float64)
+        shared = torch.tensor(measured, device=computed.device, dtype=torch.float64)
         distributed.all_reduce(shared, distributed.ReduceOp.MAX)
-        distance = float(shared)
+        measured = float(shared)
     limit = expected.limits[dtype]
-    if not within(distance, limit):
+    if not within(measured, limit):
         whose = "its source" if expected.of == "source" else "the model that was written"
         raise InputError(
             f"the {type(model).__name__} in memory does not compute what {folder} promises: its "
-            f"logits differ from those of {whose} by {distance:.1e} of their scale, rounding in "
+            f"logits differ from those of {whose} by {measured:.1e} of their scale, rounding in "
             f"{dtype} explains {limit:.1e}; load the weights from that folder again, on every "
             "process, before the first step"
         )
-    return distance
+    return measured
 
 
 class AssertPreserved(TrainerCallback):

@@ -299,7 +299,7 @@ def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.M
 
     def spoiled(self: Bench, arm: Any, *rest: Any) -> Any:
         looks = train(self, arm, *rest)
-        if arm.found.name == "wide":
+        if arm.entry.name == "wide":
             looks[-1] = Look(looks[-1].step, None)
         return looks
 

@@ -282,18 +282,18 @@ class _Unpickler(pickle._Unpickler):
     dispatch[pickle.EMPTY_DICT[0]] = _empty
 
 
-def _fields(found: Any, kind: str) -> dict[str, Any]:
+def _fields(value: Any, kind: str) -> dict[str, Any]:
     """The fields of a placeholder, whose class must have this name."""
-    fields = getattr(found, "state", None)
-    if type(found).__name__ != kind or not isinstance(fields, dict | None):
+    fields = getattr(value, "state", None)
+    if type(value).__name__ != kind or not isinstance(fields, dict | None):
         raise TypeError(f"{kind} was expected in the list of entries")
     return fields or {}
 
 
-def _typed(found: Any, kind: type) -> Any:
-    if not isinstance(found, kind) or found == "":
+def _typed(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind) or value == "":
         raise TypeError("an entry has no name" if kind is str else "it is not a list of entries")
-    return found
+    return value
 
 
 def _parse_entry(

@@ -271,17 +271,17 @@ def _parse_header(stream: IO[bytes], path: Path) -> tuple[dict[str, Place], dict
     return places, metadata
 
 
-def sizes(found: Any) -> tuple[int, ...]:
+def sizes(value: Any) -> tuple[int, ...]:
     """Check untrusted sizes or offsets.
 
     Raises:
         TypeError: they are too many, or not whole numbers that a tensor can have.
     """
-    if not isinstance(found, tuple | list) or len(found) > MAX_DIMENSIONS:
+    if not isinstance(value, tuple | list) or len(value) > MAX_DIMENSIONS:
         raise TypeError("some whole numbers were expected")
-    if not all(type(n) is int and 0 <= n <= MAX_SIZE for n in found):
+    if not all(type(n) is int and 0 <= n <= MAX_SIZE for n in value):
         raise TypeError("whole numbers were expected")
-    return tuple(found)
+    return tuple(value)
 
 
 # Archives of torch

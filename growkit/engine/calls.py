@@ -166,7 +166,7 @@ class Arguments:
         by_id = {id(o): n for o, n in zip(old, new, strict=True) if o is not None}
         return self.changed(lambda value: by_id.get(id(value), value))
 
-    def apart(self) -> Arguments:
+    def with_copied_containers(self) -> Arguments:
         """Copy with containers copied, so that a layer cannot change the originals."""
         containers = MutableMapping, list
         return self.changed(lambda value: copy(value) if isinstance(value, containers) else value)

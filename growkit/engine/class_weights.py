@@ -302,15 +302,17 @@ class Unconverted:
                 self._places[key] = _places(conversion, shapes)
         return self._places[key]
 
-    def __call__(self, conversion: Conversion, made: Mapping[str, Tensor]) -> list[Named] | None:
+    def __call__(
+        self, conversion: Conversion, parameters: Mapping[str, Tensor]
+    ) -> list[Named] | None:
         """Recover the source tensors from a conversion's results; None if it is not invertible."""
-        if any(tuple(made[name].shape) != shape for name, shape in conversion.shapes.items()):
+        if any(tuple(parameters[name].shape) != shape for name, shape in conversion.shapes.items()):
             return None
         places = self.places(conversion)
         if places is None:
             return None
         with stored_dtypes():
-            together = torch.cat([made[name].flatten() for name in conversion.shapes])
+            together = torch.cat([parameters[name].flatten() for name in conversion.shapes])
             back = torch.empty_like(together)
             back[places.to(back.device)] = together
         shapes = [self._tensors[name].shape for name in conversion.sources]

@@ -75,7 +75,7 @@ class PassedOn:
             container.clear()
             container.update(held if with_gradients else tree_map(_leaf, held))
 
-    def made(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
+    def additions(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
         """What a layer has put in since ``rewind``, and the gradients of it that are not zero."""
         if not self.containers:
             return [], []
@@ -329,7 +329,7 @@ class Forward:
             # The class then expects more than a tensor from its layers.
             first, (only,) = self._arguments(Call(call.ids, call.inputs), None, layers=1)
             with self._model.layer(0):
-                _, extras = only.apart().call(self._model.layers[0][1], first)
+                _, extras = only.with_copied_containers().call(self._model.layers[0][1], first)
             self._model.returned = tuple(map(nan_like, extras or ()))
             state, arguments = self._arguments(call, cache)
         form = Form.of(state, len(call.ids))
@@ -373,7 +373,7 @@ class Forward:
         return states[0][0], arguments
 
     def run_layer(
-        self, index: int, call: int, state: Tensor, *, apart: bool = False
+        self, index: int, call: int, state: Tensor, *, copied: bool = False
     ) -> tuple[Tensor, Extras]:
         """Run a layer in one call.
 
@@ -381,7 +381,7 @@ class Forward:
             index: index of the layer.
             call: index of the call.
             state: input of the layer, [tokens, hidden].
-            apart: copy the containers among the arguments, to keep the originals unchanged.
+            copied: copy the containers among the arguments, to keep the originals unchanged.
 
         Returns:
             Hidden states, [tokens, hidden], and extras.
@@ -390,8 +390,8 @@ class Forward:
         arguments, placeholders = recorded.arguments[index], recorded.placeholders
         if index and placeholders:
             arguments = arguments.replaced(placeholders, self._extras[call])
-        if apart:
-            arguments = arguments.apart()
+        if copied:
+            arguments = arguments.with_copied_containers()
         with self._model.guarded(call):
             output, extras = self._output(index, arguments, recorded.form.formed(state))
             if index and placeholders and len(placeholders) != len(extras):

@@ -52,7 +52,7 @@ class Stage:
         """Rerun the layer with another input, [tokens, hidden], in a call without cache."""
         assert self.layer is not None
         with torch.no_grad():
-            return self.forward.run_layer(self.layer, call, state, apart=True)[0]
+            return self.forward.run_layer(self.layer, call, state, copied=True)[0]
 
 
 def last_state(stages: Iterator[Stage]) -> Tensor:
@@ -233,11 +233,11 @@ class Layerwise(LayeredModel):
         first_step: dict[str, Tensor] = {}
         idle = False
 
-        def take(parameter: str, found: Tensor) -> None:
-            if idle and found.any():
-                first_step[parameter] = STEP * found.sign()
+        def take(parameter: str, computed: Tensor) -> None:
+            if idle and computed.any():
+                first_step[parameter] = STEP * computed.sign()
             if parameter not in step and (not idle or parameter in first_step):
-                look(parameter, found)
+                look(parameter, computed)
 
         with patch.object(self.lender, "steps", step), self.layer(index):
             parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
@@ -245,7 +245,7 @@ class Layerwise(LayeredModel):
                 passed.rewind(index, with_gradients=not step)
                 output = self._forward.alone(index, state, extras)
                 idle = output.equal(state)
-                tensors, gradients = passed.made(index)
+                tensors, gradients = passed.additions(index)
                 torch.autograd.backward([output, *tensors], [gradient, *gradients])
             del parameters
         return first_step if idle else None

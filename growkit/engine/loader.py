@@ -284,9 +284,9 @@ def dequantises(operation: Any) -> bool:
     return hasattr(operation, "hf_quantizer")
 
 
-def the_tensor(made: Any) -> torch.Tensor:
+def the_tensor(converted: Any) -> torch.Tensor:
     """The tensor that a conversion makes, which may be wrapped in a list."""
-    tensor: torch.Tensor = made[0] if isinstance(made, list) else made
+    tensor: torch.Tensor = converted[0] if isinstance(converted, list) else converted
     return tensor
 
 

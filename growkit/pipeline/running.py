@@ -185,18 +185,18 @@ class _Run:
     ) -> None:
         given_date()  # like all checks below, reports an error before anything that takes time
         self.progress, self.dry_run = progress, dry_run
-        self.output, self.found = recipe.output_path, find(recipe.source)
-        self.inputs = replace(recipe, source=str(self.found.folder)).inputs(reads)
-        family = family_for(self.found, recipe.family)
+        self.output, self.origin = recipe.output_path, find(recipe.source)
+        self.inputs = replace(recipe, source=str(self.origin.folder)).inputs(reads)
+        family = family_for(self.origin, recipe.family)
         if recipe.verify is not None and family and any(map(known_family, family.model_types)):
             raise InputError(
                 f"the family describes model_type {family.model_types[0]!r}, for which growkit has "
                 "one of its own, and the proof uses that; leave out the family, or the proof"
             )
-        self.source = self.found.open(family)
-        if self.found.by_address:
-            base_model = recipe.base_model or self.found.base_model
-            recipe = replace(recipe, source=self.found.name, base_model=base_model)
+        self.source = self.origin.open(family)
+        if self.origin.by_address:
+            base_model = recipe.base_model or self.origin.base_model
+            recipe = replace(recipe, source=self.origin.name, base_model=base_model)
         self.recipe = replace(recipe, family=family.description if family else None)
         self.other_files = [*recipe.texts, *reads]
 
@@ -244,7 +244,7 @@ class _Run:
         if isinstance(source, Inside):
             result["dropped"] |= source.dropped
             result["warnings"].insert(0, source.note)
-        result["warnings"] += source.notes + ([self.found.warning] if self.found.warning else [])
+        result["warnings"] += source.notes + ([self.origin.warning] if self.origin.warning else [])
         self.tokenizer_class = self._tokenizer_class()
         try:
             self.metadata = inherited(source.opened)
@@ -403,7 +403,7 @@ class _Run:
         from growkit.proof.pair import Request
         from growkit.proof.verdict import prove
 
-        source, written = pair(self.found, find(folder))
+        source, written = pair(self.origin, find(folder))
         state, adapter = (
             Path(path) if path else None for path in (recipe.optimizer, recipe.adapter)
         )
@@ -416,16 +416,16 @@ class _Run:
         # A rejected output goes to OUT.rejected.
         target = recipe.output if verdict["kept"] else str(publishing.rejected_name(self.output))
         _rename(verdict, folder, target)
-        return name_result(verdict, self.found.name, target)
+        return name_result(verdict, self.origin.name, target)
 
 
-def _rename(found: Any, folder: Path, name: str) -> None:
+def _rename(origin: Any, folder: Path, name: str) -> None:
     """Give a temporary folder its published name in all texts of a result."""
-    for key, value in found.items() if isinstance(found, dict) else enumerate(found):
+    for key, value in origin.items() if isinstance(origin, dict) else enumerate(origin):
         if isinstance(value, dict | list):
             _rename(value, folder, name)
         elif isinstance(value, str):
-            found[key] = renamed(value, folder, name, f"{name}/")
+            origin[key] = renamed(value, folder, name, f"{name}/")
 
 
 def _write_config(source: Checkpoint, lineage: Lineage, folder: Path) -> None:

@@ -99,8 +99,8 @@ class Plan:
         checks: checks of targets that are not repeatable.
         lost: the loss, in one line; empty if nothing is lost.
         waits: targets that get a gradient only after other targets have made a first step.
-        apart: the reason why no settings of the optimizer make the target train like the source;
-            empty if there is none.
+        divergence: why no settings of the optimizer make the target train like the source; empty if
+            some do.
         own_config: the config as the operation planned it, before defaults of the source's class
             were written into it.
     """
@@ -114,7 +114,7 @@ class Plan:
     checks: tuple[TargetCheck, ...] = ()
     lost: str = ""
     waits: Collection[str] = ()
-    apart: str = ""
+    divergence: str = ""
     own_config: Config = field(default_factory=dict, kw_only=True)
 
     @cached_property
@@ -147,7 +147,7 @@ class Plan:
         source: Model,
         family: Family,
         config: Config,
-        made: Mapping[str, Transform],
+        transforms: Mapping[str, Transform],
         **more: Any,
     ) -> Plan:
         """Make a plan; check that it uses or drops every source tensor and makes every target.
@@ -157,28 +157,28 @@ class Plan:
             family: family of the target.
             config: config of the target; layers that predict further tokens are counted out if it
                 has none.
-            made: the transform of every target, in the order of writing.
+            transforms: the transform of every target, in the order of writing.
             **more: other attributes; ``unused`` is the result of ``unused_tensors``.
         """
         patterns, sizes = family.patterns(config), family.sizes(config)
-        if not any(_predicts(name, config, sizes["layers"]) for name in made):
+        if not any(_predicts(name, config, sizes["layers"]) for name in transforms):
             config = {**config, **dict.fromkeys(_predicting(config), 0)}
-        assert made.keys() == patterns.keys(), "the targets are not those of the pattern"
+        assert transforms.keys() == patterns.keys(), "the targets are not those of the pattern"
         rules = []
-        for name, transform in made.items():
+        for name, transform in transforms.items():
             like = source.tensors[transform.sources[0]].dtype if transform.sources else None
             dtype = transform.dtype or like or tensors.main_dtype(source.tensors)
             rules.append(Rule(name, TensorInfo(patterns[name].shape(sizes), dtype), transform))
         dropped, duplicates = more.pop("unused")
         plan = cls(config, tuple(rules), dropped=dropped, duplicates=duplicates, **more)
-        used = {name for transform in made.values() for name in transform.sources}
+        used = {name for transform in transforms.values() for name in transform.sources}
         assert used | set(dropped) == set(source.tensors), "a source tensor was forgotten"
         assert not used & set(dropped), "a dropped tensor is used"
         checked = {name for check in plan.checks for name in check.targets}
-        assert all(transform.repeatable or name in checked for name, transform in made.items()), (
-            "unchecked"
-        )
-        assert checked <= made.keys(), "a check of a tensor that is not written"
+        assert all(
+            transform.repeatable or name in checked for name, transform in transforms.items()
+        ), "unchecked"
+        assert checked <= transforms.keys(), "a check of a tensor that is not written"
         assert all(used.issuperset(check.sources) for check in plan.checks), "an unused source"
         return plan
 

@@ -22,7 +22,7 @@ def rewrite(
     config: Config,
     special: Special = lambda member, info: None,
     checks: Sequence[TargetCheck] = (),
-    apart: str = "",
+    divergence: str = "",
 ) -> Plan:
     """Plan a model of a family from a model whose tensors have the same names.
 
@@ -32,7 +32,7 @@ def rewrite(
         config: config of the target.
         special: transforms of tensors that change.
         checks: see ``Plan``.
-        apart: see ``Plan``.
+        divergence: see ``Plan``.
 
     Raises:
         InputError: see ``unused_tensors``.
@@ -53,7 +53,13 @@ def rewrite(
         dropped[name] = "the new attention does not use it"
     unused = dropped, duplicates
     return Plan.checked(
-        source, family, config, transforms, unused=unused, checks=tuple(checks), apart=apart
+        source,
+        family,
+        config,
+        transforms,
+        unused=unused,
+        checks=tuple(checks),
+        divergence=divergence,
     )
 
 

@@ -86,7 +86,7 @@ def law_of(lineage: Lineage, of_source: Law | None = None) -> Law:
     for plan in lineage.plans:
         current = stepped(plan, current)
         left_out = f"{plan.left_out[0]} of the source is left out" if plan.left_out else ""
-        reasons |= dict.fromkeys(filter(None, [plan.apart, left_out]))
+        reasons |= dict.fromkeys(filter(None, [plan.divergence, left_out]))
     by_reason: dict[str, list[str]] = {}
     for name, update in current.items():
         if update.why and not update.new:

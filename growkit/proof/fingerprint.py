@@ -77,7 +77,7 @@ def fingerprint(
         widest: largest number of terms in a sum.
     """
     scale = float(exact.square().mean().sqrt())
-    rounding = apart(exact, rounded, scale)
+    rounding = distance(exact, rounded, scale)
     if not (math.isfinite(scale) and scale > 0 and math.isfinite(rounding)):
         return None
     return Fingerprint(
@@ -92,9 +92,9 @@ def fingerprint(
     )
 
 
-def apart(expected: Tensor, found: Tensor, scale: float) -> float:
+def distance(expected: Tensor, computed: Tensor, scale: float) -> float:
     """Root mean square difference of answers, relative to the scale of the logits."""
-    return float((expected - found).square().mean().sqrt()) / scale if scale else math.nan
+    return float((expected - computed).square().mean().sqrt()) / scale if scale else math.nan
 
 
 def computed_in(tensors: Mapping[str, TensorInfo]) -> str:

@@ -188,9 +188,11 @@ def standing(result: Mapping[str, Any]) -> tuple[Any, Any, ProbeDifference | Non
     return (source, *next(ahead, pairs[0] if pairs else (None, None)))
 
 
-def is_ahead(candidate: Any, apart: Mapping[str, Any] | None) -> bool:
+def is_ahead(candidate: Any, difference: Mapping[str, Any] | None) -> bool:
     """Whether a candidate is ahead of the other model of a pair by more than noise."""
-    return bool(apart and apart["better"] == candidate["name"] and not apart["noise"])
+    return bool(
+        difference and difference["better"] == candidate["name"] and not difference["noise"]
+    )
 
 
 def probe_sentence(result: Mapping[str, Any]) -> str:

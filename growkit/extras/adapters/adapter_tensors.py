@@ -336,7 +336,7 @@ class Assembly(Weights):
         path: path of the source's adapter, for messages.
 
     Attributes:
-        made: for each tensor, the names of its entries.
+        parts: for each tensor, the names of its entries.
         adapted: the adapted parameters, by name; or tensors, if an adapter uses names in files.
 
     Raises:
@@ -347,7 +347,7 @@ class Assembly(Weights):
         self, stage: Weights, entries: Mapping[str, Entry], modules: Modules, path: Path
     ) -> None:
         self._stage = stage
-        self.made: dict[str, list[str]] = {}
+        self.parts: dict[str, list[str]] = {}
         self.adapted: dict[str, Adapted] = {}
         self._placed: dict[str, Entry] = {}
         for name, entry in entries.items():
@@ -360,7 +360,7 @@ class Assembly(Weights):
                     f"{parameter or 'no parameter'} of the grown model; {MERGE}"
                 )
             placed = replace(entry, parameter=parameter)
-            self.made.setdefault(placed.key, []).append(name)
+            self.parts.setdefault(placed.key, []).append(name)
             self._placed[placed.key] = placed
             if entry.kind.sides[-1:] == (IN,):
                 rank = entry.info.shape[-2] if RANK in entry.kind.sides else None
@@ -370,7 +370,7 @@ class Assembly(Weights):
             conversion = modules.conversion(entry.parameter)
             if grid := conversion and experts_of(conversion):
                 self._grids[key] = [[f"{name}{entry.tail}" for name in names] for names in grid]
-                assert {*self.made[key]} == {name for names in self._grids[key] for name in names}
+                assert {*self.parts[key]} == {name for names in self._grids[key] for name in names}
         self.tensors = {
             key: TensorInfo(self._shape(key), entry.info.dtype)
             for key, entry in self._placed.items()
@@ -378,26 +378,26 @@ class Assembly(Weights):
 
     def where(self, name: str | None = None) -> str:
         """See ``Weights``."""
-        return self._stage.where(self.made[name][0] if name else None)
+        return self._stage.where(self.parts[name][0] if name else None)
 
     def cuts(self, name: str) -> int:
         """See ``Weights``."""
-        return ANYWHERE if self._is_combined(name) else self._stage.cuts(self.made[name][0])
+        return ANYWHERE if self._is_combined(name) else self._stage.cuts(self.parts[name][0])
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """See ``Weights``."""
         if self._is_combined(name):
             yield self.read(name)
         else:
-            yield from self._stage.blocks(self.made[name][0])
+            yield from self._stage.blocks(self.parts[name][0])
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """See ``Weights``."""
         if not self._is_combined(name):
-            return self._stage.read(self.made[name][0], *where)
+            return self._stage.read(self.parts[name][0], *where)
         grid, read = self._grids.get(name), self._stage.read
         if grid is None:
-            combined = read(self.made[name][0])
+            combined = read(self.parts[name][0])
         elif self._by_expert(name):
             combined = torch.stack([read(part) for part in grid[0]])
         else:

@@ -88,13 +88,13 @@ class Adapter:
         if not self.folder.opened.has(MANIFEST):
             return None
         law = recorded_law(self.folder.opened, self.folder.file.tensors)
-        known = [(name, key) for key, names in same.made.items() for name in names]
+        known = [(name, key) for key, names in same.parts.items() for name in names]
         return Law({name: law.updates[key] for name, key in known if key in law.updates}, law.why)
 
     def result(self) -> AdapterResult:
         """Describe the growth."""
         own, model = law_of(self.lineage, self._of_source), law_of(self._base)
-        updates = {key: own.updates[names[0]] for key, names in self.target.made.items()}
+        updates = {key: own.updates[names[0]] for key, names in self.target.parts.items()}
         # If the model reads copies in unequal parts, their gradients are unequal as well.
         law = Law(updates, tuple(dict.fromkeys((*own.why, *model.why))))
         return AdapterResult(

@@ -84,19 +84,19 @@ class Modules:
         return {IN: reads, OUT: 1 - reads, COLUMNS: 1}
 
 
-def experts_of(made: Conversion) -> list[list[str]] | None:
+def experts_of(conversion: Conversion) -> list[list[str]] | None:
     """List the tensors of experts that a conversion stacks: for each matrix, those of all experts.
 
     None if the conversion does anything but stack experts, with one matrix below the other.
     """
-    if made.transform is None or not stacks(made):
+    if conversion.transform is None or not stacks(conversion):
         return None
-    if any(operation.dim != 1 for operation in made.transform.operations[1:]):
+    if any(operation.dim != 1 for operation in conversion.transform.operations[1:]):
         return None
     return [
-        made.tensors[pattern]
-        for pattern in made.transform.source_patterns
-        if pattern in made.tensors
+        conversion.tensors[pattern]
+        for pattern in conversion.transform.source_patterns
+        if pattern in conversion.tensors
     ]
 
 

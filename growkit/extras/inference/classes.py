@@ -650,9 +650,9 @@ class ModelClass:
         wide = dict.fromkeys(self.sizes.get("hidden", ()), 2 * self.small.get("hidden", 0))
         return not wide or self._runs(wide)
 
-    def _add(self, keys: tuple[str, ...], size: int, *, apart: bool = False) -> None:
-        """Add an axis of some keys; one that is apart from others has no common name."""
-        axis = None if apart else self._axis_of.get(keys[0])
+    def _add(self, keys: tuple[str, ...], size: int, *, unnamed: bool = False) -> None:
+        """Add an axis of some keys; one that is unnamed has no common name."""
+        axis = None if unnamed else self._axis_of.get(keys[0])
         if axis is None or axis in self.small:
             fitting = (axis for axis, name in USUAL.items() if name.search(last_part(keys[0])))
             axis = next(
@@ -732,7 +732,7 @@ class ModelClass:
         self.derived = True
         if other_keys := self.sizes.pop("head_dim", ()):  # of other heads
             size = self.small.pop("head_dim")
-            self._add(other_keys, size, apart=True)
+            self._add(other_keys, size, unnamed=True)
         self.sizes["heads"] = (heads,)
         self.small |= {"heads": numbers[heads], "head_dim": numbers[hidden] // numbers[heads]}
 

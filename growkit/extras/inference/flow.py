@@ -119,78 +119,78 @@ class Flow(TorchDispatchMode):
         self._follow_numbers(operation, args, inputs, output)
         return output
 
-    def _follow_spaces(self, operation: str, args: Any, inputs: list[Any], made: Any) -> None:
+    def _follow_spaces(self, operation: str, args: Any, inputs: list[Any], output: Any) -> None:
         if operation in PRODUCTS:
             one, other = (args[at] for at in PRODUCTS[operation])
-            self._multiply(one, other, args[0], made)
+            self._multiply(one, other, args[0], output)
         elif operation == "embedding":
             self._read(args[0], 0)
-            self._keep(made, [*[None] * (made.dim() - 1), self.space(args[0], 1)])
+            self._keep(output, [*[None] * (output.dim() - 1), self.space(args[0], 1)])
         elif operation == "convolution":
-            self._convolve(args[0], args[1], args[8], made)
+            self._convolve(args[0], args[1], args[8], output)
         elif operation in ("select", "unbind"):
             if inputs and inputs[0].dim() > 2:
                 self._stack(inputs[0], args[1] if len(args) > 1 else 0)
         else:
-            for outcome in _floating([made]):
+            for outcome in _floating([output]):
                 self._keep_stream(inputs, outcome, operation.removesuffix("_"))
                 self._join_elementwise(inputs, outcome, operation)
 
-    def _follow_numbers(self, operation: str, args: Any, inputs: list[Any], made: Any) -> None:
+    def _follow_numbers(self, operation: str, args: Any, inputs: list[Any], output: Any) -> None:
         learned = {name for tensor in inputs for name in self._named(tensor)}
         self.used |= learned
         if learned:
-            self._follow_parameters(learned, inputs, made, operation.removesuffix("_") in SUMS)
+            self._follow_parameters(learned, inputs, output, operation.removesuffix("_") in SUMS)
         elif operation.removesuffix("_") in KEEPING:
-            self._follow_factor(inputs, args, made, operation.startswith("div"))
-        elif operation.endswith("_") and isinstance(made, torch.Tensor):
-            self._makers.pop(_memory(made), None)
+            self._follow_factor(inputs, args, output, operation.startswith("div"))
+        elif operation.endswith("_") and isinstance(output, torch.Tensor):
+            self._makers.pop(_memory(output), None)
 
-    def _multiply(self, one: Any, other: Any, added: Any, made: torch.Tensor) -> None:
+    def _multiply(self, one: Any, other: Any, added: Any, output: torch.Tensor) -> None:
         for tensor, at in ((one, -1), (other, -2 if other.dim() > 1 else -1)):
             self._read(tensor, at)
             if tensor.dim() > 2:
                 self._stack(tensor, 0)
         self._join([self.space(one, -1), self.space(other, -2 if other.dim() > 1 else -1)])
-        spaces = [None] * max(made.dim() - 2, 0) + [self.space(one, -2)]
+        spaces = [None] * max(output.dim() - 2, 0) + [self.space(one, -2)]
         if other.dim() > 1:
             spaces.append(self.space(other, -1))
-            if added is not one and added.shape[-1:] == made.shape[-1:]:
+            if added is not one and added.shape[-1:] == output.shape[-1:]:
                 self._join([spaces[-1], self.space(added, -1)])
-        self._keep(made, spaces)
+        self._keep(output, spaces)
 
-    def _convolve(self, inputs: Any, weight: Any, groups: int, made: torch.Tensor) -> None:
-        spaces: list[Place | None] = [None] * made.dim()
+    def _convolve(self, inputs: Any, weight: Any, groups: int, output: torch.Tensor) -> None:
+        spaces: list[Place | None] = [None] * output.dim()
         if groups == 1:
             self._read(weight, 1)
             self._join([self.space(inputs, 1), self.space(weight, 1)])
             spaces[1] = self.space(weight, 0)
         else:
             spaces[1] = self._join([self.space(inputs, 1), self.space(weight, 0)])
-        self._keep(made, spaces)
+        self._keep(output, spaces)
 
-    def _join_elementwise(self, inputs: list[Any], made: torch.Tensor, operation: str) -> None:
+    def _join_elementwise(self, inputs: list[Any], output: torch.Tensor, operation: str) -> None:
         spaces: list[Place | None] = []
-        for at in range(-made.dim(), 0):
-            along = [t for t in inputs if t.dim() >= -at and t.shape[at] == made.shape[at]]
+        for at in range(-output.dim(), 0):
+            along = [t for t in inputs if t.dim() >= -at and t.shape[at] == output.shape[at]]
             spaces.append(self._join([self.space(tensor, at) for tensor in along]))
         arrays = [tensor for tensor in inputs if tensor.numel() > 1]
-        like = [tensor for tensor in arrays if tensor.shape == made.shape]
-        copied = [self._of_parameter(like[0], at) for at in range(made.dim())] if like else []
-        if arrays == like[:1] and any(copied) and _memory(made) not in self._parameters:
-            self._name(made, copied)  # in another dtype, say
-        elif operation.endswith("_") or _memory(made) not in map(_memory, inputs):
-            self._keep(made, spaces)
+        like = [tensor for tensor in arrays if tensor.shape == output.shape]
+        copied = [self._of_parameter(like[0], at) for at in range(output.dim())] if like else []
+        if arrays == like[:1] and any(copied) and _memory(output) not in self._parameters:
+            self._name(output, copied)  # in another dtype, say
+        elif operation.endswith("_") or _memory(output) not in map(_memory, inputs):
+            self._keep(output, spaces)
 
-    def _keep_stream(self, inputs: list[Any], made: torch.Tensor, operation: str) -> None:
+    def _keep_stream(self, inputs: list[Any], output: torch.Tensor, operation: str) -> None:
         """Follow a stream that is copied, added to, or multiplied by a number or a parameter."""
-        like = [_memory(tensor) for tensor in inputs if tensor.shape == made.shape]
+        like = [_memory(tensor) for tensor in inputs if tensor.shape == output.shape]
         streams = [memory for memory in like if memory in self._stream]
         learned = {name for tensor in inputs for name in self._named(tensor)}
         only_numbers = all(tensor.numel() == 1 or _memory(tensor) in streams for tensor in inputs)
         if streams and (operation in SUMS or (operation in KEEPING and (only_numbers or learned))):
             normed = all(self._stream[memory] for memory in streams)
-            self._stream[_memory(made)] = normed
+            self._stream[_memory(output)] = normed
             if operation == "mul" and not normed:
                 self.gains |= learned
             elif operation in SUMS and not normed:
@@ -208,7 +208,7 @@ class Flow(TorchDispatchMode):
     # Factors.
 
     def _follow_parameters(
-        self, learned: set[str], inputs: list[Any], made: Any, adds: bool
+        self, learned: set[str], inputs: list[Any], output: Any, adds: bool
     ) -> None:
         """Record the parameters that make a tensor, and the scale of the tensor that they read."""
         self.uses.update(learned)
@@ -217,10 +217,10 @@ class Flow(TorchDispatchMode):
             self._scale(learned, self._times.get(_memory(tensor), 1.0))
             if adds:  # a bias, to the product with its weight
                 makers |= self._makers.get(_memory(tensor), set())
-        for tensor in _floating([made]):
+        for tensor in _floating([output]):
             self._makers[_memory(tensor)] = makers
 
-    def _follow_factor(self, inputs: list[Any], args: Any, made: Any, divides: bool) -> None:
+    def _follow_factor(self, inputs: list[Any], args: Any, output: Any, divides: bool) -> None:
         """Record that a tensor is multiplied by a scalar."""
         (tensor, *others) = [tensor for tensor in inputs if tensor.numel() > 1] or [None]
         if tensor is None or others:
@@ -233,9 +233,9 @@ class Flow(TorchDispatchMode):
         factor = 1 / factor if divides else factor
         if makers := self._makers.get(_memory(tensor)):
             self._scale(makers, factor)
-            self._makers[_memory(made)] = makers
+            self._makers[_memory(output)] = makers
         else:
-            self._times[_memory(made)] = self._times.get(_memory(tensor), 1.0) * factor
+            self._times[_memory(output)] = self._times.get(_memory(tensor), 1.0) * factor
 
     def _scale(self, parameters: Iterable[str], factor: float) -> None:
         for name in parameters:

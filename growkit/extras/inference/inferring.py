@@ -443,16 +443,16 @@ def _alters(model: Model, ids: torch.Tensor) -> bool:
 # The description as YAML, with the evidence in comments.
 
 
-def _head(found: Inference) -> Iterator[str]:
+def _head(inference: Inference) -> Iterator[str]:
     version = versions().get("transformers", "")
-    yield f"# Inferred from {found['model_class']} of transformers {version}. To be used as"
+    yield f"# Inferred from {inference['model_class']} of transformers {version}. To be used as"
     yield "#   growkit grow SRC OUT --family THIS-FILE ..."
     yield "# What grew in a small random model of the class, and computed the same in float64:"
-    yield from dict.fromkeys(f"#   {_trial_line(trial)}" for trial in found["trials"])
-    others = found["tried"] - 1
+    yield from dict.fromkeys(f"#   {_trial_line(trial)}" for trial in inference["trials"])
+    others = inference["tried"] - 1
     if others:
-        yield f"# It is the best of {found['tried']} descriptions that were tried."
-    yield f"# {_verdict(found)}"
+        yield f"# It is the best of {inference['tried']} descriptions that were tried."
+    yield f"# {_verdict(inference)}"
 
 
 def _trial_line(trial: Trial) -> str:
@@ -463,17 +463,17 @@ def _trial_line(trial: Trial) -> str:
     return f"{options}: {outcome}, within {trial['error']:.1e}"
 
 
-def _verdict(found: Inference) -> str:
-    if found["sure"]:
+def _verdict(inference: Inference) -> str:
+    if inference["sure"]:
         return "Sure: everything that could be tried computes the same."
-    if not any(trial.exact for trial in found["trials"]):
+    if not any(trial.exact for trial in inference["trials"]):
         return "Not sure: nothing that was tried computes the same. Correct it before you use it."
     return "Sure of what may grow; what is fixed below depends on something that is not described."
 
 
-def _body(found: Inference) -> Iterator[str]:
-    evidence = {entry["tensor"]: entry for entry in found["tensors"]}
-    for key, value in found["family"].items():
+def _body(inference: Inference) -> Iterator[str]:
+    evidence = {entry["tensor"]: entry for entry in inference["tensors"]}
+    for key, value in inference["family"].items():
         if not isinstance(value, Mapping):
             yield f"{key}: {_inline(value)}"
             continue

@@ -232,8 +232,10 @@ class _Watch:
             self._flow.begin_stream(hidden)
             self._hidden = self._flow.space(hidden, -1)
 
-    def _after_layer(self, module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        self.normed_sums = (made[0] if isinstance(made, tuple | list) else made) is self._normed
+    def _after_layer(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self.normed_sums = (
+            output[0] if isinstance(output, tuple | list) else output
+        ) is self._normed
 
     def _before_norm(self, name: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -244,10 +246,10 @@ class _Watch:
 
         return hook
 
-    def _after_norm(self, module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        self._normed = made
+    def _after_norm(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._normed = output
         if any(self._flow.is_stream(tensor) for tensor in _tensors(args, kwargs)[:1]):
-            self._flow.keep_normed(made)
+            self._flow.keep_normed(output)
 
 
 def _tensors(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

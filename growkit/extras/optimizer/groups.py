@@ -398,12 +398,12 @@ def _adapter_key(name: str) -> str:
     return f"base_model.model.{plain.removeprefix('base_model.model.')}"
 
 
-def check_same(model: nn.Module, found: Mapping[str, tuple[int, ...]], folder: str | Path) -> None:
+def check_same(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], folder: str | Path) -> None:
     """Refuse a model that is not the one in a folder.
 
     Args:
         model: the model in memory.
-        found: shapes in the folder, by the names of the model's parameters.
+        shapes: shapes in the folder, by the names of the model's parameters.
         folder: the folder.
 
     Raises:
@@ -411,12 +411,12 @@ def check_same(model: nn.Module, found: Mapping[str, tuple[int, ...]], folder: s
     """
     kind, remedy = type(model).__name__, "give the folder that it was loaded from"
     for name, parameter in model.named_parameters():
-        if name in found and found[name] != tuple(parameter.shape):
+        if name in shapes and shapes[name] != tuple(parameter.shape):
             raise InputError(
                 f"{name} of the {kind} has shape {list(parameter.shape)}, but "
-                f"{list(found[name])} in {folder}; {remedy}"
+                f"{list(shapes[name])} in {folder}; {remedy}"
             )
-    if not found:
+    if not shapes:
         raise InputError(f"{folder} has no parameter of the {kind}; {remedy}")
 
 

@@ -161,7 +161,7 @@ class Bench:
             InputError: it cannot be trained.
         """
         arm = new_arm(name)
-        arm.stored, arm.found.parameters = model, total_parameters(model.tensors)
+        arm.stored, arm.entry.parameters = model, total_parameters(model.tensors)
         self._count(arm)
         return arm
 
@@ -175,15 +175,15 @@ class Bench:
         line = self.work.find(grown=arm.key)
         if line is None:
             self._grow(arm, candidate.recipe, folder, progress)
-            self.work.note({"grown": arm.key, **{name: arm.found[name] for name in NOTED}})
+            self.work.note({"grown": arm.key, **{name: arm.entry[name] for name in NOTED}})
         else:
-            arm.found |= {name: line[name] for name in NOTED}
-            if arm.found.outcome == "ranked" and not is_untouched(folder):
+            arm.entry |= {name: line[name] for name in NOTED}
+            if arm.entry.outcome == "ranked" and not is_untouched(folder):
                 raise InputError(
                     f"{folder} has been changed since it was grown; choose another --work, and "
                     "begin again"
                 )
-        arm.stored = folder if arm.found.outcome == "ranked" else None
+        arm.stored = folder if arm.entry.outcome == "ranked" else None
         return arm
 
     def _grow(self, arm: Arm, recipe: Recipe, folder: Path, progress: Progress) -> None:
@@ -191,10 +191,10 @@ class Bench:
         recipe = replace(recipe, output=str(folder), optimizer=None)  # the source has no state
         try:
             result = run(recipe, overwrite=True, progress=progress)
-            arm.found.promise, arm.found.parameters = result.promise, result.parameters
+            arm.entry.promise, arm.entry.parameters = result.promise, result.parameters
             if result.kept is False:
                 assert result.verification
-                arm.found.outcome, arm.found.reason = "broken", result.verification.reason
+                arm.entry.outcome, arm.entry.reason = "broken", result.verification.reason
             elif substitute(Checkpoint(folder).config):
                 arm.refuse(
                     "transformers has no class for its layout, so it cannot be trained as it is; "
@@ -209,9 +209,9 @@ class Bench:
 
     def _count(self, arm: Arm) -> None:
         assert arm.stored is not None
-        with trainable(arm.found.name, self.device):
+        with trainable(arm.entry.name, self.device):
             flops = harness.flops_of(arm.stored, self.data.training[0], self.device)
-        arm.found.step_flops = self.settings.batch * flops
+        arm.entry.step_flops = self.settings.batch * flops
 
     def train(self, arms: Sequence[Arm], advance: Advance) -> None:
         """Train every arm with every rate and seed, except for trainings in the journal.
@@ -267,7 +267,7 @@ class Bench:
         size, data, settings = self.settings.batch, self.data, self.settings
         assert arm.stored is not None
         with (
-            trainable(arm.found.name, self.device),
+            trainable(arm.entry.name, self.device),
             harness.isolated(self.device, seed),
         ):
             model: Any = load_model(arm.stored, torch.float32, self.device, None)

@@ -123,7 +123,7 @@ def _train(bench: Bench, arms: Sequence[Arm], settings: ProbeSettings, progress:
     """Train all candidates that can be trained, and the source."""
     able = [arm for arm in arms if arm.stored is not None]
     if len(able) == 1:
-        why = "; ".join(f"{arm.found.name}: {arm.found.reason}" for arm in arms[1:])
+        why = "; ".join(f"{arm.entry.name}: {arm.entry.reason}" for arm in arms[1:])
         raise InputError(f"no candidate is left to be trained: {why}")
     runs = settings.steps * settings.seeds * len(settings.lr)
     flops = runs * sum(arm.step_flops for arm in able)
@@ -154,12 +154,12 @@ def _plan(
 
 
 def _warnings(
-    found: Source, model: Checkpoint, data: Data, settings: ProbeSettings, chosen: list[Candidate]
+    origin: Source, model: Checkpoint, data: Data, settings: ProbeSettings, chosen: list[Candidate]
 ) -> Iterator[str]:
     from growkit.extras.probing.arms import MAX_TEXT
 
-    if found.warning:
-        yield found.warning
+    if origin.warning:
+        yield origin.warning
     if isinstance(model, Inside):
         yield model.note
     for candidate in chosen:

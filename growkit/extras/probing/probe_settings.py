@@ -97,14 +97,14 @@ class Candidate:
 
 
 def candidates_of(
-    recipes: Sequence[Recipe | str | Path] | Recipe | str | Path, source: str, found: Source
+    recipes: Sequence[Recipe | str | Path] | Recipe | str | Path, source: str, origin: Source
 ) -> list[Candidate]:
     """Read the candidates; the source of every recipe is replaced.
 
     Args:
         recipes: recipes, in any form that ``growkit.run`` accepts.
         source: the source as given by the user.
-        found: the resolved source.
+        origin: the resolved source.
 
     Raises:
         InputError: there are none or too many, or one cannot be read.
@@ -114,7 +114,7 @@ def candidates_of(
         raise InputError(
             f"{len(recipes)} candidates were given; give 1 to {MAX_CANDIDATES} recipes"
         )
-    taken, chosen = {name_of(found.name)}, []
+    taken, chosen = {name_of(origin.name)}, []
     for number, candidate in enumerate(recipes, 1):
         file = None
         if isinstance(candidate, Recipe):
@@ -144,12 +144,12 @@ def _read(file: Path) -> Recipe:
     return recipe
 
 
-def fitting(candidate: Candidate, found: Source) -> Candidate:
+def fitting(candidate: Candidate, origin: Source) -> Candidate:
     """Give a shipped recipe the next larger size if the source cannot have the recipe's own.
 
     Args:
         candidate: any candidate; all but shipped recipes are returned as they are.
-        found: the source.
+        origin: the source.
     """
     recipe = candidate.recipe
     if candidate.file not in shipped_recipes().values() or _is_possible(recipe):
@@ -160,7 +160,7 @@ def fitting(candidate: Candidate, found: Source) -> Candidate:
             if factor is None or factor == 1:
                 continue
             by_layers = name == "layers"
-            least = int(factor * (_layers(found) if by_layers else 1)) + 1
+            least = int(factor * (_layers(origin) if by_layers else 1)) + 1
             for size in range(least, least + SIZES_TRIED):
                 larger = str(size) if by_layers else f"x{size}"
                 changed = replace(step, options={**step.options, name: larger})
@@ -171,12 +171,12 @@ def fitting(candidate: Candidate, found: Source) -> Candidate:
     return candidate
 
 
-def _layers(found: Source) -> int:
+def _layers(origin: Source) -> int:
     """The number of layers of a source; 1 if no family is known."""
     from growkit.sources import family_for
 
     try:
-        model = found.headers(family_for(found, None))
+        model = origin.headers(family_for(origin, None))
         return model.family.sizes(model.config)["layers"]
     except InputError:
         return 1

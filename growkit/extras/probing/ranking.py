@@ -116,13 +116,13 @@ class Arm:
     """The source or a candidate, with its measurements.
 
     Attributes:
-        found: its entry in the result, filled in step by step; the outcome starts as ``ranked``.
+        entry: its entry in the result, filled in step by step; the outcome starts as ``ranked``.
         candidate: the candidate; None for the source.
         stored: the model; None if it cannot be trained.
         runs: measurements of its trainings, by rate and seed.
     """
 
-    found: results.ProbeCandidate
+    entry: results.ProbeCandidate
     candidate: Candidate | None = None
     stored: Path | Checkpoint | None = None
     runs: dict[tuple[float, int], list[Look]] = field(default_factory=dict)
@@ -135,11 +135,11 @@ class Arm:
     @property
     def step_flops(self) -> int:
         """Floating-point operations of a step."""
-        return self.found.step_flops or 0
+        return self.entry.step_flops or 0
 
     def refuse(self, reason: str) -> None:
         """Mark the arm as one that cannot be grown or trained."""
-        self.found.outcome, self.found.reason, self.found.step_flops = "refused", reason, None
+        self.entry.outcome, self.entry.reason, self.entry.step_flops = "refused", reason, None
         self.stored, self.runs = None, {}
 
     def finite(self) -> dict[float, list[list[Look]]]:
@@ -184,10 +184,10 @@ def conclude(arms: Sequence[Arm], settings: ProbeSettings) -> dict[str, Any]:
     ends = [arm.step_flops * runs[0][-1].step for arm in arms for runs in arm.finite().values()]
     equal = float(min(ends)) if ends else None
     trained = {
-        arm.found.name: _compare(arm, (equal or 0.0) / arm.step_flops) for arm in arms if arm.runs
+        arm.entry.name: _compare(arm, (equal or 0.0) / arm.step_flops) for arm in arms if arm.runs
     }
     order = sorted(
-        (arm.found for arm in arms),
+        (arm.entry for arm in arms),
         key=lambda candidate: (results.OUTCOMES.index(candidate.outcome), candidate.loss or 0.0),
     )
     for number, candidate in enumerate(order, 1):
@@ -214,7 +214,7 @@ def _compare(arm: Arm, at: float) -> list[list[float]]:
     Returns:
         The losses at equal compute, [seeds][windows]; empty if it diverged.
     """
-    candidate, finite = arm.found, arm.finite()
+    candidate, finite = arm.entry, arm.finite()
     for (lr, seed), looks in arm.runs.items():
         means = [fmean(look.losses) if look.losses else None for look in looks]
         steps = [look.step for look in looks]

@@ -57,7 +57,9 @@ class LatentAttention(Operation):
         config |= heads.config()
         dense = target.complete(config)["first_k_dense_replace"]
         config["first_k_dense_replace"] = max(dense, sizes["layers"])
-        return Change([rewrite(source, target, config, heads.transform, apart="latents are new")])
+        return Change(
+            [rewrite(source, target, config, heads.transform, divergence="latents are new")]
+        )
 
 
 REPLACED = ("head_dim", "rope_theta", "rope_scaling", "rope_parameters")

@@ -60,7 +60,7 @@ class OutputGate(Operation):
                 return Computed((name,), f"{why}, rounded", partial(_subtract, offset))
             return Minus(name, why=why, offset=offset)
 
-        plan = rewrite(source, target, config, special, apart="the output gate is new")
+        plan = rewrite(source, target, config, special, divergence="the output gate is new")
         if rounds:
             lost = "one rounding of the weights of norms"
             return Change([plan], "bounded", lost, by_rounding=True)

@@ -86,7 +86,7 @@ def expand(
     }
     copies = {axis: int(expanded.counts.max(initial=0)) for axis, expanded in by_axis.items()}
     return Plan.checked(
-        source, family, config, grown, unused=unused, copies=copies, apart=diverging, lost=lost
+        source, family, config, grown, unused=unused, copies=copies, divergence=diverging, lost=lost
     )
 
 
@@ -98,7 +98,7 @@ class _Growth:
         family: the model's family.
         old: size of every axis in the source.
         new: size of every axis in the target.
-        made: the expansion of every axis that grows.
+        expansions: the expansion of every axis that grows.
         shares: see ``expand``.
         rounding: see ``expand``.
         resets: see ``expand``.
@@ -108,7 +108,7 @@ class _Growth:
     family: Family
     old: Mapping[str, int]
     new: Mapping[str, int]
-    made: Mapping[str, Expansion]
+    expansions: Mapping[str, Expansion]
     shares: Shares
     rounding: bool
     resets: bool
@@ -122,7 +122,7 @@ class _Growth:
         before = {(e.tensor.name, e.layer, e.number): e.name for e in self.family.members(source)}
         for member in self.family.members(target):
             _, tensor, layer, number = member
-            grown = self.made.get(tensor.counts or "")
+            grown = self.expansions.get(tensor.counts or "")
             if grown:
                 number = int(grown.source[number])
             yield member, before[tensor.name, layer, number]
@@ -184,14 +184,14 @@ class _Growth:
         tensor, pattern = member.tensor, member.pattern
         factor, rounds = self._factor(tensor)
         if not rounds and all(
-            dimension.axes.isdisjoint(self.made) for dimension in pattern.dimensions
+            dimension.axes.isdisjoint(self.expansions) for dimension in pattern.dimensions
         ):
             return Kept(of, factor)
         why = ", ".join(
-            f"{verb} {axis} "
-            + (f"×{n}" if (n := self.made[axis].copies) else f"{self.old[axis]} → {self.new[axis]}")
+            f"{verb} {axis} " + (f"×{n}" if n else f"{self.old[axis]} → {self.new[axis]}")
             for role, verb in ((Role.WRITTEN, "repeat"), (Role.READ, "split"))
-            for axis in sorted(pattern.axes(role) & self.made.keys())
+            for axis in sorted(pattern.axes(role) & self.expansions.keys())
+            for n in [self.expansions[axis].copies]
         )
         # If the class adds an offset to the tensor, its parts would be parts of another number, so
         # whole copies are read instead, as many as the factor.
@@ -219,13 +219,13 @@ class _Growth:
         factor = math.sqrt(self._mean(tensor.norm)) if tensor.norm else 1.0
         if tensor.scale:
             factor *= tensor.scale(self.old) / tensor.scale(self.new)
-        read = Pattern.parse(tensor.pattern).axes(Role.READ) & self.made.keys()
-        copies = math.prod(int(self.made[axis].counts.min()) for axis in read)
+        read = Pattern.parse(tensor.pattern).axes(Role.READ) & self.expansions.keys()
+        copies = math.prod(int(self.expansions[axis].counts.min()) for axis in read)
         by_two = math.frexp(factor)[0] == 0.5
         fits = not tensor.offset or 1 <= factor <= copies
         if self.rounding or (by_two and fits):
             return factor, not (by_two and fits)
-        grows = " and ".join(sorted(axis for axis in self.made if axis in tensor.pattern))
+        grows = " and ".join(sorted(axis for axis in self.expansions if axis in tensor.pattern))
         adds = f", to which its class adds {tensor.offset:g}," if by_two else ""
         how = "whole copies" if by_two else "powers of four"
         if not by_two and not tensor.scale:
@@ -240,7 +240,7 @@ class _Growth:
 
     def _mean(self, norm: Norm) -> float:
         """The ratio of a norm's mean square in the target to that in the source."""
-        grown = self.made.get(norm.over)
+        grown = self.expansions.get(norm.over)
         if grown is None or grown.copies:
             return 1.0
         if grown.counts.min() != grown.counts.max():
@@ -264,7 +264,7 @@ class _Growth:
                 self.known[key] = expansion.index_map(
                     dimension,
                     self.old,
-                    self.made,
+                    self.expansions,
                     (order(self.old), order(self.new)) if order else None,
                     weighs=weighs,
                 )
@@ -321,13 +321,15 @@ def place_copies(
     return {axis: placed[axis] for axis in new}
 
 
-def check_groups(family: Family, old: Mapping[str, int], made: Mapping[str, Expansion]) -> str:
+def check_groups(
+    family: Family, old: Mapping[str, int], expansions: Mapping[str, Expansion]
+) -> str:
     """Check that copies of members are served by copies of their own servers.
 
     Args:
         family: the model's family.
         old: size of every axis in the source.
-        made: the expansion of every axis that grows.
+        expansions: the expansion of every axis that grows.
 
     Returns:
         Why copies of servers train separately: they serve different members; empty if they do not.
@@ -336,10 +338,10 @@ def check_groups(family: Family, old: Mapping[str, int], made: Mapping[str, Expa
         InputError: copies of members would be served by copies of other servers.
     """
     for axis, serving in _pairs(family, old):
-        if not made.keys() & {axis, serving}:
+        if not expansions.keys() & {axis, serving}:
             continue
         members, groups = (
-            made.get(name) or expansion.in_blocks(old[name], 1) for name in (axis, serving)
+            expansions.get(name) or expansion.in_blocks(old[name], 1) for name in (axis, serving)
         )
         _check_multiple(axis, len(members.source), serving, groups)
         by_copy = members.source.reshape(len(groups.source), -1)
@@ -349,7 +351,7 @@ def check_groups(family: Family, old: Mapping[str, int], made: Mapping[str, Expa
                 f"copies of {axis} are not next to the copies of {serving} that serve them; grow "
                 f"{axis} and {serving} by whole factors"
             )
-        if serving in made:
+        if serving in expansions:
             by_copy = np.sort(by_copy, axis=1)
             first = np.zeros((groups.size, by_copy.shape[1]), np.int64)
             first[groups.source] = by_copy  # of any copy

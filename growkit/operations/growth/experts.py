@@ -118,7 +118,7 @@ class MoreExperts(Operation):
             },
             unused=unused,
             copies={EXPERTS: max(order.count(0) for order in orders.values())},
-            apart="" if copying.together else "copies of an expert train on different tokens",
+            divergence="" if copying.together else "copies of an expert train on different tokens",
         )
         settings: dict[str, Value | None] = {"symmetry": options["symmetry"]}
         settings |= {"snr_db": copying.shares.snr_db, USE.name: None}

@@ -223,7 +223,7 @@ class _Upcycling:
                 for name, transform in rules.items()
                 if same and isinstance(transform, Computed)
             ],
-            apart="experts train on the tokens that a new router sends to them",
+            divergence="experts train on the tokens that a new router sends to them",
         )
 
     def _transform(self, place: Member, shape: tuple[int, ...]) -> Transform:

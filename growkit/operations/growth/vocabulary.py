@@ -110,20 +110,20 @@ class MoreRows(Mapped):
 
     Attributes:
         mean: whether new rows are the mean.
-        found: the mean of each source, computed from the whole tensor when it is first needed.
+        means: the mean of each source, computed from the whole tensor when it is first needed.
     """
 
     mean: bool = False
-    found: dict[str, Tensor] = field(default_factory=dict)
+    means: dict[str, Tensor] = field(default_factory=dict)
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
         block = super().part(source, where)
         rows, *others = where
         if self.mean and rows.stop > self._old:
-            if self.source not in self.found:
-                self.found[self.source] = _mean(partial(source.read, self.source), self._old)
-            block[max(self._old - rows.start, 0) :] = self.found[self.source][tuple(others)]
+            if self.source not in self.means:
+                self.means[self.source] = _mean(partial(source.read, self.source), self._old)
+            block[max(self._old - rows.start, 0) :] = self.means[self.source][tuple(others)]
         return block
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:

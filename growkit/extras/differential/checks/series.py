@@ -71,10 +71,10 @@ def check_series(pair: Pair, function: Function) -> SeriesSection | None:
 CHECK = Check(check_series)
 
 
-def _finding(found: Errors, tokens: int, dtype: str) -> Finding:
-    worst = max(found, key=lambda name: found[name][0])
-    error, rounding, _ = found[worst]
-    beyond = [name for name, (*_, share) in found.items() if not share <= 1]
+def _finding(errors: Errors, tokens: int, dtype: str) -> Finding:
+    worst = max(errors, key=lambda name: errors[name][0])
+    error, rounding, _ = errors[worst]
+    beyond = [name for name, (*_, share) in errors.items() if not share <= 1]
     rounded = f"rounding to {dtype} by {rounding:.1e}" if rounding else "computed in float32"
     sentence = (
         f"on {tokens} tokens the series of the integral is off by at most {error:.1e} of a row "
@@ -86,7 +86,7 @@ def _finding(found: Errors, tokens: int, dtype: str) -> Finding:
         worst = beyond[0]
         sentence += f", and in {worst} by more than the squares of its means allow"
     else:
-        largest = max(share for *_, share in found.values())
+        largest = max(share for *_, share in errors.values())
         sentence += (
             f"; no row is off by more than {largest:.0%} of the bound from its squared means"
         )
@@ -103,7 +103,7 @@ def _finding(found: Errors, tokens: int, dtype: str) -> Finding:
 
 
 def _compare(
-    found: Errors,
+    errors: Errors,
     name: str,
     dtype: torch.dtype,
     module: Any,
@@ -121,7 +121,7 @@ def _compare(
     )
     projected, _, _ = module.project(*args, **kwargs)
     share = share_of_bound(projected, module.scaling) if error else 0.0  # else it was exact
-    found[name] = error, rounding, share
+    errors[name] = error, rounding, share
 
 
 def share_of_bound(projected: Projected, scaling: float) -> float:
