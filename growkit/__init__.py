@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     )
     from growkit.extras.engines.verifying import verify_logits
     from growkit.extras.inference.inferring import infer
+    from growkit.extras.inference.results.inference_result import Inference
     from growkit.extras.probing.probe import probe
     from growkit.extras.probing.probe_settings import ProbeSettings
+    from growkit.extras.probing.results.probe_result import ProbeResult
     from growkit.pipeline.inspection import inspect, plan
     from growkit.pipeline.running import convert, grow, run
     from growkit.pipeline.verifying import verify
@@ -40,8 +42,7 @@ if TYPE_CHECKING:
     from growkit.report.saving import save_report
     from growkit.report.terminal import Bars, show
     from growkit.results.engine_result import EngineResult
-    from growkit.results.growth_result import CheckResult, GrowResult, Inference, Inspection
-    from growkit.results.probe_result import ProbeResult
+    from growkit.results.growth_result import CheckResult, GrowResult, Inspection
     from growkit.results.proof_result import VerifyResult
 
 _HOMES = {
@@ -53,8 +54,10 @@ _HOMES = {
     "extras.differential.modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",
     "extras.engines.verifying": "verify_logits",
     "extras.inference.inferring": "infer",
+    "extras.inference.results.inference_result": "Inference",
     "extras.probing.probe": "probe",
     "extras.probing.probe_settings": "ProbeSettings",
+    "extras.probing.results.probe_result": "ProbeResult",
     "pipeline.inspection": "inspect plan",
     "pipeline.running": "convert grow run",
     "pipeline.verifying": "verify",
@@ -64,8 +67,7 @@ _HOMES = {
     "report.saving": "save_report",
     "report.terminal": "Bars show",
     "results.engine_result": "EngineResult",
-    "results.growth_result": "CheckResult GrowResult Inference Inspection",
-    "results.probe_result": "ProbeResult",
+    "results.growth_result": "CheckResult GrowResult Inspection",
     "results.proof_result": "VerifyResult",
 }
 """Public names by module."""

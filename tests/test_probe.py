@@ -33,13 +33,13 @@ from growkit.extras.probing.arms import Bench, Data, make_data
 from growkit.extras.probing.harness import Look, batch_of, flops_of
 from growkit.extras.probing.lines import JOURNAL, Work
 from growkit.extras.probing.probe_settings import ProbeSettings, candidates_of, fitting
+from growkit.extras.probing.results.probe_result import probe_next, probe_sentence
+from growkit.extras.probing.views.probe_page import probe_view
 from growkit.planning.recipe import shipped_recipe
 from growkit.report import saving
-from growkit.report.probe_page import probe_view
 from growkit.report.saving import page as page_of
 from growkit.report.terminal import parts_of
 from growkit.report.view import Grid
-from growkit.results.probe_result import probe_next, probe_sentence
 from growkit.results.schema import json_schema
 from growkit.sources import find
 from tests.conftest import cli, flip_bit, listed, save_model, with_tokenizer

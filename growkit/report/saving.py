@@ -29,12 +29,10 @@ from growkit.families.description import EAGER_EXPERTS
 from growkit.report import proof_page as proofs
 from growkit.report.drawing import escape, style_rules
 from growkit.report.engine_page import engine_view
-from growkit.report.probe_page import probe_view
-from growkit.report.view import Found, ResultView, figure
-from growkit.results.engine_result import EngineResult
+from growkit.report.view import Found, ResultView, extra_views, figure
+from growkit.results import Result
 from growkit.results.growth_result import GrowResult
-from growkit.results.probe_result import ProbeResult
-from growkit.results.proof_result import VerifyResult, findings_of, notes_of
+from growkit.results.proof_result import findings_of, notes_of
 
 REPORTS = {
     ".html": re.compile('<!DOCTYPE html>\\n<html lang="en">.* – growkit</title>', re.DOTALL),
@@ -135,8 +133,8 @@ def write_report(
 
 
 def _view(result: Mapping[str, Any], outputs: Sequence[Path]) -> ResultView:
-    if "equal_compute" in result:
-        return probe_view(result)
+    if of_extra := extra_views().get(type(result).__name__):
+        return of_extra(result)
     if "promise" not in result:
         return engine_view(result)
     opened = Folder(outputs[0]) if outputs[0].is_dir() else None
@@ -144,9 +142,7 @@ def _view(result: Mapping[str, Any], outputs: Sequence[Path]) -> ResultView:
     return proofs.proof_view(result, manifest)
 
 
-def save_report(
-    result: GrowResult | VerifyResult | EngineResult | ProbeResult, file: str | Path
-) -> None:
+def save_report(result: Result, file: str | Path) -> None:
     """Write the report of a growth, a proof or a probe, as ``--report`` does.
 
     Args:

@@ -16,9 +16,18 @@ from growkit.base.errors import plain, shortened
 from growkit.base.progress import Advance
 from growkit.base.units import duration, size
 from growkit.report.engine_page import engine_view
-from growkit.report.probe_page import probe_view
 from growkit.report.proof_page import proof_view
-from growkit.report.view import Cell, Found, Grid, Paragraph, Part, figure, listing, recorded
+from growkit.report.view import (
+    Cell,
+    Found,
+    Grid,
+    Paragraph,
+    Part,
+    extra_views,
+    figure,
+    listing,
+    recorded,
+)
 from growkit.results import Result
 from growkit.results.growth_result import Difference
 from growkit.results.proof_result import next_step
@@ -285,7 +294,6 @@ def story_parts(result: Found) -> Iterator[Part]:
 SHOWN: dict[str, Callable[[Any], Iterable[Part]]] = {
     "VerifyResult": lambda result: proof_view(result).brief(),
     "EngineResult": lambda result: engine_view(result).brief(),
-    "ProbeResult": lambda result: probe_view(result).brief(),
     "GrowResult": growth_parts,
     "LargePlan": plan_parts,
     "Inspection": inspection_parts,
@@ -308,7 +316,8 @@ class PlainConsole(Console):
 
 def parts_of(result: Any) -> Iterable[Part]:
     """Choose the parts of a result to show."""
-    return SHOWN[type(result).__name__](result)
+    name = type(result).__name__
+    return SHOWN[name](result) if name in SHOWN else extra_views()[name](result).brief()
 
 
 def show_parts(console: Console, parts: Iterable[Part]) -> None:

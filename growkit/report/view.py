@@ -1,14 +1,16 @@
 """The view of a result: a small tree of plain data, rendered by terminal, page and card.
 
-``proof``, ``probe`` and ``operation`` make it, once, from a result.
+It is made once from a result. A file in the folder ``views`` of an extra makes it of the extra's
+results.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from growkit.base.errors import shortened
+from growkit.base.lazy import registered
 from growkit.base.units import duration, size
 
 Found = Mapping[str, Any]
@@ -197,3 +199,9 @@ class ResultView:
                 yield from section.parts
         for warning in self.warnings:
             yield Paragraph(f"warning: {warning}", "warn")
+
+
+def extra_views() -> dict[str, Callable[[Found], ResultView]]:
+    """The functions that make views of extras' results, by the name of the result's class."""
+    by_module: dict[str, dict[str, Callable[[Found], ResultView]]] = registered("views", "VIEWS")
+    return {name: view for views in by_module.values() for name, view in views.items()}

@@ -1,8 +1,5 @@
 """Results of operations, inspections and checks, in Python and as ``--json``."""
 
-from typing import Any
-
-from growkit.base.limits import within
 from growkit.results import Result
 from growkit.results.proof_result import VerifyResult
 
@@ -280,10 +277,6 @@ class Story(Result):
     kept_in: str | None
 
 
-EXACT = 1e-10
-"""Largest relative error of equal logits: far above float64 rounding, far below any fault."""
-
-
 class Attention(Result):
     """The differential attention of a model, independent of its layout.
 
@@ -397,71 +390,6 @@ class Abilities(Result):
     model_types: list[str]
     grow: list[Answer]
     convert: list[Answer]
-
-
-class Trial(Result):
-    """A trial growth of a small random model of a class.
-
-    Attributes:
-        axis: the grown axis.
-        options: options of the growth.
-        error: largest logit difference in strict float64, relative to the logit scale; null if no
-            such model can be made.
-        why: the reason why there is no such model; null if there is one.
-    """
-
-    axis: str
-    options: dict[str, str]
-    error: float | None
-    why: str | None
-
-    @property
-    def exact(self) -> bool:
-        """Whether the grown model computes the same function."""
-        return within(self["error"], EXACT)
-
-    @property
-    def wrong(self) -> bool:
-        """Whether the grown model computes another function."""
-        return self["error"] is not None and not self.exact
-
-
-class Evidence(Result):
-    """The evidence for a tensor's pattern.
-
-    Attributes:
-        tensor: name of the tensor.
-        pattern: the axes that it reads and writes.
-        by_number: candidates for each dimension, from its length in the checkpoint alone.
-        others: other patterns that the class allows.
-    """
-
-    tensor: str
-    pattern: str
-    by_number: list[list[str]]
-    others: list[str]
-
-
-class Inference(Result):
-    """A family that was inferred, as ``growkit inspect --infer --json`` prints it.
-
-    Attributes:
-        model_class: name of the transformers class.
-        family: the description, as ``growkit.grow`` takes it.
-        tensors: the evidence for every pattern.
-        trials: trial growths of small random models with this description.
-        tried: number of descriptions that were tried.
-        sure: whether every trial growth computes the same function.
-        yaml: the description as a file, with the evidence in comments.
-    """
-
-    model_class: str
-    family: dict[str, Any]
-    tensors: list[Evidence]
-    trials: list[Trial]
-    tried: int
-    sure: bool
-    yaml: str
 
 
 class Difference(Result):

@@ -39,6 +39,7 @@ from growkit.engine.user_family import described_family
 from growkit.extras.inference.classes import ModelClass
 from growkit.extras.inference.faults import layer_at_fault
 from growkit.extras.inference.proposing import Proposal, choices, number
+from growkit.extras.inference.results.inference_result import Evidence, Inference, Trial
 from growkit.extras.inference.tracing import see
 from growkit.families.axes import Pattern
 from growkit.families.described import each_entry
@@ -48,7 +49,6 @@ from growkit.families.model import Model
 from growkit.planning.plan import Planned, unused_tensors
 from growkit.planning.recipe import DEFAULT_METHOD, GrowStep
 from growkit.results import versions
-from growkit.results.growth_result import Evidence, Inference, Trial
 from growkit.sources import find, inside
 
 GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {

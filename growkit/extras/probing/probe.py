@@ -25,9 +25,9 @@ from growkit.checkpoint.writing import sha256
 from growkit.engine.prompts import check_tokenizer, read_text
 from growkit.extras.probing.lines import hash_of, workplace
 from growkit.extras.probing.probe_settings import Candidate, ProbeSettings, candidates_of, fitting
+from growkit.extras.probing.results.probe_result import ProbeResult
 from growkit.planning.recipe import Recipe
 from growkit.results import versions
-from growkit.results.probe_result import ProbeResult
 from growkit.sources import Source, find
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ from growkit.base.names import name_of
 from growkit.checkpoint.reading import Checkpoint
 from growkit.extras.probing.harness import Look
 from growkit.extras.probing.probe_settings import Candidate, ProbeSettings
+from growkit.extras.probing.results import probe_result as results
 from growkit.planning.recipe import with_paths
-from growkit.results import probe_result as results
 from growkit.results.proof_result import counted
 
 FEW = 30

@@ -160,6 +160,9 @@ class ProbeResult(Result):
     versions: dict[str, str]
 
 
+PRINTED = ProbeResult
+
+
 def difference_between(result: Mapping[str, Any], one: str, other: str) -> ProbeDifference | None:
     """The difference of two models, in either order; None if they were not compared."""
     return next((pair for pair in result["differences"] if _names(pair) == {one, other}), None)

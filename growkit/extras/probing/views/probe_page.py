@@ -6,6 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.units import size
+from growkit.extras.probing.results.probe_result import (
+    difference_between,
+    is_ahead,
+    nats,
+    probe_next,
+    standing,
+)
 from growkit.report.drawing import MAX_LINES, Curve, Interval, Titles, curves, intervals
 from growkit.report.view import (
     Cell,
@@ -18,7 +25,6 @@ from growkit.report.view import (
     figure,
     recorded,
 )
-from growkit.results.probe_result import difference_between, is_ahead, nats, probe_next, standing
 
 WORDS = {"diverged": "not finite", "broken": "broken, not trained", "refused": "refused"}
 SETTINGS = (
@@ -56,6 +62,9 @@ def probe_view(result: Found) -> ResultView:
             _measurement(result),
         ],
     )
+
+
+VIEWS = {"ProbeResult": probe_view}
 
 
 def _ranked(result: Found) -> list[Found]:

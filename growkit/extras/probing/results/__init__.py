@@ -1,0 +1,1 @@
+"""Results of probes, and the sentences on them."""
