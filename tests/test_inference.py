@@ -112,7 +112,7 @@ def test_a_fault_of_the_place_is_no_property_of_a_class(
 
 
 def test_recipes_name_a_file(arcee: Path, found: growkit.Inference, tmp_path: Path) -> None:
-    assert wrong(as_json(found), json_schema()["anyOf"][7]) == []
+    assert wrong(as_json(found), json_schema()["anyOf"][8]) == []
     (tmp_path / "mine.yaml").write_text(found["yaml"])
     recipe = {
         "source": str(arcee),
