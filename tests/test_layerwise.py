@@ -95,6 +95,20 @@ def test_left_padding(folder: Path) -> None:
     assert close(found[4:], plain)
 
 
+def test_calls_of_one_length_have_the_frequencies_of_their_own_positions(tmp_path: Path) -> None:
+    """LongRoPE takes other factors from a position on, which a batch would share."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 12}
+    rope |= {"short_factor": [1.0, 1.5], "long_factor": [2.0, 5.0]}
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "head_dim": 4, "rope_parameters": rope}
+    folder = save_model(tmp_path / "model", "llama", num_key_value_heads=2, **sizes)
+    places = [torch.arange(start, start + 8)[None] for start in (0, 9)]
+    calls = [Call(ids(8), {"position_ids": place}) for place in places]
+    with strict_float64(), torch.no_grad():
+        model = load_model(folder, torch.float64, CPU, "eager")
+        for call, logits in zip(calls, run(opened(folder), calls), strict=True):
+            assert close(logits, model(call.ids[None], **call.inputs).logits[0])
+
+
 def gradients(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     model, given, extras = opened(folder), Spool(), []

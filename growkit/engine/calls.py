@@ -25,6 +25,9 @@ from growkit.checkpoint.scratch import Scratch, using
 TOGETHER = 512
 """Limit for the tokens of a batch: memory holds everything that a layer computes for them."""
 
+POSITIONS = "position_ids"
+"""Keyword argument for positions."""
+
 HIDDEN = "hidden_states"
 """Keyword argument for the hidden states, in classes that pass them to a layer by name."""
 
@@ -191,14 +194,19 @@ class RecordedCall(NamedTuple):
 
 
 def batches(calls: Sequence[Call]) -> Iterator[tuple[int, Sequence[Call]]]:
-    """Group consecutive calls whose inputs have the same shape, with the index of the first."""
+    """Group consecutive calls whose inputs have the same shape, with the index of the first.
 
-    def shapes(call: Call) -> Any:
+    The largest position of a batch decides on its rotary frequencies in some classes (LongRoPE), so
+    the calls of a batch have the same.
+    """
+
+    def alike_in(call: Call) -> Any:
         inputs = sorted((key, tuple(tensor.shape)) for key, tensor in call.inputs.items())
-        return call.cached or call.kernel or bool(call.settings), len(call.ids), inputs
+        last = int(call.inputs[POSITIONS].max()) if POSITIONS in call.inputs else None
+        return call.cached or call.kernel or bool(call.settings), len(call.ids), inputs, last
 
     first = 0
-    for (separate, tokens, _), run in groupby(calls, shapes):
+    for (separate, tokens, *_), run in groupby(calls, alike_in):
         alike = list(run)
         limit = 1 if separate else max(1, TOGETHER // tokens)
         for start in range(0, len(alike), limit):
