@@ -3,15 +3,19 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import growkit
+from growkit.base.errors import InputError
+from growkit.checkpoint.format import formats
 from growkit.proof.diagnosis import Diagnosis, explain_weights
 from growkit.sources import find
-from tests.conftest import edit_weights, save_model
+from tests.conftest import edit_config, edit_weights, save_model
+from tests.converted import LLAMA3
 
 State = dict[str, torch.Tensor]
 HEADS, GROUPS, WIDTH = 4, 2, 4
@@ -48,15 +52,32 @@ def halves(rows: torch.Tensor) -> torch.Tensor:
 
 def cut_by_groups(state: State) -> None:
     """A fused matrix in the order of groups is cut as if all queries came first."""
-    q, k, v = names = of_layers(
-        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", layers=(1,)
-    )
-    parts = [state[name].chunk(GROUPS) for name in names]
+    parts = [state[name].chunk(GROUPS) for name in QKV]
     fused = torch.cat([part for group in zip(*parts, strict=True) for part in group])
-    sizes = [len(state[name]) for name in names]
-    state |= {n: t.clone() for n, t in zip((q, k, v), fused.split(sizes), strict=True)}
+    sizes = [len(state[name]) for name in QKV]
+    state |= {n: t.clone() for n, t in zip(QKV, fused.split(sizes), strict=True)}
 
 
+def cut_as_groups(state: State) -> None:
+    """A fused matrix with all queries first is cut as if it were in the order of groups."""
+    fused = torch.cat([state[name] for name in QKV])
+    groups = [
+        group.split([len(group) // 2, len(group) // 4, len(group) // 4])
+        for group in fused.chunk(GROUPS)
+    ]
+    state |= {n: torch.cat(t) for n, t in zip(QKV, zip(*groups, strict=True), strict=True)}
+
+
+def moved_on(*names: str) -> Callable[[State], None]:
+    """The tensors of each layer, or expert, are those of the next; the last has the first's."""
+
+    def change(state: State) -> None:
+        state |= dict(zip(names, [state[n].clone() for n in (*names[1:], names[0])], strict=True))
+
+    return change
+
+
+QKV = of_layers("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", layers=(1,))
 QK = of_layers("self_attn.q_proj", "self_attn.k_proj")
 OUTPUT = of_layers("self_attn.o_proj", layers=(1,))
 NORMS = of_layers("input_layernorm", layers=(0,))
@@ -83,7 +104,9 @@ MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
         edited(lambda t: t.T, *OUTPUT),
         "o_proj.weight of layer 1 is transposed",
     ),
-    "norms": ("gemma3_text", edited(lambda t: t + 1, *NORMS), "of layer 0 has 1 added"),
+    "norms + 1": ("gemma3_text", edited(lambda t: t + 1, *NORMS), "of layer 0 has 1 added"),
+    "norms - 1": ("llama", edited(lambda t: t - 1, *NORMS), "of layer 0 has 1 subtracted"),
+    "sign": ("llama", edited(torch.neg, *OUTPUT), "o_proj.weight of layer 1 has the other sign"),
     "tied head": (
         "llama",
         lambda state: state.update({"lm_head.weight": state["model.embed_tokens.weight"].clone()}),
@@ -94,16 +117,27 @@ MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
         edited(lambda t: t.half().float(), *OUTPUT),
         "o_proj.weight of layer 1 is rounded to float16",
     ),
+    "rounded to bfloat16": (
+        "llama",
+        edited(lambda t: t.bfloat16().float(), *OUTPUT),
+        "o_proj.weight of layer 1 is rounded to bfloat16",
+    ),
     "rounded twice": (
         "llama",
         edited(lambda t: t.bfloat16().half().float(), *OUTPUT),
         "o_proj.weight of layer 1 is rounded to bfloat16",
     ),
     "groups": ("llama", cut_by_groups, "is cut from queries, keys and values in the order of"),
-    "zero": (
+    "no groups": ("llama", cut_as_groups, "is cut as if queries, keys and values were in the"),
+    "lost bias": (
         "qwen2",
         lambda state: state["model.layers.0.self_attn.v_proj.bias"].zero_(),
         "self_attn.v_proj.bias of layer 0 is zero",
+    ),
+    "experts moved on": (
+        "mixtral",
+        moved_on(*of_layers(*(f"block_sparse_moe.experts.{n}.w1" for n in range(8)), layers=(0,))),
+        "w1.weight of layer 0 holds another expert of the source",
     ),
     "experts": (
         "mixtral",
@@ -120,25 +154,96 @@ def diagnosis_of(source: Path, target: Path) -> Diagnosis | None:
     return explain_weights(before, after)
 
 
-@pytest.mark.sampled(5)
+NAMES = ("transformers", *(getattr(one, "name", "") for one in formats()))
+FORMS = [*dict.fromkeys(filter(None, NAMES))]
+"""Formats that growkit writes."""
+
+
+SIZES = {
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": GROUPS,
+    "hidden_size": HEADS * WIDTH,
+}
+OWN: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": LLAMA3, "head_dim": WIDTH},
+    "gemma2": {"query_pre_attn_scalar": WIDTH, "sliding_window": 4, "head_dim": WIDTH},
+    "gemma3_text": {"query_pre_attn_scalar": WIDTH, "sliding_window": 4, "head_dim": WIDTH},
+    "granite": {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "logits_scaling": 4.0},
+    "mixtral": {"sliding_window": None},
+}
+"""Keys of the config, by type."""
+
+
+def source_of(folder: Path, kind: str, seed: int) -> Path:
+    """A tiny model; GGUF adds 1 to a Gemma's norms, which has to be exact."""
+    save_model(folder, kind, seed, **SIZES | OWN.get(kind, {}))
+    with edit_weights(folder) as state:
+        for name in state if "gemma" in kind else ():
+            state[name] = state[name].bfloat16().float()
+    return folder
+
+
+def in_form(folder: Path, form: str) -> Path:
+    """A folder in a format; one that cannot hold the model is skipped."""
+    if form != "transformers":
+        try:
+            growkit.convert(folder, folder.with_suffix(".out"), to=form, verify=False)
+        except InputError as error:
+            pytest.skip(str(error))
+        return folder.with_suffix(".out")
+    return folder
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named(tmp_path: Path, mistake: str) -> None:
+def test_a_mistake_is_named(tmp_path: Path, mistake: str, form: str, seed: int) -> None:
     kind, change, told = MISTAKES[mistake]
-    seed = len(mistake)
-    sizes = {
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": GROUPS,
-        "hidden_size": HEADS * WIDTH,
-    }
-    source = save_model(tmp_path / "source", kind, seed, **sizes)
+    source = source_of(tmp_path / "source", kind, seed)
     target = shutil.copytree(source, tmp_path / "target")
-    assert diagnosis_of(source, target) is None
+    assert diagnosis_of(source, in_form(target, form)) is None
+    target = shutil.copytree(source, tmp_path / "wrong")
     with edit_weights(target) as state:
         change(state)
-    section = diagnosis_of(source, target)
+    section = diagnosis_of(source, in_form(target, form))
     assert section
     assert told in section.findings[0].sentence
     assert not section.unexplained
+
+
+SETTINGS: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"rope_parameters": {**LLAMA3, "rope_theta": 1e4}}, "rope_parameters"),
+    ("llama", {"rope_parameters": {**LLAMA3, "rope_type": "default"}}, "rope_parameters"),
+    ("llama", {"rms_norm_eps": 1e-3}, "rms_norm_eps"),
+    (
+        "llama",
+        {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
+        "head_dim",
+    ),
+    ("gemma2", {"final_logit_softcapping": None}, "final_logit_softcapping"),
+    ("gemma2", {"attn_logit_softcapping": 3.0}, "attn_logit_softcapping"),
+    ("gemma3_text", {"sliding_window": 5}, "sliding_window"),
+    ("mixtral", {"num_experts_per_tok": 1}, "num_experts_per_tok"),
+    ("granite", {"embedding_multiplier": 1.0}, "embedding_multiplier"),
+    ("granite", {"residual_multiplier": 1.0}, "residual_multiplier"),
+    ("granite", {"logits_scaling": 1.0}, "logits_scaling"),
+]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", range(len(SETTINGS)))
+def test_a_wrong_setting_is_named(tmp_path: Path, case: int, form: str, seed: int) -> None:
+    kind, changes, key = SETTINGS[case]
+    source = source_of(tmp_path / "source", kind, seed)
+    target = shutil.copytree(source, tmp_path / "wrong")
+    edit_config(target, **changes)
+    result = growkit.verify(source, in_form(target, form), prompts=1, length=12)
+    assert not result["kept"]
+    assert key in result["reason"]
+    assert "no known mistake" not in result["reason"]  # the weights are right
 
 
 def test_a_verdict_says_what_the_mistake_was(tmp_path: Path) -> None:

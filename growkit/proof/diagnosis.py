@@ -61,7 +61,8 @@ def diagnose(pair: Pair, function: Function) -> Section | None:
     foreign = not pair.after.format.read_by_transformers
     if not pair.origin.unknown or (function.kept and not foreign):
         return None
-    return explain_weights(pair.before, pair.after)
+    section = explain_weights(pair.before, pair.after)
+    return section or (None if function.kept else explain_sizes(pair.before, pair.after))
 
 
 CHECK = Check(diagnose)
@@ -96,6 +97,29 @@ def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
         name="diagnosis", kept=None, sentence="; ".join(clauses), place=wrong[0], in_reason=True
     )
     return Diagnosis(findings=[finding], notes=[], explanations=sentences, unexplained=unexplained)
+
+
+def explain_sizes(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
+    """Explain equal weights with other sizes in the config, such as heads of another width.
+
+    None if the weights differ, or if the sizes are the same.
+    """
+    if not _sizes(before) or not _sizes(after):
+        return None
+    was, now = (model.family.complete(model.config) for model in (before, after))
+    changed = sorted(key for key in before.family.size_keys if was.get(key) != now.get(key))
+    (one, other), equal = _alike(before, after), False
+    if changed and one.tensors.keys() == other.tensors.keys():
+        with stored_dtypes():
+            equal = all(_same(one, other, name) for name in one.tensors)
+    if not equal:
+        return None
+    keys = ", ".join(f"{key} {now.get(key)} in place of {was.get(key)}" for key in changed)
+    sentence = f"all weights agree, but the config has {keys}"
+    finding = Finding(
+        name="diagnosis", kept=None, sentence=sentence, place=changed[0], in_reason=True
+    )
+    return Diagnosis(findings=[finding], notes=[], explanations=[sentence], unexplained=[])
 
 
 def _alike(before: Model, after: Model) -> tuple[Model, Model]:
