@@ -154,7 +154,7 @@ def diagnosis_of(source: Path, target: Path) -> Diagnosis | None:
     return explain_weights(before, after)
 
 
-NAMES = ("transformers", *(getattr(one, "name", "") for one in formats()))
+NAMES = ("transformers", *(one.name for one in formats()))
 FORMS = [*dict.fromkeys(filter(None, NAMES))]
 """Formats that growkit writes."""
 
