@@ -282,6 +282,20 @@ def test_one_of_several_files_has_to_be_chosen(tmp_path: Path) -> None:
     )
 
 
+def test_of_two_formats_one_has_to_be_chosen(tmp_path: Path) -> None:
+    folder = shutil.copytree(FILES / "llama.litgpt", tmp_path / "model")
+    shutil.copy(FILES / "llama.gguf", folder)
+    with pytest.raises(InputError, match=r"lit_model.pth \(litgpt\)"):
+        growkit.inspect(folder)
+
+
+def test_a_quantised_model_of_mlx_is_refused_with_its_remedy(tmp_path: Path) -> None:
+    folder = shutil.copytree(FILES / "llama.mlx", tmp_path / "model")
+    edit_config(folder, quantization={"group_size": 64, "bits": 4})
+    with pytest.raises(InputError, match="blocks growkit does not read"):
+        growkit.inspect(folder)
+
+
 META = {
     "model.embed_tokens": "tok_embeddings",
     "model.norm": "norm",
@@ -346,6 +360,13 @@ def test_files_of_metas_ranks_are_put_together(tmp_path: Path, by_columns: bool)
     for name in ("config.json", "generation_config.json"):
         shutil.copy(source / name, titan)
     assert growkit.verify(source, titan, QUICK)["verdict"] == "preserved"
+    for to in ("meta", "torchtitan"):
+        growkit.convert(source, tmp_path / to / "written", to, verify=False)
+    written = {name: torch.zeros_like(tensor) for name, tensor in full_state.items()}
+    dcp.load(written, checkpoint_id=tmp_path / "torchtitan" / "written", no_dist=True)
+    for state in (written, torch.load(tmp_path / "meta" / "written" / "consolidated.00.pth")):
+        assert state.keys() == full_state.keys()
+        assert all(state[name].equal(full_state[name]) for name in state)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

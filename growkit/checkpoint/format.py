@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from growkit.base.errors import InputError
@@ -50,7 +51,7 @@ class Format:
         name: name on the command line, as a conversion's target; empty if it is not written.
         models: types of models that are written; empty for any.
         self_contained: whether config and tokenizer are in the files, not next to them.
-        rank: formats of a lower rank are tried first.
+        rank: formats of a lower rank are tried first; files of two of the same rank are refused.
         read_by_transformers: whether ``from_pretrained`` reads these files by itself.
         complete: whether the config has every setting that the class has by no default.
     """
@@ -59,7 +60,7 @@ class Format:
     name: str = ""
     models: Collection[str] = ()
     self_contained: bool = False
-    rank: int = 1
+    rank: int = 2
     read_by_transformers: bool = False
     complete: bool = True
 
@@ -173,11 +174,18 @@ def find_format(folder: Folder) -> tuple[Format, Mapping[str, Sequence[str]]]:
     """Find the format of a folder, and its files with weights; see ``Format.files``.
 
     Raises:
-        InputError: the folder holds no weights, or a file is missing.
+        InputError: the folder holds no weights, or those of two formats, or a file is missing.
     """
-    for one in formats():
-        if files := one.files(folder):
-            return one, files
+    for _, alike in groupby(formats(), key=lambda one: one.rank):
+        matches = [(one, files) for one in alike if (files := one.files(folder))]
+        if len(matches) > 1:
+            both = " and ".join(f"{min(files)} ({one.title})" for one, files in matches)
+            raise InputError(
+                f"{folder} has {both}, which are models of two formats; move one of them into a "
+                "folder of its own"
+            )
+        if matches:
+            return matches[0]
     if folder.only:
         raise InputError(no_folder(folder.path / folder.only))
     folder.require("config.json")

@@ -30,6 +30,7 @@ class Distributed(Format):
     """See ``Format``."""
 
     title = "torch.distributed.checkpoint"
+    rank = 3  # other formats of such files come first
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``; the file that lists all others."""

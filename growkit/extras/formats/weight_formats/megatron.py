@@ -42,7 +42,7 @@ class Megatron(Distributed):
 
     title, name = "Megatron-Core", "megatron"
     models = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-    rank = 0  # its files look like those of torch.distributed.checkpoint
+    rank = 1  # its files look like those of torch.distributed.checkpoint
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``."""

@@ -137,7 +137,15 @@ class Meta(Format):
         with explain_damage(
             f"the files of Llama in {folder} do not fit together", "copy them again"
         ):
-            return [Ranks(files, hidden if type(hidden) is int else 0)]
+            ranks = Ranks(files, hidden if type(hidden) is int else 0)
+        settings = folder.json(CONFIG, MAX_DIGITS)
+        if settings.get("use_scaled_rope") and "rope_scaling_factor" not in settings:
+            ranks.note = (
+                f"{folder.path / CONFIG} does not say by which factor rotary frequencies are "
+                "scaled, so growkit guesses it by the number of layers, as in Llama 3.1 (8, from "
+                "32 layers on) and 3.2 (32); add rope_scaling_factor if it is another one"
+            )
+        return [ranks]
 
     def config(self, folder: Folder, files: Sequence[Any]) -> Config:
         """See ``Format``."""

@@ -5,6 +5,7 @@ https://github.com/ml-explore/mlx-lm
 
 from collections.abc import Mapping, Sequence
 
+from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.formats.transformers import Transformers
@@ -26,12 +27,18 @@ class MLX(Transformers):
     read_by_transformers = False
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
-        """See ``Format``."""
+        """See ``Format``; quantised models are refused."""
         if not (folder.names("model*.safetensors") and (files := super().files(folder))):
             return {}
         with folder.open(min(files)) as stream:
             if MARK not in stream.read(PEEK):
                 return {}
+        config = folder.json("config.json") if folder.find("config.json") else {}
+        if config.get("quantization"):
+            raise InputError(
+                f"{folder} was quantised by MLX, whose blocks growkit does not read; give the "
+                "model that it was made from, or dequantise it (mlx_lm.convert --dequantize)"
+            )
         names = (name for file in self.open(folder, [*files]) for name in file.tensors)
         return files if any(".switch_mlp." in name for name in names) else {}
 

@@ -21,7 +21,7 @@ class Torchtitan(Distributed):
     """See ``Format``; the config of transformers is next to the files."""
 
     title, name, models = "torchtitan", "torchtitan", META.models
-    rank = 0  # its files look like those of torch.distributed.checkpoint
+    rank = 1  # its files look like those of torch.distributed.checkpoint
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``."""
