@@ -305,18 +305,12 @@ def _repeated(config: Config, values: Sequence[Any], count: int) -> tuple[str, l
 
 def _others(order: Sequence[Layer], lists: Lists, derived: Lists) -> dict[str, tuple[int, int]]:
     """For each list, a kept layer that has another entry than it would derive, and its place."""
-    return {
-        key: next(
-            (layer.of, place)
-            for place, layer in enumerate(order)
-            if not layer.idle and lists[key][layer.of] != derived[key][place]
-        )
-        for key in lists
-        if any(
-            not layer.idle and lists[key][layer.of] != derived[key][place]
-            for place, layer in enumerate(order)
-        )
-    }
+    others: dict[str, tuple[int, int]] = {}
+    for key in lists:
+        for place, layer in enumerate(order):
+            if not layer.idle and lists[key][layer.of] != derived[key][place]:
+                others.setdefault(key, (layer.of, place))
+    return others
 
 
 def _contradicted(

@@ -249,10 +249,10 @@ class _Growth:
             raise self._refusal(norm.over, "and subtract the mean, which zeros change")
         return float(grown.counts.sum()) / len(grown.source)
 
-    def _refusal(self, axis: str, why: str, also: str = "") -> InputError:
+    def _refusal(self, axis: str, why: str) -> InputError:
         return InputError(
             f"{axis} cannot grow like this: norms of {self.family.one} take a mean over "
-            f"it, {why}; choose whole copies, or leave its size as it is{also}"
+            f"it, {why}; choose whole copies, or leave its size as it is"
         )
 
     def _maps(self, tensor: Tensor, wholes: int | None) -> tuple[IndexMap, ...]:
