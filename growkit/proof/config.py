@@ -116,9 +116,7 @@ def different_settings(
     keys = first.keys() | second.keys()
     if not one_class:
         free = free | _sizes(first) | _sizes(second) | {"model_type"}
-        own = _own_names(second)
-        usual = "layer_types" if "layer_types" in second else "sliding_window"
-        own["sliding_window"] = min({**_ignored(first), **_ignored(second)}, default=usual)
+        own = _names_in_messages(first, second)
         first, second = _in_shared_names(first), _in_shared_names(second)
         keys = first.keys() & second.keys()
     else:
@@ -165,6 +163,13 @@ def _means_the_same(key: str, was: Any, first: Config, second: Config) -> bool:
     return key not in SHARED | WINDOWS | {TIED} and shown_by_tensors(
         key, {**second, key: was}, second
     )
+
+
+def _names_in_messages(first: Config, second: Config) -> dict[str, str]:
+    """The second class's own names of shared keys, and the key that gives its windows."""
+    usual = "layer_types" if "layer_types" in second else "sliding_window"
+    windows = min({**_ignored(first), **_ignored(second)}, default=usual)
+    return {**_own_names(second), "sliding_window": windows}
 
 
 def _with_sizes(config: Config) -> Config:
