@@ -36,7 +36,7 @@ from growkit.operations.growth import copying
 from growkit.operations.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
 from growkit.operations.growth.expanding import expand
 from growkit.planning import operation as operations_of
-from growkit.planning.operation import Change
+from growkit.planning.operation import Change, Operation
 from growkit.planning.recipe import GrowStep, load_recipe
 from tests.conftest import (
     edit_weights,
@@ -462,7 +462,7 @@ def test_numbers_that_are_too_large_are_refused(make: Make, tmp_path: Path) -> N
     growkit.grow(source, tmp_path / "out", ffn="x2", dtype="bfloat16", verify=False)
 
 
-class ByHand:
+class ByHand(Operation):
     """A growth method whose expansions are given."""
 
     name, paper, options = "by-hand", "-", (SYMMETRY, SNR_DB)

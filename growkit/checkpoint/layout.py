@@ -247,7 +247,7 @@ def _pieces(
 # The tensors of a format from those of transformers
 
 
-class Source(NamedTuple):
+class StoredTensor(NamedTuple):
     """What a stored tensor is made of.
 
     Attributes:
@@ -277,12 +277,12 @@ class Arranged(Weights):
     def __init__(self, model: Model, config: Config, layout: Sequence[Held], title: str) -> None:
         self._model, self._title = model, title
         sizes, left = row_sizes(config), dict.fromkeys(model.tensors)
-        first, sources = {name: at for at, name in enumerate(left)}, dict[str, Source]()
+        first, sources = {name: at for at, name in enumerate(left)}, dict[str, StoredTensor]()
         for held in layout:
             places = _matching(held, left) if held.names else {}
             for stored, names in places.items():
                 order = np.array(held.order(sizes)) if held.order else None
-                sources[stored] = Source(held, names, order)
+                sources[stored] = StoredTensor(held, names, order)
                 for name in (name for those in names.values() for name in those):
                     left.pop(name)
         if left:
@@ -292,13 +292,13 @@ class Arranged(Weights):
                 f"model of type {config.get('model_type')}; convert it with a program that knows it"
             )
 
-        def place(item: tuple[str, Source]) -> int:
+        def place(item: tuple[str, StoredTensor]) -> int:
             return min(first[name] for names in item[1].names.values() for name in names)
 
         self._sources = dict(sorted(sources.items(), key=place))
         self.tensors = {name: self._info(name, of) for name, of in self._sources.items()}
 
-    def _info(self, stored: str, source: Source) -> TensorInfo:
+    def _info(self, stored: str, source: StoredTensor) -> TensorInfo:
         """The header of a stored tensor."""
         places = sorted(source.names)
         leading = tuple(size + 1 for size in places[-1])
