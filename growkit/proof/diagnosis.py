@@ -141,9 +141,24 @@ def _sizes(model: Model) -> Mapping[str, int]:
     return {}
 
 
-def _same(before: Model, after: Model, name: str) -> bool:
-    pieces = parts(before, name) if _shape(before, name) else [None]
-    return all(same_numbers(before.read(name, rows), after.read(name, rows)) for rows in pieces)
+def _same(before: Model, after: Model, name: str, other: str = "") -> bool:
+    """Whether a tensor of the target is that of the source, or another one."""
+    other = other or name
+    if _shape(before, other) != _shape(after, name):
+        return False
+    return all(
+        same_numbers(before.read(other, *where), after.read(name, *where))
+        for where in _pieces(after, name)
+    )
+
+
+def _pieces(model: Model, name: str, width: int = 1) -> list[list[slice]]:
+    """Divide a tensor into parts with whole heads, whose width is given."""
+    if not _shape(model, name) or not model.tensors[name].elements:
+        return [[]]
+    (rows, *_), length = parts(model, name), model.tensors[name].shape[0]
+    step = max(width, rows.stop // width * width)
+    return [[slice(at, min(at + step, length))] for at in range(0, length, step)]
 
 
 def _component(name: str) -> str:
@@ -180,21 +195,36 @@ def _explain(
         sketches[_sketch(before, name)].append(name)
     explained, likely = dict[str, str](), dict[str, str]()
     for name in wrong:
-        now, component = after.read(name), _component(name)
+        component = _component(name)
         others = (other for other in sketches[_sketch(after, name)] if other != name)
-        other = next((other for other in others if same_numbers(before.read(other), now)), None)
+        other = next((other for other in others if _same(before, after, name, other)), None)
         if other:
             explained[name] = _relation(name, other)
             continue
         rules = sorted(RULES, key=lambda phrase: phrase != likely.get(component))
         for which, phrase in product(_alternatives(name, before), rules):
-            if which == name or phrase in ROTARY:
-                repeated = RULES[phrase](before.read(which), sizes)
-                if repeated is not None and same_numbers(repeated.to(now.dtype), now):
-                    swapped = "" if which == name else f"{_relation(name, which)}, and "
-                    explained[name] = likely[component] = swapped + phrase
-                    break
+            if which != name and phrase not in ROTARY:
+                continue
+            if _repeats(before, after, which, name, phrase, sizes):
+                swapped = "" if which == name else f"{_relation(name, which)}, and "
+                explained[name] = likely[component] = swapped + phrase
+                break
     return explained | dict(_mixed(before, after, wrong, explained, sizes))
+
+
+def _repeats(
+    before: Model, after: Model, which: str, name: str, phrase: str, sizes: Mapping[str, int]
+) -> bool:
+    """Whether a mistake makes a tensor of the target from one of the source, part by part."""
+    for where in _pieces(after, name, sizes.get("head_dim") or 1):
+        now = after.read(name, *where)
+        was = (
+            PARTS[phrase](before, which, *where) if phrase in PARTS else before.read(which, *where)
+        )
+        repeated = None if was is None else RULES[phrase](was, sizes)
+        if repeated is None or not same_numbers(repeated.to(now.dtype), now):
+            return False
+    return True
 
 
 def _alternatives(name: str, model: Model) -> list[str]:
@@ -246,16 +276,12 @@ ROTARY: dict[str, Rule] = {
 }
 RULES: dict[str, Rule] = {
     **ROTARY,
-    "is transposed": (
-        lambda tensor, sizes: tensor.T if tensor.dim() == 2 and len({*tensor.shape}) == 1 else None
-    ),
+    "is transposed": lambda tensor, sizes: tensor.T,
     "has 1 added": lambda tensor, sizes: tensor.double() + 1,
     "has 1 subtracted": lambda tensor, sizes: tensor.double() - 1,
     "has the other sign": lambda tensor, sizes: -tensor,
     "is zero": lambda tensor, sizes: torch.zeros_like(tensor),
-    "has its halves exchanged": (
-        lambda tensor, sizes: torch.cat(tensor.chunk(2)[::-1]) if tensor.shape[0] % 2 == 0 else None
-    ),
+    "has its halves exchanged": lambda tensor, sizes: tensor,
     "has its halves exchanged in every expert": (
         lambda tensor, sizes: (
             torch.cat(tensor.chunk(2, 1)[::-1], 1)
@@ -273,6 +299,32 @@ RULES: dict[str, Rule] = {
     ),
 }
 """By the phrase that says what is wrong with a tensor."""
+
+
+def _columns(model: Model, name: str, *where: slice) -> Tensor | None:
+    """The columns of a square matrix that become these rows."""
+    shape = _shape(model, name)
+    square = len(shape) == 2 and shape[0] == shape[1]
+    return model.read(name, slice(None), *where) if square else None
+
+
+def _other_half(model: Model, name: str, *where: slice) -> Tensor | None:
+    """The rows that are as far from the other half's beginning as these from their own's."""
+    length = (*_shape(model, name), 1)[0]
+    if length % 2:
+        return None
+    rows, half = where[0], length // 2
+    ahead = slice(min(rows.start + half, length), min(rows.stop + half, length))
+    back = slice(max(rows.start - half, 0), max(rows.stop - half, 0))
+    pieces = [model.read(name, some) for some in (ahead, back) if some.start < some.stop]
+    return torch.cat(pieces)
+
+
+PARTS: dict[str, Callable[..., Tensor | None]] = {
+    "is transposed": _columns,
+    "has its halves exchanged": _other_half,
+}
+"""Reads the part of the source's tensor that a mistake moves to these rows, if not the same one."""
 
 
 def _mixed(
