@@ -168,7 +168,7 @@ def untie(folder: Path) -> None:
 
 
 CONVENTIONS: list[tuple[str, Callable[[Path], None], str]] = [
-    ("llama", edited("norm", lambda w: w.float() + 1), "1 added to the weights of norms"),
+    ("llama", edited("norm", lambda w: w + 1), "1 added to the weights of norms"),
     ("gemma2", edited("norm", lambda w: w - 1), "1 subtracted from the weights of norms"),
     ("llama", untie, "takes the embedding for its head"),
     ("qwen2", edited(".bias", torch.zeros_like), "leaves out biases"),

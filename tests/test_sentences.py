@@ -135,7 +135,7 @@ def asked(line: str) -> dict[str, str]:
     ("line", "values"),
     [
         ("growkit grow a b --method ", [*operations("grow")]),
-        ("growkit convert a b --to diff-", ["diff-v2", "diff-transformer"]),
+        ("growkit convert a b --to diff-", ["diff-transformer", "diff-v2"]),
         ("growkit grow a b --symmetry ", ["break", "keep"]),
         ("growkit convert a b --scope ", ["head", "layer", "all_heads"]),
         ("growkit grow a b --dtype b", ["bfloat16"]),

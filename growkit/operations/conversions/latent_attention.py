@@ -216,28 +216,47 @@ def _rope(source: Model, width: int, kv_heads: int) -> Config:
     Raises:
         InputError: the frequencies are not fixed, or not all of a head is rotated.
     """
-    from growkit.engine.rotary import FIXED, rotary_of  # imports torch
+    rope, theta = _spelled_out(source.config)
+    context = source.config.get("max_position_embeddings")
+    if rope == "default" and isinstance(theta, int | float) and isinstance(context, int):
+        short = long = [theta ** (pair / width) for pair in range(0, width, 2)]
+        factor, original = 1.0, context
+    else:
+        from growkit.engine.rotary import FIXED, rotary_of  # imports torch
 
-    rotary = rotary_of(source.config)
-    if rotary is None or 2 * len(rotary.short) != width:
-        raise InputError(
-            f"config.json in {source.where()} has rotary embeddings that latent attention cannot "
-            f"have; only models that rotate whole heads, with rope_type default, "
-            f"{', '.join(FIXED)}, can be converted"
-        )
-    theta = {"rope_theta": 1.0}
+        rotary = rotary_of(source.config)
+        if rotary is None or 2 * len(rotary.short) != width:
+            raise InputError(
+                f"config.json in {source.where()} has rotary embeddings that latent attention "
+                "cannot have; only models that rotate whole heads, with rope_type default, "
+                f"{', '.join(FIXED)}, can be converted"
+            )
+        short, long = [*rotary.short], [*rotary.long]
+        factor, original = rotary.factor, rotary.original
+    base = {"rope_theta": 1.0}
     scaling = {
         "rope_type": "longrope",
-        "short_factor": [*rotary.short] * kv_heads,
-        "long_factor": [*rotary.long] * kv_heads,
-        "attention_factor": rotary.factor,
-        "original_max_position_embeddings": rotary.original,
+        "short_factor": short * kv_heads,
+        "long_factor": long * kv_heads,
+        "attention_factor": factor,
+        "original_max_position_embeddings": original,
         "factor": math.e,
         "mscale_all_dim": 10 * (kv_heads**0.25 - 1),
     }
     if "rope_parameters" in source.config:
-        return {"rope_parameters": theta | scaling}
-    return theta | {"rope_scaling": scaling}  # which transformers 4 reads
+        return {"rope_parameters": base | scaling}
+    return base | {"rope_scaling": scaling}  # which transformers 4 reads
+
+
+def _spelled_out(config: Config) -> tuple[object, object]:
+    """The type and the base of rotary embeddings that a config states, without its class."""
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, Mapping):
+        scaled = config.get("rope_scaling") is not None
+        rope = {"rope_type": None if scaled else "default", "rope_theta": config.get("rope_theta")}
+    partial_factor = {config.get("partial_rotary_factor"), rope.get("partial_rotary_factor")}
+    whole = partial_factor <= {None, 1}
+    return rope.get("rope_type") if whole else None, rope.get("rope_theta")
 
 
 OPERATION = LatentAttention()

@@ -122,13 +122,13 @@ def _new(name: str, key: str, info: TensorInfo) -> Transform:
     }
     for ending, start in starts.items():
         if name.endswith(ending):
-            rounded = partial(_rounded, start, info.torch_dtype)
+            rounded = partial(_rounded, start, info)
             return Computed((), "new, as Mamba-2 starts", rounded, dtype=info.dtype)
     return Constant(info.dtype, 1.0 if name.endswith(".D") else 0.0, "new")
 
 
-def _rounded(start: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
-    return start().to(dtype)
+def _rounded(start: Callable[[], Tensor], info: TensorInfo) -> Tensor:
+    return start().to(info.torch_dtype)
 
 
 def _numbers(key: str, rows: int, columns: int) -> Tensor:
