@@ -41,9 +41,20 @@ MODELS: dict[str, dict[str, Any]] = {
 """Keys of the config by type, beside those of ``SMALL``."""
 
 
-def save_source(folder: Path, kind: str) -> Path:
+BLOCKS: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+"""Sizes of a model with rows that llama.cpp divides into blocks."""
+
+
+def save_source(folder: Path, kind: str, sizes: dict[str, Any] | None = None) -> Path:
     """A source in bfloat16, whose numbers have at most eight bits."""
-    config = CONFIG_MAPPING[kind](**{**SMALL, **MODELS[kind]})
+    config = CONFIG_MAPPING[kind](**{**SMALL, **(sizes or MODELS[kind])})
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
         for salt, (_, parameter) in enumerate(sorted(model.named_parameters())):
@@ -72,6 +83,17 @@ def llama_cpp(source: Path, out: Path) -> None:
     content = {"added_tokens": [], "model": {"vocab": tokens}}
     (source / "tokenizer.json").write_text(json.dumps(content))
     cls(source, gguf.LlamaFileType.MOSTLY_BF16, out.with_suffix(".gguf")).write()
+
+
+def quantised(source: Path, out: Path) -> None:
+    """Convert a source, and round it to blocks as ``llama-quantize`` does."""
+    import llama_cpp as program
+
+    llama_cpp(source, source / "dense")
+    params = program.llama_model_quantize_default_params()
+    params.ftype = program.LLAMA_FTYPE_MOSTLY_Q4_K_M
+    paths = (str(path).encode() for path in (source / "dense.gguf", out.with_suffix(".q4_k_m")))
+    assert program.llama_model_quantize(*paths, params) == 0
 
 
 LITGPT = {
@@ -132,6 +154,9 @@ PROGRAMS = {"llama.cpp": llama_cpp, "litgpt": litgpt, "mlx": mlx}
 
 def main(program: str, *sources: str) -> None:
     sys.path[:0] = [str(Path(folder)) for folder in sources]
+    if program == "llama.cpp":
+        with TemporaryDirectory() as scratch:
+            quantised(save_source(Path(scratch) / "llama", "llama", BLOCKS), FILES / "llama")
     for kind in MODELS:
         with TemporaryDirectory() as scratch:
             PROGRAMS[program](save_source(Path(scratch) / kind, kind), FILES / kind)

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.base.errors import InputError
-from tests.conftest import cli, edit_config, relative_error, save_model
-from tests.converted import FILES, MODELS, save_source
+from tests.conftest import cli, edit_config, edit_weights, relative_error, save_model
+from tests.converted import BLOCKS, FILES, MODELS, save_source
 
 QUICK = growkit.Settings(prompts=2, length=16)
 GEMMA = {
@@ -222,6 +222,23 @@ def test_a_quantised_file_stands_for_the_numbers_of_its_blocks(tmp_path: Path) -
     expected = torch.from_numpy(gguf.quants.dequantize(blocks, kind))
     assert file.tensors["token_embd.weight"].shape == (6, 96)
     assert file.read("token_embd.weight", slice(1, 5), slice(7, 70)).equal(expected[1:5, 7:70])
+
+
+@pytest.mark.parametrize("fault", ["", "model.norm.weight", "model.layers.0.mlp.up_proj.weight"])
+def test_rounding_to_blocks_is_told_from_a_fault(tmp_path: Path, fault: str) -> None:
+    """llama.cpp made the file; a norm is not rounded, and the rows of a matrix only a little."""
+    pytest.importorskip("gguf")
+    source = save_source(tmp_path / "source", "llama", BLOCKS)
+    shutil.copy(FILES / "llama.q4_k_m", tmp_path / "model.gguf")
+    if fault:
+        with edit_weights(source) as state:
+            state[fault][3] *= -1
+    result = growkit.verify(source, tmp_path / "model.gguf", QUICK)
+    assert result["verdict"] == "not preserved"
+    told = "8 weights are rounded to blocks of few bits, at most 6.2e-02" in result["reason"]
+    assert told is not bool(fault)
+    assert (result["sections"]["weights"]["first_lost_tensor"] or "") == fault
+    assert result["sections"]["logits"]["strict_float64"]["kl_nats_per_token"] > 0
 
 
 def with_count(at: int, count: int) -> Callable[[bytes], bytes]:

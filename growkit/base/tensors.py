@@ -136,6 +136,10 @@ class Weights:
         """Number of leading dimensions along which parts can be read on their own."""
         return 0
 
+    def rounded_in_blocks(self, name: str) -> bool:
+        """Whether a tensor is stored in blocks of few bits, and read as what they stand for."""
+        return False
+
     def blocks(self, name: str) -> Iterator[Tensor]:
         """Read a tensor as consecutive blocks along dimension 0."""
         for part in slabs(self.tensors[name].shape, min(1, self.cuts(name))):

@@ -136,6 +136,11 @@ class Checkpoint(Model):
         piece = self._pieces[name]
         return piece.cuts(self._file_of[piece.stored].cuts(piece.stored))
 
+    def rounded_in_blocks(self, name: str) -> bool:
+        """See ``Weights``."""
+        stored = self._pieces[name].stored
+        return self._file_of[stored].rounded_in_blocks(stored)
+
     def _notes(self, names: Sequence[str]) -> Iterator[str]:
         """See ``notes``; ``names`` are the files with the weights."""
         if self.wrappers:
@@ -327,6 +332,10 @@ class View(Checkpoint):
     def cuts(self, name: str) -> int:
         """See ``Checkpoint``."""
         return self.stored.cuts(name)
+
+    def rounded_in_blocks(self, name: str) -> bool:
+        """See ``Checkpoint``; no other program's files are read in another way."""
+        return False
 
 
 class RoundedCheckpoint(Widened, View):

@@ -202,6 +202,10 @@ class ClassWeights(Model):
         """The file with a parameter's first source tensor; the folder without a name."""
         return self._checkpoint.where(self._conversions[name].sources[0] if name else None)
 
+    def rounded_in_blocks(self, name: str) -> bool:
+        """See ``Weights``."""
+        return any(map(self._checkpoint.rounded_in_blocks, self._conversions[name].sources))
+
     def cuts(self, name: str) -> int:
         """Cuts of the stored tensor; 1 for stacked experts, and 0 for other conversions."""
         conversion = self._conversions[name]

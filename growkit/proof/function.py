@@ -603,6 +603,8 @@ def fault_of(function: Function, weights: Finding, files: Finding, logits: Findi
     pair, lost = function.pair, weights.place
     if not pair.exact or all(finding.kept is not False for finding in (weights, files, logits)):
         return None
+    if weights.kept is False and not lost and files.kept is not False:
+        return None  # every weight is rounded a little, so no place is at fault
     layer, module = function.first_difference
     embedding = "embedding" if module == function.strict.side.models[1].embedding[0] else None
     fault = Fault(layer=layer, component=embedding)

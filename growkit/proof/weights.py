@@ -19,7 +19,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from growkit.base.errors import InputError, plain, reason
-from growkit.base.tensors import TensorInfo, parts, same_numbers, total_bytes, total_parameters
+from growkit.base.tensors import (
+    TensorInfo,
+    parts,
+    same_numbers,
+    total_bytes,
+    total_parameters,
+    widened,
+)
 from growkit.base.workers import workers
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
@@ -176,6 +183,11 @@ def _check_sizes(steps: tuple[Step, ...], after: Checkpoint) -> None:
                     raise InputError(f"no tensor of the target is of size {digits[:20]}")
 
 
+FARTHEST = 0.5
+"""Largest distance of a row in blocks of few bits, in norms of the source's: an unrelated row of
+the same norm is about √2 away, a row of zeros 1."""
+
+
 @dataclass(frozen=True)
 class Recovered:
     """Results of the algebra half.
@@ -194,6 +206,8 @@ class Recovered:
             it has the same shape.
         converted: whether another program converted the source to the target's format, in which no
             weight may differ.
+        in_blocks: distances of the tensors that are stored in blocks of few bits and are near the
+            source's: of each, the largest of any row, in norms of the source's row.
     """
 
     unknown: str | None = None
@@ -204,12 +218,13 @@ class Recovered:
     recovered: tuple[int, int] | None = None
     different: str | None = None
     converted: bool = False
+    in_blocks: Sequence[float] = ()
 
     @property
     def all_recovered(self) -> bool:
         """Whether every weight was recovered, so that no weight can be at fault."""
         known = not (self.unknown or self.unchecked or self.recomputed_sources or self.spectra)
-        return known and self.lost is None
+        return known and self.lost is None and not self.in_blocks
 
     def section(self, promise: str, before: Checkpoint, after: Checkpoint) -> WeightsSection:
         """The section on the weights of a source and its target, for a promise."""
@@ -221,7 +236,7 @@ class Recovered:
         return WeightsSection(
             findings=[self.finding(promise)],
             notes=[],
-            recovered=None if self.unknown else self.lost is None,
+            recovered=None if self.unknown else self.lost is None and not self.in_blocks,
             first_lost_tensor=self.lost,
             tensors_recovered=recovered,
             source_tensors=tensors,
@@ -245,6 +260,14 @@ class Recovered:
             does_not = "does not yield the source's weights"
             difference = does_not if promise == "exact" else "is not what the recipe makes"
             kept, sentence = False, f"tensor {self.lost} {difference}"
+        elif self.in_blocks:
+            kept, sentence = (
+                False,
+                (
+                    f"{len(self.in_blocks)} weights are rounded to blocks of few bits, at most "
+                    f"{max(self.in_blocks):.1e} of the norm of a row, and every other is recovered"
+                ),
+            )
         elif self.unchecked:
             kept, sentence = None, f"{len(self.unchecked)} tensors could not be checked"
         elif self.recovered and self.recovered[0] < self.recovered[1]:
@@ -252,7 +275,9 @@ class Recovered:
         place = self.lost or self.different
         finding = Finding(name="weights", kept=kept, sentence=sentence, place=place)
         finding.in_reason = kept is None
-        if kept is False:
+        if self.in_blocks and not self.lost:
+            finding.advice = "judge by the KL whether that is near enough, or take wider blocks"
+        elif kept is False:
             remedy = "convert the source again" if self.converted else AGAIN
             finding.advice = "copy the target's weights again, in case they were damaged on the way"
             finding.advice += f"; or {remedy}"
@@ -292,14 +317,27 @@ def _compare_directly(origin: Origin, target: Model) -> Recovered:
     shapes = [{name: info.shape for name, info in of.tensors.items()} for of in (before, after)]
     if shapes[0] != shapes[1]:
         return Recovered(unknown=origin.unknown)
+    in_blocks = dict[str, float]()
     for name in before.tensors:
         for rows in parts(before, name):
-            if not same_numbers(before.read(name, rows), after.read(name, rows)):
+            was, now = before.read(name, rows), after.read(name, rows)
+            if not same_numbers(was, now):
+                if after.rounded_in_blocks(name) and (away := _distance(was, now)) < FARTHEST:
+                    in_blocks[name] = max(away, in_blocks.get(name, 0.0))
+                    continue
                 stored = after.stored_as(name) if isinstance(after, ClassWeights) else None
                 if isinstance(target, Checkpoint) and not target.format.read_by_transformers:
                     return Recovered(lost=stored or name, converted=True)
                 return Recovered(unknown=origin.unknown, different=stored or name)
+    if in_blocks:
+        return Recovered(in_blocks=[*in_blocks.values()])
     return Recovered(recovered=(len(before.tensors), len(before.tensors)))
+
+
+def _distance(was: Tensor, now: Tensor) -> float:
+    """The largest distance of two rows, in norms of the first; infinite from rows of zeros."""
+    away, size = ((one.double()).norm(dim=-1) for one in (widened(now) - widened(was), was))
+    return float((away / size)[away > 0].amax())
 
 
 def _first_refused(

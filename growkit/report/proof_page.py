@@ -202,6 +202,8 @@ def _tensors(result: Found) -> Cell:
     recovered, every = result["tensors_recovered"], result["source_tensors"]
     if result["first_lost_tensor"]:
         return Cell("not all recovered", f"first: {result['first_lost_tensor']}")
+    if result["recovered"] is False:
+        return Cell("not all recovered", "the others are rounded to blocks of few bits")
     if recovered is None or every is None:
         why = "it is not known how the target was made, so the verdict is based on logits"
         return Cell("not compared", why)

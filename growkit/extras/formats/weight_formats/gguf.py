@@ -304,6 +304,10 @@ class GGUFFile(WeightFile):
                 f"{self.path} has {listed(kinds)} blocks, read as the numbers they stand for"
             )
 
+    def rounded_in_blocks(self, name: str) -> bool:
+        """See ``Weights``."""
+        return name in self.quantised
+
     def cuts(self, name: str) -> int:
         """See ``WeightFile``; blocks are parts of rows."""
         cuts = super().cuts(name)
