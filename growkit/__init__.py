@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from growkit.extras.differential.modeling.modeling_diff_transformer import (
         DiffTransformerForCausalLM,
     )
-    from growkit.extras.engines.verifying import verify_logits
+    from growkit.extras.engines.logits_alone import verify_logits
     from growkit.extras.inference.inferring import infer
     from growkit.extras.inference.results.inference_result import Inference
     from growkit.extras.probing.probe import probe
@@ -52,7 +52,7 @@ _HOMES = {
     "distributed": "load",
     "extras.differential.modeling.configuration_diff_transformer": "DiffTransformerConfig",
     "extras.differential.modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",
-    "extras.engines.verifying": "verify_logits",
+    "extras.engines.logits_alone": "verify_logits",
     "extras.inference.inferring": "infer",
     "extras.inference.results.inference_result": "Inference",
     "extras.probing.probe": "probe",

@@ -231,7 +231,7 @@ def _verify_logits(source: Path, logits: Sequence[Path], destination: cli.Destin
     one = find(source)
     inputs = Inputs([one.folder, *logits])
     check_report(destination.report, inputs)
-    from growkit.extras.engines.verifying import verify_logits  # takes seconds
+    from growkit.extras.engines.logits_alone import verify_logits  # takes seconds
 
     result = verify_logits(one.name, logits)
     write_report(result, destination.report, inputs, [], [one.folder])
