@@ -1,5 +1,7 @@
 """Exact splits: several numbers of a storage format that sum to a given one, bit for bit.
 
+``growkit.algebra.law`` turns the raw numbers of ``noise`` into shares.
+
 ``Shares`` distributes the weights of a reader over the copies that it reads.
 
 Two parts of w come from three rounded operations, with any u in [-½, ½]:

@@ -1,4 +1,6 @@
-"""Options, each declared once for the command line, recipes, Python and the documents.
+"""The class of options, which commands, recipes, Python and documents read.
+
+An option is declared once, in the file of the operation that has it.
 
 ``docs/reference/reference.md`` lists them.
 """

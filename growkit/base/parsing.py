@@ -1,4 +1,7 @@
-"""Strict parsers for untrusted JSON and YAML: text keys, no duplicates, bounded size and depth."""
+"""Strict parsers for untrusted JSON and YAML: text keys, no duplicates, bounded size and depth.
+
+``growkit.checkpoint.folder`` makes sentences for users of their errors.
+"""
 
 import json
 import math

@@ -1,5 +1,7 @@
 """Prompts: windows of text, encoded by a folder's tokenizer, or seeded random tokens.
 
+Their number and length are in ``growkit.base.settings``; ``growkit.proof.modes`` cuts them.
+
 Texts are untrusted files; each is read once, up to a limit.
 """
 

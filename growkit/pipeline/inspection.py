@@ -1,4 +1,4 @@
-"""Inspection from config and headers: facts about a checkpoint, possible operations, and costs.
+"""Inspection from config and headers: facts, operations, and a run's disk, memory and time.
 
 Possible operations are found by planning: every operation plans the change of the model, or of a
 small model of every family, and gives a promise or is refused.

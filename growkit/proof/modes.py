@@ -1,4 +1,4 @@
-"""Inference modes: the ways to run a model that break in practice."""
+"""Inference modes: the calls of a proof, with their lengths, positions, padding and caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Growth methods that choose copies (``growkit.algebra.law``): from the sizes of users to plans.
+"""Growth methods that copy axes: their shared options, and the way from sizes to plans.
 
 A size gives an expansion of every axis that it grows, and the expansions give the transform of
 every tensor (``expanding``). All these methods can also add tokens, or a head separate
