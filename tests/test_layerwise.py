@@ -17,10 +17,9 @@ from growkit.engine import lending
 from growkit.engine.calls import Call, Spool
 from growkit.engine.device import CPU, choose_device
 from growkit.engine.layerwise import Layerwise
-from growkit.engine.lending import Stored
 from growkit.engine.oracle import load_model
 from growkit.engine.strict import strict_float64
-from tests.architectures import TYPES, outcome, save, with_fault
+from tests.architectures import TYPES, save
 from tests.conftest import close, listed, save_model, seeded
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = listed("layerwise", "variants")
@@ -142,32 +141,6 @@ def check_gradients(folder: Path, tolerance: float = 1e-12) -> None:
             assert close(found[name], expected[name][rows], tolerance), name
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("kind", "all_at_once"), [("mixtral", False), ("llama4_text", True)])
-def test_only_experts_that_are_asked_for_are_cast(
-    kind: str, all_at_once: bool, tmp_path: Path, small_parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Llama 4 multiplies with all of them together. And a fault in one is caught."""
-    folder, together = save(kind, tmp_path / "model"), []
-    counts: set[int] = set()
-    whole, cast = Stored.whole, Stored.cast
-
-    def counted(self: Stored, rows: slice, **options: Any) -> Tensor:
-        counts.add(rows.stop - rows.start)
-        return cast(self, rows, **options)
-
-    monkeypatch.setattr(
-        Stored, "whole", lambda self: (self.ndim == 3 and together.append(self)) or whole(self)
-    )
-    monkeypatch.setattr(Stored, "cast", counted)
-    gradients(folder)
-    assert 1 in counts
-    assert bool(together) == all_at_once
-    assert outcome(folder, folder).startswith("preserved")
-    assert with_fault(folder, tmp_path / "spoiled")
-    assert outcome(folder, tmp_path / "spoiled").startswith("not preserved")
-
-
 def test_memory_does_not_grow_with_the_number_of_layers(make: Callable[..., Path]) -> None:
     """States are given back once they are read; keys and values of a layer leave their shape."""
     checkpoint = Checkpoint(make("llama", num_hidden_layers=3))
@@ -206,61 +179,6 @@ def test_what_reads_the_keys_of_other_layers(tmp_path: Path) -> None:
 # --- Weights on their way to the device: each is read once, the next layer's while one computes ---
 
 CALLS = [Call(torch.arange(9)), Call(torch.arange(5))]
-
-
-class Stream:
-    """A stream that only notes who waited for it."""
-
-    def __init__(self) -> None:
-        self.waited_for: list[Stream] = []
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def wait_stream(self, other: Stream) -> None:
-        self.waited_for.append(other)
-
-
-@pytest.fixture
-def computing(monkeypatch: pytest.MonkeyPatch) -> Stream:
-    """Streams as on a GPU, on any machine: order and bookkeeping, without anything at once."""
-    here = Stream()
-    make = lending.Lender.__init__
-
-    def with_a_stream(self: lending.Lender, *args: Any) -> None:
-        make(self, *args)
-        self._copying = Stream()  # type: ignore[assignment]
-
-    monkeypatch.setattr(lending.Lender, "__init__", with_a_stream)
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: here)
-    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
-    return here
-
-
-def test_the_next_layer_is_read_before_this_one_is_handed_on(
-    make: Callable[..., Path], computing: Stream, reads: list[tuple[str, int]]
-) -> None:
-    model = Layerwise(Checkpoint(make("llama", num_hidden_layers=3)), torch.float32, CPU)
-    for stage in model.stages(CALLS):
-        if stage.layer is not None:
-            layers = {int(name.split(".")[2]) for name, _ in reads if ".layers." in name}
-            assert layers == set(range(min(stage.layer + 2, 3)))
-            assert len(computing.waited_for) == stage.layer * 9  # tensors of the layers fetched
-    assert len(reads) == len({name for name, _ in reads})
-
-
-def test_fetched_or_not_it_is_the_same(
-    make: Callable[..., Path], request: pytest.FixtureRequest
-) -> None:
-    folder = make("diffllama", num_hidden_layers=3)
-    plain = run(opened(folder), CALLS)
-    request.getfixturevalue("computing")
-    model = opened(folder)
-    for stage in model.stages(CALLS):
-        if stage.layer == 0:
-            break  # what an abandoned run fetched is forgotten
-    assert all(one.equal(other) for one, other in zip(plain, run(model, CALLS), strict=True))
 
 
 @pytest.mark.gpu

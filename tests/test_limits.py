@@ -12,11 +12,10 @@ from growkit.base import limits
 from growkit.base.limits import Limit, within, within_each
 from growkit.engine.metrics import Distance
 from growkit.proof.function import Strict
-from growkit.report.proof_page import headroom, proof_view
+from growkit.report.proof_page import proof_view
 from growkit.report.saving import page
 from growkit.report.view import figure
 from tests.conftest import listed
-from tests.test_report import finding
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
 UP, DOWN = (math.nextafter(0.25, side) for side in (1, 0))
@@ -42,14 +41,6 @@ def test_the_rule(distance: float, limit: float, kept: bool) -> None:
     assert bool(within_each(torch.tensor(distance, dtype=torch.float64), limit)) is kept
     assert not within(None, limit)
     assert within(distance, None) is math.isfinite(distance)
-
-
-@pytest.mark.parametrize(("distance", "limit", "kept"), RULE[:7])
-def test_what_is_reported_follows_the_rule(distance: float, limit: float, kept: bool) -> None:
-    measured = distance if math.isfinite(distance) else None
-    said = headroom(finding("native", kept, measured=measured, limit=limit))
-    assert said
-    assert ("above" in said or said == "not a number") is not kept
 
 
 def test_a_proof_at_its_limit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,7 +25,6 @@ from transformers.distributed import DistributedConfig
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.base.tensors import slabs
 from growkit.distributed import Grown, GrownStorageReader, StateEntry
 from tests.conftest import edit_weights, flip_bit, load_strict, same_bits, save_model
 from tests.fsdp import on_ranks
@@ -317,28 +315,6 @@ def test_shards_in_several_pieces_are_refused(tmp_path: Path) -> None:
         assert "gate_up_proj has several pieces" in found
 
 
-def load_small_experts(recipe: str) -> list[float]:
-    """How far the logits are from those of the written model, in this process and in all."""
-    out, ids = growkit.load_recipe(recipe).output, torch.arange(6)[None]
-    expected: Any = AutoModelForCausalLM.from_pretrained(out, experts_implementation="eager")
-    ways: list[dict[str, Any]] = [{}, {"distributed_config": DistributedConfig(tp_size=2)}]
-    with torch.no_grad():
-        logits = [growkit.load(recipe, **way)(ids).logits for way in ways]
-        return [float((each - expected(ids).logits).abs().max()) for each in logits]
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("intermediate_size", [4, 10])
-def test_small_experts_load_in_parts(intermediate_size: int, tmp_path: Path) -> None:
-    """Rows of 16 bytes, which kernels need: only where a process has whole ones, or nowhere."""
-    source = save_model(tmp_path / "source", "llama", intermediate_size=intermediate_size)
-    recipe = recipe_of(tmp_path, source, growkit.GrowStep("upcycle", {"experts": 4}))
-    growkit.run(recipe)
-    manifest = str(tmp_path / "out" / "growkit.json")
-    for apart in chain(*on_ranks(load_small_experts, manifest, scratch=tmp_path / "scratch")):
-        assert apart < 1e-5
-
-
 def test_a_model_loads_in_one_process(tmp_path: Path) -> None:
     """Models with code of their own, and in a wider dtype."""
     source = save_model(tmp_path / "source", "llama", dtype=torch.bfloat16)
@@ -460,18 +436,3 @@ def test_weights_that_are_not_written_are_not_loaded(fault: str, tmp_path: Path)
     for refused in (growkit.run, growkit.load):
         with pytest.raises(InputError, match=r"differs from the embedding|holds NaN"):
             refused(recipe)
-
-
-@pytest.mark.parametrize("cuts", [1, 2, 3])
-def test_slabs_cover_a_part_once(cuts: int) -> None:
-    where = [slice(1, 5), slice(0, 7), slice(2, 9)]
-    hits = torch.zeros(6, 8, 10)
-    sizes = []
-    for slab in slabs((6, 8, 10), cuts, 5, where):
-        hits[tuple(slab)] += 1
-        sizes.append(hits[tuple(slab)].numel())
-    assert hits[tuple(where)].eq(1).all()
-    assert hits.sum() == 4 * 7 * 7
-    assert max(sizes) == {1: 49, 2: 7, 3: 5}[cuts]
-    assert not list(slabs((4, 3), 2, where=[slice(2, 2)]))
-    assert list(slabs((), 0)) == [[]]

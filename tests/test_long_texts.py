@@ -8,9 +8,7 @@ import pytest
 import torch
 
 import growkit
-from growkit.engine.oracle import resolved
-from growkit.engine.thresholds import LOW, changed, lowered
-from tests.architectures import config_of, save
+from tests.architectures import save
 from tests.conftest import distance, edit_weights, listed, load_strict, logits_of
 
 FEW = growkit.Settings(prompts=1, length=24)
@@ -74,20 +72,6 @@ def test_weights_without_effect_are_named(tmp_path: Path) -> None:
     reason = growkit.verify(source, source, FEW)["reason"]
     assert "k_proj.bias" in reason
     assert "no logit of these prompts depends on 1 kind of tensors" in reason
-
-
-def test_only_settings_that_no_tensor_has_the_size_of_are_lowered() -> None:
-    config = config_of("gemma4_text", sliding_window=4096, top_k_experts=2).to_dict()
-    assert lowered(config, config) == {"sliding_window": LOW}
-    assert lowered(config, {**config, "sliding_window": 2048}) == {}
-
-
-def test_a_period_of_kinds_of_layers_is_no_threshold() -> None:
-    config = {"model_type": "gemma3_text", "num_hidden_layers": 12, "sliding_window": 16}
-    config |= {"sliding_window_pattern": 6}
-    with_lower = resolved(changed(config, lowered(config, config)))
-    assert with_lower["layer_types"] == resolved(config)["layer_types"]
-    assert with_lower["sliding_window"] == LOW
 
 
 @pytest.mark.sampled(0)

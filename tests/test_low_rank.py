@@ -88,19 +88,6 @@ def test_squares_alone_are_not_good_enough(monkeypatch: pytest.MonkeyPatch) -> N
     assert not {"random", "condition 90", "equal values", "zeros", "square", "wide"} & failing
 
 
-def test_a_batch_is_its_matrices_one_by_one() -> None:
-    """Each goes its own way, in a batch of any shape."""
-    tall = [matrix for matrix in MATRICES.values() if matrix.shape == (INPUTS, OUTPUTS)][:12]
-    together = truncated(torch.stack(tall).view(2, 3, 2, INPUTS, OUTPUTS), 7)
-    down, up, values = (part.flatten(0, 2) for part in together)
-    for index, matrix in enumerate(tall):
-        alone = truncated(matrix, 7)
-        assert torch.allclose(values[index], alone[2], rtol=0, atol=EXACT * float(alone[2][0]))
-        products = [down[index] @ up[index].T, alone[0] @ alone[1].T]
-        if float(alone[2][6] - alone[2][7]) > 1e-8 * float(alone[2][0]):  # else none is the best
-            assert torch.allclose(*products, rtol=0, atol=1e-12 * float(alone[2][0]))
-
-
 @pytest.mark.parametrize("kind", MATRICES)
 def test_a_pair_of_enough_rank_is_held_exactly(kind: str) -> None:
     first = random(*MATRICES[kind].shape, seed=3) * MATRICES[kind].abs().max()
@@ -181,10 +168,3 @@ def test_a_base_that_is_there_is_found(members: int, shape: tuple[int, int]) -> 
     assert found.residual < 1e-6 * updates.square().sum()
     mean = torch.linalg.svdvals(updates - updates.mean(0))[:, 2:].square().sum()
     assert mean > 1e-2 * updates.square().sum()
-
-
-@pytest.mark.parametrize("scale", [1e-150, 1e-8, 1.0, 1e8, 1e150])
-def test_nothing_depends_on_the_scale(scale: float) -> None:
-    weights = random(4, 30, 6)
-    found, scaled = share(weights, 2), share(weights * scale, 2)
-    assert torch.allclose(scaled.base / scale, found.base, rtol=1e-4, atol=1e-5)

@@ -6,7 +6,6 @@ preserved must behave as its source.
 
 import json
 import random
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -465,33 +464,3 @@ def test_the_study_sees_a_verdict_that_is_blind(
     outcome = tried(pair, another_window, 0, tmp_path)
     assert outcome.what == "believed", outcome.said
     assert "logits" in outcome.said
-
-
-EQUAL = {"vocab_size": 64, "intermediate_size": 64, "num_attention_heads": 8, "head_dim": 8}
-"""Sizes of a model of hidden size 64 of which shapes say little."""
-
-
-def mistaken(family: Json, choose: random.Random) -> Json:
-    """The same description with another axis in one place, or in all of them."""
-    text = json.dumps(family)
-    one, other = choose.sample(sorted({*family["sizes"].values()}), 2)
-    places = list(re.finditer(rf"\b{one}\b", text))
-    for place in reversed(places if choose.random() < 0.2 else [choose.choice(places)]):
-        text = text[: place.start()] + other + text[place.end() :]
-    wrong: Json = json.loads(text)
-    return wrong
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("seed", range(200))
-def test_no_mistaken_description_is_believed(seed: int, tmp_path: Path) -> None:
-    choose = random.Random(seed)
-    source, out = random_model(choose.choice(DESCRIBED), tmp_path / "source", **EQUAL), "out"
-    wrong = mistaken(growkit.infer(source)["family"], choose)
-    size = choose.choice([{"hidden": "x2"}, {"ffn": "x2"}, {"heads": "x2"}, {"kv_heads": "x2"}])
-    settings = growkit.Settings(**QUICK)
-    try:
-        made = growkit.grow(source, tmp_path / out, family=wrong, verify=settings, **size)
-    except InputError:
-        return
-    assert not made["kept"] or not difference(source, tmp_path / out, 1e-6)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,7 +27,6 @@ from growkit.extras.differential.modeling.configuration_diff_transformer import 
 )
 from growkit.extras.differential.modeling.modeling_diff_transformer import (
     DiffTransformerForCausalLM,
-    SharedProjection,
 )
 from tests import papers, test_llama
 from tests.conftest import (
@@ -580,23 +579,6 @@ def test_sums_are_kept_in_float32(dtype: torch.dtype, monkeypatch: pytest.Monkey
     assert min(errors()) > 1e-3
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("integral", INTEGRALS)
-@pytest.mark.parametrize("padded", [False, True])
-def test_compiled(integral: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(differential_attention, "BLOCK_ROWS", 4)
-    model, ids = build(integral=integral), tokens((2, 11))
-    inputs = {"attention_mask": left_padded((2, 11), 0, 4)} if padded else {}
-    mask = inputs.get("attention_mask", torch.ones_like(ids))
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    with torch.no_grad():
-        expected = model(ids, **inputs, use_cache=False).logits
-        found = compiled(ids, **inputs, use_cache=False).logits
-    assert distance(expected, found, mask) < LIMIT
-
-
 COMPILED = VARIANTS | {"series": {"integral": "causal", "integral_method": "series"}}
 
 
@@ -765,37 +747,6 @@ def test_on_the_gpu(variant: str) -> None:
     prompt = ids[:, :20].to(DEVICE)
     written = model.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)
     assert written.shape == (2, 25)
-
-
-def never_called(model: nn.Module) -> set[str]:
-    """The modules with parameters of their own whose forward a pass of the model leaves out."""
-    waiting = {name for name, module in model.named_modules() if module._parameters}
-    for name, module in model.named_modules():
-        module.register_forward_hook(lambda *_, name=name: waiting.discard(name))
-    model(tokens((2, 7)), use_cache=False)
-    return waiting
-
-
-def test_every_module_with_parameters_is_called() -> None:
-    for seed in range(40):
-        assert never_called(build(seed, **draw(seeded(seed)), qk_norm=seed % 2 > 0)) == set()
-
-
-def test_a_module_whose_weight_its_parent_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self: SharedProjection, hidden_states: torch.Tensor) -> torch.Tensor:
-        return type(self.up).forward(self.up, self.down(hidden_states), self.base(hidden_states))
-
-    model = build(**CACHED["shared diff"])
-    monkeypatch.setattr(type(model.model.layers[0].self_attn.q_proj.up), "forward", sum_of_weights)
-    monkeypatch.setattr(SharedProjection, "forward", forward)
-    assert never_called(model) == {
-        f"model.layers.{layer}.self_attn.{name}_proj.up" for layer in range(2) for name in "qk"
-    }
-
-
-def sum_of_weights(self: nn.Module, low: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    rows = self.weight.sum(1)
-    return rows.expand(*base.shape[:-1], len(rows))
 
 
 # --- The key that was called output_multiplier ----------------------------------------------------

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
@@ -25,10 +24,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.extras.optimizer.groups import Parameters
 from growkit.extras.optimizer.state import open_state
 from tests.conftest import folder_bytes, load_strict, same_bits, save_model
-from tests.test_distributed_files import InParts
 from tests.test_optimizer_state import (
     FLAT,
-    FORMATS,
     grown,
     largest,
     muon,
@@ -384,40 +381,7 @@ def test_entries_of_other_forms(spoil: str, said: str, source: Path, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("engine", FORMATS)
-@pytest.mark.parametrize("form", ["safetensors", "dcp"])
-def test_files_that_hold_both_of_two_tied_parameters(
-    form: str, engine: str, tmp_path: Path
-) -> None:
-    """In any form of the weights and of the state, which the proof finds in the output."""
-    source = save_model(tmp_path / "source", "llama", **LLAMA, tie_word_embeddings=True)
-    model, optimizer = trained(source, 1)
-    state = FORMATS[engine][0](model, optimizer, tmp_path / "state")
-    both = tmp_path / "both"
-    if form == "dcp":
-        dcp.save(model.state_dict(), checkpoint_id=both, no_dist=True)
-    else:
-        both.mkdir()
-        tensors = {name: each.clone() for name, each in model.state_dict().items()}
-        save_file(tensors, both / "model.safetensors", {"format": "pt"})
-    shutil.copy(source / "config.json", both)
-    out = tmp_path / "out"
-    settings = growkit.Settings(prompts=1, length=8, steps=2)
-    found = grown(both, state, out, {"format": form, "verify": settings})
-    assert found.verification
-    assert found.verification.sections.training
-    assert (
-        "optimizer's state is the source's, grown"
-        in found.verification.sections.training.findings[0].sentence
-    )
-    grown(source, state, tmp_path / "expected")
-    name = next(out.glob("optimizer*/*.distcp"), out / "optimizer.pt").relative_to(out)
-    assert (out / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
-
-
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-ENTRY = "optimizer.state.model.embed_tokens.weight.exp_avg"
 HERE = "growkit_was_here"
 """An attribute that nothing has."""
 
@@ -429,20 +393,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A model, and its optimizer after a step."""
     source = save_model(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=1)
     return source, *trained(source, 1)
-
-
-def test_parts_of_a_mesh(made: Made, tmp_path: Path) -> None:
-    """What grows from them is what grows from whole tensors."""
-    state, found = get_optimizer_state_dict(*made[1:], options=FLAT), []
-    for planner in (None, InParts(1)):
-        folder, out = tmp_path / f"state-{len(found)}", tmp_path / f"out-{len(found)}"
-        dcp.save({"optimizer": state}, checkpoint_id=folder, planner=planner, no_dist=True)
-        grown(made[0], folder, out)
-        read = {ENTRY: torch.zeros(29, 32, dtype=torch.float64)}
-        dcp.load(read, checkpoint_id=out / "optimizer", no_dist=True)
-        found.append(read[ENTRY])
-    assert found[0].any()
-    assert found[0].equal(found[1])
 
 
 def poisoned(module: str, name: str) -> tuple[bytes, bytes]:

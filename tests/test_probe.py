@@ -29,8 +29,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo import held_out_text
 from growkit.extras.probing import arms, lines, probe
 from growkit.extras.probing import ranking as noise
-from growkit.extras.probing.arms import Bench, Data, make_data
-from growkit.extras.probing.harness import Look, batch_of, flops_of
+from growkit.extras.probing.arms import Data, make_data
+from growkit.extras.probing.harness import batch_of, flops_of
 from growkit.extras.probing.lines import JOURNAL, Work
 from growkit.extras.probing.probe_settings import ProbeSettings, candidates_of, fitting
 from growkit.extras.probing.results.probe_result import probe_next, probe_sentence
@@ -256,16 +256,6 @@ def test_shipped_recipes_take_the_next_possible_size(
             assert bool(found.note) == (found != candidate)
 
 
-def test_names_are_told_apart(place: Path) -> None:
-    """The source of a recipe is replaced, also of one that ships with growkit."""
-    source = str(place / "source")
-    given = [growkit.load_recipe(place / "wide.yaml", source, "source")] * 2
-    chosen = candidates_of([*given, place / "wide.yaml", "wider-mlp"], source, find(source))
-    assert [each.name for each in chosen] == ["source (2)", "source (3)", "wide", "wider-mlp"]
-    assert len({each.folder for each in chosen}) == 4
-    assert {each.recipe.source for each in chosen} == {source}
-
-
 def test_layouts_without_a_class_cannot_be_trained(place: Path, tmp_path: Path) -> None:
     """But what is read from one can."""
     source, text = byte_model(tmp_path / "diff", "diffllama", head_dim=8), place / "text.txt"
@@ -292,24 +282,6 @@ def test_what_is_only_stored_otherwise_trains_as_the_source(place: Path, tmp_pat
     assert parameters == [[id(each) for each in group["params"]] for group in by_trainer]
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
     assert any(each.dim() == 1 for each in groups[0]["params"])
-
-
-def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = Bench._run
-
-    def spoiled(self: Bench, arm: Any, *rest: Any) -> Any:
-        looks = train(self, arm, *rest)
-        if arm.entry.name == "wide":
-            looks[-1] = Look(looks[-1].step, None)
-        return looks
-
-    monkeypatch.setattr(Bench, "_run", spoiled)
-    result = probed(place, "wide", settings=quick(steps=1))
-    assert [each["outcome"] for each in result["candidates"]] == ["ranked", "diverged"]
-    assert result["candidates"][1]["rank"] == 2
-    assert "not finite" in result["candidates"][1]["reason"]
-    assert result["differences"] == []
-    Tags(page_of(probe_view(result)))
 
 
 EDITS: dict[str, Callable[[list[str]], list[str]]] = {
@@ -536,25 +508,3 @@ def test_what_was_found_and_what_to_do_next(
     assert [grid.heads[0] for grid in shown] == ["candidate"]  # a terminal shows the order alone
     assert ">0.2500" in rows  # the sign is that of the second above the first
     assert "-0.2500" not in rows[: rows.index("</section>")]
-
-
-def test_one_that_is_ahead_is_named_though_another_has_a_lower_mean(
-    found: growkit.ProbeResult,
-) -> None:
-    """The first may be noise; the control is that without the second none is ahead."""
-    result = json.loads(json.dumps(found)) | {"early": False}
-    stuck = by_name(result)["stuck"]
-    wide = by_name(result)["wide"]
-    other = {**wide, "name": "other"}
-    source = by_name(result)["source"]
-    result["candidates"] = [wide, other, source, stuck]
-    noisy, clear = pair("wide", "source", noise=True), pair("other", "source", noise=False)
-    result["differences"] = [noisy, clear, pair("wide", "other", noise=True)]
-    assert probe_sentence(result).startswith("other is ahead: ")
-    assert probe_sentence(result).endswith("; wide cannot be distinguished from it")
-    assert "by other, and" in probe_next(result)
-    assert "other is ahead</h1>" in page_of(probe_view(result))
-    assert "2 of 3 candidates were trained" in page_of(probe_view(result))
-    result["differences"] = [noisy, pair("other", "source", noise=True)]
-    assert probe_sentence(result).startswith("no candidate is ahead beyond noise")
-    assert "No candidate is ahead</h1>" in page_of(probe_view(result))

@@ -5,7 +5,7 @@ torch's singular values of the files' tensors.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,16 @@ from growkit.cli.demo import MODEL, training_text
 from growkit.engine.planner import plan_recipe
 from growkit.engine.prompts import DOCUMENT_SEPARATOR, make_prompts
 from growkit.engine.strict import strict_float64
-from growkit.extras.differential.conversions import shared_diff as search
 from growkit.extras.differential.conversions.shared_diff import (
-    RANKS_PER_PASS,
     SHRINKAGES,
-    Calibration,
     smallest_rank,
 )
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
 )
 from growkit.planning.recipe import ConvertStep, Recipe, load_recipe
-from tests.conftest import cli, folder_bytes, load_strict, relative_error, save_model, seeded
-from tests.test_calibration import TEXT, as_read, by_hooks, close, windows, with_tokenizer
+from tests.conftest import cli, folder_bytes, load_strict, relative_error, save_model
+from tests.test_calibration import TEXT, with_tokenizer
 
 LIMIT = 1e-12
 SIZES = {"vocab_size": 256, "num_key_value_heads": 4, "head_dim": 8, "hidden_size": 24}
@@ -96,45 +93,6 @@ def divergence(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
 def kl(source: Path, target: Path, windows: Sequence[Tensor]) -> float:
     """KL(source ‖ target) in plain torch, nats per token."""
     return divergence(probabilities(source, windows), probabilities(target, windows))
-
-
-def monotone(choose: Any, most: int) -> list[float]:
-    """Costs of ranks 1 to ``most``, falling, some of them equal."""
-    steps = [choose.choice([0.0, choose.random()]) for _ in range(most)]
-    return [sum(steps[rank:]) for rank in range(1, most + 1)]
-
-
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("noise", [0.0, 0.3])
-@pytest.mark.parametrize("seed", range(30))
-def test_the_rank_below_was_tried_and_fails(seed: int, noise: float) -> None:
-    choose = seeded(seed)
-    most = choose.choice([1, 2, 3, 7, 8, 9, 10, 64, 65, 200, 1024])
-    true = [cost + noise * choose.random() for cost in monotone(choose, most)]
-    true[-1] = 0.0
-    tolerance = choose.choice([0.0, choose.choice(true), choose.random() * true[0]])
-    asked: list[list[int]] = []
-
-    def costs(ranks: Sequence[int]) -> Mapping[int, float]:
-        asked.append(list(ranks))
-        return {rank: true[rank - 1] for rank in ranks}
-
-    rank, tried = smallest_rank(most, costs, tolerance)
-    assert true[rank - 1] <= tolerance
-    assert rank == 1 or tried[rank - 1] > tolerance
-    assert tried == {r: true[r - 1] for ranks in asked for r in ranks}
-    assert list(tried) == sorted(tried)
-    all_asked = [each for ranks in asked for each in ranks]
-    assert len(all_asked) == len(set(all_asked))  # nothing twice
-    assert all(1 <= each <= most for each in all_asked)
-    assert all(len(ranks) <= RANKS_PER_PASS + 1 for ranks in asked)
-    # Every pass after the first leaves at most an eighth of the candidates.
-    passes, left = 1, most
-    while left > RANKS_PER_PASS - 1:
-        passes, left = passes + 1, -(-left // RANKS_PER_PASS) - 1
-    assert len(asked) <= passes + 1
-    if not noise:
-        assert rank == next(r for r in range(1, most + 1) if true[r - 1] <= tolerance)
 
 
 @pytest.mark.parametrize("cost", [1.0, float("nan"), float("inf")])
@@ -360,19 +318,6 @@ def settled(target: Path) -> dict[str, Any]:
     return step
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_part_is_spread_evenly(seed: int, make: Callable[..., Path]) -> None:
-    folder = make("diffllama", dtype=torch.float64)
-    shrinkage = seeded(seed).random()
-    found = Calibration(as_read(folder), windows())
-    for layer, moment in enumerate(by_hooks(folder, windows())):
-        values = torch.linalg.eigvalsh(moment)
-        expected = (1 - shrinkage) * values + shrinkage * values.mean()
-        shrunk = torch.linalg.eigvalsh(found.moment(layer, shrinkage))
-        assert close(shrunk, expected, 1e-5)  # they run in float32
-        assert not close(shrunk, values, 1e-3)
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("scope", "rank"), [("head", 1), ("head", 4), ("layer", 3)])
 def test_what_costs_least_is_taken(scope: str, rank: int, two_texts: str, tmp_path: Path) -> None:
@@ -404,31 +349,3 @@ def test_all_inputs_alike_are_held_to_the_optimum(two_texts: str, tmp_path: Path
         # Updates of the other way are not the best ones for all inputs alike.
         kept, _ = check.judge(weights, [stored[name] for name in check.targets])
         assert kept is (shrinkage == 0)
-
-
-@pytest.mark.sampled(0)
-def test_a_tolerance_takes_the_cheapest_way(two_texts: str) -> None:
-    options: dict[str, Any] = {"rank": "auto", "tolerance": 0.1, "calibration": two_texts}
-    free = plan(MODEL, **options).kl_by_rank
-    fixed = [plan(MODEL, shrinkage=each, **options).kl_by_rank for each in SHRINKAGES]
-    for rank, cost in free.items():
-        costs = [each[rank] for each in fixed if rank in each]
-        assert cost == pytest.approx(min(costs), rel=1e-5)
-
-
-def test_the_model_runs_once_and_leaves_nothing(
-    two_texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(scratch))
-    runs, real = [], search._run
-
-    def counted(*args: Any) -> Iterator[None]:
-        runs.append(1)
-        return real(*args)
-
-    monkeypatch.setattr(search, "_run", counted)
-    shared(MODEL, tmp_path / "out", rank="auto", tolerance=0.1, calibration=two_texts)
-    assert len(runs) == 1
-    assert not list(scratch.iterdir())

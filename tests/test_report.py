@@ -16,22 +16,10 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.base.units import size
-from growkit.extras.optimizer.checks.trained_alike import _advice
 from growkit.planning.recipe import load_recipe
-from growkit.proof.files import FolderDifferences
-from growkit.proof.trainability import BREAK
-from growkit.proof.weights import Recovered
-from growkit.report import drawing
-from growkit.report.drawing import Titles
-from growkit.report.proof_page import binned, glance, proof_view
+from growkit.report.proof_page import glance, proof_view
 from growkit.report.saving import page
 from growkit.results.proof_result import (
-    MORE,
-    Finding,
-    Sections,
-    VerifyResult,
-    WeightsSection,
-    name_result,
     next_step,
 )
 from tests.conftest import cli, edit_weights, save_model
@@ -42,7 +30,6 @@ OUTSIDE = re.compile(
     r"""(?:src|href|action|data|poster|srcset)\s*=\s*["']?(?!\#)|url\(|@import|<(?:script|iframe|link|img|base|object|embed)\b""",
     re.IGNORECASE,
 )
-TITLES = Titles("t", "x", "y")
 EXAMPLE = Path(__file__).with_name("proof.json")
 
 
@@ -306,20 +293,6 @@ def test_tables_hold_the_figures() -> None:
     assert row(shown, "generate") == ["✓ kept", "–", "–", "–", "–"]
 
 
-def test_positions_in_bins_with_their_counts() -> None:
-    values = [float(position) for position in range(100)]
-    found = binned(values, [4] * 100)
-    assert [name for name, _, _ in found[:2]] == ["0–7", "8–15"]
-    assert [tokens for _, _, tokens in found] == [32] * 12 + [16]
-    assert found[0][1] == pytest.approx(3.5)
-    assert sum((mean or 0) * tokens for _, mean, tokens in found) == pytest.approx(4 * sum(values))
-    assert binned([1.0, 4.0] * 16, [3, 1] * 16)[0][1] == pytest.approx(1.75)
-    assert binned([1.0, None] * 16, [3, 1] * 16)[0][1] is None
-    assert [name for name, _, _ in binned([1.0, 2.0], [1, 1])] == ["0", "1"]
-    shown = paged(kl_by_position=[1e-4] * 64, tokens_by_position=[6] * 64)
-    assert row(shown, "60–63") == ["24", "0.0001"]
-
-
 # Charts.
 
 
@@ -334,41 +307,6 @@ def test_charts_describe_what_they_show() -> None:
     for said in ("smallest 0 at embed_tokens", "largest 0.02 at 1", "none at norm, lm_head"):
         assert said in layers
     assert "limit 1e-12" in layers
-
-
-def dots(svg: str, kind: str = "dot") -> list[tuple[float, float]]:
-    """Where a chart has its points."""
-    paths = re.findall(rf'class="{kind}" d="(.*?)"', svg)
-    points = re.findall(r"M([\d.]+) ([\d.]+)h0", "".join(paths))
-    return [(float(x), float(y)) for x, y in points]
-
-
-def numbers(svg: str) -> list[str]:
-    """The numbers of the vertical axis."""
-    return re.findall(r'text-anchor="end">(-?\d[^<]*)<', svg)
-
-
-def data(svg: str) -> str:
-    (found,) = re.findall(r'class="data" d="(.*?)"', svg)
-    return found
-
-
-def test_a_logarithmic_axis_has_equal_decades_and_zeros_below() -> None:
-    svg = drawing.line([1e-15, 1e-12, 1e-9, 0.0], TITLES, log=True)
-    first, second, third, zero = (y for _, y in dots(svg))
-    assert first - second == pytest.approx(second - third, abs=0.2)
-    assert zero > first
-    assert data(svg).count("M") == 2  # nothing leads from zero to numbers
-    assert "0" in numbers(svg)
-    assert not {"1e-16", "1e-17"} & {*numbers(svg)}  # no decade is that of zero
-    whole = drawing.line([1e-15, 1e-16], TITLES, log=True)
-    assert data(whole).count("M") == 1
-    assert "0" not in numbers(whole)
-    for log in (True, False):  # no scale is made up for zeros
-        assert numbers(drawing.line([0.0, 0.0], TITLES, log=log)) == ["0"]
-        assert len(numbers(drawing.line([0.0, 1e-16], TITLES, log=log))) > 1
-    linear = [y for _, y in dots(drawing.line([1.0, 10.0, 100.0], TITLES))]
-    assert linear[0] - linear[1] != pytest.approx(linear[1] - linear[2], abs=1)
 
 
 def test_a_real_proof(tmp_path: Path, make: Callable[..., Path]) -> None:
@@ -452,38 +390,6 @@ def test_what_was_lost_comes_first(
     assert lossy.reason.startswith(f"changed as requested: {lossy.lost}; the loss goes")
     assert "of the likeliest next tokens are the same" in lossy.reason
     assert (exact.lost, bool(lossy.lost)) == (None, True)
-
-
-NEXT = {
-    "negative_control": (MORE, "--text FILE"),
-    "weights": (Recovered(lost="norm.weight").finding("exact").advice, "copy the target's weights"),
-    "files": (
-        FolderDifferences(["config.json: rope_theta"]).section.findings[0].advice,
-        "put config.json: rope_theta back",
-    ),
-    "trainability": (BREAK, "--symmetry break"),
-    "training": (_advice(0.0, 0.1, caught=False), "--steps"),
-    "the optimizer's state": (
-        _advice(0.0, 0.1, caught=True),
-        "the state of the source's optimizer",
-    ),
-    "generate": (None, "avoid generate"),
-}
-
-
-def advice(name: str) -> str:
-    result = VerifyResult(**full(findings=[Finding(**finding(name, advice=NEXT[name][0]))]))
-    sections = result["sections"]
-    result.sections = Sections(**sections | {"weights": WeightsSection(**sections["weights"])})
-    return next_step(name_result(result, "/m/my model", "/m/out.rejected")) or ""
-
-
-@pytest.mark.parametrize("name", NEXT)
-def test_every_failure_has_its_advice(name: str) -> None:
-    assert NEXT[name][1] in advice(name)
-    assert not any(NEXT[name][1] in advice(other) for other in NEXT if other != name)
-    again = "growkit run /m/out.rejected/growkit.json --source '/m/my model' --output /m/out-again"
-    assert f"({again})" in advice("weights")
 
 
 def test_the_terminal_begins_with_the_verdict(place: Path, tmp_path: Path) -> None:

@@ -1,22 +1,17 @@
 """Sentences say what is true, and a wrong name ends with the right one."""
 
-import errno
 import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import LONGEST_SENTENCE, InputError
-from growkit.base.names import did_you_mean, nearest, perhaps
 from growkit.base.settings import DEVICES
-from growkit.checkpoint import publishing
 from growkit.cli.app import app
 from growkit.planning.operation import operations
 from growkit.planning.recipe import shipped_recipes
@@ -43,28 +38,6 @@ def test_a_folder_in_the_place_of_the_weights() -> None:
     assert "model.safetensors is a folder, and a file was expected" in refusal("inspect", "source")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO])
-def test_small_files_are_named_where_they_cannot_be_written(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(publishing, "flush", full)
-    said = refusal("recipes", "copy", "wider-mlp", ".")
-    assert "wider-mlp.yaml" in said
-    assert "Errno" not in said
-    assert not Path("wider-mlp.yaml").exists()
-
-
-def test_whatever_the_system_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(*arguments: Any, **more: Any) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), "source/config.json")
-
-    monkeypatch.setattr("growkit.pipeline.inspection.inspect", look)
-    assert "error: source/config.json: Input/output error; " in refusal("inspect", "source")
-
-
 def test_a_terminal_of_no_width_is_one_of_unknown_width() -> None:
     command: list[str] = [sys.executable, "-m", "growkit", "grow", "--help"]
     done = subprocess.run(
@@ -75,27 +48,6 @@ def test_a_terminal_of_no_width_is_one_of_unknown_width() -> None:
 
 
 # Which is the nearest.
-
-
-def test_what_is_like_nothing_is_no_guess() -> None:
-    known = ["hidden", "heads", "ffn"]
-    assert nearest("zzz", known) is None
-    assert nearest("h", known) is None
-    assert nearest("", known) is nearest("--", known) is None
-    assert did_you_mean("zzz", known) == "known are hidden, heads, ffn"
-    assert did_you_mean("zzz", known, otherwise="look") == "look"
-    assert perhaps("zzz", known) == ""
-    assert did_you_mean("Hiden", known, otherwise="look") == "did you mean 'hidden'?"
-    listed = "did you mean 'hidden'? (known are hidden, heads, ffn)"
-    assert did_you_mean("Hiden", known) == listed
-    assert perhaps("ff", known) == "; did you mean 'ffn'?"
-    assert nearest("width", known, {"width": "hidden"}) == "hidden"
-
-
-def test_long_names_cost_nothing() -> None:
-    started = time.process_time()
-    nearest("x" * 10**7, ["hidden"] * 100)
-    assert time.process_time() - started < 0.5
 
 
 # Every name there is: see also tests/mistakes.txt.

@@ -19,10 +19,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.planner import plan_recipe
-from growkit.extras.differential.diff_family import FAMILY as DIFF
-from growkit.extras.differential.layouts import read_layout
 from growkit.extras.differential.low_rank import HeadGroups
-from growkit.planning.plan import Plan, Planned
 from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.proof.weights import Origin, Recovered, compare_weights
 from tests.conftest import edit_weights, save_model, seeded, with_tokenizer
@@ -181,15 +178,6 @@ def test_a_base_that_fits_worse_updates_is_found(scope: str, pair: Recipe, tmp_p
     assert compared(spoiled(sound, tmp_path, worse)).lost == BASE
 
 
-def test_faults_are_found_through_later_steps(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "diffllama", 0, **HEADS)
-    wider = GrowStep("group-diff", {"hidden": "x2"})
-    recipe = made(tmp_path, source, wider, ConvertStep("shared-diff", {"rank": 2}), wider)
-    for name in (BASE, DOWN, UP):
-        wrong = spoiled(recipe, tmp_path / name, lambda t, name=name: t[name][0].mul_(2))
-        assert compared(wrong).lost == BASE
-
-
 def test_what_is_left_over_is_reported(pair: Recipe) -> None:
     first = compared(pair).spectra[0]
     weight = Checkpoint(pair.source).read("model.layers.0.self_attn.q_proj.weight").double()
@@ -201,21 +189,3 @@ def test_what_is_left_over_is_reported(pair: Recipe) -> None:
     assert first["residual"] == pytest.approx(first["best"], rel=0.01)
     assert first["kept"] == 4
     assert first["singular_values"] == pytest.approx(values.square().mean(0).sqrt().tolist())
-
-
-def test_what_was_computed_once_more_is_not_said_to_be_checked(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "diffllama", 0, **HEADS)
-    recipe = made(tmp_path, source, ConvertStep("shared-diff", {"rank": 2}), ConvertStep("diff"))
-    assert BASE in compared(recipe).unchecked
-
-
-def test_a_tensor_that_is_not_repeatable_needs_a_check(tmp_path: Path) -> None:
-    source = Checkpoint(save_model(tmp_path / "source", "diffllama", 0, **HEADS))
-    steps = (ConvertStep("shared-diff", {"rank": 2}),)
-    plan: Plan = plan_recipe(Recipe("source", steps, "target"), source).lineage.plans[-1]
-    read = Planned(source, read_layout(source))
-    unused = plan.dropped, plan.duplicates
-    made = {rule.target: rule.transform for rule in plan.rules}
-    Plan.checked(read, DIFF, plan.config, made, unused=unused, checks=plan.checks)
-    with pytest.raises(AssertionError, match="unchecked"):
-        Plan.checked(read, DIFF, plan.config, made, unused=unused)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -14,29 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
-from growkit.algebra.expansion import (
-    NOTHING,
-    Expansion,
-    filled_up,
-    following,
-    in_blocks,
-    index_map,
-    placed,
-    uneven,
-)
-from growkit.algebra.law import grow_moments
-from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
-from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.planner import change
-from growkit.families.axes import Pattern
-from growkit.families.family import Family
-from growkit.operations.growth import copying
-from growkit.operations.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
-from growkit.operations.growth.expanding import expand
-from growkit.planning import operation as operations_of
-from growkit.planning.operation import Change, Operation
 from growkit.planning.recipe import GrowStep, load_recipe
 from tests.conftest import (
     edit_weights,
@@ -281,34 +261,6 @@ def test_a_bound_that_is_not_kept_is_rejected(make: Make, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def test_zeros_that_nothing_learns_are_found(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control: zeros that are read by zeros, as in an MLP that is filled up with neurons."""
-    source = make("llama", **HEADS, num_hidden_layers=1)
-    monkeypatch.setattr(copying, "place_copies", lambda *_, **__: {"ffn": padded(24, 30)})
-    settings = growkit.Settings(prompts=1, length=12, trainability=True)
-    result = growkit.grow(source, tmp_path / "out", ffn=30, verify=settings)
-    assert result["kept"] is False
-    assert "no gradient at all for zeros in model.layers.0.mlp" in result["verification"]["reason"]
-
-
-def test_what_reads_zeros_has_gathered_nothing() -> None:
-    """The moments of weights that were copied for zeros: their gradients are zero so far."""
-    form = Pattern.parse("ffn <- hidden").dimensions
-    grown = {"hidden": filled_up(4, 6)}
-    maps = [index_map(each, {"hidden": 4, "ffn": 3}, grown) for each in form]
-    assert maps[1].source.tolist() == [0, 1, 2, 3, 0, 1]
-    moments = torch.arange(1.0, 13).view(3, 4)
-
-    def read(rows: slice, columns: slice | None = None) -> torch.Tensor:
-        return moments[rows][:, columns or slice(None)]
-
-    found = grow_moments(read, maps, 1, [slice(0, 3), slice(0, 6)])
-    assert found[:, :4].equal(moments)
-    assert not found[:, 4:].any()
-
-
 def test_what_the_root_of_hidden_rounds_is_bounded(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "gemma", **SMALL)
     out = tmp_path / "out"
@@ -460,158 +412,3 @@ def test_numbers_that_are_too_large_are_refused(make: Make, tmp_path: Path) -> N
         growkit.grow(source, tmp_path / "out", ffn="x2", dtype="float16")
     assert [each.name for each in tmp_path.iterdir()] == [source.name]
     growkit.grow(source, tmp_path / "out", ffn="x2", dtype="bfloat16", verify=False)
-
-
-class ByHand(Operation):
-    """A growth method whose expansions are given."""
-
-    name, paper, options = "by-hand", "-", (SYMMETRY, SNR_DB)
-
-    def __init__(self, **expansions: Expansion) -> None:
-        self.expansions = expansions
-
-    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
-        """DiffLlama has one eps for norms over hidden states and heads."""
-        return family.name != "DiffLlama" or "hidden" not in self.expansions
-
-    def portable(self, family: Family, config: Config, options: Any) -> Mapping[str, str]:
-        return options
-
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
-        shares = Shares(DEFAULT_SNR_DB if options["symmetry"] == "break" else None, seed)
-        grown = {axis: len(each.source) for axis, each in self.expansions.items()}
-        plan = expand(source, source.family, grown, lambda: self.expansions, shares)
-        return Change([plan])
-
-
-@pytest.fixture
-def grow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """``grow(source, out, ffn=uneven(24, 40, groups=False))``"""
-    known = operations_of.operations("grow")
-
-    def by_hand(source: Path, out: Path, *, verify: Any = False, **expansions: Expansion) -> Any:
-        symmetry = expansions.pop("symmetry", "break")
-        several = known | {"by-hand": ByHand(**expansions)}
-        monkeypatch.setattr(operations_of, "operations", lambda verb: several)
-        return growkit.grow(source, out, method="by-hand", symmetry=symmetry, verify=verify)
-
-    return by_hand
-
-
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-
-
-def padded(size: int, target: int) -> Expansion:
-    """The space, followed by zeros."""
-    return placed(size, [*range(size), *[NOTHING] * (target - size)])
-
-
-def any_expansion(size: int, chance: Random, *, hidden: bool = False) -> Expansion:
-    kind = chance.choice(["copies", "padded"] if hidden else ["copies", "uneven", "padded", "hand"])
-    if kind == "copies":
-        groups = chance.choice([False, True])
-        return uneven(size, size * chance.choice([1, 2, 3]), groups=groups)
-    if kind == "padded":
-        return padded(size, 4 * size if hidden else size + chance.randrange(9))
-    if kind == "uneven":
-        return uneven(size, size + chance.randrange(2 * size), groups=chance.random() < 0.5)
-    source = [*range(size), *(chance.randrange(NOTHING, size) for _ in range(size))]
-    share = [1.0] * size + [0.0] * size  # all or nothing: only the first copy is read
-    order = chance.sample(range(2 * size), 2 * size)
-    return placed(size, [source[i] for i in order], [share[i] for i in order])
-
-
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("seed", range(24))
-def test_any_expansions(seed: int, tmp_path: Path, grow: Callable[..., Any]) -> None:
-    chance = seeded(seed)
-    kv_heads, group = chance.choice([2, 3]), chance.choice([1, 2])
-    heads = kv_heads * group
-    kind = chance.choice(["llama", "qwen3"])
-    sizes = {"hidden_size": 36, "intermediate_size": 11, "head_dim": 6, "attention_bias": True}
-    sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    sizes["tie_word_embeddings"] = chance.random() < 0.5
-    dtype = chance.choice([torch.float32, torch.bfloat16, torch.float16])
-    source = save_model(tmp_path / "source", kind, seed, dtype, **sizes)
-    serving = uneven(kv_heads, chance.choice([kv_heads, 4, 6]), groups=chance.random() < 0.5)
-    places = chance.choice([n for n in (1, 2, 3, 4) if n >= group])
-    places = next(n for n in range(places, 9) if 36 % (n * len(serving.source)) == 0 or n == 8)
-    expansions = {
-        "ffn": any_expansion(11, chance),
-        "hidden": any_expansion(36, chance, hidden=kind == "llama"),
-        "kv_heads": serving,
-        "heads": following(serving, heads, places * len(serving.source)),
-    }
-    if kind == "qwen3":  # its eps serves norms inside of heads as well
-        expansions["hidden"] = in_blocks(36, chance.choice([1, 2, 3]))
-    hidden, places = (len(expansions[axis].source) for axis in ("hidden", "heads"))
-    if kind == "llama" and hidden % places:
-        with pytest.raises(InputError, match="hidden_size"):
-            grow(source, tmp_path / "out", **expansions)
-        return
-    symmetry = chance.choice(["keep", "break"])
-    grow(source, tmp_path / "out", symmetry=symmetry, **expansions)
-    assert relative_error(source, tmp_path / "out") < 1e-12
-
-
-@DTYPES
-@pytest.mark.parametrize("tied", [True, False])
-def test_zeros(
-    dtype: torch.dtype, tied: bool, make: Make, tmp_path: Path, grow: Callable[..., Any]
-) -> None:
-    """Zeros that make hidden four times as large: its norms take that back, and round nothing."""
-    source = make("llama", dtype=dtype, tie_word_embeddings=tied, rms_norm_eps=0.03)
-    out = tmp_path / "out"
-    grow(source, out, hidden=padded(16, 64), ffn=padded(24, 25))
-    assert relative_error(source, out) < 1e-12
-    assert json.loads((out / "config.json").read_text())["rms_norm_eps"] == 0.03 / 4
-    # Likewise as it will run, in the dtype of the files: no weight has been rounded.
-    ids = torch.arange(12)[None]
-    one, other = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)(ids).logits
-        for folder in (source, out)
-    )
-    scale = one.double().square().mean().sqrt()
-    assert (one - other).abs().max() <= 4 * torch.finfo(dtype).eps * scale
-
-
-def test_zeros_where_one_eps_serves_other_norms(
-    make: Make, tmp_path: Path, grow: Callable[..., Any]
-) -> None:
-    """DiffLlama has one for all; as a DIFF Transformer, head norms keep theirs."""
-    source = make("diffllama", rms_norm_eps=0.03)
-    grow(source, tmp_path / "out", hidden=padded(16, 64))
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert [config[key] for key in ("rms_norm_eps", "head_norm_eps")] == [0.03 / 4, 0.03]
-    assert relative_error(source, tmp_path / "out") < 1e-12
-
-
-def test_what_a_norm_cannot_be_told_is_refused(
-    make: Make, tmp_path: Path, grow: Callable[..., Any]
-) -> None:
-    llama = make("llama")
-    qwen3 = save_model(tmp_path / "qwen3", "qwen3", **SMALL)
-    gpt2 = save_model(tmp_path / "gpt2", "gpt2", num_attention_heads=2)
-    refused: list[tuple[Path, dict[str, Expansion], str]] = [
-        (llama, {"hidden": uneven(16, 28, groups=False)}, "which uneven copies change"),
-        (llama, {"hidden": padded(16, 32)}, "powers of four"),
-        (qwen3, {"hidden": padded(16, 64)}, "rms_norm_eps serves norms over both"),
-        (gpt2, {"hidden": padded(16, 64), "heads": padded(2, 8)}, "which zeros change"),
-        (gpt2, {"hidden": uneven(16, 24, groups=True), "heads": padded(2, 3)}, "uneven copies"),
-    ]
-    for source, expansions, why in refused:
-        with pytest.raises(InputError, match=why):
-            grow(source, tmp_path / "out", **expansions)
-        assert not (tmp_path / "out").exists()
-
-
-def test_heads_that_would_lose_what_serves_them_are_refused(
-    make: Make, tmp_path: Path, grow: Callable[..., Any]
-) -> None:
-    source = make("llama")
-    with pytest.raises(InputError, match="copies of heads are not next to the copies of"):
-        grow(source, tmp_path / "out", heads=in_blocks(4, 2), kv_heads=uneven(2, 8, groups=True))
-    with pytest.raises(InputError, match="copies of heads are not next to the copies of"):
-        grow(source, tmp_path / "out", kv_heads=in_blocks(2, 2))
-    grow(source, tmp_path / "out", heads=in_blocks(4, 2), kv_heads=in_blocks(2, 2))
-    assert relative_error(source, tmp_path / "out") < 1e-12

@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
-from torch.nn import functional
 from transformers import CONFIG_MAPPING, LlamaConfig, PreTrainedConfig
 
 import growkit
@@ -28,12 +26,10 @@ from growkit.algebra import law
 from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.lending import can_stay, lend
 from growkit.engine.planner import plan_recipe
 from growkit.families.family import family_of
 from growkit.families.model import Headers
 from growkit.planning import plan
-from growkit.planning.plan import Planned
 from growkit.planning.recipe import Recipe, parse_recipe
 from tests.conftest import SIZES, edit_weights, folder_bytes, same_bits, save_random, seeded
 from tests.fuzz.targets import any_operation, chosen_options
@@ -287,108 +283,3 @@ def test_a_proof_reads_large_matrices_in_parts(
     of_vocabulary = {EMBEDDING} if tied else {EMBEDDING, HEAD}
     assert of_vocabulary <= {name for name, _ in reads}
     assert all(count <= small_parts for name, count in reads if name in of_vocabulary)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", [EMBEDDING, HEAD])
-@pytest.mark.parametrize("row", [0, 50, 98])
-def test_a_bit_in_any_part_is_missed(
-    name: str, row: int, make: Make, tmp_path: Path, small_parts: int
-) -> None:
-    source = make("llama", vocab_size=99)
-    growkit.grow(source, tmp_path / "out", hidden="x2", verify=None)
-    with edit_weights(tmp_path / "out") as weights:
-        value = weights[name][row, 5]
-        weights[name][row, 5] = torch.nextafter(value, value + 1)
-    result = growkit.verify(source, tmp_path / "out", prompts=2, length=12, device="cpu")
-    assert not result["kept"]
-    assert result.sections.weights.first_lost_tensor == name
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [
-        [{"grow": "group-diff", "hidden": "x2", "signal_heads": "x2"}],
-        [{"grow": "hypercloning", "hidden": "x2", "ffn": "x3"}, {"convert": "dint"}],
-        [{"convert": "motif"}],
-    ],
-    ids=str,
-)
-def test_parts_are_parts_of_the_whole(
-    steps: list[dict[str, str]], make: Make, tmp_path: Path
-) -> None:
-    """Made and undone part by part, every tensor is what it is as a whole."""
-    source = make("diffllama", vocab_size=30)
-    recipe = {"source": str(source), "output": str(tmp_path / "out"), "steps": steps}
-    planned: Any = Checkpoint(source)
-    chance = seeded(1)
-    for each in plan_recipe(parse_recipe(recipe, "recipe"), planned).lineage.plans:
-        before, planned = planned, Planned(planned, each)
-        for rule in each.rules:
-            whole = planned.read(rule.target)
-            assert (planned.cuts(rule.target) > 0) == rule.transform.local
-            for _ in range(3):
-                where = [slice(*sorted(chance.choices(range(n + 1), k=2))) for n in whole.shape]
-                part = rule.transform.part(before, where)
-                assert part.equal(whole[tuple(where)])
-                assert planned.read(rule.target, where[0]).equal(whole[where[0]])
-            if rule.transform.holds:
-                (origin,) = rule.sources
-                expected = before.read(origin)
-                rows = slice(*sorted(chance.choices(range(len(expected) + 1), k=2)))
-                back = rule.transform.undo(whole.__getitem__, rows)
-                assert back.equal(expected[rows])
-                spoiled = whole.clone()
-                spoiled.view(-1)[chance.randrange(whole.numel())] += 1
-                back = rule.transform.undo(spoiled.__getitem__, slice(0, len(expected)))
-                assert back is None or not back.equal(expected)
-
-
-class TestInBlocks:
-    """A linear layer in blocks, held against the same layer as torch has it."""
-
-    @pytest.fixture(params=[False, True], ids=["no bias", "bias"])
-    def pair(self, request: pytest.FixtureRequest) -> tuple[nn.Linear, nn.Linear]:
-        torch.manual_seed(0)
-        whole = nn.Linear(6, 11, bias=request.param, dtype=torch.float64)
-        whole.weight.data = whole.weight.data.float().double()
-        other = nn.Linear(6, 11, bias=request.param, dtype=torch.float64)
-        other.load_state_dict(whole.state_dict())
-        stored = whole.weight.detach().float()
-        lend(other, "weight", stored.__getitem__, (11, 6), torch.empty(20, dtype=torch.float64))
-        return whole, other
-
-    def test_products_and_gradients(self, pair: tuple[nn.Linear, nn.Linear]) -> None:
-        found = []
-        for module in pair:
-            hidden = torch.linspace(-1, 1, 2 * 3 * 6, dtype=torch.float64).view(2, 3, 6)
-            hidden.requires_grad_()
-            product = module(hidden) + module(2 * hidden)  # twice: gradients add up
-            other_use = functional.linear(module.weight, module.weight)
-            (product.square().sum() + other_use.square().sum()).backward()
-            gradients = [hidden.grad, *(p.grad for p in module.parameters())]
-            found.append([product, other_use, torch.clone(module.weight), *gradients])
-        for one, other in zip(*found, strict=True):
-            assert torch.allclose(one, other, rtol=1e-14, atol=1e-14)
-
-    def test_a_factor(self, pair: tuple[nn.Linear, nn.Linear]) -> None:
-        whole, other = pair
-        hidden = torch.ones(1, 6, dtype=torch.float64)
-        lent = vars(other)["weight"]
-        lent.factor = 2.0
-        expected = functional.linear(hidden, 2 * whole.weight, whole.bias)
-        assert torch.allclose(other(hidden), expected)
-        lent.factor = 1.0
-        assert torch.allclose(other(hidden), whole(hidden))
-
-    def test_only_what_is_large_and_linear(self, make: Make, small_parts: int) -> None:
-        class Special(nn.Linear):
-            """Whose forward is its own."""
-
-        info = Checkpoint(make("llama")).tensors
-        large, small = info["model.layers.0.mlp.up_proj.weight"], info["model.norm.weight"]
-        assert can_stay(nn.Linear(16, 24), "weight", large)
-        assert not can_stay(nn.Linear(16, 1), "weight", small)
-        assert not can_stay(nn.Linear(16, 24), "bias", large)
-        assert not can_stay(Special(16, 24), "weight", large)
-        assert not can_stay(nn.Embedding(24, 16), "weight", large)

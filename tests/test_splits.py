@@ -13,7 +13,7 @@ from torch import Tensor
 
 import growkit
 from growkit.algebra.expansion import IndexMap, in_blocks
-from growkit.algebra.law import grow_slice, undo
+from growkit.algebra.law import grow_slice
 from growkit.algebra.splits import LEAST_SNR_DB, Draw, Shares, noise, split
 from growkit.base.tensors import cut
 from growkit.families.axes import Role
@@ -142,33 +142,6 @@ MULTI_HEAD = {"num_key_value_heads": 4}
 RATE = 1e-2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("parts", [2, 3, 4, 5])
-def test_even_splits_are_exact(parts: int, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(parts)
-    weight = (torch.randn(7, 5, generator=generator) * 2.0 ** torch.arange(-20, 15, 7)).to(dtype)
-    grown = in_blocks(5, parts)
-    rows, columns = in_blocks(7, 2), grown
-    maps = (
-        IndexMap(Role.WRITTEN, 7, rows.source, rows.share),
-        IndexMap(Role.READ, 5, columns.source, columns.share),
-    )
-    found = grow_slice(
-        lambda chosen, some=None: weight[chosen][:, some or slice(None)],
-        maps,
-        "name",
-        Shares(None),
-        [slice(0, 14), slice(0, 5 * parts)],
-    )
-    split = found[:7].view(7, parts, 5)
-    assert split.double().sum(1).equal(weight.double())
-    assert undo(lambda chosen: found[chosen], maps, slice(0, 7)).equal(weight)
-    large = (split.double() / weight.double()[:, None])[..., -2:]  # small ones have few digits
-    wanted = torch.from_numpy(maps[1].shares.reshape(parts, 5)[:, :2].copy())
-    assert torch.allclose(large, wanted.expand(7, -1, 2), rtol=0.02)
-    assert bool(large[:, 0].ne(large[:, -1]).any()) == (parts in (3, 5))
-
-
 def trained(folder: Path, groups: Any, state: Path | None, steps: int) -> tuple[Any, Any]:
     """A model after some steps in strict float64, and its optimizer."""
     model = load_strict(folder)
@@ -221,15 +194,3 @@ def test_moments_of_copies_that_begin_anew_let_even_copies_part(make: Make, tmp_
             axes = sum(size != 29 for size in kept.shape)  # each twice as long
             expected = int((copied[key] != 0).sum()) / 2**axes
             assert int(kept.sum()) == pytest.approx(expected, rel=0.1), name
-
-
-def test_copies_part_in_training(make: Make, tmp_path: Path) -> None:
-    source = make("llama", dtype=torch.float64, **MULTI_HEAD)
-    parted = {}
-    for symmetry in ("break", "keep"):
-        folder = tmp_path / symmetry
-        growkit.grow(source, folder, hidden="x2", symmetry=symmetry, verify=False)
-        groups = partial(param_groups, folder=folder, lr=RATE, eps=1e-12, decays=lambda *_: True)
-        parted[symmetry] = apart(trained(folder, groups, None, 10)[0])
-    assert parted["keep"] < 1e-11
-    assert parted["break"] > 1e-4

@@ -7,7 +7,6 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
-from growkit.engine import device, layered_model
+from growkit.engine import layered_model
 from growkit.engine.device import CPU, choose_device, reproducible, settings
 from growkit.engine.forward import Forward
 from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, strict_float64
@@ -155,24 +154,6 @@ def test_what_was_chosen_comes_back(strictly: bool, monkeypatch: pytest.MonkeyPa
     assert [getattr(owner, name) for owner, name, _ in settings()] == before
     with reproducible(CPU):
         assert torch.are_deterministic_algorithms_enabled() == strictly
-
-
-def test_both_flags_of_sums_come_back() -> None:
-    products = torch.backends.cuda.matmul
-    products.allow_bf16_reduced_precision_reduction = False, False
-    with reproducible(CPU):
-        assert products.allow_bf16_reduced_precision_reduction_split_k
-    assert not products.allow_bf16_reduced_precision_reduction_split_k
-
-
-def test_the_exact_operations_do_not_depend_on_the_library() -> None:
-    """A GPU does as numpy does. Roots are not among them: those of CPUs may be rounded wrongly."""
-    numbers = torch.rand(2, 100_000, dtype=torch.float64) + 1
-    for dtype in (torch.float64, torch.float32):
-        a, b = (each.to(dtype).numpy() for each in numbers)
-        expected = np.stack([a + b, a - b, a * b, a / b])
-        found = device._operations(torch.from_numpy(a), torch.from_numpy(b))
-        assert (found.numpy() == expected).all()
 
 
 def test_operations_without_a_deterministic_form_are_named() -> None:

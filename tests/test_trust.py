@@ -5,14 +5,11 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 import growkit
 from growkit.base.errors import LONGEST_SENTENCE, InputError
@@ -20,7 +17,7 @@ from growkit.base.parsing import parse_yaml
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import prompts
-from tests.conftest import cli, edit_config, edit_json, refusal, save_model, with_tokenizer
+from tests.conftest import cli, edit_config, refusal, save_model, with_tokenizer
 
 STEERING = "a\nb\x1b[31m\u202e"
 
@@ -208,33 +205,6 @@ def test_a_sparse_text_is_not_read_to_its_end(source: Path, tmp_path: Path) -> N
     assert "text.txt holds zero bytes" in said
 
 
-def test_a_record_of_many_files_is_checked_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = 30_000
-    names = [f"x{number}" for number in range(count)]
-    monkeypatch.setattr(Folder, "names", lambda folder: names)
-    files = {name: [0, "0"] for name in names} | {f"y{number}": [0, "0"] for number in range(count)}
-    (tmp_path / "growkit.json").write_text(json.dumps({"files": files}))
-    begin = time.process_time()
-    assert len(growkit.check(tmp_path)["differences"]) == 2 * count + 1
-    assert time.process_time() - begin < 10  # it took minutes
-
-
-def test_large_texts_are_read_in_part(tmp_path: Path) -> None:
-    file = tmp_path / "text.txt"
-    with file.open("wb") as stream:
-        stream.write("é".encode() * prompts.MAX_TEXT)
-        stream.truncate(100 << 30)
-    content = prompts.read_text(str(file))
-    assert len(content) == prompts.MAX_TEXT
-    assert len(prompts.documents(b"x" * 10**6)) == -(-(10**6) // prompts.LONGEST_DOCUMENT)
-    words = "two words " * 10**5
-    parts = prompts.documents(f"{words}<|endoftext|> short ".encode())
-    assert " ".join(parts) == f"{words}short"
-    assert max(map(len, parts)) <= prompts.LONGEST_DOCUMENT
-
-
 LAUGHS = "a0: &a0 [x]\n" + "".join(
     f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(12)
 )
@@ -273,25 +243,7 @@ def test_yaml_that_is_no_recipe(text: str, says: str, tmp_path: Path) -> None:
     assert "recipe.yaml" in sentence("run", tmp_path / "recipe.yaml")
 
 
-def test_whole_numbers_of_64_bits() -> None:
-    for number in (-(2**63), 2**63 - 1):
-        assert parse_yaml(f"a: {number}") == {"a": number}
-    for number in (-(2**63) - 1, 2**63):
-        with pytest.raises(ValueError, match="64 bits"):
-            parse_yaml(f"a: {number}")
-
-
 # -- what is printed
-
-
-def test_sentences_steer_no_terminal_and_have_an_end() -> None:
-    assert str(InputError(f"tensor {STEERING} is ×2 “große”")) == (
-        r"tensor a\nb\x1b[31m\u202e is ×2 “große”"
-    )
-    long = str(InputError("begin " + "x" * 10**7 + " end"))
-    assert len(long) < LONGEST_SENTENCE + 10
-    assert long.startswith("begin x")
-    assert long.endswith("x end")
 
 
 def test_what_is_printed_of_a_folder(source: Path) -> None:
@@ -339,31 +291,6 @@ def record(folder: Path, manifest: Any) -> None:
     (folder / "growkit.json").write_text(json.dumps(manifest))
 
 
-def test_a_recipe_that_does_not_fit_is_no_missing_manifest(pair: Path, target: Path) -> None:
-    manifest = json.loads((target / "growkit.json").read_text())
-    manifest["recipe"]["steps"] = [{"convert": "dint"}, {"convert": "llama"}]
-    record(target, manifest)
-    result = growkit.verify(pair / "source", target, **QUICK)
-    assert result.sections.weights.recovered is None
-    assert "the recipe in the target's manifest does not fit this source" in result["reason"]
-    with edit_json(target / "config.json") as config:
-        config |= {"max_position_embeddings": 32}
-    result = growkit.verify(pair / "source", target, **QUICK)
-    assert not result["kept"]
-    assert "max_position_embeddings" in result["reason"]
-
-
-def test_a_calibrated_manifest_is_checked_without_its_text(pair: Path, tmp_path: Path) -> None:
-    shared = shutil.copytree(pair / "shared", tmp_path / "shared")
-    manifest = json.loads((shared / "growkit.json").read_text())
-    (step,) = manifest["recipe"]["steps"]
-    step["calibration"] = "/nowhere/at/all.txt"
-    record(shared, manifest)
-    result = growkit.verify(pair / "source", shared, **QUICK)
-    assert result.sections.weights.recovered is True
-    assert result["kept"], result["reason"]
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("found", [{}, {"shrinkage": "0.5"}])
 @pytest.mark.parametrize("rank", ["2", "auto"])
@@ -390,36 +317,3 @@ def test_damaged_manifests(content: bytes, pair: Path, target: Path) -> None:
     (target / "growkit.json").write_bytes(content)
     with pytest.raises(InputError, match=r"growkit\.json"):
         growkit.verify(pair / "source", target, **QUICK)
-
-
-Make = Callable[..., Path]
-Q = "model.layers.0.self_attn.q_proj."
-GATE = "model.layers.0.mlp.gate_proj"
-WORDS = torch.zeros(16, 2, dtype=torch.int32)
-BYTES = torch.zeros(24, 1, 16, dtype=torch.uint8)
-ONE = torch.ones(1)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "says"),
-    [
-        ({Q + "weight": None, Q + "qweight": WORDS, Q + "scales": ONE}, "dequantise it first"),
-        ({GATE + ".weight": None, GATE + "_blocks": BYTES}, "dequantise it first"),
-        ({Q + "weight_scale_inv": ONE}, "dequantise it first"),
-        ({Q + "weight": torch.zeros(128, 1, dtype=torch.uint8)}, "dequantise the model first"),
-        ({Q + "weight": None, Q + "W_q": BYTES}, "dequantise it first"),
-        ({Q + "lora_A.weight": ONE}, "has an adapter, merge that into it first"),
-        ({Q + "weight": None, Q + "base_layer.weight": ONE}, "merge that into it first"),
-    ],
-)
-def test_what_cannot_be_grown(
-    tensors: dict[str, torch.Tensor | None], says: str, make: Make, tmp_path: Path
-) -> None:
-    """None stands for a tensor that goes."""
-    source = make("llama", attention_bias=False)
-    held = load_file(source / "model.safetensors") | tensors
-    kept = {name: each for name, each in held.items() if each is not None}
-    save_file(kept, source / "model.safetensors", {"format": "pt"})
-    with pytest.raises(growkit.InputError, match=says):
-        growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
-    assert not (tmp_path / "out").exists()

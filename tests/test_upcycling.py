@@ -5,7 +5,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,13 +12,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.layerwise import Layerwise
-from growkit.engine.planner import plan_recipe
 from growkit.engine.strict import strict_float64
 from growkit.operations.growth import experts
-from growkit.planning.updates import law_of
-from growkit.proof.trainability import Gradients
 from growkit.training import param_groups
 from tests.conftest import (
     edit_config,
@@ -94,18 +89,6 @@ def test_rows_of_a_group_that_differ_are_another_function(tmp_path: Path) -> Non
             assert weights[name][::4].equal(weights[name][3::4])
             weights[name] = weights[name].unflatten(0, (4, 4)).transpose(0, 1).flatten(0, 1).clone()
     assert relative_error(source, out) > 1e-3
-
-
-def test_a_router_may_wait_for_others(tmp_path: Path) -> None:
-    """A gradient of nothing is what the first step gives it, and the fault of any other tensor."""
-    source = Checkpoint(save_dense("llama", 1, tmp_path))
-    recipe = growkit.Recipe(str(tmp_path), (growkit.GrowStep("upcycle", experts=4),), "out")
-    lineage = plan_recipe(recipe, source).lineage
-    router, other = "model.layers.0.block_sparse_moe.gate.weight", "model.norm.weight"
-    gradients = Gradients(lineage.plans, lambda name, gradient: [(name, gradient)])
-    for name in (router, other):
-        gradients.look(name, torch.zeros(lineage.target.tensors[name].shape))
-    assert gradients.section([router, other], 0)["silent_parameters"] == [other]
 
 
 @pytest.mark.parametrize("options", [EIGHT, FINE], ids=["whole", "fine"])
@@ -378,17 +361,3 @@ def test_a_router_that_chooses_as_it_was_asked_to_is_proved(
     found = growkit.verify(source, out, QUICK)
     assert not found["kept"]
     assert f"({chosen - 1} in place of {chosen})" in found["reason"]
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", sorted(DENSE))
-def test_factors_of_training_fit_tensors_of_another_shape(kind: str, tmp_path: Path) -> None:
-    """Three copies of the MLP have unequal shares, and a stack of experts one dimension more."""
-    source = save_dense(kind, 1, tmp_path / "source")
-    wider = growkit.GrowStep("hypercloning", ffn="x3")
-    more = growkit.GrowStep("experts", experts="x2")
-    steps = (wider, growkit.GrowStep("upcycle", experts=4, top_k=2), more, wider)
-    recipe = growkit.Recipe(str(source), steps, str(tmp_path / "out"), verify=None)
-    lineage = plan_recipe(recipe, Checkpoint(source)).lineage
-    for name, update in law_of(lineage).updates.items():
-        np.broadcast_to(update.n_out, lineage.target.tensors[name].shape)

@@ -2,11 +2,6 @@
 
 import errno
 import json
-import math
-import os
-import re
-import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from itertools import count
@@ -14,20 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors import SafetensorError
 from transformers import LlamaForCausalLM
 
 import growkit
-from growkit.base.errors import InputError, PlaceError, foreign
+from growkit.base.errors import InputError, PlaceError
 from growkit.base.settings import Settings
-from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import Scratch
 from growkit.engine import oracle
-from growkit.engine.calls import Spool
-from growkit.engine.planner import plan_recipe
 from growkit.proof import mode_results as ways
-from growkit.proof.trainability import Gradients
 from tests.architectures import config_of
 from tests.conftest import edit_weights, listed, relative_error, save_model, save_random
 
@@ -102,79 +92,6 @@ def test_no_fault_of_the_place_becomes_a_verdict(
     assert not [*tmp_path.glob("*out*")]
 
 
-@pytest.mark.parametrize("gone", ["file", "folder"])
-def test_a_temporary_file_that_cannot_be_opened_is_a_fault_of_the_place(gone: str) -> None:
-    """Of which safetensors says that there is no such file, whatever the system says."""
-    spool = Spool()
-    spool.append(torch.ones(2))
-    (file,) = spool._files
-    if gone == "file":
-        file.unlink()
-    else:
-        shutil.rmtree(file.parent)
-    with pytest.raises(PlaceError, match="cannot hold temporary files"):
-        spool[0]
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.usage
-@pytest.mark.parametrize(
-    ("number", "name"),
-    [(12, "config-.*"), (0, "reload-.*/config.json"), (0, "reload-.*/model.*")],
-)
-def test_a_fault_that_a_library_hides_becomes_no_verdict(
-    number: int, name: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For ``os.path.isfile``, a file that cannot be looked up is a missing one."""
-    oracle.parsed_text.cache_clear()
-    look_up, tried = os.stat, count()
-
-    def fail_once(path: Any, *options: Any, **more: Any) -> os.stat_result:
-        by_library = "transformers" in sys._getframe(2).f_globals["__name__"]
-        if by_library and re.search(f"growkit-{name}", str(path)) and next(tried) == number:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        return look_up(path, *options, **more)
-
-    monkeypatch.setattr(os, "stat", fail_once)
-    result = growkit.grow(make("llama"), tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
-    assert result["kept"], result["verification"]["reason"]
-    assert all(mode["kept"] for mode in result["verification"]["sections"]["modes"]["modes"])
-    assert next(tried) > number
-
-
-@pytest.mark.parametrize(
-    ("error", "place"),
-    [
-        (OSError(errno.EIO, "Input/output error"), True),
-        (RuntimeError("unable to mmap 4 bytes from file <x>: File too large (27)"), True),
-        (RuntimeError("layer (27) and [5]"), False),
-        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x"), False),
-    ],
-)
-def test_a_library_that_cannot_read_a_disk_judges_no_model(error: Exception, place: bool) -> None:
-    with pytest.raises(InputError) as raised, foreign("it cannot be loaded", "correct it"):
-        raise error
-    assert isinstance(raised.value, PlaceError) == place
-
-
-@pytest.mark.parametrize("call", ["open", "stat"])
-def test_a_failing_disk_is_no_property_of_a_source(
-    call: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where settings that cannot be read are left out."""
-    source, real = make("llama"), getattr(os, call)
-
-    def fail(path: Any, *arguments: Any, **options: Any) -> Any:
-        follows = options.get("follow_symlinks", True)
-        if follows and str(path) == str(source / "generation_config.json"):
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return real(path, *arguments, **options)
-
-    monkeypatch.setattr(os, call, fail)
-    with pytest.raises(PlaceError, match="Input/output"):
-        growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
-
-
 @pytest.mark.usage
 def test_a_temporary_folder_needs_a_name_in_utf_8(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,20 +161,6 @@ def test_whether_it_can_learn_has_its_own_verdict(
     for each in mlp:
         gain, distance = each["effective_rank_gain"], each["relative_distance"]
         assert (abs(gain) < 1e-6, distance < 1e-9) == ((symmetry == "keep",) * 2), each
-
-
-def test_gradients_may_overflow(make: Make) -> None:
-    source = Checkpoint(make("llama"))
-    recipe = growkit.Recipe("source", (growkit.GrowStep("hypercloning", hidden="x2"),), "out")
-    lineage = plan_recipe(recipe, source).lineage
-    gradients = Gradients(lineage.plans, lambda name, gradient: [(name, gradient)])
-    for name, info in lineage.target.tensors.items():
-        gradient = torch.randn(info.shape, dtype=torch.float64)
-        gradient.view(-1)[:1] = math.inf
-        gradients.look(name, gradient)
-    symmetry = gradients.section([], 0).symmetry
-    assert {each["effective_rank_gain"] for each in symmetry} == {None}
-    assert all(math.isfinite(each["relative_distance"]) for each in symmetry)
 
 
 def test_a_parameter_without_gradient_is_named(make: Make) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +19,11 @@ from growkit.base import limits
 from growkit.base.errors import InputError
 from growkit.base.settings import FEW, LONG, MANY, SHORT, Settings
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine import calls, prompts
 from growkit.engine.calls import Call
 from growkit.engine.device import CPU, choose_device, device_name
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.lending import scaled
 from growkit.engine.metrics import Distance
-from growkit.engine.strict import strict_float64
 from growkit.proof import control
 from growkit.proof.modes import ATTENTION
 from growkit.results.proof_result import VerifyResult
@@ -153,16 +150,6 @@ def test_tokens_of_zeros_leave_the_limit_tight(make: Make, tmp_path: Path) -> No
     assert result["verification"].sections.logits.strict_float64.tolerance < 1e-11
 
 
-@pytest.mark.parametrize("order", [(0.0, math.nan), (math.nan, 0.0)])
-def test_distance_keeps_a_nan_in_any_order(order: tuple[float, float]) -> None:
-    distance = Distance()
-    for value in order:
-        source = torch.zeros(3, 4)
-        distance.add(source, source + value, torch.zeros(3, dtype=torch.long))
-    assert not distance.relative < 1e-12
-    assert distance.measured("float64", "cpu", None)["max_abs_logit_diff"] is None
-
-
 def test_distance_is_what_it_says() -> None:
     """Against the definitions, with distributions whose KL is known."""
     source = torch.tensor([[0.5, 0.5], [0.25, 0.75]]).double().log()
@@ -175,16 +162,6 @@ def test_distance_is_what_it_says() -> None:
     assert distance.agreeing == 1
     assert distance.loss_source == pytest.approx(-math.log(0.5))
     assert distance.loss_target == pytest.approx(-math.log(0.75))
-
-
-@pytest.mark.parametrize(("given", "expected"), [(1.0, None), (1.5, 1.5), (-1.0, -1.0)])
-def test_a_factor_is_one_that_changes_logits(given: float, expected: float | None) -> None:
-    generator = torch.Generator().manual_seed(0)
-    source, noise = torch.randn(2, 16, 5, dtype=torch.float64, generator=generator)
-    distance = Distance()
-    distance.add(source, given * source + 1e-3 * noise, torch.zeros(16, dtype=torch.long))
-    assert distance.factor(within=1e-2) == (expected and pytest.approx(expected, rel=1e-3))
-    assert distance.factor(within=1e-4) is None
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
@@ -295,15 +272,6 @@ class TestPadding:
         assert not verified(bloom / "source", bloom / "out")["kept"]
 
 
-def test_numbers_of_the_target_alone_are_asked_for() -> None:
-    """A NaN of the target is a fault, one of the source is none."""
-    for source, target, usable in [(math.nan, 1.0, False), (1.0, math.nan, True)]:
-        found = Distance()
-        found.add(torch.tensor([[source, 2.0]]), torch.tensor([[target, 2.0]]), torch.tensor([-1]))
-        assert found.usable is usable
-        assert math.isnan(found.relative)
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", [1, 4])
 def test_float64_leaves_as_much_room_as_the_strict_comparison(tmp_path: Path, seed: int) -> None:
@@ -378,53 +346,6 @@ def test_many_tokens_are_taken_where_a_weight_is_lost_or_no_manifest_says(tmp_pa
     assert (result["kept"], result.sections.logits.tokens) == (False, MANY * LONGEST)
     file.unlink()
     assert tokens(growkit.verify(source, target)) == MANY * LONGEST
-
-
-@pytest.mark.parametrize("kind", ["llama", "mistral", "diffllama", "diff_transformer"])
-def test_a_batch_gives_what_its_prompts_give_alone(
-    kind: str, make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Checkpoint(make(kind))
-    prompts = [Call(each) for each in torch.randint(29, (5, 7), generator=torch.manual_seed(0))]
-    mask = torch.ones(1, 7, dtype=torch.long)
-    places = [torch.arange(begin, begin + 7)[None] for begin in (0, 4)]
-    placed = [Call(prompts[0].ids, {"position_ids": p, "attention_mask": mask}) for p in places]
-
-    def states(together: int) -> list[torch.Tensor]:
-        monkeypatch.setattr(calls, "TOGETHER", together)
-        with strict_float64():
-            layerwise = Layerwise(model, torch.float64, torch.device("cpu"))
-            *_, last = layerwise.stages([*prompts, *placed])
-            assert bool(layerwise._forward.batches) == (together > 7)
-        return list(last.after)
-
-    alone = states(1)
-    for together in (14, 21, 512):
-        for one, other in zip(alone, states(together), strict=True):
-            assert one.shape == other.shape
-            assert float((one - other).abs().max()) < 1e-12 * float(one.abs().max())
-    assert not alone[0].equal(alone[1])
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_windows_are_those_of_a_text_that_is_cut_up(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Against torch's own way to split; what is not chosen never becomes a tensor."""
-    generator = random.Random(seed)
-    lengths = [generator.choice([0, 1, 2, 3, generator.randrange(40)]) for _ in range(9)] + [20]
-    ids = [torch.randint(50, (each,)) for each in lengths]
-    monkeypatch.setattr(prompts, "load_tokenizer", lambda folder: None)
-    monkeypatch.setattr(prompts, "documents", lambda text: ids)
-    monkeypatch.setattr(prompts, "ids_of", lambda tokenizer, part: part.tolist())
-    (tmp_path / "text").write_text("text")
-    length, count = generator.randrange(2, 9), generator.randrange(1, 30)
-    settings = growkit.Settings(text=str(tmp_path / "text"), prompts=count, length=length)
-    found = prompts.make_prompts(settings, tmp_path, {"vocab_size": 50}).windows
-    parts = [part for each in ids for part in each.split(length) if len(part) > 1]
-    assert len(found) == min(count, len(parts))
-    at = [(2 * i + 1) * len(parts) // (2 * len(found)) for i in range(len(found))]
-    assert all(one.equal(parts[i]) for one, i in zip(found, at, strict=True))
 
 
 @pytest.mark.sampled(1)

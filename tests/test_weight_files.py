@@ -178,17 +178,6 @@ def test_a_file_that_is_cut_off_while_it_is_read(suffix: str, tmp_path: Path) ->
         checkpoint.read(name)
 
 
-def test_a_file_that_is_cut_off_within_a_tensor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = save_model(tmp_path / "source", "llama", vocab_size=5000)
-    checkpoint = Checkpoint(source)
-    os.truncate(checkpoint.files[0], 5000)
-    monkeypatch.setattr(WeightFile, "check_unchanged", lambda *_: None)
-    with pytest.raises(InputError, match="cut off"):
-        checkpoint.read("model.embed_tokens.weight")
-
-
 # -- pytorch_model.bin
 
 
