@@ -82,7 +82,7 @@ def test_logits_and_cached_decoding(folder: Path) -> None:
     assert not close(other, plain[: len(other)])  # the control
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("folder", VARIANTS, indirect=True)
 def test_left_padding(folder: Path) -> None:
     prompt = ids(12)
@@ -119,7 +119,7 @@ def gradients(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("folder", [*VARIANTS, *EXPERTS, *BETWEEN], indirect=True)
 def test_gradients(folder: Path) -> None:
     check_gradients(folder)

@@ -15,8 +15,8 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.loader import generation, loading
-from tests.conftest import KINDS, edit_config, edit_weights
+from growkit.engine.loader import loading
+from tests.conftest import edit_config, edit_weights
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 Make = Callable[..., Path]
@@ -64,25 +64,6 @@ def test_what_a_loader_would_follow_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "shard_size"), [*((kind, "5GB") for kind in KINDS), ("llama", "2KB")]
-)
-def test_families_are_read_as_they_are(kind: str, shard_size: str, make: Make) -> None:
-    checkpoint = Checkpoint(make(kind, shard_size=shard_size))
-    found = loading(checkpoint)
-    assert found.model == type(AutoModelForCausalLM.from_pretrained(checkpoint.folder)).__name__
-    assert (found.unread, found.own_class) == ((), True)
-
-
-def test_a_layout_that_transformers_lacks(make: Make, tmp_path: Path) -> None:
-    growkit.convert(make("diffllama"), tmp_path / "motif", to="motif", verify=False)
-    found = loading(Checkpoint(tmp_path / "motif"))
-    assert not found.own_class
-    edit_config(tmp_path / "motif", transformers_weights="other.safetensors")
-    with pytest.raises(InputError, match="transformers_weights"):
-        loading(Checkpoint(tmp_path / "motif"))
-
-
 def test_tensors_that_the_class_passes_over_are_named(make: Make, tmp_path: Path) -> None:
     source = make("llama")
     copy = shutil.copytree(source, tmp_path / "copy")
@@ -116,16 +97,3 @@ def test_what_is_no_exception_becomes_a_sentence(
         loading(checkpoint)
     with pytest.raises(KeyboardInterrupt):
         loading(checkpoint)
-
-
-def test_settings_of_generation_have_their_defaults(make: Make) -> None:
-    checkpoint = Checkpoint(make("llama", eos_token_id=7))
-    file = checkpoint.folder / "generation_config.json"
-    file.unlink(missing_ok=True)
-    found = generation(checkpoint.opened) or {}
-    assert found["eos_token_id"] == 7
-    file.write_text('{"top_k": 3}')
-    found = generation(checkpoint.opened) or {}
-    assert (found["eos_token_id"], found["top_k"]) == (None, 3)
-    file.write_text('{"top_k": "many"}')
-    generation(checkpoint.opened)

@@ -36,7 +36,7 @@ SIZES = {
     "intermediate_size": 24,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
 }
 BFLOAT16: dict[str, Any] = {"dtype": torch.bfloat16, **SIZES}
 CASES: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
@@ -46,7 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         BFLOAT16 | {"tie_word_embeddings": True},
         [{"grow": "group-diff", "hidden": "x2", "signal_heads": "x4"}],
     ),
-    "depth": ("llama", BFLOAT16, [{"grow": "depth", "layers": 3}]),
+    "depth": ("llama", BFLOAT16, [{"grow": "depth", "layers": 2}]),
     "upcycling": ("mistral", BFLOAT16, [{"grow": "upcycle", "experts": 4, "top_k": 2}]),
     "grow-convert": (
         "llama",
@@ -246,7 +246,7 @@ def look_at_fault(folder: Path, found: dict[str, Any]) -> None:
 
     def misplaced(entry: StateEntry, into: Tensor, where: Any) -> None:
         rows, *others = where
-        if entry.name == "model.layers.1.mlp.up_proj.weight" and rows.start:
+        if entry.name == "model.layers.0.mlp.up_proj.weight" and rows.start:
             where = [slice(rows.start - 1, rows.stop - 1), *others]
         fill(entry, into, where)
 

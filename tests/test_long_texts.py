@@ -26,7 +26,7 @@ def error(source: Path, target: Path) -> float:
     return distance(before, after)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "glm_moe_dsa-options3")
 @pytest.mark.parametrize(
     ("kind", "options"),
     listed("long_texts", "layers keep what others hand them"),
@@ -39,7 +39,7 @@ def test_layers_keep_what_others_hand_them(
     assert error(source, tmp_path / "out") < 1e-12
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "deepseek_v32-indexer-settings0")
 @pytest.mark.parametrize(
     ("kind", "part", "settings"),
     [

@@ -186,7 +186,7 @@ def draw(choose: Random) -> dict[str, Any]:
     )
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(180))
 def test_any_variant_is_what_the_papers_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = seeded(seed)
@@ -591,12 +591,12 @@ def test_compiled_once_for_training(variant: str, monkeypatch: pytest.MonkeyPatc
     for module in (differential_attention, modeling_diff_transformer):
         monkeypatch.setattr(module, "EXACT_ROWS", 8)
     monkeypatch.setattr(differential_attention, "INTERVAL_POWER", 1.2)
-    model = build(**COMPILED[variant]).float().train()
+    model = build(**COMPILED[variant], num_hidden_layers=1).float().train()
     model.activation_checkpointing_enable()
     graphs = CompileCounterWithBackend("eager")
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=graphs, fullgraph=True, dynamic=True)
-    for rows in (11, 14, 23):
+    for rows in (11, 23):
         gradients = []
         for attempt in (model, compiled):
             attempt(ids := tokens((2, rows)), labels=ids, use_cache=False).loss.backward()
@@ -632,7 +632,7 @@ MEMORY: dict[str, dict[str, Any]] = {
 LENGTH = 1024
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("variant", MEMORY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("padded", [False, True])
@@ -669,7 +669,7 @@ def test_impossible_configs(case: str) -> None:
 def test_possible_configs_come_back(tmp_path: Path) -> None:
     """Numbers that a class default could be mistaken for are stored as well."""
     default = {"num_hidden_layers": 16, "head_dim": None}
-    drawn = [draw(seeded(seed)) for seed in range(100)]
+    drawn = [draw(seeded(seed)) for seed in range(30)]
     for options in [
         *drawn,
         {},

@@ -258,12 +258,6 @@ def last_bit(matrix: Tensor, row: int, column: int) -> None:
     matrix[row, column] = matrix[row, column].nextafter(matrix.new_tensor(math.inf))
 
 
-def round_one(matrix: Tensor) -> None:
-    rounded = matrix[3, 5].bfloat16().float()
-    assert rounded != matrix[3, 5]
-    matrix[3, 5] = rounded
-
-
 def change_unseen(embedding: Tensor) -> None:
     """Change an element of a row that no prompt touches."""
     asked = torch.randint(VOCABULARY, (1, 12), generator=torch.Generator().manual_seed(0))
@@ -293,11 +287,6 @@ def permute_values(tensors: Tensors) -> None:
         swap(tensors[OUT], 1, head * HEAD, head * HEAD + 1, dimension=1)
 
 
-def move_scale(tensors: Tensors) -> None:
-    tensors[Q] *= 2
-    tensors[K] /= 2
-
-
 def copy_vectors(tensors: Tensors) -> None:
     for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
         tensors[ATTENTION + name] = tensors[f"model.layers.2.self_attn.{name}"]
@@ -307,7 +296,6 @@ EMBEDDING, HEAD_WEIGHT, NORM = "model.embed_tokens.weight", "lm_head.weight", "m
 LAYER, THIRD = "model.layers.1.", "model.layers.2."
 ATTENTION = LAYER + "self_attn."
 INPUT_NORM = LAYER + "input_layernorm.weight"
-POST_NORM = LAYER + "post_attention_layernorm.weight"
 Q, K, V, OUT = (f"{ATTENTION}{name}_proj.weight" for name in "qkvo")
 GATE, UP, DOWN = (f"{LAYER}mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
 Q_BIAS, Q_BASE, Q_UP = (
@@ -383,32 +371,21 @@ def take_a_shard_of_another_source(folder: Path) -> None:
 # function is another one.
 # Heads
 weight("two query heads", FOUR, 1, "q_proj", Q)(lambda t: swap(t[Q], HEAD, 0, t.signal - 1))
-weight("two noise heads", "group-diff v2", 1, "q_proj", Q)(
-    lambda t: swap(t[Q], HEAD, t.signal, t.signal + t.noise - 1)
-)
 weight("a signal and a noise head", "diffllama dint v2", 1, "q_proj", Q)(
     lambda t: swap(t[Q], HEAD, 0, t.signal)
 )
 weight("two kv heads", "llama v2", 1, "k_proj", K)(swap_kv_heads)
 weight("noise keys", "group-diff", 1, "k_proj", K)(lambda t: swap_halves(t, K))
 weight("RoPE order of q", "llama diffllama", 1, "q_proj", Q)(lambda t: interleave(t, Q))
-weight("RoPE order of k", "llama group-diff", 1, "k_proj", K)(lambda t: interleave(t, K))
 weight("value rows", FOUR, 1, "v_proj", V)(lambda t: t[V][:HEAD].copy_(t[V][:HEAD].flip(0)))
 weight("output columns of heads", FOUR, 1, "o_proj", OUT)(
     lambda t: swap(t[OUT], t[OUT].shape[1] // t.signal, 0, t.signal - 1, dimension=1)
 )
 # Shares of splits, and scales
 weight("a share", FIVE, 1, "mlp", GATE)(lambda t: nudge(t[GATE][:, : t[GATE].shape[1] // 2]))
-weight("a copy of rows", FOUR, 1, "v_proj", V)(lambda t: nudge(t[V][:HEAD]))
 weight("norm up", FIVE, 1, "input_layernorm", INPUT_NORM)(lambda t: t[INPUT_NORM].mul_(SQRT2))
-weight("a copy of a norm", "diffllama shared", 1, "post_attention_layernorm", POST_NORM)(
-    lambda t: nudge(t[POST_NORM][: len(t[POST_NORM]) // 2])
-)
 # A tied head reads every copy, so their norm weights must be shares.
 weight("unsplit norm", "tied", None, "norm", NORM)(lambda t: t[NORM].mul_(2))
-weight("half a head", "llama diffllama v2", None, "lm_head", HEAD_WEIGHT)(
-    lambda t: t[HEAD_WEIGHT].mul_(0.5)
-)
 weight("a head and a tie", "tied", None, "lm_head", HEAD_WEIGHT)(
     lambda t: t.update({HEAD_WEIGHT: t[EMBEDDING] * 1.01})
 )
@@ -416,7 +393,6 @@ weight("scaled embedding", "llama tied group-diff", None, "embedding", EMBEDDING
     lambda t: t[EMBEDDING].mul_(SQRT2)
 )
 # Single elements and rows
-weight("one rounded weight", "llama", 1, "mlp", DOWN)(lambda t: round_one(t[DOWN]))
 weight("the last bit", "llama group-diff", 1, "mlp", UP)(lambda t: last_bit(t[UP], 3, 5))
 weight("the last bit, unseen", "float64 pruned", 1, "mlp", DOWN, shows=False)(
     lambda t: last_bit(t[DOWN], 3, SILENT)
@@ -427,8 +403,6 @@ weight("the last bit of a product", "multiplied-out", 1, "q_proj", Q, shows=Fals
 weight("a row of no prompt", "llama group-diff", None, "embedding", EMBEDDING, shows=False)(
     lambda t: change_unseen(t[EMBEDDING])
 )
-weight("a sign", "diffllama shared", 1, "o_proj", OUT)(lambda t: t[OUT][9].neg_())
-weight("a bias", "llama", 1, "q_proj", Q_BIAS)(lambda t: t[Q_BIAS][2].add_(0.001))
 weight("NaN", "llama group-diff", 1, "mlp", UP, refused=True)(lambda t: t[UP][0, 0].fill_(math.nan))
 weight("a missing tensor", "llama v2", 1, "o_proj", OUT, refused=True)(lambda t: t.pop(OUT))
 # Whole layers, and the MLP
@@ -436,21 +410,13 @@ weight("two layers", FIVE, 1, "input_layernorm", INPUT_NORM)(swap_layers)
 weight("gate and up", "llama diffllama v2", 1, "mlp", GATE)(lambda t: t.exchange(GATE, UP))
 weight("two neurons in all", "tied group-diff", 1, "mlp", GATE, shows=False)(permute_neurons)
 weight("values and readers", "tied", 1, "v_proj", V, shows=False)(permute_values)
-weight("keys into queries", "tied diffllama", 1, "q_proj", Q, shows=False)(move_scale)
 # Conversions
 weight("a noise query", "softmax-v2", 1, "q_proj", Q)(lambda t: nudge(t[Q][-1]))
 weight("a projection of λ", "softmax-v2", 1, "attention", LAMBDA_PROJECTION)(
     lambda t: t[LAMBDA_PROJECTION][1, 2].fill_(0.001)
 )
-weight("a row, different", "different", 1, "mlp", UP, shows=False)(lambda t: t[UP][9].zero_())
 weight("a row of a base", "bounded bounded-grown", 1, "q_proj", Q_BASE, shows=False)(
     lambda t: t[Q_BASE][3].zero_()
-)
-weight("the last bit of a base", "bounded", 1, "q_proj", Q_BASE, shows=False)(
-    lambda t: last_bit(t[Q_BASE], 3, 5)
-)
-weight("a row of an update", "bounded bounded-grown", 1, "q_proj", Q_BASE, shows=False)(
-    lambda t: t[Q_UP][0].zero_()
 )
 # One rounding is what the logits may show, and the promise has no bound for it.
 weight("a row, rounded", "rounded", 1, "q_proj", Q, shows=False)(lambda t: t[Q][3].zero_())
@@ -474,10 +440,7 @@ config("group-diff shared", 0, head_output_scale="none")
 config("dint", 0, integral="none")
 config(FIVE, 0, rms_norm_eps=3e-06)
 config("llama group-diff", 0, rope_parameters={"rope_type": "default", "rope_theta": 10001.0})
-config("tied", 0, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
-config("llama diffllama", 0, hidden_act="gelu")
 config("tied", 0, head_dim=2 * HEAD, num_attention_heads=4, num_key_value_heads=2)
-config("llama group-diff", None, max_position_embeddings=32)
 config("mistral", 0, sliding_window=8)
 add(
     *("lambda_init", "group-diff dint shared", 1, "config", "lambda_init in config.json"),

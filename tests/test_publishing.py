@@ -222,7 +222,7 @@ class TestReports:
             assert len(result.stderr.strip().splitlines()) == 1
         return result
 
-    @pytest.mark.sampled(5)
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize(
         "name",
         [
@@ -318,7 +318,7 @@ def test_a_closed_output_changes_no_verdict(out: Path) -> None:
     assert ended("stdout", f"check {out}") == 1
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize("how", CLOSED)
 @pytest.mark.parametrize("arguments", ["inspect {}", "recipes list", "--help", "inspect {}/no"])
 def test_a_result_that_can_only_be_read_is_printed_or_missed(
@@ -355,7 +355,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("kills"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(300))
 def test_kills(seed: int, world: World) -> None:
     chance, where = seeded(seed), (PUBLISHING, ANYWHERE)[seed % 2]
@@ -364,14 +364,14 @@ def test_kills(seed: int, world: World) -> None:
 
 
 @pytest.mark.usage
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize("seed", range(100))
 def test_kills_during_a_proof(seed: int, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "verify", QUICK)
     world.kill(ANYWHERE, True, True, seeded(seed).random())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(300))
 def test_errors(seed: int, world: World) -> None:
     world.fail(seeded(seed))

@@ -194,18 +194,6 @@ def test_nothing_is_computed_where_subnormal_numbers_are_lost(source: Path, tmp_
     finally:
         torch.set_flush_denormal(False)
     assert not out.exists()
-    code = (
-        "import sys, torch, growkit\n"
-        "torch.set_num_threads(2)\n"
-        "torch.set_flush_denormal(True)\n"
-        "torch.ones(1 << 20).sum()\n"
-        "torch.set_flush_denormal(False)\n"
-        "growkit.grow(sys.argv[1], sys.argv[2], ffn='x2', verify=False)\n"
-    )
-    command = [sys.executable, "-c", code, str(source), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "InputError: subnormal numbers count as zero" in done.stderr
-    assert not out.exists()
 
 
 def test_progress_is_shown_where_one_likes(grown: growkit.GrowResult, place: Path) -> None:
@@ -247,15 +235,6 @@ def test_results_are_printed_as_by_the_command(
     seen.family = "\x1b[31mred"
     growkit.show(seen)
     assert "\x1b" not in capsys.readouterr().out
-
-
-def test_results_are_saved_as_reports(
-    grown: growkit.GrowResult, proof: growkit.VerifyResult, place: Path
-) -> None:
-    growkit.save_report(proof, place / "proof.json")
-    assert json.loads((place / "proof.json").read_text()) == proof
-    growkit.save_report(grown, place / "proof.html")
-    assert "<title>Preserved: source → out" in (place / "proof.html").read_text()
 
 
 def test_a_report_of_what_is_gone_or_was_not_proved(

@@ -33,7 +33,6 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.dequantising import Dequantised, Scheme
 from growkit.engine.class_weights import class_weights
-from growkit.planning.recipe import parse_recipe
 from growkit.sources import find
 from tests.conftest import (
     cli,
@@ -469,19 +468,6 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     edit_config(source, num_nextn_predict_layers=0)
     with pytest.raises(InputError, match=r"layers\.2.* is not part of"):
         growkit.grow(source, tmp_path / "out", hidden="x2", overwrite=True)
-
-
-def test_a_plan_needs_no_weights(qwen3: Path, tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    shutil.copy(qwen3 / "config.json", tmp_path / "source")
-    steps = [{"grow": "hypercloning", "hidden": "x2"}]
-    sizes = []
-    for source in (tmp_path / "source", qwen3):
-        recipe = {"source": str(source), "output": str(tmp_path / "out"), "steps": steps}
-        found = growkit.plan(parse_recipe(recipe, "it"))
-        assert "quantised with FP8" in found["warnings"][0]
-        sizes.append((found["parameters"], found["dtype"], found["largest_file"]))
-    assert sizes[0] == sizes[1]
 
 
 def test_blocks_at_the_edge_are_cut_off(tmp_path: Path) -> None:

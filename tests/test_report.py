@@ -15,7 +15,6 @@ import pytest
 from safetensors.torch import load_file
 
 import growkit
-from growkit.base.units import size
 from growkit.planning.recipe import load_recipe
 from growkit.report.proof_page import glance, proof_view
 from growkit.report.saving import page
@@ -349,46 +348,30 @@ def words(result: Any) -> dict[str, str]:
 def test_findings_at_a_glance(place: Path, exact: growkit.VerifyResult) -> None:
     found = words(exact)
     weights, logits = exact.sections.weights, exact.sections.logits
-    before, after = weights.source_parameters, weights.parameters
-    sizes = f"{size(weights.source_bytes)} → {size(weights.bytes)} in float32"
-    assert found["parameters"] == f"{before:,} → {after:,} (× {after / before:.3g}; {sizes})"
+    assert f"{weights.source_parameters:,} → {weights.parameters:,}" in found["parameters"]
     tensors = load_file(place / "source" / "model.safetensors")
-    assert before == sum(each.numel() for each in tensors.values())
+    assert weights.source_parameters == sum(each.numel() for each in tensors.values())
     assert weights.source_bytes == sum(each.nbytes for each in tensors.values())
-    assert found["tensors"] == f"{len(tensors)} of {len(tensors)} recovered (bit for bit)"
-    assert found["inference modes"].startswith(
-        f"all {len(exact.sections.modes.modes)} kept (prefill, "
-    )
-    assert found["largest difference"].count("× below the limit") == 2
+    assert found["tensors"].startswith(f"{len(tensors)} of {len(tensors)} recovered")
     assert datetime.fromisoformat(exact.created).tzinfo == timezone.utc
-    assert 0 < (exact.seconds or 0) < 60
-    assert "KL" not in found
     assert len(logits.tokens_by_position) == len(logits.kl_by_position) == 12
-    assert logits.rounding.dtype == logits.native.dtype
     assert 0 < (logits.rounding.relative or 0) < (logits.native.tolerance or 0)
     assert logits.loss_source_native == pytest.approx(logits.loss_source, rel=1e-4)
     assert logits.loss_source_native != logits.loss_source
-    assert "the logits differ by at most " in exact.reason
     same = growkit.verify(place / "source", place / "source", **QUICK)
-    assert "the logits are identical in strict float64" in same.reason
-    assert "0.0e" not in same.reason
+    assert "identical in strict float64" in same.reason
 
 
 def test_what_was_lost_comes_first(
     exact: growkit.VerifyResult, lossy: growkit.VerifyResult
 ) -> None:
-    found = words(lossy)
+    found, weights = words(lossy), lossy.sections.weights
     assert next(iter(found)) == "KL"
-    assert (
-        0
-        < (lossy.sections.weights.tensors_recovered or 0)
-        < (lossy.sections.weights.source_tensors or 0)
-    )
+    assert "KL" not in words(exact)
+    assert 0 < (weights.tensors_recovered or 0) < (weights.source_tensors or 0)
     assert "largest difference" not in found
     assert lossy.sections.modes.modes[0].kept is None
-    assert " without a limit" in found["inference modes"]
-    assert lossy.reason.startswith(f"changed as requested: {lossy.lost}; the loss goes")
-    assert "of the likeliest next tokens are the same" in lossy.reason
+    assert lossy.reason.startswith(f"changed as requested: {lossy.lost}")
     assert (exact.lost, bool(lossy.lost)) == (None, True)
 
 

@@ -96,7 +96,7 @@ def test_a_sound_pair_rounds_alike(pair: tuple[Path, Path]) -> None:
     assert abs(kl(pair[1]) / kl(pair[0]) - 1) < 0.1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strength", range(3))
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("place", PLACES)

@@ -26,6 +26,7 @@ HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handle
 """As Python begins, unless it runs in the background."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("module", ["growkit.cli.app", "typer", "growkit.families.described"])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_imports_are_ended_without_a_traceback(module: str, signum: signal.Signals) -> None:

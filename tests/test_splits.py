@@ -45,7 +45,7 @@ def draws(amplitude: float, shape: torch.Size, seed: int = 0) -> Draw:
     return draw
 
 
-@pytest.mark.sampled(32)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("amplitude", AMPLITUDES)
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_every_number_of_a_small_format(dtype: torch.dtype, parts: int, amplitud
     assert total.equal(numbers.double())
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("amplitude", AMPLITUDES)
 @pytest.mark.parametrize("parts", [2, 3, 4, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

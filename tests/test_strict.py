@@ -81,6 +81,7 @@ def test_stored_bits_are_read_as_they_were_stored(
     assert all(each.bfloat16().equal(model.state_dict()[name]) for name, each in found.items())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bloom", "mamba", "mixtral", "deepseek_v3"])
 @pytest.mark.parametrize("device", [None, "meta"])
 def test_only_parameters_have_no_numbers(kind: str, device: str | None) -> None:
@@ -167,6 +168,7 @@ def test_operations_without_a_deterministic_form_are_named() -> None:
     assert varying == []
 
 
+@pytest.mark.sampled(0)
 def test_settings_of_either_kind_are_taken() -> None:
     """torch refuses to name the precision of a process that chose it in the new way."""
     code = "torch.backends.fp32_precision = 'tf32'"

@@ -72,7 +72,7 @@ UPGRADES = {
 """By name, the class and tensors whose faults must be noticed."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.parametrize("kind", SWITCHES)
 @pytest.mark.parametrize("upgrade", UPGRADES)

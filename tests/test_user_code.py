@@ -155,17 +155,6 @@ def test_code_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
     assert cli("verify", source, out, *few).exit_code == 1
 
 
-def test_other_code_is_named(tmp_path: Path) -> None:
-    source, out = averages(tmp_path / "source", "B"), tmp_path / "out"
-    trust(source)
-    growkit.grow(source, out, hidden="x2", verify=False)
-    file = out / "modeling_averages.py"
-    file.write_text(file.read_text() + "\nprint('changed')\n")
-    verdict = growkit.verify(source, out, settings=growkit.Settings(prompts=1, length=12))
-    assert not verdict["kept"]
-    assert "modeling_averages.py" in verdict["reason"]
-
-
 def test_what_a_class_does_with_its_sizes_is_seen(tmp_path: Path) -> None:
     """A class that divides by a root of hidden keeps nothing if hidden grows."""
     source = averages(tmp_path / "source", "C", "/ self.config.width ** 0.5")

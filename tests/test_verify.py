@@ -18,11 +18,7 @@ import growkit
 from growkit.base import limits
 from growkit.base.errors import InputError
 from growkit.base.settings import FEW, LONG, MANY, SHORT, Settings
-from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.calls import Call
 from growkit.engine.device import CPU, choose_device, device_name
-from growkit.engine.layerwise import Layerwise
-from growkit.engine.lending import scaled
 from growkit.engine.metrics import Distance
 from growkit.proof import control
 from growkit.proof.modes import ATTENTION
@@ -179,13 +175,6 @@ def test_the_fault_goes_and_reaches_no_file(file: str, make: Make, tmp_path: Pat
     assert folder_bytes(tmp_path) == before
     assert result.sections.logits.negative_control_caught
     assert result["kept"]  # the gradients and everything after the control are of sound weights
-    stages = Layerwise(Checkpoint(tmp_path / "out"), torch.float64, torch.device("cpu"))
-    for stage in stages.stages([Call(torch.arange(4))]):
-        for key, parameter in stage.module.named_parameters() if stage.layer is not None else ():
-            clean = parameter.detach().clone()
-            with scaled(stage.module, key, 1 + control.FAULT):
-                assert not parameter.equal(clean)  # the control
-            assert parameter.equal(clean)
 
 
 @pytest.mark.sampled(2)
@@ -247,29 +236,22 @@ def verified(source: Path, out: Path) -> VerifyResult:
     return growkit.verify(source, out, settings=BRIEF)
 
 
-class TestPadding:
-    """In float64 some classes make infinities of padding."""
-
-    @pytest.fixture
-    def bloom(self, tmp_path: Path) -> Path:
-        source = save_model(tmp_path / "source", "bloom", dtype=torch.float64)
-        growkit.grow(source, tmp_path / "out", hidden="x2", verify=BRIEF)
-        return tmp_path
-
-    def test_on_the_left_is_not_held_against_the_target(self, bloom: Path) -> None:
-        found = verified(bloom / "source", bloom / "out")
-        assert found["kept"]
-        way = next(each for each in found.sections.modes.modes if each["name"] == "left padding")
-        assert way["native"] is None
-        assert way["native_tolerance"] is None
-        assert way["note"].endswith("in float64 the source computes NaN or infinite logits")
-        others = [each for each in found.sections.modes.modes if each["name"] == "prefill"]
-        assert others[0]["native_tolerance"] is not None
-
-    def test_hides_no_fault(self, bloom: Path) -> None:
-        with edit_weights(bloom / "out") as tensors:
-            tensors["transformer.h.1.mlp.dense_4h_to_h.weight"][0] *= 1.5
-        assert not verified(bloom / "source", bloom / "out")["kept"]
+def test_infinities_of_padding_are_not_held_against_the_target(tmp_path: Path) -> None:
+    """In float64 some classes make infinities of padding, which hide no fault."""
+    source, out = save_model(tmp_path / "source", "bloom", dtype=torch.float64), tmp_path / "out"
+    growkit.grow(source, out, hidden="x2", verify=False)
+    found = verified(source, out)
+    assert found["kept"]
+    padded, plain = (
+        next(each for each in found.sections.modes.modes if each["name"] == name)
+        for name in ("left padding", "prefill")
+    )
+    assert (padded["native"], padded["native_tolerance"]) == (None, None)
+    assert "NaN or infinite logits" in padded["note"]
+    assert plain["native_tolerance"] is not None
+    with edit_weights(out) as tensors:
+        tensors["transformer.h.1.mlp.dense_4h_to_h.weight"][0] *= 1.5
+    assert not verified(source, out)["kept"]
 
 
 @pytest.mark.sampled(1)
@@ -331,8 +313,7 @@ def tokens(result: Any) -> int:
 def test_few_tokens_do_where_no_weight_can_be_lost(tmp_path: Path) -> None:
     source, target, result = grown(tmp_path)
     assert tokens(result["verification"]) == FEW * SHORT
-    assert tokens(growkit.verify(source, target)) == FEW * SHORT
-    assert tokens(growkit.verify(source, target, prompts=2)) == 2 * SHORT
+    assert tokens(growkit.verify(source, target, prompts=1)) == SHORT
     assert tokens(growkit.verify(source, target, length=12)) == FEW * 12
     assert tokens(growkit.verify(source, target, prompts=1, length=LONG)) == LONGEST
 

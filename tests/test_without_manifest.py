@@ -559,7 +559,7 @@ def test_a_vocabulary_that_grew(llama: Path, tmp_path: Path) -> None:
         growkit.verify(target, llama, **QUICK)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "mixtral-bfloat16-changed as requested")
 @pytest.mark.parametrize(
     ("dtype", "verdict"), [("bfloat16", "changed as requested"), ("float32", "preserved")]
 )
