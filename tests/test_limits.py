@@ -14,7 +14,6 @@ from growkit.engine.metrics import Distance
 from growkit.proof.function import Strict
 from growkit.report.proof_page import proof_view
 from growkit.report.saving import page
-from growkit.report.view import figure
 from tests.conftest import listed
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
@@ -83,11 +82,3 @@ def test_rounding_is_no_kl() -> None:
     assert {repr(kl) for kl in shown} == {"0.0"}
     moved = logits + 1e-6 * torch.randn(logits.shape, generator=generator, dtype=torch.float64)
     assert distance_of(logits, moved).kl_per_token == pytest.approx(4e-13, rel=1)
-
-
-@pytest.mark.parametrize(
-    ("value", "form", "said"),
-    [(-0.0, ".3g", "0"), (-1e-9, ".4f", "0.0000"), (-1e-9, ".3g", "-1e-09"), (-0.0, ".1%", "0.0%")],
-)
-def test_no_figure_is_a_negative_zero(value: float, form: str, said: str) -> None:
-    assert figure(value, form) == said

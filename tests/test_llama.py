@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 import growkit
 from tests.conftest import edit_weights, relative_error, save_model, seeded
+from tests.families import softmax
 
 STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 1e4}
 ROPES: list[dict[str, Any] | None] = [
@@ -24,24 +25,18 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 def draw(choose: Random) -> tuple[dict[str, Any], dict[str, str]]:
     """A random legal config, and random legal sizes to grow it to."""
-    kv_heads = choose.choice([1, 2, 3])
-    group = choose.choice([1, 2, 4])
-    heads = kv_heads * group
-    head_dim = choose.choice([4, 6, 8])
-    config = {
-        "hidden_size": heads * choose.choice([2, 4, 5]),
-        "intermediate_size": choose.choice([7, 12, 24]),
-        "num_hidden_layers": choose.choice([1, 2, 3]),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "attention_bias": choose.random() < 0.5,
-        "mlp_bias": choose.random() < 0.5,
-        "tie_word_embeddings": choose.random() < 0.5,
-        "rms_norm_eps": choose.choice([1e-6, 1e-5, 1e-2]),
-        "hidden_act": choose.choice(["silu", "gelu", "relu"]),
-        "rope_parameters": choose.choice(ROPES),
-    }
+    config = softmax(
+        choose,
+        *("attention_bias", "mlp_bias"),
+        head_dim=False,
+        num_hidden_layers=choose.choice([1, 2, 3]),
+        rms_norm_eps=choose.choice([1e-6, 1e-5, 1e-2]),
+        hidden_act=choose.choice(["silu", "gelu", "relu"]),
+        rope_parameters=choose.choice(ROPES),
+    )
+    config["head_dim"] = choose.choice([4, 6, 8])
+    heads = config["num_attention_heads"]
+    group = heads // config["num_key_value_heads"]
     while True:
         hidden, heads_x = choose.choice([1, 2, 3, 4]), choose.choice([1, 2, 3, 4])
         kv_x = choose.choice([1, 2, 3, 4])

@@ -762,19 +762,13 @@ def test_configs_have_no_key_that_trainers_read_as_a_scale_of_logits() -> None:
     assert config.logits_scaling == 1  # which TRL divides logits by, and so does the class
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("step", ["hypercloning", "dint"])
-def test_folders_with_the_former_key(step: str, tmp_path: Path) -> None:
-    """They are read, grown, converted and verified; what is written has today's key."""
+def test_folders_with_the_former_key(tmp_path: Path) -> None:
+    """They are read, grown and verified; what is written has today's key."""
     source = save_model(tmp_path / "old", "diff_transformer", head_output_scale="none")
     with edit_json(source / "config.json") as config:
         config["output_multiplier"] = config.pop("head_output_scale")
     target = tmp_path / "new"
-    if step == "dint":
-        result = growkit.convert(source, target, step)
-    else:
-        result = growkit.grow(source, target, method=step, hidden="x2")
-    assert result["kept"]
+    assert growkit.grow(source, target, hidden="x2")["kept"]
     written = json.loads((target / "config.json").read_text())
     assert "output_multiplier" not in written
     assert written["head_output_scale"] == "none"

@@ -31,7 +31,7 @@ from growkit.extras.differential.conversions.shared_diff import (
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
 )
-from growkit.planning.recipe import ConvertStep, Recipe, load_recipe
+from growkit.planning.recipe import ConvertStep, Recipe
 from tests.conftest import cli, folder_bytes, load_strict, relative_error, save_model
 from tests.test_calibration import TEXT, with_tokenizer
 
@@ -277,7 +277,6 @@ def test_a_manifest_makes_the_same_model_again(
     recipe = {"source": str(source), "steps": [step], "output": str(tmp_path / "first")}
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(recipe | {"verify": {"prompts": 1, "length": 12}}))
-    assert load_recipe(file).steps[0].as_dict() == step
     assert cli("run", file, "--json").exit_code == 0
 
     manifest = read_json(tmp_path / "first" / "growkit.json")["recipe"]
@@ -285,7 +284,6 @@ def test_a_manifest_makes_the_same_model_again(
     config = read_json(tmp_path / "first" / "config.json")
     ranks = config["shared_rank"]
     assert settled["rank"] == ",".join(map(str, ranks if isinstance(ranks, list) else [ranks]))
-    assert settled["scope"] == config["shared_scope"]
     assert not settled.keys() & {"tolerance", "energy"}
     assert manifest["source"] == source.name  # no path of the machine: they are put back
     steps = [settled | ({"calibration": text} if "calibration" in options else {})]

@@ -126,17 +126,6 @@ def test_noise_depends_on_key_and_place_alone(columns: int) -> None:
     assert len(keys) == 8
 
 
-def test_noise_is_uniform() -> None:
-    """Over all 2¹⁶ numbers, without a step between rows, columns or keys."""
-    field = noise("key", np.arange(4000), 250).astype(np.float64) / 2**15
-    assert abs(field.mean()) < 5 / 3**0.5 / field.size**0.5
-    assert field.var() == pytest.approx(1 / 3, rel=0.01)
-    assert field.min() < -0.999
-    assert field.max() > 0.999
-    for one, other in ((field[1:], field[:-1]), (field[:, 1:], field[:, :-1])):
-        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 5 / one.size**0.5
-
-
 Make = Callable[..., Path]
 MULTI_HEAD = {"num_key_value_heads": 4}
 RATE = 1e-2

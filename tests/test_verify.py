@@ -18,10 +18,8 @@ import growkit
 from growkit.base import limits
 from growkit.base.errors import InputError
 from growkit.base.settings import FEW, LONG, MANY, SHORT, Settings
-from growkit.engine.device import CPU, choose_device, device_name
 from growkit.engine.metrics import Distance
 from growkit.proof import control
-from growkit.proof.modes import ATTENTION
 from growkit.results.proof_result import VerifyResult
 from tests.conftest import (
     MODEL,
@@ -213,20 +211,6 @@ def test_a_broken_promise_leaves_a_rejected_folder(
     manifest = json.loads((tmp_path / "target.rejected" / "growkit.json").read_text())
     assert manifest["verification"]["kept"] is False
     assert sorted(p.name for p in tmp_path.iterdir()) == ["llama-0", "target.rejected"]
-
-
-@pytest.mark.gpu
-def test_on_a_device_if_there_is_one(pair: Path) -> None:
-    both, device = (pair / "source", pair / "target"), choose_device("auto")
-    for name in {"cuda", "mps"} - {device.type}:
-        with pytest.raises(InputError, match="no such device"):
-            growkit.verify(*both, device=name, **QUICK)
-    if device != CPU:
-        result = growkit.verify(*both, device=device.type, **QUICK)
-        assert result["kept"]
-        assert result.sections.logits.native.device == device_name(device)
-        assert "device" in [finding["name"] for finding in result.findings]
-        assert any(mode["name"].startswith(ATTENTION) for mode in result.sections.modes.modes)
 
 
 BRIEF = growkit.Settings(prompts=2, length=24)

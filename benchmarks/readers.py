@@ -1,10 +1,10 @@
 """``benchmarks/results/readers.md``: what other programs compute from what growkit writes.
 
-``python -m tests.readers PROGRAM=PYTHON ...`` grows small random models of types whose layers and
-experts programs read in different ways, lets each program of ``tests/reading.py`` read source and
-result in its own environment, and compares log-probabilities with transformers' in strict float64,
-over a text of many windows. It fails where a program is further from transformers with the result
-than twice as far as with the source.
+``python -m benchmarks.readers PROGRAM=PYTHON ...`` grows small random models of types whose layers
+and experts programs read in different ways, lets each program of ``benchmarks/reading.py`` read
+source and result in its own environment, and compares log-probabilities with transformers' in
+strict float64, over a text of many windows. It fails where a program is further from transformers
+with the result than twice as far as with the source.
 """
 
 import json
@@ -23,15 +23,14 @@ import torch
 from transformers import CONFIG_MAPPING
 
 import growkit
-from tests.conftest import edit_json, load_strict, logits_of
-from tests.families import save_random
+from tests.conftest import edit_json, load_strict, logits_of, save_random
 
 FILE = Path(growkit.__file__).parents[1] / "benchmarks" / "results" / "readers.md"
 TITLE = """# What other programs compute from grown models
 
 Small random models in float32, windows of 8 tokens, texts of {length}. A cell has the largest
 difference of log-probabilities to transformers in strict float64, of the source and of the result.
-`python -m tests.readers` makes this page. {machine}, {date}.
+`python -m benchmarks.readers` makes this page. {machine}, {date}.
 """
 TOKENS = 96
 SPACING = 2e-6
@@ -110,7 +109,7 @@ def read(program: str, python: str, expected: Mapping[Path, Any]) -> tuple[str, 
     """Let a program read models.
 
     Args:
-        program: its name in ``tests/reading.py``.
+        program: its name in ``benchmarks/reading.py``.
         python: the interpreter of its environment.
         expected: log-probabilities by folder.
 
