@@ -26,7 +26,7 @@ def error(source: Path, target: Path) -> float:
     return distance(before, after)
 
 
-@pytest.mark.sampled(1, "glm_moe_dsa-options3")
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize(
     ("kind", "options"),
     listed("long_texts", "layers keep what others hand them"),

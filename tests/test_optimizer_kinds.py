@@ -5,7 +5,7 @@ import pickle
 import resource
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -367,7 +367,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return source, *trained(source, 1)
 
 
-def poisoned(module: str, name: str) -> tuple[bytes, bytes]:
+def poisons(module: str, name: str) -> tuple[bytes, bytes]:
     """What sets an attribute of a class, or of whatever else has this name, and forgets it.
 
     Objects without slots have a dictionary for a state, others a pair with one.
@@ -377,43 +377,22 @@ def poisoned(module: str, name: str) -> tuple[bytes, bytes]:
     return named + attribute + b"b0", named + b"(N" + attribute + b"tb0"
 
 
-def before(pickled: bytes, poison: bytes) -> bytes:
-    """Another pickle with this at its begin."""
-    assert pickled[:1] == b"\x80"
-    return pickled[:2] + poison + pickled[2:]
-
-
-@pytest.fixture
-def untouched() -> Iterator[list[Any]]:
-    """Things of this process that are to have no new attribute."""
-    things: list[Any] = []
-    yield things
-    touched = [each for each in things if hasattr(each, HERE)]
-    for each in touched:
-        delattr(each, HERE)
-    assert touched == []
+def poison_file(file: Path, whole: bytes, poison: bytes) -> None:
+    """Put this at the beginning of what is pickled, alone or in an archive of torch."""
+    if file.name == ".metadata":
+        whole = pickle.dumps(pickle.loads(whole), protocol=2)
+        file.write_bytes(whole[:2] + poison + whole[2:])
+        return
+    file.write_bytes(whole)
+    with zipfile.ZipFile(file) as archive:
+        records = {each.filename: archive.read(each) for each in archive.infolist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in records.items():
+            pickled = name.endswith("data.pkl")
+            archive.writestr(name, content[:2] + poison + content[2:] if pickled else content)
 
 
 ROOMS = sorted((module, name) for module, names in CLASSES.items() for name in names)
-
-
-def test_lists_change_nothing(made: Made, untouched: list[Any], tmp_path: Path) -> None:
-    """Whatever they may name; without that they are read."""
-    folder = save_distributed(*made[1:], tmp_path / "state")
-    file = folder / ".metadata"
-    parameters = Parameters.of(Checkpoint(made[0]))
-    whole = pickle.dumps(pickle.loads(file.read_bytes()), protocol=2)
-    for module, name in ROOMS:
-        try:
-            untouched.append(getattr(importlib.import_module(module), name))
-        except (ImportError, AttributeError):  # of another version of Python
-            continue
-        for poison in poisoned(module, name):
-            file.write_bytes(before(whole, poison))
-            with pytest.raises(InputError, match="metadata cannot be read"):
-                open_state(folder, parameters)
-    file.write_bytes(whole)
-    assert grown(made[0], folder, tmp_path / "out").optimizer
 
 
 GLOBALS = [
@@ -424,36 +403,33 @@ GLOBALS = [
 ]
 
 
-def spoiled(file: Path, poison: bytes) -> None:
-    """Put this before what torch has saved."""
-    with zipfile.ZipFile(file) as archive:
-        records = {each.filename: archive.read(each) for each in archive.infolist()}
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in records.items():
-            pickled = name.endswith("data.pkl")
-            archive.writestr(name, before(content, poison) if pickled else content)
-
-
-@pytest.mark.parametrize("kind", ["optimizer", "weights"])
-def test_what_torch_saves_changes_nothing(
-    kind: str, made: Made, untouched: list[Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", ["list", "optimizer", "weights"])
+def test_what_is_pickled_changes_nothing(kind: str, made: Made, tmp_path: Path) -> None:
+    """Whatever it may name; without that it is read."""
     source, model, optimizer = made
-    if kind == "optimizer":
+    state = None
+    if kind == "list":
+        state = save_distributed(model, optimizer, tmp_path / "state")
+        file = state / ".metadata"
+    elif kind == "optimizer":
         file = state = save_torch(model, optimizer, tmp_path / "state")
     else:
-        source, state = tmp_path / "source", None
+        source = tmp_path / "source"
         source.mkdir()
         shutil.copy(made[0] / "config.json", source)
         file = source / "pytorch_model.bin"
         torch.save(model.state_dict(), file)
     whole = file.read_bytes()
-    for module, name in GLOBALS:
-        untouched.append(getattr(importlib.import_module(module), name))
-        file.write_bytes(whole)
-        spoiled(file, poisoned(module, name)[1])
-        with pytest.raises(InputError, match="cannot be"):
-            growkit.grow(source, tmp_path / "out", optimizer=state, verify=False, hidden="x2")
-    file.write_bytes(whole)
-    spoiled(file, b"")
-    assert growkit.grow(source, tmp_path / "out", optimizer=state, verify=False, hidden="x2")
+    growth: dict[str, Any] = {"optimizer": state, "verify": False, "hidden": "x2"}
+    for module, name in ROOMS if kind == "list" else GLOBALS:
+        try:
+            thing = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):  # of another version of Python
+            continue
+        for poison in poisons(module, name):
+            poison_file(file, whole, poison)
+            with pytest.raises(InputError, match="cannot be"):
+                growkit.grow(source, tmp_path / "out", **growth)
+            assert not hasattr(thing, HERE)
+    poison_file(file, whole, b"")
+    assert growkit.grow(source, tmp_path / "out", **growth)

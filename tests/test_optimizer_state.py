@@ -152,84 +152,11 @@ FORMATS: dict[str, tuple[Save, Load]] = {
 # The law of updates, by hand, for copies of the whole hidden space (docs of the table: training).
 
 
-def spread(name: str, times: int, tied: bool) -> tuple[int, int]:
-    """Copies in all of what a tensor reads and writes, where everything is copied so often."""
-    if "embed_tokens" in name:
-        return 1, times
-    if "lm_head" in name:
-        return times, 1
-    if name == "model.norm.weight" and tied:
-        return times, 1
-    if "norm" in name or name.endswith("bias"):
-        return 1, times
-    return times, times
-
-
-def by_the_law(model: Any, times: int, tied: bool, wrong: str = "") -> list[dict[str, Any]]:
-    """A group for every parameter; one of its options may be as it was for the source."""
-    groups = []
-    for name, parameter in model.named_parameters():
-        n_in, n_out = spread(name, times, tied)
-        group = {"params": [parameter], "lr": RATE / n_in, "eps": EPS / n_out}
-        group["weight_decay"] = DECAY * n_in
-        plain = {"lr": RATE, "eps": EPS, "weight_decay": DECAY}
-        groups.append(group | ({wrong: plain[wrong]} if wrong else {}))
-    return groups
-
-
 def largest(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     """Of all tensors the largest difference, against the largest number in each."""
     assert one.keys() == other.keys()
     apart = ((one[n] - other[n]).abs().max() / other[n].abs().max().clamp(min=1e-300) for n in one)
     return float(max(apart))
-
-
-def goes_on(
-    place: Path,
-    kind: str,
-    config: Mapping[str, Any],
-    way: Mapping[str, Any],
-    engine: str,
-    times: int = 2,
-    steps: int = 3,
-    wrong: str = "",
-    spoil: Callable[[Path], None] | None = None,
-) -> float:
-    """How far a grown model is, after steps of its own, from the source grown after the same steps.
-
-    Args:
-        place: for everything that is written.
-        kind: of the model.
-        config: of the model.
-        way: how it grows.
-        engine: one of ``FORMATS``.
-        times: how often everything is copied.
-        steps: after growing.
-        wrong: an option of the law to leave out.
-        spoil: changes the grown folder.
-    """
-    source = save_model(place / "source", kind, dtype=torch.float64, **config)
-    model, optimizer = trained(source, 3)
-    save, load = FORMATS[engine]
-    state = save(model, optimizer, place / "state")
-    grown(source, state, place / "grown", way)
-    if spoil:
-        spoil(place / "grown")
-    large = load_strict(place / "grown")
-    tied = bool(config.get("tie_word_embeddings"))
-    settings = {"lr": RATE, "weight_decay": DECAY, "eps": EPS}
-    groups = param_groups(large, place / "grown", **settings, decays=lambda *_: True)
-    new = torch.optim.AdamW(groups)
-    load(large, new, place / "grown")
-    other = torch.optim.AdamW(by_the_law(large, times, tied, wrong))
-    other.state = new.state
-    for number in range(3, 3 + steps):
-        step(model, optimizer, number)
-        step(large, other, number)
-    model.save_pretrained(source)
-    grown(source, None, place / "expected", way)
-    expected = load_strict(place / "expected")
-    return largest(large.state_dict(), expected.state_dict())
 
 
 # The real Trainer.
@@ -342,43 +269,7 @@ def advance(schedule: Any, loss: float) -> None:
         schedule.step(loss) if adaptive else schedule.step()
 
 
-CONFIGS: list[tuple[str, dict[str, Any]]] = [
-    ("llama", {"num_key_value_heads": 4}),
-    ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
-    ("llama", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
-    ("mistral", {"num_key_value_heads": 4, "head_dim": 4, "sliding_window": None}),
-]
-
-
 LLAMA = {"num_key_value_heads": 4, "num_hidden_layers": 1}
-PLAIN = {"hidden": "x2"}
-
-
-@pytest.mark.parametrize("model", CONFIGS, ids=str)
-@pytest.mark.parametrize("times", [2, 4])
-@pytest.mark.parametrize("engine", FORMATS)
-@pytest.mark.sampled(2)
-def test_training_continues_as_the_source_would(
-    engine: str, times: int, model: tuple[str, dict[str, Any]], tmp_path: Path
-) -> None:
-    """Three steps with the law's factors, by hand, from what the engine loads."""
-    kind, config = model
-    way = {"hidden": f"x{times}", "ffn": f"x{times}"}
-    assert goes_on(tmp_path, kind, {**config, "num_hidden_layers": 1}, way, engine, times) < 1e-11
-
-
-def doubled(folder: Path) -> None:
-    state = torch.load(folder / "optimizer.pt", weights_only=True)
-    state["state"][3]["exp_avg"] *= 2
-    torch.save(state, folder / "optimizer.pt")
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "wrong", [{"wrong": "lr"}, {"wrong": "weight_decay"}, {"wrong": "eps"}, {"spoil": doubled}]
-)
-def test_a_wrong_factor_or_moment_shows(wrong: dict[str, Any], tmp_path: Path) -> None:
-    assert goes_on(tmp_path, "llama", LLAMA, PLAIN, "torch", **wrong) > 1e-9
 
 
 def by_dimensions(name: str, parameter: torch.nn.Parameter) -> bool:

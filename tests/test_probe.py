@@ -217,18 +217,6 @@ def test_flops_are_those_of_the_formula(fused: bool, length: int, tmp_path: Path
     assert flops_of(tmp_path, torch.arange(length - 1), CPU) != expected  # the control
 
 
-def test_the_same_twice_is_noise(place: Path) -> None:
-    shutil.copy(place / "wide.yaml", place / "again.yaml")
-    result = probed(place, "wide", "again", settings=quick(steps=1, dtype="bfloat16"))
-    pair = next(
-        each
-        for each in result["differences"]
-        if {each["better"], each["worse"]} == {"wide", "again"}
-    )
-    assert (pair["difference"], pair["noise"]) == (0.0, True)
-    assert (result["work"], result["dtype"]) == (None, "bfloat16")
-
-
 @pytest.mark.parametrize(
     ("kind", "layers", "name", "expected"),
     listed("probe", "shipped recipes take the next possible size"),
@@ -283,12 +271,6 @@ def _with(lines: list[str], number: int, edit: Callable[[Any], object]) -> list[
     line = json.loads(lines[number])
     edit(line)
     return [*lines[:number], json.dumps(line), *lines[number + 1 :]]
-
-
-@pytest.mark.parametrize("given", [{"lr": "1e-4"}, {"lr": ["fast"]}, {"weight_decay": "0.1"}])
-def test_what_is_no_number_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(growkit.InputError, match=f"{next(iter(given))} is '.*; a number was expec"):
-        ProbeSettings(**given)
 
 
 @pytest.mark.parametrize("name", ["steps", "seeds", "warmup", "batch", "length"])

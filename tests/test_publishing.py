@@ -363,14 +363,6 @@ def test_kills(seed: int, world: World) -> None:
     world.kill(where, overwrite, chance.random() < 0.7, chance.random())
 
 
-@pytest.mark.usage
-@pytest.mark.sampled(0)
-@pytest.mark.parametrize("seed", range(100))
-def test_kills_during_a_proof(seed: int, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "verify", QUICK)
-    world.kill(ANYWHERE, True, True, seeded(seed).random())
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(300))
 def test_errors(seed: int, world: World) -> None:

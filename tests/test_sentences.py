@@ -1,6 +1,9 @@
 """Sentences say what is true, and a wrong name ends with the right one."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,8 +39,10 @@ def test_a_folder_in_the_place_of_the_weights() -> None:
 
 
 def test_a_terminal_of_no_width_is_one_of_unknown_width() -> None:
-    done = CliRunner().invoke(app, ["grow", "--help"], env={"COLUMNS": "0"})
-    assert done.exit_code == 0
+    command: list[str] = [sys.executable, "-m", "growkit", "grow", "--help"]
+    environment = os.environ | {"COLUMNS": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0
     assert "--hidden" in done.stdout
 
 

@@ -44,7 +44,6 @@ from tests.test_optimizer_state import (
     Both,
     batch,
     grown,
-    load_torch,
     save_torch,
     step,
     trained,
@@ -129,9 +128,10 @@ class Pair:
     target: Path
     optimizer: torch.optim.Optimizer
     recipe: growkit.Recipe
+    engine: str
 
     @classmethod
-    def of(cls, case: Case, folder: Path) -> Pair:
+    def of(cls, case: Case, folder: Path, engine: str = "torch") -> Pair:
         source = folder / "source"
         save_model(source, case.kind, 0, torch.float64, **case.config)
         for number, each in enumerate(case.first):
@@ -141,24 +141,34 @@ class Pair:
         model, optimizer = trained(source, 2, lr=RATE, eps=EPS)
         recipe = _recipe(source, folder / "target", case.steps)
         if not case.why:
-            state = save_torch(model, optimizer, folder / "state")
+            state = FORMATS[engine][0](model, optimizer, folder / "state")
             recipe = replace(recipe, optimizer=str(state))
         growkit.run(recipe)
-        return cls(source, folder / "target", optimizer, recipe)
+        return cls(source, folder / "target", optimizer, recipe, engine)
 
     @property
     def lineage(self) -> Any:
         return plan_recipe(self.recipe, Checkpoint(self.source)).lineage
 
-    def apart(self, steps: int = 6) -> tuple[float, float]:
-        """How far losses, and logits at the end against their scale, are apart after more steps."""
+    def apart(self, wrong: str = "", steps: int = 6) -> tuple[float, float]:
+        """How far losses, and logits at the end against their scale, are apart after more steps.
+
+        Args:
+            wrong: a setting of the target's largest group, or a moment of a parameter, to double.
+            steps: of both.
+        """
         new = {name for name, each in law_of(self.lineage).updates.items() if each.new}
         source, target = load_strict(self.source), load_strict(self.target)
         rates = {"lr": RATE, "weight_decay": DECAY, "eps": EPS}
         groups = param_groups(target, self.target, **rates, decays=lambda *_: True)
         optimizers = torch.optim.AdamW(source.parameters()), torch.optim.AdamW(groups)
         optimizers[0].load_state_dict(self.optimizer.state_dict())
-        load_torch(target, optimizers[1], self.target)
+        FORMATS[self.engine][1](target, optimizers[1], self.target)
+        group = max(optimizers[1].param_groups, key=lambda each: len(each["params"]))
+        if wrong in group:
+            group[wrong] *= 2
+        elif wrong:
+            optimizers[1].state[group["params"][0]][wrong] *= 2
         for name, parameter in target.named_parameters():
             parameter.requires_grad_(name not in new)
         found = []
@@ -228,10 +238,11 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.sampled(1)
-def test_training_continues_as_that_of_the_source(case: Case, tmp_path: Path) -> None:
-    """Where the law reaches; else it says why not, and the proof knows."""
-    pair = Pair.of(case, tmp_path)
+@pytest.mark.parametrize("engine", FORMATS)
+@pytest.mark.sampled(3)
+def test_training_continues_as_that_of_the_source(engine: str, case: Case, tmp_path: Path) -> None:
+    """Where the law reaches, from the engine's files; else it says why not, and the proof knows."""
+    pair = Pair.of(case, tmp_path, engine)
     why = law_of(pair.lineage).why
     assert case.why in "; ".join(why)
     if not case.why:
@@ -239,6 +250,11 @@ def test_training_continues_as_that_of_the_source(case: Case, tmp_path: Path) ->
         assert max(pair.apart()) < 1e-11
     found = growkit.verify(pair.source, pair.target, **QUICK, steps=2).sections.training
     assert found.findings[0].kept is (None if case.why else True)
+
+
+@pytest.mark.parametrize("wrong", ["lr", "weight_decay", "exp_avg", "exp_avg_sq"])
+def test_a_wrong_factor_or_moment_shows(wrong: str, grouped: Pair) -> None:
+    assert max(grouped.apart(wrong)) > 1e-9
 
 
 def test_a_proof_with_training(grouped: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

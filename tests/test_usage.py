@@ -193,16 +193,6 @@ def test_settings_of_generation_lose_no_growth(
     assert modes["save and reload"]["kept"] is True
 
 
-@pytest.mark.parametrize("kind", ["llama", "diffllama"])
-def test_models_that_answer_with_zeros_are_refused(kind: str, make: Make) -> None:
-    source = make(kind)
-    with edit_weights(source) as tensors:
-        for tensor in tensors.values():
-            tensor.zero_()
-    with pytest.raises(InputError, match="computes only logits of zero"):
-        growkit.verify(source, source, **QUICK)
-
-
 def test_a_rank_that_only_takes_room_is_refused(make: Make, tmp_path: Path) -> None:
     source = make("diffllama", head_dim=16, hidden_size=64)
     with pytest.raises(InputError, match=r"rank 100 is useless: .*; choose at most 8"):

@@ -18,7 +18,6 @@ import growkit
 from growkit.base import limits
 from growkit.base.errors import InputError
 from growkit.base.settings import FEW, LONG, MANY, SHORT, Settings
-from growkit.engine.metrics import Distance
 from growkit.proof import control
 from growkit.results.proof_result import VerifyResult
 from tests.conftest import (
@@ -142,20 +141,6 @@ def test_tokens_of_zeros_leave_the_limit_tight(make: Make, tmp_path: Path) -> No
     result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
     assert result["kept"]
     assert result["verification"].sections.logits.strict_float64.tolerance < 1e-11
-
-
-def test_distance_is_what_it_says() -> None:
-    """Against the definitions, with distributions whose KL is known."""
-    source = torch.tensor([[0.5, 0.5], [0.25, 0.75]]).double().log()
-    target = torch.tensor([[0.25, 0.75], [0.4, 0.6]]).double().log()
-    distance = Distance()
-    distance.add(source, target, torch.tensor([1, -1]))
-    kl = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
-    kl += 0.25 * math.log(0.25 / 0.4) + 0.75 * math.log(0.75 / 0.6)
-    assert distance.kl == pytest.approx(kl)
-    assert distance.agreeing == 1
-    assert distance.loss_source == pytest.approx(-math.log(0.5))
-    assert distance.loss_target == pytest.approx(-math.log(0.75))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
