@@ -290,7 +290,7 @@ def test_four_processes_load_what_one_has_written(
     make_trained(tmp_path)
     asked = look_at_all, str(tmp_path), ways
     for found in on_ranks(*asked, scratch=tmp_path / "scratch", count=RANKS):
-        assert len(found) > 4
+        assert len(found) > 3
         for way, (spread, wrong) in found.items():
             assert spread, way
             assert bool(wrong) == (way == "fault"), (way, wrong)
