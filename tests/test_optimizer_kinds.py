@@ -380,7 +380,6 @@ def poisons(module: str, name: str) -> tuple[bytes, bytes]:
 def poison_file(file: Path, whole: bytes, poison: bytes) -> None:
     """Put this at the beginning of what is pickled, alone or in an archive of torch."""
     if file.name == ".metadata":
-        whole = pickle.dumps(pickle.loads(whole), protocol=2)
         file.write_bytes(whole[:2] + poison + whole[2:])
         return
     file.write_bytes(whole)
@@ -411,6 +410,7 @@ def test_what_is_pickled_changes_nothing(kind: str, made: Made, tmp_path: Path) 
     if kind == "list":
         state = save_distributed(model, optimizer, tmp_path / "state")
         file = state / ".metadata"
+        file.write_bytes(pickle.dumps(pickle.loads(file.read_bytes()), protocol=2))
     elif kind == "optimizer":
         file = state = save_torch(model, optimizer, tmp_path / "state")
     else:
