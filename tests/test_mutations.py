@@ -102,13 +102,11 @@ class Pair:
     config: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     shard_size: str = "5GB"
-    prepare: Callable[[Path], None] = lambda source: None
 
     def make(self, folder: Path, seed: int = 0) -> Path:
         """Make ``source`` and ``target`` in a folder."""
         config = {"num_hidden_layers": 3, "vocab_size": VOCABULARY} | self.config
         source = save_model(folder / "source", self.kind, seed, self.dtype, **config)
-        self.prepare(source)
         target = str(folder / "target")
         recipe = Recipe(str(source), self.steps, target, None, seed, shard_size=self.shard_size)
         growkit.run(recipe)
@@ -125,19 +123,11 @@ V2 = {
     "num_key_value_heads": 2,
 }
 SHARED = {"qk_projection": "shared", "shared_rank": 2}
-SILENT = 5
-
-
-def silence_a_neuron(source: Path) -> None:
-    """Prune a neuron of the second layer, whose column of ``down_proj`` no logit shows then."""
-    with weights(source) as tensors:
-        tensors[UP][SILENT] = 0
 
 
 PAIRS = {
     "llama": Pair("llama", config={"attention_bias": True}),
     "tied": Pair("llama", config={"tie_word_embeddings": True, "rope_parameters": LINEAR_ROPE}),
-    "float64": Pair("llama", dtype=torch.float64),
     "sharded": Pair("llama", shard_size="16KB"),
     "mistral": Pair("mistral", config={"sliding_window": 4}),
     "diffllama": Pair("diffllama", config=DIFF_HEADS),
@@ -146,7 +136,6 @@ PAIRS = {
     "gated-dint": Pair("diff_transformer", (ConvertStep("dint"),), DIFF_HEADS),
     "shared": Pair("diff_transformer", FOUR_TO_ONE, DIFF_HEADS | SHARED),
     "v2": Pair("diff_transformer", FOUR_TO_ONE, V2),
-    "pruned": Pair("llama", prepare=silence_a_neuron),
     "softmax-v2": Pair("llama", (ConvertStep("diff-v2"),)),
     "multiplied-out": Pair(
         "diff_transformer", (ConvertStep("diff"),), DIFF_HEADS | SHARED, torch.float64
@@ -281,12 +270,6 @@ def permute_neurons(tensors: Tensors) -> None:
         swap(tensors[name], 1, 0, 5, dimension)
 
 
-def permute_values(tensors: Tensors) -> None:
-    swap(tensors[V], 1, 0, 1)
-    for head in (0, 1):  # those that read the first value head
-        swap(tensors[OUT], 1, head * HEAD, head * HEAD + 1, dimension=1)
-
-
 def copy_vectors(tensors: Tensors) -> None:
     for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
         tensors[ATTENTION + name] = tensors[f"model.layers.2.self_attn.{name}"]
@@ -394,9 +377,6 @@ weight("scaled embedding", "llama tied group-diff", None, "embedding", EMBEDDING
 )
 # Single elements and rows
 weight("the last bit", "llama group-diff", 1, "mlp", UP)(lambda t: last_bit(t[UP], 3, 5))
-weight("the last bit, unseen", "float64 pruned", 1, "mlp", DOWN, shows=False)(
-    lambda t: last_bit(t[DOWN], 3, SILENT)
-)
 weight("the last bit of a product", "multiplied-out", 1, "q_proj", Q, shows=False)(
     lambda t: last_bit(t[Q], 3, 5)
 )
@@ -409,7 +389,6 @@ weight("a missing tensor", "llama v2", 1, "o_proj", OUT, refused=True)(lambda t:
 weight("two layers", FIVE, 1, "input_layernorm", INPUT_NORM)(swap_layers)
 weight("gate and up", "llama diffllama v2", 1, "mlp", GATE)(lambda t: t.exchange(GATE, UP))
 weight("two neurons in all", "tied group-diff", 1, "mlp", GATE, shows=False)(permute_neurons)
-weight("values and readers", "tied", 1, "v_proj", V, shows=False)(permute_values)
 # Conversions
 weight("a noise query", "softmax-v2", 1, "q_proj", Q)(lambda t: nudge(t[Q][-1]))
 weight("a projection of λ", "softmax-v2", 1, "attention", LAMBDA_PROJECTION)(

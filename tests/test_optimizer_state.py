@@ -464,26 +464,6 @@ def test_what_does_not_go_through_begins_anew(tmp_path: Path) -> None:
         assert (name in reset) == (float(each["step"]) == 0) == bool((each["exp_avg"] == 0).all())
 
 
-def test_experts_that_the_class_puts_together(tmp_path: Path) -> None:
-    """Moments come apart as weights do when they are saved, and are put together when they load.
-
-    After one step they are those that the grown model gathers itself.
-    """
-    experts = {"num_local_experts": 3, **LLAMA}
-    source = save_model(tmp_path / "source", "mixtral", dtype=torch.float64, **experts)
-    rest = {"lr": 0.0, "weight_decay": 0.0}
-    model, optimizer = trained(source, 1, **rest)
-    state = save_torch(model, optimizer, tmp_path / "optimizer")
-    found = grown(source, state, tmp_path / "out")
-    assert found.optimizer.reset == {}
-    kept = torch.load(tmp_path / "out" / "optimizer.pt", weights_only=True)["state"]
-    large, own = trained(tmp_path / "out", 1, **rest)
-    for each, parameter in zip(kept.values(), large.parameters(), strict=True):
-        for kind in ("exp_avg", "exp_avg_sq"):
-            expected = own.state[parameter][kind]
-            assert (each[kind] - expected).abs().max() <= 1e-12 * expected.abs().max()
-
-
 class Both:
     """AdamW beside Muon, as ``docs/how-to/training.md`` makes them."""
 

@@ -376,23 +376,6 @@ def test_the_last_tenth_is_a_tenth_in_every_language(
     assert bytes(data.held_out[0].tolist()).decode(errors="replace").startswith(text[:1])
 
 
-TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 10: 2.2281, 30: 2.0423}
-"""Of Student's t, two-sided 5 %, by degrees of freedom, as every book has it."""
-
-
-def test_students_t_is_that_of_the_tables() -> None:
-    """Also the interval of means over seeds, of which the spread over windows is not known."""
-    for freedom, t in TABLE.items():
-        assert noise.t_beyond(0.05, freedom) == pytest.approx(t, abs=1e-4)
-        assert noise.passed(t, freedom) == pytest.approx(0.05, abs=1e-5)
-    assert noise.t_beyond(0.01, 2) == pytest.approx(9.9248, abs=1e-4)
-    found = noise.paired_difference([[1.0], [2.0], [3.0]])
-    assert found.high - found.difference == pytest.approx(TABLE[2] / math.sqrt(3), abs=1e-4)
-    assert noise.paired_difference([[1.0]]).noise
-    for apart, rounded in ((2e-7, True), (2e-3, False)):
-        assert noise.paired_difference([[apart, apart], [apart, apart]]).noise == rounded
-
-
 @pytest.mark.parametrize("spreads", [(1, 0, 0), (0, 1, 0), (0.3, 1, 1), (0, 0, 1)])
 def test_noise_is_taken_for_a_difference_in_one_of_twenty(spreads: tuple[float, ...]) -> None:
     """Differences vary by seed, by window, and freely; with one window, by seed alone."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 import growkit
 from benchmarks.published_configs import GROWTHS, save
@@ -21,8 +20,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     for each in (Path(__file__).parent / "published.jsonl").read_text().splitlines()
 }
 SHORT = Settings(prompts=2, length=16)
-FROM_OUTSIDE = {"architectures", "torch_dtype", "eos_token_id"}
-"""Keys of a language model that its whole model has in its place."""
 PERIODS = {"full_attention_interval", "sliding_window_pattern", "no_rope_layer_interval"}
 """Keys that go if a list of layers must say something else."""
 
@@ -105,41 +102,6 @@ def periods_hold_after_several_steps(tmp_path: Path) -> None:
     assert written[key] == CONFIGS[name][key]
 
 
-def predicting_layers_that_are_left_out_are_counted_out(tmp_path: Path) -> None:
-    name = "deepseek-ai/DeepSeek-V3"
-    save(tmp_path / "source", CONFIGS[name])
-    file = tmp_path / "source" / "model.safetensors"
-    tensors = load_file(file)
-    more = {
-        f"model.layers.4.{part}.weight": tensors["model.norm.weight"] + 0
-        for part in ("enorm", "hnorm")
-    }
-    save_file(tensors | more, file, {"format": "pt"})
-    done = growkit.grow(tmp_path / "source", tmp_path / "out", hidden="x2", verify=SHORT)
-    assert done["kept"]
-    assert done["verification"].sections.weights.source_parameters == done["source_parameters"]
-    found = {each["key"]: each["after"] for each in done["config"]}
-    assert found["num_nextn_predict_layers"] == "0"
-    assert "num_nextn_predict_layers" not in done["verification"]["reason"]
-    (tmp_path / "out" / "growkit.json").unlink()
-    assert growkit.verify(tmp_path / "source", tmp_path / "out", prompts=2, length=16)["kept"]
-
-
-def a_language_model_inside_another_keeps_its_keys(tmp_path: Path) -> None:
-    """Its rotary scaling, for example, which older transformers read under its old name only."""
-    found = changed(tmp_path, "google/gemma-3-4b-pt", hidden="x4")
-    assert found.keys() - FROM_OUTSIDE == {
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-    }
-    (tmp_path / "grown" / "growkit.json").unlink()
-    found = growkit.verify(tmp_path / "source", tmp_path / "grown", SHORT)
-    assert found["kept"]
-    assert "without effect" not in found["reason"]  # the class reads it as rope_parameters
-
-
 def repeated_blocks_of_layers_are_written_out(tmp_path: Path) -> None:
     """Older transformers builds the layers of GPT-Neo from them."""
     found = changed(tmp_path, "EleutherAI/gpt-neo-125m", method="depth", layers="x2")
@@ -158,8 +120,6 @@ def repeated_blocks_of_layers_are_written_out(tmp_path: Path) -> None:
     [
         sizes_and_kinds_of_layers_change_under_every_name,
         periods_hold_after_several_steps,
-        predicting_layers_that_are_left_out_are_counted_out,
-        a_language_model_inside_another_keeps_its_keys,
         repeated_blocks_of_layers_are_written_out,
     ],
 )

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
 import growkit
-from growkit.proof.rounding import inflation
 from tests.families import random_model
 
 WIDTH = 128
@@ -120,12 +119,3 @@ def test_few_tokens_show_no_inflation(length: int, compared: bool, pair: tuple[P
     result = growkit.verify(*pair, prompts=2, length=length)
     assert result["kept"]
     assert (result.sections.logits.inflation is not None) == compared
-
-
-def test_chance_widens_the_limit() -> None:
-    drawn = torch.rand(2, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    few, many = (inflation(*drawn[:, :count]) for count in (8, 200))
-    assert few.limit > many.limit > 1.1
-    same = inflation(drawn[0], drawn[0])
-    assert (same.ratio, round(same.limit, 6)) == (1, 1.1)
-    assert inflation(drawn[0], 1.5 * drawn[0]).ratio == pytest.approx(1.5)

@@ -378,22 +378,6 @@ def test_when_the_series_is_taken() -> None:
         assert torch.equal(exact.double()(long).logits, series.double()(long).logits)
 
 
-def test_packed_texts_and_maps_agree() -> None:
-    exact, series = pair("dint")
-    ids, lengths = tokens((1, 600)), (270, 330)
-    places = torch.cat([torch.arange(each) for each in lengths])[None]
-    with torch.no_grad():
-        both = [
-            model(ids, position_ids=places, use_cache=False).logits for model in (exact, series)
-        ]
-        assert 1e-7 < distance(*both) < 1e-3
-        cache = DynamicCache(config=series.config)
-        series(ids[:, :500], cache=cache)
-        series.set_attn_implementation("eager")
-        found = series(ids[:, 500:], cache=cache).logits
-        assert distance(exact(ids).logits[:, 500:], found) < 1e-3
-
-
 def test_the_proof_measures_the_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the demo model, whose first layer has a sink; with a fault, it is far off."""
     options: dict[str, Any] = {"gamma": "unified", "integral_method": "series", "verify": False}

@@ -14,7 +14,7 @@ from growkit.checkpoint.scratch import temporary
 from growkit.engine import prompts
 from growkit.engine.prompts import PROBES, load_tokenizer
 from growkit.results.proof_result import VerifyResult
-from tests.conftest import edit_config, edit_json, listed, relative_error, save_model
+from tests.conftest import edit_config, save_model
 from tests.test_inside import save_whole
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
@@ -91,29 +91,6 @@ def test_the_tokenizer_stays_whatever_the_type(
     )
     assert [before(text).input_ids for text in PROBES] == [after(text).input_ids for text in PROBES]
     assert before.padding_side == after.padding_side
-    assert all(verdict.kept for verdict in both_ways(source, out))
-
-
-HYBRID = listed("sidecars", "hybrid")
-
-
-@pytest.mark.sampled(0)
-@pytest.mark.parametrize("key", ["layer_types", "layers_block_type"])
-@pytest.mark.parametrize("sizes", [{"hidden": "x2"}, {"method": "depth", "layers": "x2"}], ids=str)
-def test_former_names_of_layers(key: str, sizes: dict[str, Any], tmp_path: Path) -> None:
-    """Readers that know only the publisher's names of layers find them in the larger model."""
-    source, out = tmp_path / "source", tmp_path / "out"
-    kinds = ["linear_attention", "full_attention"]
-    save_model(source, "granitemoehybrid", layer_types=kinds, **HYBRID)
-    with edit_json(source / "config.json") as config:
-        del config["layer_types"]
-        config[key] = ["mamba", "attention"]
-    assert growkit.grow(source, out, verify=growkit.Settings(**QUICK), **sizes).kept
-    written = json.loads((out / "config.json").read_text())
-    repeated = 2 if "layers" in sizes else 1
-    assert sorted(written[key]) == sorted(["mamba", "attention"] * repeated)
-    assert {*written} & {"layer_types", "layers_block_type"} == {key}
-    assert relative_error(source, out) < 1e-12
     assert all(verdict.kept for verdict in both_ways(source, out))
 
 

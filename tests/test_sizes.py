@@ -252,15 +252,6 @@ def test_a_bound_that_is_not_kept_is_rejected(make: Make, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_root_of_hidden_rounds_is_bounded(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "gemma", **SMALL)
-    out = tmp_path / "out"
-    result = growkit.grow(source, out, hidden="x2", promise="bounded", verify=QUICK)
-    assert (result["promise"], result["kept"]) == ("bounded", True), result["verification"]
-    assert result["verification"].sections.trainability.trainable
-    assert 0 < relative_error(source, out) < 1e-5
-
-
 def test_a_head_of_its_own_lets_a_model_grow(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "olmo", tie_word_embeddings=True, **SMALL)
     out = tmp_path / "out"
@@ -306,15 +297,6 @@ def test_more_tokens(rows: str, tied: bool, make: Make, tmp_path: Path) -> None:
     same = r"only models of the same vocabulary can be compared: the logits differ by \d"
     with pytest.raises(InputError, match=rf"^vocab_size is 29 .* and 37 .*; {same}"):
         growkit.verify(source, out, prompts=1, length=12)
-
-
-@pytest.mark.usage
-def test_more_tokens_in_use(make: Make, tmp_path: Path) -> None:
-    """Logits that are all below zero: the old tokens still say the same among themselves."""
-    source = make("llama")
-    result = growkit.grow(source, tmp_path / "out", vocab=64, new_tokens="zero", verify=QUICK)
-    ways = {mode["name"]: mode["kept"] for mode in result["verification"].sections.modes.modes}
-    assert ways["generate"] is ways["save and reload"] is True
 
 
 def saved_in(source: Path, dtype: torch.dtype, folder: Path) -> Path:
@@ -369,14 +351,6 @@ def test_another_rounding_is_found(make: Make, tmp_path: Path) -> None:
     result = growkit.verify(source, tmp_path / "out", QUICK)
     assert not result["kept"]
     assert result.sections.weights.first_lost_tensor == name
-
-
-def test_training_is_that_of_the_rounded_source(make: Make, tmp_path: Path) -> None:
-    steps = growkit.Settings(prompts=1, length=12, steps=2)
-    result = growkit.grow(
-        make("llama"), tmp_path / "out", ffn="x2", symmetry="keep", dtype="bfloat16", verify=steps
-    )
-    assert result["verification"].sections.training.findings[0].kept
 
 
 def test_what_is_stored_wider_or_is_no_float_stays(make: Make, tmp_path: Path) -> None:

@@ -330,7 +330,7 @@ def test_training_that_cannot_be_proved(tmp_path: Path) -> None:
 LLAMA = {"num_hidden_layers": 1}
 
 
-def pair(place: Path, engine: str = "torch", **options: Any) -> tuple[Path, Path, Path]:
+def pair(place: Path, **options: Any) -> tuple[Path, Path, Path]:
     """A source that has been trained, the state of its optimizer, and what both were grown to."""
     source = save_model(place / "source", "llama", dtype=torch.float64, **LLAMA)
     model = load_strict(source)
@@ -342,7 +342,7 @@ def pair(place: Path, engine: str = "torch", **options: Any) -> tuple[Path, Path
     for number in range(3):
         step(model, optimizer, number)
     model.save_pretrained(source)
-    state = FORMATS[engine][0](model, optimizer, source / "state")
+    state = save_torch(model, optimizer, source / "state")
     grown(source, state, place / "out")
     return source, state, place / "out"
 
@@ -453,13 +453,6 @@ def test_a_wrong_moment_is_trained_with(amsgrad: tuple[Path, Path, Path]) -> Non
     assert finding.kept is False
     assert f"not the source's, grown: {said}" in finding.sentence
     assert proof.relative > proof.tolerance, said
-
-
-def test_another_format_begins_with_them_too(tmp_path: Path) -> None:
-    source, state, out = pair(tmp_path, "distributed")
-    proof = proved(source, out, state)
-    assert proof.findings[0].kept
-    assert "optimizers' states" in proof.begun
 
 
 def test_states_that_are_not_tried(amsgrad: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ import pytest
 import growkit
 from growkit.base.errors import LONGEST_SENTENCE, InputError
 from growkit.base.parsing import parse_yaml
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import prompts
 from tests.conftest import cli, edit_config, refusal, save_model, with_tokenizer
 
@@ -83,29 +81,6 @@ def test_links_in_a_folder_that_is_carried_along(source: Path, sound: Path) -> N
     (source / "additional_chat_templates").mkdir()
     (source / "additional_chat_templates" / "tool.jinja").symlink_to(Path(__file__))
     assert "tool.jinja leads out of the folder" in refused_by_all(source, sound)
-
-
-def test_a_folder_of_a_hub_cache(source: Path, tmp_path: Path) -> None:
-    """Its files are links to blobs beside it; links inside of a folder are followed as well."""
-    blobs, snapshot = tmp_path / "models--x" / "blobs", tmp_path / "models--x" / "snapshots" / "1"
-    blobs.mkdir(parents=True)
-    snapshot.mkdir(parents=True)
-    for number, file in enumerate(source.iterdir()):
-        file.rename(blobs / str(number))
-        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
-    (snapshot / "LICENSE").write_text("terms")
-    (snapshot / "LICENSE.txt").symlink_to("LICENSE")
-    (tmp_path / "link").symlink_to(snapshot)
-    result = growkit.grow(tmp_path / "link", tmp_path / "out", hidden="x2", verify=False)
-    assert result["parameters"] > result["source_parameters"]
-    assert (tmp_path / "out" / "LICENSE.txt").read_text() == "terms"
-    assert not (tmp_path / "out" / "LICENSE.txt").is_symlink()
-    (blobs / "9").write_text("")
-    (snapshot / "tokenizer.json").symlink_to("../../../models--x/blobs/9")
-    assert Folder(snapshot).find("tokenizer.json")
-    (snapshot / "vocab.json").symlink_to("../../blobs/10")
-    with pytest.raises(InputError, match=r"vocab\.json is a link that leads nowhere"):
-        Checkpoint(snapshot)
 
 
 def test_a_companion_of_any_size(source: Path, sound: Path) -> None:

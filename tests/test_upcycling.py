@@ -12,12 +12,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from growkit.operations.growth import experts
 from growkit.training import param_groups
 from tests.conftest import (
     edit_config,
     edit_weights,
-    listed,
     load_strict,
     relative_error,
     save_model,
@@ -114,20 +112,6 @@ def test_routers_learn_and_experts_part(options: dict[str, Any], tmp_path: Path)
         assert float((copies[1:] - copies[:-1]).abs().amax((-1, -2)).min()) > 1e-6
 
 
-def test_experts_that_get_one_gradient_are_told_apart_from_others(tmp_path: Path) -> None:
-    settings = growkit.Settings(prompts=1, length=16, trainability=True)
-    source = save_sparse("qwen3_moe", 3, tmp_path / "source")
-    for symmetry, learns in (("break", True), ("keep", False)):
-        out = tmp_path / symmetry
-        grown = growkit.grow(
-            source, out, method="experts", experts="x2", symmetry=symmetry, verify=settings
-        )
-        found = grown["verification"].sections.trainability
-        assert found["copied"]
-        assert found["trainable"] is learns
-        assert grown["kept"] is learns
-
-
 def test_short_formats_bound_what_groups_and_copies_promise(tmp_path: Path) -> None:
     """In bfloat16 the numbers of two of them may be equal where one of them is chosen."""
     source = save_dense("llama", 6, tmp_path / "source", torch.bfloat16)
@@ -215,27 +199,6 @@ def save_wide(kind: str, seed: int, folder: Path, **changes: Any) -> Path:
     """A random model whose numbers have float64, as nothing of a router's rows is to round away."""
     config = FAMILIES[kind].any(seeded(seed)) | changes
     return save_random(folder, CONFIG_MAPPING[kind](**config), seed, torch.float64)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    listed("upcycling", "as many experts per token keep what a softmax computes"),
-)
-def test_as_many_experts_per_token_keep_what_a_softmax_computes(
-    kind: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The larger what tells copies apart, the more tokens go through the copies of one kind."""
-    source = save_wide(kind, 2, tmp_path / "source", **changes)
-    found = {}
-    for size in (0.0, 2.0**20):
-        monkeypatch.setattr(experts, "COMMON", size)
-        out = tmp_path / f"{size}"
-        grown = growkit.grow(source, out, method="experts", experts="x3", top_k=2, verify=False)
-        assert grown["promise"] == "different"
-        found[size] = relative_error(source, out)
-    assert found[2.0**20] < 1e-8
-    assert found[0.0] > 1e-3  # the control
 
 
 @pytest.mark.sampled(1)

@@ -133,16 +133,6 @@ def test_a_source_that_overflows_has_nothing_to_keep_there(make: Make, tmp_path:
     json.dumps(result, allow_nan=False)
 
 
-def test_tokens_of_zeros_leave_the_limit_tight(make: Make, tmp_path: Path) -> None:
-    """The embeddings of new tokens may be zero, and a norm would enlarge noise in them."""
-    source = make("qwen3")
-    with edit_weights(source) as tensors:
-        tensors["model.embed_tokens.weight"][::2] = 0
-    result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
-    assert result["kept"]
-    assert result["verification"].sections.logits.strict_float64.tolerance < 1e-11
-
-
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_the_fault_goes_and_reaches_no_file(file: str, make: Make, tmp_path: Path) -> None:
     """Weights in float64 are not cast: what is spoiled is mapped from the files."""
@@ -220,22 +210,6 @@ def test_infinities_of_padding_are_not_held_against_the_target(tmp_path: Path) -
     assert plain["native_tolerance"] is not None
     with edit_weights(out) as tensors:
         tensors["transformer.h.1.mlp.dense_4h_to_h.weight"][0] *= 1.5
-    assert not verified(source, out)["kept"]
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("seed", [1, 4])
-def test_float64_leaves_as_much_room_as_the_strict_comparison(tmp_path: Path, seed: int) -> None:
-    """Three copies are sums of three rounded parts, of which the source has one."""
-    sizes = {"hidden_size": 12, "ffn_dim": 20, "num_attention_heads": 2, "word_embed_proj_dim": 12}
-    source = save_model(tmp_path / "source", "opt", seed, torch.float64, pad_token_id=None, **sizes)
-    out = tmp_path / "out"
-    growkit.grow(source, out, hidden="x3", symmetry="keep", verify=BRIEF)
-    found = verified(source, out)
-    assert found["kept"]
-    assert found.sections.logits.native.tolerance >= found.sections.logits.strict_float64.tolerance
-    with edit_weights(out) as tensors:
-        tensors["model.decoder.layers.1.fc2.weight"][0] *= 1.5
     assert not verified(source, out)["kept"]
 
 
@@ -365,17 +339,6 @@ def test_a_head_that_is_split_once_too_often(llama: Path, tmp_path: Path) -> Non
     assert not result["kept"]
     assert result.sections.logits.first_difference == "lm_head"
     assert result["fault"]["factor"] == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(("factor", "kept"), [(1.0, False), (0.5**0.5, True)])
-def test_a_normaliser_that_grows(factor: float, kept: bool, tmp_path: Path) -> None:
-    """Gemma multiplies embeddings by √hidden; they must be divided by √2 for twice the width."""
-    source = save_model(tmp_path / "source", "gemma", **SIZES)
-    grown = hyperclone(source, tmp_path / "grown", embed_tokens=factor)
-    result = growkit.verify(source, grown, **QUICK)
-    assert result["kept"] is kept
-    if not kept:
-        assert result["fault"]["component"] == "embedding"
 
 
 def test_what_has_no_layers_to_run_alone_is_refused(tmp_path: Path) -> None:
