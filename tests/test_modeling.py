@@ -502,7 +502,7 @@ def test_gradient_checkpointing_changes_no_gradient(
     expected = found()
     model.gradient_checkpointing_enable()
     assert worst(expected, found()) < LIMIT
-    assert model.is_gradient_checkpointing
+    assert model.is_activation_checkpointing
 
 
 # --- Loss, precision, memory, compilation ---------------------------------------------------------

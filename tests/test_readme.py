@@ -204,14 +204,14 @@ def workplace(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return Workplace(models)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("block", of("sh"), ids=str)
 def test_commands_run_as_printed(block: Block, workplace: Workplace) -> None:
     for words in block.commands():
         workplace.run(words)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings(  # of torch and peft, on any machine without a GPU
     "ignore:'pin_memory' argument:UserWarning",
     "ignore:`is_gradient_checkpointing`:FutureWarning",
