@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from growkit.extras.probing.probe_settings import ProbeSettings
     from growkit.extras.probing.results.probe_result import ProbeResult
     from growkit.pipeline.inspection import inspect, plan
-    from growkit.pipeline.running import convert, grow, run
+    from growkit.pipeline.running import convert, grow, run, shrink
     from growkit.pipeline.verifying import verify
     from growkit.planning.manifest import check
     from growkit.planning.own_class import register_own_classes
-    from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, load_recipe
+    from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, ShrinkStep, load_recipe
     from growkit.report.saving import save_report
     from growkit.report.terminal import Bars, show
     from growkit.results.engine_result import EngineResult
@@ -59,11 +59,11 @@ _HOMES = {
     "extras.probing.probe_settings": "ProbeSettings",
     "extras.probing.results.probe_result": "ProbeResult",
     "pipeline.inspection": "inspect plan",
-    "pipeline.running": "convert grow run",
+    "pipeline.running": "convert grow run shrink",
     "pipeline.verifying": "verify",
     "planning.manifest": "check",
     "planning.own_class": "register_own_classes",
-    "planning.recipe": "ConvertStep GrowStep Recipe load_recipe",
+    "planning.recipe": "ConvertStep GrowStep Recipe ShrinkStep load_recipe",
     "report.saving": "save_report",
     "report.terminal": "Bars show",
     "results.engine_result": "EngineResult",
@@ -77,7 +77,8 @@ __all__ += ["Bars", "CheckResult", "ConvertStep", "DiffTransformerConfig", "Grow
 __all__ += ["DiffTransformerForCausalLM", "Inference", "Inspection", "ProbeResult", "Recipe"]
 __all__ += ["ProbeSettings", "Settings", "VerifyResult", "check", "convert", "grow", "infer"]
 __all__ += ["inspect", "load", "load_recipe", "plan", "probe", "register_own_classes", "run"]
-__all__ += ["EngineResult", "save_report", "show", "verify", "verify_logits"]
+__all__ += ["EngineResult", "ShrinkStep", "save_report", "show", "shrink", "verify"]
+__all__ += ["verify_logits"]
 
 
 def __getattr__(name: str) -> "Any":

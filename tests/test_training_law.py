@@ -350,7 +350,7 @@ def pair(place: Path, **options: Any) -> tuple[Path, Path, Path]:
 def lineage_of(source: Path, out: Path) -> Any:
     """How the target was made."""
     after = Checkpoint(out)
-    return origin_of(Checkpoint(source), after, read_record(after)).lineage
+    return origin_of(Checkpoint(source), after, read_record(after.opened)).lineage
 
 
 def unlike(source: Path, out: Path, state: Path) -> str:
@@ -459,7 +459,7 @@ def test_states_that_are_not_tried(amsgrad: tuple[Path, Path, Path], tmp_path: P
     """A manifest has nothing read outside the two folders; what is not tried is said."""
     source, state, out = amsgrad
     before, after = Checkpoint(source), Checkpoint(out)
-    recipe = read_record(after)
+    recipe = read_record(after.opened)
     assert recipe
     assert state_paths(before, after, recipe, None).source == state
     elsewhere = replace(recipe, optimizer=f"../{tmp_path.name}")
@@ -468,7 +468,9 @@ def test_states_that_are_not_tried(amsgrad: tuple[Path, Path, Path], tmp_path: P
     assert "was not tried, since the source's state is not in its folder" in places.untried
     bare = tmp_path / "bare"
     growkit.grow(source, bare, hidden="x2", symmetry="keep", verify=False)
-    assert not state_paths(before, Checkpoint(bare), read_record(Checkpoint(bare)), None).untried
+    assert not state_paths(
+        before, Checkpoint(bare), read_record(Checkpoint(bare).opened), None
+    ).untried
     with pytest.raises(InputError, match="holds no optimizer's state that could be compared"):
         growkit.verify(source, bare, **QUICK, steps=1, optimizer=state)
     with pytest.raises(InputError, match="add --steps"):

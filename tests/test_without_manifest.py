@@ -260,7 +260,7 @@ def test_a_setting_of_a_grown_model(
         edit_config(target, **{key: value}, **also)
         decides, told = found(source, target)
         checkpoints = Checkpoint(source), Checkpoint(target)
-        origin = origin_of(*checkpoints, read_record(checkpoints[1]))
+        origin = origin_of(*checkpoints, read_record(checkpoints[1].opened))
         planned = origin.lineage.target
         by_manifest = compare_with_plan(*checkpoints, planned.config, planned.family)
     finally:

@@ -17,7 +17,7 @@ from itertools import pairwise
 from growkit.algebra.expansion import NOTHING, Group, Index, IndexMap
 from growkit.algebra.splits import Shares, join, noise, split, split_apart
 from growkit.base.lazy import Tensor, np, torch
-from growkit.base.tensors import same_numbers
+from growkit.base.tensors import same_numbers, widened
 from growkit.families.axes import Role
 
 Rows = Callable[[slice], Tensor]
@@ -249,17 +249,21 @@ def grow_moments(
     return grown
 
 
-def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
+def undo(
+    rows: Rows, maps: Sequence[IndexMap], of: slice, *, nearest: bool = False
+) -> Tensor | None:
     """Undo ``grow_slice``: W = L_out · W' · E_in, with the same result for every choice of L.
 
     Args:
         rows: reads rows of the grown tensor.
         maps: the index map of every dimension.
         of: the requested rows of the source, with begin and end.
+        nearest: whether to take the pseudo-inverses of even splits where training has changed
+            copies: their mean, and the sum of parts, each rounded once.
 
     Returns:
         These rows, bit for bit; None if copies disagree, if parts do not sum to a number of the
-        dtype, or if a coordinate that copies nothing is not zero.
+        dtype, or if a coordinate that copies nothing is not zero, unless ``nearest``.
     """
     groups = [_between(group, of) for group in maps[0].groups]
     needed = np.concatenate([group.targets.ravel() for group in groups])
@@ -275,12 +279,12 @@ def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
             wanted, held = of, needed
             if position:
                 wanted, held = slice(0, mapped.size), np.arange(len(mapped))
-            tensor = _undo_dimension(tensor, position, mapped, wanted, held)
+            tensor = _undo_dimension(tensor, position, mapped, wanted, held, nearest)
     return tensor
 
 
 def _undo_dimension(
-    tensor: Tensor, position: int, mapped: IndexMap, of: slice, held: Index
+    tensor: Tensor, position: int, mapped: IndexMap, of: slice, held: Index, nearest: bool
 ) -> Tensor | None:
     """Undo the growth of one dimension; see ``undo``.
 
@@ -290,6 +294,7 @@ def _undo_dimension(
         mapped: index map of the dimension.
         of: the requested coordinates of the source.
         held: the target coordinates in ``tensor``, in order.
+        nearest: see ``undo``.
     """
 
     def at(targets: Index) -> Tensor:
@@ -299,11 +304,14 @@ def _undo_dimension(
         return _take(tensor, position, places)
 
     nothing = held[mapped.source[held] == NOTHING]
-    if len(nothing) and bool(at(nothing).any()):
+    if len(nothing) and not nearest and bool(at(nothing).any()):
         return None
     backs, sources = [], []
     for group in (_between(group, of) for group in mapped.groups):
-        back = _recover([at(copy) for copy in group.targets], group.shares)
+        copies = [at(copy) for copy in group.targets]
+        back = _recover(copies, group.shares)
+        if nearest and (back is None or bool(widened(back).isnan().any())):
+            back = _nearest(copies, group.shares)
         if back is None:
             return None
         backs.append(back)
@@ -330,6 +338,17 @@ def _recover(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor
         original = _multiply(copy, 1 / share)
     same = (same_numbers(_multiply(original, share), copy) for copy, share in weighted)
     return original if all(same) else None
+
+
+def _nearest(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor:
+    """The sum of parts, or else the number whose shares are nearest to the copies."""
+    pairs = [*zip(copies, shares, strict=True)]
+    weights = [(copy, 1.0) for copy, share in pairs if share is None]
+    if not weights:
+        squares = sum(share**2 for share in shares if share)
+        weights = [(copy, share / squares) for copy, share in pairs if share]
+    total = torch.stack([copy.double() * weight for copy, weight in weights]).sum(0)
+    return total.to(copies[0].dtype)
 
 
 def _multiply(tensor: Tensor, factor: float) -> Tensor:

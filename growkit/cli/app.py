@@ -171,6 +171,28 @@ def convert_command(
     return _run(recipe, running, destination)
 
 
+@command(app, "shrink", cls=cli.OperationCommand)
+def shrink_command(
+    *,
+    source: Path = SOURCE,
+    output: Path = OUTPUT,
+    options: cli.OperationOptions,
+    method: str = cli.value(
+        recipes.DEFAULT_SHRINKING,
+        f"Method: {', '.join(operations('shrink'))}. With --help: its options alone.",
+        values=operations("shrink"),
+    ),
+    settings: Settings,
+    written: RecipeOptions,
+    verify: bool = cli.NO_VERIFY,
+    running: Running,
+    destination: cli.Destination,
+) -> int:
+    """Make SRC smaller: undo its growth, and prove that both compute the same function."""
+    recipe = _recipe(source, recipes.ShrinkStep(method, options), output, verify, settings, written)
+    return _run(recipe, running, destination)
+
+
 @command(app)
 def verify_command(
     *,

@@ -151,7 +151,7 @@ def command(
 
     Args:
         app: the app.
-        verb: verb of these operations, ``grow`` or ``convert``.
+        verb: verb of these operations, such as ``grow``.
         **options: options of typer.
     """
 
@@ -368,7 +368,7 @@ def _other_command(ctx: Any, name: str) -> str:
     others = [other for other, command in commands.items() if name in _flags(command)[0]]
     if others:
         return f"growkit {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it"
-    choosing = {"grow": "--method", "convert": "--to"}.get(ctx.info_name)
+    choosing = {"grow": "--method", "convert": "--to", "shrink": "--method"}.get(ctx.info_name)
     operation = name.removeprefix("--")
     known = operations(ctx.info_name) if choosing else {}
     return f"did you mean {choosing} {operation}?" if operation in known else ""

@@ -78,8 +78,9 @@ def config_to_write(source: Model, planned: Config, family: Family) -> Config:
         for key, was, now in _changes(before, named)
     }
     rest = {key: value for key, value in published.items() if key not in changed}
-    sized = {*family.axes, *family.ratios, *family.defaults}
-    names = other_names({k: v for k, v in rest.items() if k not in sized}, changed)
+    of_class = {*family.axes, *family.ratios, *family.defaults}
+    rest = {key: value for key, value in rest.items() if key not in of_class}
+    names = other_names(rest, changed)
     layers = family.sizes(before)["layers"], family.sizes(named)["layers"]
     if layers[0] != layers[1]:
         names |= _other_lists(rest, complete(before), complete(named), *layers)

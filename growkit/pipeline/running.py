@@ -120,6 +120,32 @@ def convert(
     return run(recipe, progress=progress, **of_run)
 
 
+@takes(Recipe, Running)
+def shrink(
+    source: str | Path,
+    output: str | Path,
+    *,
+    method: str = recipes.DEFAULT_SHRINKING,
+    verify: Settings | bool = True,
+    progress: Progress = Silent(),
+    **options: Any,
+) -> GrowResult:
+    """Make a checkpoint smaller, such as a grown one what it was before.
+
+    Args:
+        source: model folder, or one on the Hub; see ``grow``, also for the result and the errors.
+        output: folder to make.
+        method: name of a method of shrinking.
+        verify: see ``grow``.
+        progress: see ``grow``.
+        **options: see ``grow``; and the method's options.
+    """
+    of_recipe, of_run = (_taken(options, kind) for kind in (Recipe, Running))
+    step = recipes.ShrinkStep(method, options)
+    recipe = Recipe(str(source), (step,), str(output), settings_of(verify), **of_recipe)
+    return run(recipe, progress=progress, **of_run)
+
+
 def _taken(options: dict[str, Any], kind: type) -> dict[str, Any]:
     """Remove the options that a dataclass declares, and return them."""
     return {name: options.pop(name) for name in options_of(kind) if name in options}
@@ -320,7 +346,8 @@ class _Run:
                 f"{error}"
             )
             return None
-        if any(update.rate != 1 or update.eps != 1 for update in law.updates.values()):
+        of_target = law_of(self.lineage, law).updates
+        if any(update.rate != 1 or update.eps != 1 for update in of_target.values()):
             warnings.append(
                 f"{self.source.where()} was grown itself, so param_groups will take the learning "
                 f"rate of the model that it was grown from; to give it that of "
@@ -383,7 +410,7 @@ class _Run:
         hashes.add(*hashed.values(), *texts.values())
         result["verification"] = verdict = self._prove(folder)
         result["kept"] = verdict["kept"] if verdict else None
-        manifest = manifest_of(self.recipe, result, hashes.of(hashed), hashes.of(texts))
+        manifest = manifest_of(self.recipe, result, source, hashes.of(hashed), hashes.of(texts))
         with publishing.writing(self.output):
             digests = hashes.of(written)
             if proof_only and result["kept"]:

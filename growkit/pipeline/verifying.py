@@ -70,7 +70,7 @@ def verify(
         )
     one, other = find(source), find(target)
     before, after = pair(one, other)
-    recipe = read_record(after)
+    recipe = read_record(after.opened)
     check_order(before, after, recipe)
     files = [Path(file) for file in logits]
     request = Request(before, after, settings, recipe, progress, state, of_source, files)

@@ -4,7 +4,9 @@ An existing manifest is not trusted. Its recipe is planned again to derive the e
 nothing else in it is used as evidence.
 """
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,16 @@ from growkit.base import __version__
 from growkit.base.errors import InputError, foreign, reason
 from growkit.base.names import by_name, name_of, without_paths
 from growkit.base.progress import Advance, Progress, Silent
+from growkit.base.tensors import STORED_NAMES, main_dtype
 from growkit.base.units import given_date, size, today
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import MANIFEST, own_hash, read_manifest
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
-from growkit.planning.recipe import Recipe, parse_recipe, with_paths
+from growkit.families.family import Family, family_of
+from growkit.families.model import Headers, Model
+from growkit.planning.operation import SizeOption
+from growkit.planning.recipe import Recipe, Step, parse_recipe, with_paths
 from growkit.results import versions
 from growkit.results.growth_result import CheckResult, Difference, GrowResult
 from growkit.results.proof_result import counted
@@ -36,6 +42,7 @@ COPIED = (
 def manifest_of(
     recipe: Recipe,
     result: GrowResult,
+    source: Model,
     source_files: Mapping[str, str],
     other_files: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -44,6 +51,7 @@ def manifest_of(
     Args:
         recipe: the recipe of the model.
         result: the result of the run.
+        source: the source, of which the manifest repeats the config and the dtypes.
         source_files: the SHA-256 of each file of the source, by its path in the source.
         other_files: the SHA-256 of each other file that was read, by its path.
     """
@@ -57,6 +65,7 @@ def manifest_of(
         "created": today(),
         "recipe": with_paths(recipe.as_dict(), name_of),
         "papers": [f"{step.name}: {step.operation.paper}" for step in recipe.steps],
+        "source_model": _headers(source),
         "source_files": dict(source_files),
         "other_files": by_name(other_files),
         **{key: result[key] for key in COPIED},
@@ -72,20 +81,112 @@ def manifest_of(
     return manifest
 
 
-def read_record(target: Checkpoint) -> Recipe | None:
+def _headers(source: Model) -> dict[str, Any]:
+    """What the headers of a source say, in short: its config, and the dtypes of its tensors."""
+    main = main_dtype(source.tensors)
+    others = {name: info.dtype for name, info in source.tensors.items() if info.dtype != main}
+    return {"config": source.config, "dtype": main, "other_dtypes": others}
+
+
+def source_headers(target: Folder, names: Collection[str], described: Family | None) -> Headers:
+    """The headers of the model from which a folder was made, as its manifest records them.
+
+    Args:
+        target: the folder, with a manifest.
+        names: the names of its tensors, which are stored in the form of the source's.
+        described: a family that the manifest describes.
+
+    Raises:
+        InputError: the manifest is damaged, or of a version that does not record them.
+    """
+    file, recorded = target.path / MANIFEST, target.json(MANIFEST).get("source_model")
+    match recorded:
+        case {"config": dict(config), "dtype": str(main), "other_dtypes": dict(others)} if {
+            main,
+            *others.values(),
+        } <= STORED_NAMES.keys():
+            pass
+        case _:
+            raise InputError(
+                f"'source_model' in {file} is not the config and the dtypes of a model; make the "
+                f"folder again with 'growkit run {file}'"
+            )
+    where = f"the model from which {target} was made"
+    family = family_of(config, where, described).as_stored(config, names)
+    headers = Headers(family, config, where)
+    headers.tensors = {
+        name: replace(info, dtype=others.get(name, main)) for name, info in headers.tensors.items()
+    }
+    return headers
+
+
+def read_record(target: Folder) -> Recipe | None:
     """Read the recipe in the manifest of a folder; None if there is no manifest.
 
     Raises:
         InputError: the manifest is damaged, or has no recipe.
     """
-    if not target.opened.has(MANIFEST):
+    if not target.has(MANIFEST):
         return None
-    file = target.folder / MANIFEST
-    recipe = target.opened.json(MANIFEST).get("recipe")
+    file = target.path / MANIFEST
+    recipe = target.json(MANIFEST).get("recipe")
     if not isinstance(recipe, dict):
         raise InputError(f"{file} holds no recipe; remove the file to compare logits alone")
     with foreign(f"the recipe in {file} cannot be read", "remove the file to compare without it"):
         return parse_recipe(recipe, str(file))  # untrusted values may raise anything
+
+
+NO_FILE = os.path.join(os.devnull, "not read")
+"""A path without a file, in place of a text in a manifest."""
+
+
+def without_searches(recipe: Recipe, after: Model) -> Recipe:
+    """The recipe of a manifest, without what could make its plan read files or take long.
+
+    Args:
+        recipe: the recipe, which is not trusted.
+        after: the model that it made.
+
+    Raises:
+        InputError: it lacks the result of a search, or has a size that no tensor has.
+    """
+    steps = tuple(_without_search(step) for step in recipe.steps)
+    _check_sizes(steps, after)
+    return replace(recipe, steps=steps)
+
+
+def _without_search(step: Step) -> Step:
+    """Make a step that reads no file.
+
+    Raises:
+        InputError: the step lacks the result of its search.
+    """
+    options = dict(step.options)
+    if options.get("rank") == "auto" or ("calibration" in options and "shrinkage" not in options):
+        raise InputError("it lacks the result of a search")
+    if "calibration" in options:
+        options["calibration"] = NO_FILE
+    takes_groups = any(option.name == "groups" for option in step.operation.options)
+    if options.get("symmetry") == "keep" and takes_groups:
+        options.setdefault("groups", "part")  # the default when manifests did not record it
+    return type(step)(step.name, options)
+
+
+def _check_sizes(steps: tuple[Step, ...], after: Model) -> None:
+    """Refuse sizes that no tensor of the target has, before anything of such a size is made.
+
+    The number of layers is at most the number of tensors.
+    """
+    widest = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
+    limit = max(widest, len(after.tensors))
+    for step in steps:
+        for option in (
+            option for option in step.operation.options if isinstance(option, SizeOption)
+        ):
+            size = str(step.options.get(option.name, "")).removeprefix("x")
+            for digits in size.partition(".")[0].split("/"):
+                if len(digits) > len(str(limit)) or (digits.isdigit() and int(digits) > limit):
+                    raise InputError(f"no tensor of the target is of size {digits[:20]}")
 
 
 def changed_since(target: Checkpoint, names: Sequence[str]) -> list[str]:

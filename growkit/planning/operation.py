@@ -146,8 +146,11 @@ class Operation(ABC):
         """
 
 
-PACKAGES = {"grow": "growth", "convert": "conversions"}
+PACKAGES = {"grow": "growth", "convert": "conversions", "shrink": "reductions"}
 """The package of each verb's operations, and its name in the extras."""
+
+KINDS = {"grow": "growth method", "convert": "conversion to", "shrink": "method of shrinking"}
+"""What the operations of each verb are, before the name of one."""
 
 
 def operations(verb: str) -> dict[str, Operation]:
@@ -175,8 +178,7 @@ def operation_of(verb: str, name: str) -> Operation:
     for other in PACKAGES:
         if name in operations(other):
             raise InputError(f"{name} is not for {verb}; use growkit {other}")
-    kind = "growth method" if verb == "grow" else "conversion to"
-    raise InputError(f"there is no {kind} {name!r}; {did_you_mean(name, known)}")
+    raise InputError(f"there is no {KINDS[verb]} {name!r}; {did_you_mean(name, known)}")
 
 
 def config_key_aliases(options: Iterable[Option]) -> dict[str, str]:
@@ -205,9 +207,9 @@ def _other_operations(option: str, known: Collection[str]) -> str:
     if name in known:
         return ""
     ways = []
-    for verb, way in (("grow", "the growth method"), ("convert", "the conversion to")):
+    for verb, kind in KINDS.items():
         named = [one.name for one in every[verb] if name in (option.name for option in one.options)]
-        ways += [f"{way} {' or '.join(named)}"] if named else []
+        ways += [f"the {kind} {' or '.join(named)}"] if named else []
     return f"; for {name} choose {' or '.join(ways)}" if ways else ""
 
 

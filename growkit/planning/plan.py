@@ -103,6 +103,8 @@ class Plan:
             some do.
         own_config: the config as the operation planned it, before defaults of the source's class
             were written into it.
+        again: makes the source again from the target, bit for bit, if it does; None if no step is
+            known that would.
     """
 
     config: Config
@@ -116,6 +118,7 @@ class Plan:
     waits: Collection[str] = ()
     divergence: str = ""
     own_config: Config = field(default_factory=dict, kw_only=True)
+    again: Callable[[Model], Lineage] | None = field(default=None, kw_only=True)
 
     @cached_property
     def by_target(self) -> Mapping[str, Rule]:

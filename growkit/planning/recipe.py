@@ -9,7 +9,7 @@
     output: ./large
     verify: {prompts: 8, length: 128, seed: 0}
 
-A step is a growth (``grow: METHOD``) or a conversion (``convert: VARIANT``). ``family`` may name a
+A step is ``grow: METHOD``, ``convert: VARIANT`` or ``shrink: METHOD``. ``family`` may name a
 file that describes the source's family (``growkit.families.described``), or hold its contents.
 Unknown keys are errors that name the nearest match. Paths are relative to the current folder.
 """
@@ -39,6 +39,9 @@ from growkit.planning.operation import Operation, complete, operation_of
 
 DEFAULT_METHOD = "hypercloning"
 """The growth method that ``growkit grow`` uses unless another is named."""
+
+DEFAULT_SHRINKING = "undo"
+"""The same of ``growkit shrink``."""
 
 
 @dataclass(frozen=True, init=False)
@@ -90,7 +93,13 @@ class ConvertStep(Step):
     verb = "convert"
 
 
-STEPS: dict[str, type[Step]] = {step.verb: step for step in (GrowStep, ConvertStep)}
+class ShrinkStep(Step):
+    """One way to shrink, e.g. ``ShrinkStep("undo")``."""
+
+    verb = "shrink"
+
+
+STEPS: dict[str, type[Step]] = {step.verb: step for step in (GrowStep, ConvertStep, ShrinkStep)}
 
 
 DEFAULT_SHARD_SIZE = "5GB"
@@ -412,7 +421,7 @@ def _parse_step(step: Any, where: str) -> Step:
     verbs = [verb for verb in STEPS if isinstance(step, dict) and verb in step]
     if len(verbs) != 1:
         raise InputError(
-            f"{where} must be a mapping with either 'grow: METHOD' or 'convert: VARIANT'"
+            f"{where} must be a mapping with 'grow: METHOD', 'convert: VARIANT' or 'shrink: METHOD'"
         )
     (verb,) = verbs
     check_kind(step[verb], str, f"{verb} in {where}")

@@ -93,6 +93,11 @@ class Transform(ABC):
         return all(part.local for part in self.parts)
 
     @property
+    def reversible(self) -> bool:
+        """Whether the one source can be recovered, be it by least squares (``nearest``)."""
+        return False
+
+    @property
     def repeatable(self) -> bool:
         """Whether computing the target again gives the same bits on every machine.
 
@@ -117,6 +122,17 @@ class Transform(ABC):
             of: the wanted rows of the source.
         """
         return None
+
+    def nearest(self, rows: Rows, of: slice) -> Tensor:
+        """Find the rows of the source whose target would be nearest to one, if ``reversible``.
+
+        If nothing has changed the target, they are the source, bit for bit.
+
+        Args:
+            rows: see ``undo``.
+            of: see ``undo``.
+        """
+        raise NotImplementedError
 
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
         """List the copies in a tensor of the target's shape (``growkit.algebra.law.copies_in``)."""
@@ -194,6 +210,15 @@ class Kept(_OneSource):
         """See ``Transform``."""
         return _divide(rows(of), self.factor)
 
+    def nearest(self, rows: Rows, of: slice) -> Tensor:
+        """See ``Transform``."""
+        return _divide(rows(of), self.factor)
+
+    @property
+    def reversible(self) -> bool:
+        """See ``Transform``; a target that trains independently says nothing about the source."""
+        return not self.new
+
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
         if self.new:
@@ -257,12 +282,22 @@ class Mapped(_OneSource):
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``."""
+        return self._undone(rows, of)
 
+    reversible = True
+
+    def nearest(self, rows: Rows, of: slice) -> Tensor:
+        """See ``Transform``."""
+        back = self._undone(rows, of, nearest=True)
+        assert back is not None
+        return back
+
+    def _undone(self, rows: Rows, of: slice, *, nearest: bool = False) -> Tensor | None:
         def without_offset(of: slice) -> Tensor:
             values = rows(of)
             return values.where(~self._zeros(of), values + self.offset)
 
-        back = undo(without_offset if self.offset else rows, self.maps, of)
+        back = undo(without_offset if self.offset else rows, self.maps, of, nearest=nearest)
         return None if back is None else _divide(back, self.factor)
 
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:

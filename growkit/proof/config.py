@@ -75,9 +75,10 @@ Copied = Sequence[frozenset[int]]
 
 
 def in_order(was: Sequence[object], now: Sequence[object]) -> bool:
-    """Whether the list of a deeper model has the source's entries in order, as plans keep them."""
-    rest = iter(now)
-    return all(entry in rest for entry in was)
+    """Whether the list of the deeper model has the other's entries in order, as plans keep them."""
+    fewer, more = sorted((was, now), key=len)
+    rest = iter(more)
+    return all(entry in rest for entry in fewer)
 
 
 def different_settings(

@@ -348,8 +348,9 @@ def _pairs(
     yield source, next(after), True
     done, same = 0, layers is not None  # ``done`` counts the source's layers
     for layer in layers or ():
-        same = same and layer in (None, done)
-        if layer is not None or not same:
+        same = same and (layer is None or layer >= done)
+        until = layer + 1 if same and layer is not None else done + (not same)
+        while done < until:  # layers that the target lacks returned their input
             source, done = next(before, None), done + 1
         yield source, next(after, None), same
     for left, other in zip_longest(before, after):

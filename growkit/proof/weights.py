@@ -11,7 +11,7 @@ writes contain the results of searches.
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from shlex import quote
 from typing import NamedTuple
@@ -37,10 +37,9 @@ from growkit.engine.loader import loading
 from growkit.engine.planner import plan_recipe
 from growkit.engine.user_family import described_family, unlisted_family
 from growkit.families.model import Model
-from growkit.planning.manifest import read_record
-from growkit.planning.operation import SizeOption
+from growkit.planning.manifest import read_record, without_searches
 from growkit.planning.plan import Lineage, LostError, Plan, Rule
-from growkit.planning.recipe import Recipe, Step
+from growkit.planning.recipe import Recipe
 from growkit.planning.ties import lost_in_ties
 from growkit.proof.config import experts_by_config
 from growkit.results.proof_result import (
@@ -50,9 +49,6 @@ from growkit.results.proof_result import (
     WeightsSection,
     recovered_sentence,
 )
-
-NO_FILE = os.path.join(os.devnull, "not read")
-"""A path without a file, in place of a text in a manifest."""
 
 
 class Origin(NamedTuple):
@@ -83,9 +79,7 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
     unfit = "the recipe in the target's manifest does not fit this source"
     try:
         described = before.with_family(described_family(unlisted_family(recipe.family)))
-        steps = tuple(_without_search(step) for step in recipe.steps)
-        _check_sizes(steps, after)
-        lineage = plan_recipe(replace(recipe, steps=steps), described).lineage
+        lineage = plan_recipe(without_searches(recipe, after), described).lineage
     except InputError as error:
         return Origin(nothing, f"{unfit} ({error})", recipe)
     except Exception as error:  # untrusted values may raise anything
@@ -121,7 +115,7 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
     """
     record = None
     with suppress(InputError):  # a source's manifest may be anything
-        record = read_record(before)
+        record = read_record(before.opened)
     if record is None or _explains(before, after, recipe) or not _explains(after, before, record):
         return
     raise InputError(
@@ -147,40 +141,6 @@ def as_planned(before: Checkpoint, origin: Origin) -> Checkpoint:
     before = before.with_family(planned.described)
     narrower = planned.rounded if isinstance(planned, Widened) else None
     return RoundedCheckpoint(before, narrower) if narrower else before
-
-
-def _without_search(step: Step) -> Step:
-    """Make a step that reads no file.
-
-    Raises:
-        InputError: the step lacks the result of its search.
-    """
-    options = dict(step.options)
-    if options.get("rank") == "auto" or ("calibration" in options and "shrinkage" not in options):
-        raise InputError("it lacks the result of a search")
-    if "calibration" in options:
-        options["calibration"] = NO_FILE
-    takes_groups = any(option.name == "groups" for option in step.operation.options)
-    if options.get("symmetry") == "keep" and takes_groups:
-        options.setdefault("groups", "part")  # the default when manifests did not record it
-    return type(step)(step.name, options)
-
-
-def _check_sizes(steps: tuple[Step, ...], after: Checkpoint) -> None:
-    """Refuse sizes that no tensor of the target has, before anything of such a size is made.
-
-    The number of layers is at most the number of tensors.
-    """
-    widest = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
-    limit = max(widest, len(after.tensors))
-    for step in steps:
-        for option in (
-            option for option in step.operation.options if isinstance(option, SizeOption)
-        ):
-            size = str(step.options.get(option.name, "")).removeprefix("x")
-            for digits in size.partition(".")[0].split("/"):
-                if len(digits) > len(str(limit)) or (digits.isdigit() and int(digits) > limit):
-                    raise InputError(f"no tensor of the target is of size {digits[:20]}")
 
 
 FARTHEST = 0.5
@@ -301,6 +261,8 @@ def compare_weights(origin: Origin, target: Model) -> Recovered:
     for index in range(len(plans)):
         if lost := _first_refused(lineage, index, target, spectra, unchecked):
             return Recovered(lost=lost, spectra=spectra)
+    if lineage.promise != "different" and (again := plans[-1].again):
+        return _made_again(lineage, again(target))
     wanted = lineage.source.tensors.keys() - plans[0].dropped.keys()
     recovered = wanted & {lineage.origin(rule.target) for rule in plans[-1].rules}
     return Recovered(
@@ -308,6 +270,30 @@ def compare_weights(origin: Origin, target: Model) -> Recovered:
         spectra=spectra,
         unchecked=unchecked,
         recovered=(len(recovered), len(wanted)),
+    )
+
+
+def _made_again(lineage: Lineage, again: Lineage) -> Recovered:
+    """Compare a source with what is made again from its target.
+
+    Args:
+        lineage: how the target was made.
+        again: how a source is made from the target, which differs from machine to machine in what
+            is not repeatable.
+    """
+    before = Lineage(lineage.source, lineage.plans[:-1]).target
+    names = [name for name in again.target.tensors if again.repeatable(name)]
+    with workers(os.cpu_count() or 1) as pool:
+        same = [*pool.map(partial(_same, before, again.target), names)]
+    if not all(same):
+        return Recovered(lost=names[same.index(False)])
+    return Recovered(recovered=(len(names), len(names)))
+
+
+def _same(one: Model, other: Model, name: str) -> bool:
+    """Whether two models have the same numbers in a tensor."""
+    return all(
+        same_numbers(one.read(name, rows), other.read(name, rows)) for rows in parts(other, name)
     )
 
 

@@ -36,11 +36,13 @@ the router distinguishes copies of an expert:
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import frexp, prod
 from pathlib import Path
 from typing import Any
 
+from growkit.algebra.law import Rows
 from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
@@ -342,7 +344,8 @@ class _Copying:
             rows, size, by = copies, COMMON, "a number for all copies"
         drawn = tuple(row if copy else 0 for row, copy in zip(rows, copies, strict=True))
         noisy = partial(_add_noise, f"{self._seed}:{place.name}", order, drawn, size)
-        return Computed((place.name,), f"copies of experts, distinguished by {by}", noisy)
+        why = f"copies of experts, distinguished by {by}"
+        return _Noisy((place.name,), why, noisy, order=order)
 
     def _is_correction(self, place: Member) -> bool:
         """Whether a tensor is a correction of router scores that affects only the choice."""
@@ -351,6 +354,24 @@ class _Copying:
         per_expert = stored is not None and prod(stored.shape) == self.present
         along = per_expert and _along_experts(place) is not None
         return along and weight not in self._source.tensors
+
+
+@dataclass(frozen=True)
+class _Noisy(Computed):
+    """A router's tensor with noise in all copies but the first; see ``_add_noise``.
+
+    Attributes:
+        order: for each row of the target, the row of the source.
+    """
+
+    order: Order = ()
+
+    reversible = True
+
+    def nearest(self, rows: Rows, of: slice) -> Tensor:
+        """See ``Transform``; the first copies."""
+        places = map(self.order.index, range(of.start, of.stop))
+        return torch.cat([rows(slice(place, place + 1)) for place in places])
 
 
 def _add_noise(key: str, order: Order, drawn: Order, size: float, tensor: Tensor) -> Tensor:

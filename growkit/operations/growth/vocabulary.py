@@ -139,6 +139,10 @@ class MoreRows(Mapped):
                     return None
         return rows(of)
 
+    def nearest(self, rows: Rows, of: slice) -> Tensor:
+        """See ``Transform``."""
+        return rows(of)
+
     @property
     def _old(self) -> int:
         return self.maps[0].size

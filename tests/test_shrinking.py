@@ -1,0 +1,138 @@
+"""Growth that is undone: the same bits as long as nothing was trained, else the nearest model."""
+
+import json
+import shutil
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import growkit
+from growkit import GrowStep, Recipe
+from growkit.base.errors import InputError
+from tests.conftest import (
+    edit_weights,
+    random_ids,
+    refusal,
+    same_bits,
+    save_model,
+    seeded,
+)
+from tests.families import CONFIGS, DENSE, FAMILIES, Config, coin, dense_config, save_lively
+
+QUICK = growkit.Settings(prompts=2, length=24)
+
+
+def random_growth(kind: str, config: Config, choose: Random) -> tuple[GrowStep, ...]:
+    """One or two random steps that a model of a type can take."""
+    symmetry = {"symmetry": choose.choice(["break", "keep"])}
+    family = FAMILIES.get(kind)
+    steps = [GrowStep("depth", {"layers": choose.choice(["x2", "x3/2"])})]
+    if family is None or family.ffn:
+        steps.append(GrowStep("hypercloning", {"ffn": choose.choice(["x2", "x3"]), **symmetry}))
+    if family is None or family.grows(config):
+        factor = choose.choice(family.hidden if family else (2, 3))
+        steps.append(GrowStep("hypercloning", {"hidden": f"x{factor}", **symmetry}))
+    if any("experts" in key for key in config):
+        steps.append(GrowStep("experts", {"experts": "x2", **symmetry}))
+    elif kind in DENSE:
+        pieces = choose.choice([1, 2, 4])
+        steps.append(GrowStep("upcycle", {"experts": 8, "top_k": 4, "granularity": pieces}))
+    return tuple(choose.sample(steps, choose.choice([1, 2])))
+
+
+def assert_same_model(source: Path, back: Path) -> None:
+    """Every tensor has the bits that it had, and every config key its value."""
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, back))
+    assert before.keys() == after.keys()
+    assert all(same_bits(before[name], after[name]) for name in before)
+    first, second = (json.loads((folder / "config.json").read_text()) for folder in (source, back))
+    assert first == second
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma", "qwen3", "qwen3_moe"])
+def test_a_growth_is_undone_bit_for_bit(kind: str, seed: int, tmp_path: Path) -> None:
+    choose = seeded(seed)
+    config = dense_config(kind, choose) if kind in DENSE else CONFIGS[kind](choose)
+    dtype = choose.choice([torch.float32, torch.bfloat16])
+    source = save_lively(tmp_path / "source", kind, config, seed, dtype)
+    grown, back = tmp_path / "grown", tmp_path / "back"
+    steps = random_growth(kind, config, choose)
+    wide = "float32" if coin(choose) else None
+    growkit.run(Recipe(str(source), steps, str(grown), False, seed=seed, dtype=wide))
+    result = growkit.shrink(grown, back, verify=QUICK)
+    assert result["kept"], result["verification"]["reason"]
+    assert_same_model(source, back)
+    assert result["promise"] == json.loads((grown / "growkit.json").read_text())["promise"]
+
+
+def trained(grown: Path, out: Path, steps: int) -> Path:
+    """The grown model after some steps, with the manifest of its growth."""
+    model = AutoModelForCausalLM.from_pretrained(grown)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(steps):
+        ids = random_ids(model, step)
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(out)
+    shutil.copy(grown / "growkit.json", out)
+    return out
+
+
+def test_after_training_the_nearest_model_is_the_mean_of_copies(tmp_path: Path) -> None:
+    source, grown = save_model(tmp_path / "source", "llama"), tmp_path / "grown"
+    growkit.grow(source, grown, hidden="x2", kv_heads="x1", verify=False)
+    later, back = trained(grown, tmp_path / "trained", 3), tmp_path / "back"
+    result = growkit.shrink(later, back, verify=QUICK)
+    assert (result["kept"], result["promise"]) == (True, "different")
+    assert "of their norm" in result["lost"]
+    assert "nats per token of KL" in result["verification"]["reason"]
+    stored, found = (load_file(folder / "model.safetensors") for folder in (later, back))
+    attention = "model.layers.1.self_attn."
+    heads = stored[f"{attention}q_proj.weight"].view(2, 2, 8, 2, 16)  # the copies of each group
+    expected = {  # the mean of copies, the sum of parts
+        "model.embed_tokens.weight": stored["model.embed_tokens.weight"].view(29, 2, 16).mean(1),
+        f"{attention}k_proj.weight": stored[f"{attention}k_proj.weight"].view(8, 2, 16).sum(1),
+        f"{attention}q_proj.weight": heads.mean(1).sum(2).view(16, 16),
+    }
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name], tensor, rtol=1e-6, atol=1e-7), name
+
+
+def test_a_changed_bit_is_no_growth_that_could_be_undone(tmp_path: Path) -> None:
+    source, grown = save_model(tmp_path / "source", "llama"), tmp_path / "grown"
+    growkit.grow(source, grown, hidden="x2", verify=False)
+    with edit_weights(grown) as weights:
+        weights["model.layers.1.mlp.up_proj.weight"][0, 0] *= 1 + 2.0**-23
+    result = growkit.shrink(grown, tmp_path / "back", verify=QUICK, dry_run=True)
+    assert result["promise"] == "different"
+    assert "in model.layers.1.mlp.up_proj.weight" in result["lost"]
+
+
+def test_what_is_shrunk_is_proved(tmp_path: Path) -> None:
+    source, grown = save_model(tmp_path / "source", "llama"), tmp_path / "grown"
+    growkit.grow(source, grown, hidden="x2", verify=False)
+    growkit.shrink(grown, tmp_path / "back", verify=False)
+    assert growkit.verify(grown, tmp_path / "back", QUICK)["kept"]
+    with edit_weights(tmp_path / "back") as weights:
+        weights["model.layers.1.mlp.up_proj.weight"][0, 0] *= 1 + 2.0**-23
+    verdict = growkit.verify(grown, tmp_path / "back", QUICK)
+    assert not verdict["kept"]
+    assert "model.layers.1.mlp.up_proj.weight" in verdict["reason"]
+
+
+def test_what_cannot_be_undone_is_refused(tmp_path: Path) -> None:
+    source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
+    assert "no growkit.json" in refusal("shrink", source, out)
+    growkit.convert(source, tmp_path / "latent", "mla", verify=False)
+    assert "cannot be recovered" in refusal("shrink", tmp_path / "latent", out)
+    growkit.grow(source, tmp_path / "grown", hidden="x2", verify=False)
+    shutil.copy(tmp_path / "grown" / "growkit.json", source)
+    assert "has shape [29, 16]" in refusal("shrink", source, out)
+    assert not out.exists()
