@@ -57,7 +57,7 @@ NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DIFFERENTIAL = {"group-diff", "shared-diff", "motif"}
 LANGUAGES = {"sh", "python", "text", "yaml"}
 QUOTED = re.compile(r"# (\S+\.(?:py|yaml))\n")
-SMALL = {name: {"prompts": 1, "length": 24} for name in ("grow", "convert", "verify")}
+SMALL = {name: {"prompts": 1, "length": 24} for name in ("grow", "convert", "shrink", "verify")}
 SMALL["probe"] = {"steps": 1, "seeds": 2, "batch": 1, "length": 2}
 """Smaller defaults of commands."""
 
@@ -124,6 +124,9 @@ class Workplace:
         if "experts" in words:  # the source must have some
             shutil.rmtree("SRC")
             growkit.grow("my-llama", "SRC", method="upcycle", experts=2, verify=False)
+        if "shrink" in words:
+            shutil.rmtree("SRC")
+            growkit.grow("my-llama", "SRC", hidden="x2", verify=False)
         if "dense-weights" in words:
             quantise(Path("SRC"))
         if "run" in words and made:

@@ -95,7 +95,7 @@ def test_after_training_the_nearest_model_is_the_mean_of_copies(tmp_path: Path) 
     assert "nats per token of KL" in result["verification"]["reason"]
     stored, found = (load_file(folder / "model.safetensors") for folder in (later, back))
     attention = "model.layers.1.self_attn."
-    heads = stored[f"{attention}q_proj.weight"].view(2, 2, 8, 2, 16)  # the copies of each group
+    heads = stored[f"{attention}q_proj.weight"].view(4, 2, 4, 2, 16)  # two of each
     expected = {  # the mean of copies, the sum of parts
         "model.embed_tokens.weight": stored["model.embed_tokens.weight"].view(29, 2, 16).mean(1),
         f"{attention}k_proj.weight": stored[f"{attention}k_proj.weight"].view(8, 2, 16).sum(1),
