@@ -26,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,12 @@ QUOTED = re.compile(r"# (\S+\.(?:py|yaml))\n")
 SMALL = {name: {"prompts": 1, "length": 24} for name in ("grow", "convert", "shrink", "verify")}
 SMALL["probe"] = {"steps": 1, "seeds": 2, "batch": 1, "length": 2}
 """Smaller defaults of commands."""
+
+GROWN: dict[str, dict[str, Any]] = {
+    "experts": {"method": "upcycle", "experts": 2},
+    "shrink": {"hidden": "x2"},
+}
+"""Words of commands whose source is grown, and how."""
 
 READS_GGUF = ["growkit", "verify", "SRC", "MODEL.gguf"]
 
@@ -121,12 +128,9 @@ class Workplace:
             kind = "low-rank" if "shared-diff" in words or "run" in words else "diff"
             differential = DIFFERENTIAL.intersection(words) or "run" in words
             shutil.copytree(self._models / (kind if differential else "my-llama"), "SRC")
-        if "experts" in words:  # the source must have some
+        for word in GROWN.keys() & {*words}:
             shutil.rmtree("SRC")
-            growkit.grow("my-llama", "SRC", method="upcycle", experts=2, verify=False)
-        if "shrink" in words:
-            shutil.rmtree("SRC")
-            growkit.grow("my-llama", "SRC", hidden="x2", verify=False)
+            growkit.grow("my-llama", "SRC", verify=False, **GROWN[word])
         if "dense-weights" in words:
             quantise(Path("SRC"))
         if "run" in words and made:

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit import GrowStep, Recipe
-from growkit.base.errors import InputError
 from tests.conftest import (
     edit_weights,
     random_ids,

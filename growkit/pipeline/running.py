@@ -114,10 +114,7 @@ def convert(
         progress: see ``grow``.
         **options: see ``grow``; and the conversion's options, e.g. ``gamma="gated"``.
     """
-    of_recipe, of_run = (_taken(options, kind) for kind in (Recipe, Running))
-    step = recipes.ConvertStep(to, options)
-    recipe = Recipe(str(source), (step,), str(output), settings_of(verify), **of_recipe)
-    return run(recipe, progress=progress, **of_run)
+    return _one_step(recipes.ConvertStep, to, source, output, verify, progress, options)
 
 
 @takes(Recipe, Running)
@@ -140,8 +137,21 @@ def shrink(
         progress: see ``grow``.
         **options: see ``grow``; and the method's options.
     """
-    of_recipe, of_run = (_taken(options, kind) for kind in (Recipe, Running))
-    step = recipes.ShrinkStep(method, options)
+    return _one_step(recipes.ShrinkStep, method, source, output, verify, progress, options)
+
+
+def _one_step(
+    kind: type[recipes.Step],
+    name: str,
+    source: str | Path,
+    output: str | Path,
+    verify: Settings | bool,
+    progress: Progress,
+    options: dict[str, Any],
+) -> GrowResult:
+    """Run a recipe of one step; ``options`` are those of recipe, run and step."""
+    of_recipe, of_run = (_taken(options, declared) for declared in (Recipe, Running))
+    step = kind(name, options)
     recipe = Recipe(str(source), (step,), str(output), settings_of(verify), **of_recipe)
     return run(recipe, progress=progress, **of_run)
 
