@@ -92,8 +92,8 @@ def compare(folder: Path) -> None:
     print(f"| transformers {transformers.__version__} | {' | '.join(GROWTHS)} |")
     print("| --- |" + " --- |" * len(GROWTHS))
     for place in sorted(each for each in folder.iterdir() if (each / "source").is_dir()):
-        cells = dict.fromkeys(GROWTHS, "–")
         for dtype in (torch.float64, torch.float32):  # routers of some classes know no float64
+            cells = dict.fromkeys(GROWTHS, "–")
             try:
                 source = logits(place / "source", dtype)
                 for growth in GROWTHS:
