@@ -35,18 +35,36 @@ def draw(choose: Random) -> tuple[dict[str, Any], dict[str, str]]:
         rope_parameters=choose.choice(ROPES),
     )
     config["head_dim"] = choose.choice([4, 6, 8])
-    heads = config["num_attention_heads"]
-    group = heads // config["num_key_value_heads"]
+    return config, legal_sizes(choose, config)
+
+
+def draw_diffllama(choose: Random) -> tuple[dict[str, Any], dict[str, str]]:
+    """A random legal config, and random legal sizes to grow it to."""
+    kv_pairs = choose.choice([1, 2, 3])
+    config = softmax(
+        choose,
+        "attention_bias",
+        hidden_size=choose.choice([12, 16, 20]),
+        num_hidden_layers=choose.choice([1, 2, 3]),
+        num_attention_heads=2 * kv_pairs * choose.choice([1, 2, 4]),
+        num_key_value_heads=2 * kv_pairs,
+        head_dim=choose.choice([4, 6]),
+        rms_norm_eps=choose.choice([1e-5, 1e-2]),
+        lambda_std_dev=0.3,
+    )
+    return config, legal_sizes(choose, config, in_hidden=False)
+
+
+def legal_sizes(choose: Random, config: dict[str, Any], in_hidden: bool = True) -> dict[str, str]:
+    """Sizes by which a model of a config can grow; heads divide hidden in some classes."""
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     while True:
-        hidden, heads_x = choose.choice([1, 2, 3, 4]), choose.choice([1, 2, 3, 4])
-        kv_x = choose.choice([1, 2, 3, 4])
-        legal = (
-            heads_x * group % kv_x == 0 and config["hidden_size"] * hidden % (heads * heads_x) == 0
-        )
-        sizes = {"hidden": hidden, "ffn": choose.choice([1, 2, 3]), "heads": heads_x}
+        hidden_x, heads_x, kv_x = (choose.choice([1, 2, 3, 4]) for _ in range(3))
+        sizes = {"hidden": hidden_x, "ffn": choose.choice([1, 2, 3]), "heads": heads_x}
         sizes["kv_heads"] = kv_x
-        if legal and max(sizes.values()) > 1:
-            return config, {name: f"x{factor}" for name, factor in sizes.items()}
+        legal = not in_hidden or config["hidden_size"] * hidden_x % (heads * heads_x) == 0
+        if legal and heads // kv_heads * heads_x % kv_x == 0 and max(sizes.values()) > 1:
+            return {name: f"x{factor}" for name, factor in sizes.items()}
 
 
 @pytest.mark.sampled(5)
@@ -76,33 +94,6 @@ def test_steps_of_a_recipe_are_one_pass(tmp_path: Path) -> None:
     assert apart.keys() == together.keys()
     assert all(apart[name].equal(together[name]) for name in apart)
     assert relative_error(source, tmp_path / "both") < 1e-12
-
-
-# --- DiffLlama, grown 1:1 -------------------------------------------------------------------------
-
-
-def draw_diffllama(choose: Random) -> tuple[dict[str, Any], dict[str, str]]:
-    """A random legal config, and random legal sizes to grow it to."""
-    kv_pairs = choose.choice([1, 2, 3])
-    group = choose.choice([1, 2, 4])
-    config = {
-        "hidden_size": choose.choice([12, 16, 20]),
-        "intermediate_size": choose.choice([7, 12, 24]),
-        "num_hidden_layers": choose.choice([1, 2, 3]),
-        "num_attention_heads": 2 * kv_pairs * group,
-        "num_key_value_heads": 2 * kv_pairs,
-        "head_dim": choose.choice([4, 6]),
-        "attention_bias": choose.random() < 0.5,
-        "tie_word_embeddings": choose.random() < 0.5,
-        "rms_norm_eps": choose.choice([1e-5, 1e-2]),
-        "lambda_std_dev": 0.3,
-    }
-    while True:
-        heads, kv_heads = choose.choice([1, 2, 3, 4]), choose.choice([1, 2, 3, 4])
-        sizes = {"hidden": choose.choice([1, 2, 3, 4]), "ffn": choose.choice([1, 2, 3])}
-        sizes |= {"heads": heads, "kv_heads": kv_heads}
-        if heads * group % kv_heads == 0 and max(sizes.values()) > 1:
-            return config, {name: f"x{factor}" for name, factor in sizes.items()}
 
 
 @pytest.mark.sampled(1)
