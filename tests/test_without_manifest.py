@@ -41,6 +41,8 @@ from tests.conftest import (
 from tests.families import MOE
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
+DECIDING = listed("without_manifest", "a setting that no prompt shows")
+JUDGED = listed("without_manifest", "a setting that logits judge, or without effect")
 Make = Callable[..., Path]
 
 
@@ -78,24 +80,23 @@ def test_the_verdict_says_what_it_uncovered_notes(source: Path, target: Path) ->
     )
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("key", "value"),
-    listed("without_manifest", "a setting that no prompt shows"),
-)
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("key", "value"), [*DECIDING, *JUDGED])
 def test_a_setting_that_no_prompt_shows(key: str, value: Any, source: Path, target: Path) -> None:
     assert found(source, target) == ((), ())
     edit_config(target, **{key: value})
-    changed, _ = found(source, target)
+    changed, named = found(source, target)
+    if [key, value] in JUDGED:
+        assert changed == ()
+        assert named[0].startswith(f"{key} in config.json differs")
+        return
     assert f"{key} in config.json" in changed
     if key == "max_position_embeddings":
         result = growkit.verify(source, target, **QUICK)
         assert not result["kept"]
         assert f"{key} in config.json is not what it is in the source" in result["reason"]
-        assert (
-            f"({value} in place of {result.sections.files.changed_values[0].expected})"
-            in result["reason"]
-        )
+        expected = result.sections.files.changed_values[0].expected
+        assert f"({value} in place of {expected})" in result["reason"]
 
 
 def test_a_class_that_only_the_target_names(source: Path, target: Path, tmp_path: Path) -> None:
@@ -105,23 +106,6 @@ def test_a_class_that_only_the_target_names(source: Path, target: Path, tmp_path
     assert found(unnamed, target) == ((), ())
     edit_config(target, architectures=["EvilForCausalLM"])
     assert "architectures in config.json" in found(unnamed, target)[0]
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("rms_norm_eps", 1e-3),  # the logits judge these two
-        ("hidden_act", "gelu"),
-        ("use_cache", False),  # as Trainer leaves it
-    ],
-)
-def test_a_setting_without_effect_is_only_named(
-    key: str, value: Any, source: Path, target: Path
-) -> None:
-    edit_config(target, **{key: value})
-    changed, (named,) = found(source, target)
-    assert changed == ()
-    assert named.startswith(f"{key} in config.json differs")
 
 
 @pytest.mark.parametrize(
