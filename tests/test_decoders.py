@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.decoders import FILE, faults, line_of, row_of, table
+from benchmarks.decoders import FILE, faults, line_of, row_of, table
 
 TABLE = table(FILE.read_text("utf-8"))
 

@@ -4,8 +4,8 @@ Tiny random models of every type grow along every axis. Logits of transformers' 
 from both folders in strict float64, show whether the promise holds, and ``growkit.verify`` must say
 the same; it must also notice a matrix of the grown model that is 1 % larger.
 
-``python -m tests.decoders LINES [TYPE ...]`` adds types to a file of JSON lines, so that it can be
-stopped at any time, and writes the tables once the file has all types.
+``python -m benchmarks.decoders LINES [TYPE ...]`` adds types to a file of JSON lines, so that it
+can be stopped at any time, and writes the tables once the file has all types.
 """
 
 import json
@@ -40,7 +40,7 @@ has each kind of layer of its class twice. Its windows, chunks, budgets and top-
 and prompts have 256. A cell is the promise that transformers' own classes kept in strict float64
 (exact: below 1e-12) and `growkit verify` confirmed; it also noticed a matrix that is 1 % larger.
 *untied*: with `--untie`; *alone*: no other size grows with hidden; *stack*: with `--blocks stack`.
-`python -m tests.decoders LINES` makes this page.
+`python -m benchmarks.decoders LINES` makes this page.
 """
 
 ALONE = {"ffn": "x1", "heads": "x1", "kv_heads": "x1"}
