@@ -143,6 +143,7 @@ def change(step: Step, source: Model, seed: int, *, complete_configs: bool = Tru
     """
     family = source.family
     options = complete(step.operation, step.options)
+    _ = source.unused  # refuses tensors that do not fit the config, before an operation uses them
     before: list[Plan] = []
     if not step.operation.expresses(family, source.config, options):
         layout = as_own(source)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -170,6 +170,10 @@ class _Compiler(ast.NodeVisitor):
     def __init__(self, named: Mapping[str, Expression]) -> None:
         self._named = named
 
+    def _applied(self, function: Callable[..., Any], *arguments: ast.expr) -> Meaning:
+        every = [self.visit(argument) for argument in arguments]
+        return lambda config, layer: function(*[meaning(config, layer) for meaning in every])
+
     def visit_Constant(self, node: ast.Constant) -> Meaning:
         return lambda config, layer: node.value
 
@@ -181,22 +185,18 @@ class _Compiler(ast.NodeVisitor):
         return lambda config, layer: config.get(node.id)
 
     def visit_List(self, node: ast.List) -> Meaning:
-        every = [self.visit(entry) for entry in node.elts]
-        return lambda config, layer: [meaning(config, layer) for meaning in every]
+        return self._applied(lambda *values: [*values], *node.elts)
 
     def visit_Subscript(self, node: ast.Subscript) -> Meaning:
-        values, place = self.visit(node.value), self.visit(node.slice)
-        return lambda config, layer: values(config, layer)[place(config, layer)]
+        return self._applied(operator.getitem, node.value, node.slice)
 
     def visit_IfExp(self, node: ast.IfExp) -> Meaning:
         test, body, other = (self.visit(part) for part in (node.test, node.body, node.orelse))
         return lambda config, layer: (body if test(config, layer) else other)(config, layer)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Meaning:
-        operand = self.visit(node.operand)
-        if isinstance(node.op, ast.Not):
-            return lambda config, layer: not operand(config, layer)
-        return lambda config, layer: -operand(config, layer)
+        negated = operator.not_ if isinstance(node.op, ast.Not) else operator.neg
+        return self._applied(negated, node.operand)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Meaning:
         ends, every = isinstance(node.op, ast.Or), [self.visit(operand) for operand in node.values]
@@ -212,33 +212,27 @@ class _Compiler(ast.NodeVisitor):
         return compute
 
     def visit_BinOp(self, node: ast.BinOp) -> Meaning:
-        left, right = self.visit(node.left), self.visit(node.right)
-        operation = ARITHMETIC[type(node.op)]
-
-        def compute(config: Config, layer: int | None) -> Any:
-            one, other = left(config, layer), right(config, layer)
-            if not (isinstance(one, int | float) and isinstance(other, int | float)):
-                raise TypeError(f"{ast.unparse(node)} is no arithmetic of numbers")
-            return operation(one, other)
-
-        return compute
+        return self._applied(partial(_calculate, ARITHMETIC[type(node.op)]), node.left, node.right)
 
     def visit_Compare(self, node: ast.Compare) -> Meaning:
-        every = [self.visit(operand) for operand in (node.left, *node.comparators)]
         signs = [COMPARISONS[type(sign)] for sign in node.ops]
-
-        def compute(config: Config, layer: int | None) -> bool:
-            values = [operand(config, layer) for operand in every]
-            return all(sign(*pair) for sign, pair in zip(signs, pairwise(values), strict=True))
-
-        return compute
+        return self._applied(partial(_compare, signs), node.left, *node.comparators)
 
     def visit_Call(self, node: ast.Call) -> Meaning:
         assert isinstance(node.func, ast.Name)
         if node.func.id != "get":
-            function, argument = FUNCTIONS[node.func.id], self.visit(node.args[0])
-            return lambda config, layer: function(argument(config, layer))
+            return self._applied(FUNCTIONS[node.func.id], *node.args)
         key, other = node.args[0], self.visit(node.args[1])
         assert isinstance(key, ast.Name)
         name = key.id
         return lambda config, layer: config[name] if name in config else other(config, layer)
+
+
+def _calculate(operation: Callable[[Any, Any], Any], *numbers: Any) -> Any:
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise TypeError("arithmetic of numbers was expected")
+    return operation(*numbers)
+
+
+def _compare(signs: Sequence[Callable[[Any, Any], bool]], *values: Any) -> bool:
+    return all(sign(*pair) for sign, pair in zip(signs, pairwise(values), strict=True))

@@ -6,6 +6,7 @@ weights are all models; what reads a model need not know which.
 
 from __future__ import annotations
 
+import re
 from copy import copy
 from functools import cached_property
 from typing import Any, NoReturn, TypeVar
@@ -13,7 +14,20 @@ from typing import Any, NoReturn, TypeVar
 from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
+from growkit.families.axes import Pattern
+from growkit.families.description import PREDICTING
 from growkit.families.family import Family, family_of
+
+QUANTISED = re.compile(
+    r"[._](qweight|qzeros|scales|blocks|g_idx|packed|scale(_inv)?|weight_format|absmax|SCB|W_q)$"
+)
+"""Names of auxiliary tensors of quantised weights."""
+
+ADAPTED = re.compile(r"\b(lora_|base_layer\.|base_model\.model\.)")
+"""Names of an adapter's tensors."""
+
+RECOMPUTED = "the model class computes it"
+"""Reason to drop a tensor that is not a parameter."""
 
 M = TypeVar("M", bound="Model")
 
@@ -54,6 +68,21 @@ class Model(Weights):
         return stored
 
     @property
+    def complete(self) -> Config:
+        """The config with the defaults of the class; see ``Family.complete``."""
+        return self.family.complete(self.config)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of every axis."""
+        return self.family.sizes(self.config)
+
+    @cached_property
+    def unused(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The tensors that the class does not read; see ``unused_tensors``."""
+        return unused_tensors(self, self.family)
+
+    @property
     def nested_keys(self) -> set[str]:
         """Keys of parts of the published config whose entries ``config`` has as keys of its own."""
         published = (self.published or {}).items()
@@ -62,9 +91,112 @@ class Model(Weights):
     def with_family(self: M, described: Family | None) -> M:
         """The same model, described by another family."""
         model = copy(self)
-        model.__dict__.pop("family", None)
+        for known in ("family", "unused"):
+            model.__dict__.pop(known, None)
         model.described = described
         return model
+
+
+def unused_tensors(source: Model, family: Family) -> tuple[dict[str, str], dict[str, str]]:
+    """Compare the headers of a checkpoint with its family.
+
+    Returns:
+        The tensors to drop, with the reason; and those of them that must equal another tensor, with
+        its name.
+
+    Raises:
+        InputError: a tensor is missing, has a wrong shape or dtype, or is unknown to the family.
+    """
+    sizes = family.sizes(source.config)
+    if sizes["layers"] > len(source.tensors):
+        raise InputError(
+            f"config.json in {source.where()} has {sizes['layers']} layers, but there are "
+            f"only {len(source.tensors)} tensors; correct num_hidden_layers or add what is missing"
+        )
+    patterns = family.patterns(source.config)
+    for name, pattern in patterns.items():
+        _check_header(source, family, name, pattern, pattern.shape(sizes))
+    unknown = "remove it, or correct model_type, the number of layers or the bias switches"
+    dropped: dict[str, str] = {}
+    duplicates: dict[str, str] = {}
+    for name in sorted(source.tensors.keys() - patterns.keys()):
+        if name.endswith(family.recomputed) and family.recomputed:
+            dropped[name] = RECOMPUTED
+        elif predicts(name, source.config, sizes["layers"]):
+            dropped[name] = "it predicts further tokens, and the model class does not read it"
+        elif name in family.duplicates:
+            dropped[name] = f"tied to {family.duplicates[name]}"
+            duplicates[name] = family.duplicates[name]
+        else:
+            raise InputError(
+                f"tensor {name} in {source.where(name)} is not part of {family.one} with "
+                f"this config.json; {_remedy(source, unknown)}"
+            )
+    return dropped, duplicates
+
+
+def _check_header(
+    source: Model, family: Family, name: str, pattern: Pattern, expected: tuple[int, ...]
+) -> None:
+    info = source.tensors.get(name)
+    if info is None:
+        remedy = "copy the checkpoint again, or correct its config.json"
+        remedy = _remedy(source, remedy)
+        for alias, of in family.duplicates.items():
+            if of == name and alias in source.tensors:
+                remedy = f"rename {alias}, which is tied to it"
+        if other := next(
+            (stored for stored in source.tensors if stored.endswith(f".{name}")), None
+        ):
+            prefix = other.removesuffix(name)
+            remedy = f"{other} is there, so leave {prefix} out of the names of its tensors"
+        raise InputError(
+            f"tensor {name} is missing from {source.where()}; {family.one} with its "
+            f"config.json has it, with shape {list(expected)}; {remedy}"
+        )
+    if info.dtype not in tensors.FLOAT_BYTES:
+        raise InputError(
+            f"tensor {name} in {source.where(name)} has dtype {info.dtype}; growkit works on "
+            f"float weights ({', '.join(tensors.FLOAT_BYTES)}), dequantise the model first"
+        )
+    if info.shape != expected:
+        raise InputError(
+            f"tensor {name} in {source.where(name)} has shape {list(info.shape)}; config.json "
+            f"predicts {list(expected)} ({pattern.notation}), correct whichever is wrong"
+        )
+
+
+def _remedy(source: Model, remedy: str) -> str:
+    """The remedy for tensors that do not fit, if that given is not the likely one."""
+    if any(map(ADAPTED.search, source.tensors)):
+        return "the model has an adapter, merge that into it first"
+    quantised = any(map(QUANTISED.search, source.tensors))
+    if quantised:
+        return (
+            "the model is quantised, dequantise it first, or copy config.json again if that lacks "
+            "its quantization_config"
+        )
+    if source.part_of:
+        remedy += (
+            f"; or, if {source.part_of} models have another name for it, save the language model "
+            "alone with transformers, and give that folder"
+        )
+    return remedy
+
+
+def predicts(name: str, config: Config, layers: int) -> bool:
+    """Whether a tensor predicts further tokens: by its name, or behind the last layer."""
+    if re.search(r"(^|\.)mtp(_\w+)?\.", name):
+        return True
+    match = re.search(r"\blayers\.(\d{1,9})\.", name)
+    more = max(predicting(config).values(), default=0)
+    return match is not None and layers <= int(match[1]) < layers + more
+
+
+def predicting(config: Config) -> dict[str, int]:
+    """The numbers of layers that predict further tokens, by their keys."""
+    entries = {key: value for key, value in config.items() if PREDICTING.fullmatch(key)}
+    return {key: value for key, value in entries.items() if isinstance(value, int) and value}
 
 
 EXAMPLE_SIZES = {

@@ -36,7 +36,6 @@ from growkit.planning.companions import companions
 from growkit.planning.operation import PROMISES, Operation, SizeOption, operations
 from growkit.planning.own_class import own_classes
 from growkit.planning.plan import SMALL as SMALL_TENSOR
-from growkit.planning.plan import unused_tensors
 from growkit.planning.recipe import load_description
 from growkit.results import growth_result as results
 from growkit.results.growth_result import Abilities, Answer, Inspection, Possible
@@ -72,9 +71,9 @@ def inspect(
     checkpoint = source.open(family_for(source, described))
     stored = checkpoint.family
     facts = (own.attention(checkpoint) for own in own_classes().values())
-    dropped, _ = unused_tensors(checkpoint, stored)
+    dropped, _ = checkpoint.unused
     rest = checkpoint.dropped if isinstance(checkpoint, Inside) else {}
-    complete = stored.complete(checkpoint.config)
+    complete = checkpoint.complete
     architectures = checkpoint.config.get("architectures") or None
     used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
     return Inspection(
@@ -83,9 +82,7 @@ def inspect(
         model_class=str(architectures[0]) if isinstance(architectures, list) else None,
         config_sizes={key: complete[key] for key in stored.axes_of(complete)},
         sizes={
-            axis: size
-            for axis, size in stored.sizes(checkpoint.config).items()
-            if axis not in stored.constants
+            axis: size for axis, size in checkpoint.sizes.items() if axis not in stored.constants
         },
         attention=next(filter(None, facts), None),
         parameters=tensors.total_parameters(used),

@@ -8,7 +8,6 @@ every target tensor is written exactly once, with the shape that its pattern pre
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -21,26 +20,13 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, Where
-from growkit.families.axes import Pattern
-from growkit.families.description import PREDICTING
 from growkit.families.family import Family
-from growkit.families.model import Model
+from growkit.families.model import RECOMPUTED, Model, predicting, predicts
 from growkit.planning.transforms import Kept, Mapped, Transform
 from growkit.results.proof_result import Spectrum
 
 SMALL = 1 << 26
 """Limit for source tensors that are read once as a whole, not part by part, in bytes."""
-
-QUANTISED = re.compile(
-    r"[._](qweight|qzeros|scales|blocks|g_idx|packed|scale(_inv)?|weight_format|absmax|SCB|W_q)$"
-)
-"""Names of auxiliary tensors of quantised weights."""
-
-ADAPTED = re.compile(r"\b(lora_|base_layer\.|base_model\.model\.)")
-"""Names of an adapter's tensors."""
-
-RECOMPUTED = "the model class computes it"
-"""Reason to drop a tensor that is not a parameter."""
 
 
 @dataclass(frozen=True)
@@ -148,35 +134,41 @@ class Plan:
     def checked(
         cls,
         source: Model,
-        family: Family,
         config: Config,
         transforms: Mapping[str, Transform],
+        family: Family | None = None,
+        unread: str = "",
         **more: Any,
     ) -> Plan:
         """Make a plan; check that it uses or drops every source tensor and makes every target.
 
         Args:
             source: the source.
-            family: family of the target.
             config: config of the target; layers that predict further tokens are counted out if it
                 has none.
             transforms: the transform of every target, in the order of writing.
-            **more: other attributes; ``unused`` is the result of ``unused_tensors``.
+            family: family of the target; None for that of the source.
+            unread: reason to drop tensors that the source's class reads and no transform does;
+                empty if there are none.
+            **more: other attributes.
         """
+        family = family or source.family
         patterns, sizes = family.patterns(config), family.sizes(config)
-        if not any(_predicts(name, config, sizes["layers"]) for name in transforms):
-            config = {**config, **dict.fromkeys(_predicting(config), 0)}
+        if not any(predicts(name, config, sizes["layers"]) for name in transforms):
+            config = {**config, **dict.fromkeys(predicting(config), 0)}
         assert transforms.keys() == patterns.keys(), "the targets are not those of the pattern"
         rules = []
         for name, transform in transforms.items():
             like = source.tensors[transform.sources[0]].dtype if transform.sources else None
             dtype = transform.dtype or like or tensors.main_dtype(source.tensors)
             rules.append(Rule(name, TensorInfo(patterns[name].shape(sizes), dtype), transform))
-        dropped, duplicates = more.pop("unused")
-        plan = cls(config, tuple(rules), dropped=dropped, duplicates=duplicates, **more)
+        dropped, duplicates = source.unused
         used = {name for transform in transforms.values() for name in transform.sources}
-        assert used | set(dropped) == set(source.tensors), "a source tensor was forgotten"
-        assert not used & set(dropped), "a dropped tensor is used"
+        rest = sorted(source.tensors.keys() - used - dropped.keys())
+        assert unread or not rest, "a source tensor was forgotten"
+        assert used <= source.tensors.keys() - dropped.keys(), "a dropped tensor is used"
+        dropped = dropped | dict.fromkeys(rest, unread)
+        plan = cls(config, tuple(rules), dropped=dropped, duplicates=duplicates, **more)
         checked = {name for check in plan.checks for name in check.targets}
         assert all(
             transform.repeatable or name in checked for name, transform in transforms.items()
@@ -279,108 +271,6 @@ class _Once(Weights):
         if name not in self._read:
             self._read[name] = self._source.read(name)
         return tensors.cut(self._read[name], where)
-
-
-def unused_tensors(source: Model, family: Family) -> tuple[dict[str, str], dict[str, str]]:
-    """Compare the headers of a checkpoint with its family.
-
-    Returns:
-        The tensors to drop, with the reason; and those of them that must equal another tensor, with
-        its name.
-
-    Raises:
-        InputError: a tensor is missing, has a wrong shape or dtype, or is unknown to the family.
-    """
-    sizes = family.sizes(source.config)
-    if sizes["layers"] > len(source.tensors):
-        raise InputError(
-            f"config.json in {source.where()} has {sizes['layers']} layers, but there are "
-            f"only {len(source.tensors)} tensors; correct num_hidden_layers or add what is missing"
-        )
-    patterns = family.patterns(source.config)
-    for name, pattern in patterns.items():
-        _check_header(source, family, name, pattern, pattern.shape(sizes))
-    unknown = "remove it, or correct model_type, the number of layers or the bias switches"
-    dropped: dict[str, str] = {}
-    duplicates: dict[str, str] = {}
-    for name in sorted(source.tensors.keys() - patterns.keys()):
-        if name.endswith(family.recomputed) and family.recomputed:
-            dropped[name] = RECOMPUTED
-        elif _predicts(name, source.config, sizes["layers"]):
-            dropped[name] = "it predicts further tokens, and the model class does not read it"
-        elif name in family.duplicates:
-            dropped[name] = f"tied to {family.duplicates[name]}"
-            duplicates[name] = family.duplicates[name]
-        else:
-            raise InputError(
-                f"tensor {name} in {source.where(name)} is not part of {family.one} with "
-                f"this config.json; {_remedy(source, unknown)}"
-            )
-    return dropped, duplicates
-
-
-def _check_header(
-    source: Model, family: Family, name: str, pattern: Pattern, expected: tuple[int, ...]
-) -> None:
-    info = source.tensors.get(name)
-    if info is None:
-        remedy = "copy the checkpoint again, or correct its config.json"
-        remedy = _remedy(source, remedy)
-        for alias, of in family.duplicates.items():
-            if of == name and alias in source.tensors:
-                remedy = f"rename {alias}, which is tied to it"
-        if other := next(
-            (stored for stored in source.tensors if stored.endswith(f".{name}")), None
-        ):
-            prefix = other.removesuffix(name)
-            remedy = f"{other} is there, so leave {prefix} out of the names of its tensors"
-        raise InputError(
-            f"tensor {name} is missing from {source.where()}; {family.one} with its "
-            f"config.json has it, with shape {list(expected)}; {remedy}"
-        )
-    if info.dtype not in tensors.FLOAT_BYTES:
-        raise InputError(
-            f"tensor {name} in {source.where(name)} has dtype {info.dtype}; growkit works on "
-            f"float weights ({', '.join(tensors.FLOAT_BYTES)}), dequantise the model first"
-        )
-    if info.shape != expected:
-        raise InputError(
-            f"tensor {name} in {source.where(name)} has shape {list(info.shape)}; config.json "
-            f"predicts {list(expected)} ({pattern.notation}), correct whichever is wrong"
-        )
-
-
-def _remedy(source: Model, remedy: str) -> str:
-    """The remedy for tensors that do not fit, if that given is not the likely one."""
-    if any(map(ADAPTED.search, source.tensors)):
-        return "the model has an adapter, merge that into it first"
-    quantised = any(map(QUANTISED.search, source.tensors))
-    if quantised:
-        return (
-            "the model is quantised, dequantise it first, or copy config.json again if that lacks "
-            "its quantization_config"
-        )
-    if source.part_of:
-        remedy += (
-            f"; or, if {source.part_of} models have another name for it, save the language model "
-            "alone with transformers, and give that folder"
-        )
-    return remedy
-
-
-def _predicts(name: str, config: Config, layers: int) -> bool:
-    """Whether a tensor predicts further tokens: by its name, or behind the last layer."""
-    if re.search(r"(^|\.)mtp(_\w+)?\.", name):
-        return True
-    match = re.search(r"\blayers\.(\d{1,9})\.", name)
-    more = max(_predicting(config).values(), default=0)
-    return match is not None and layers <= int(match[1]) < layers + more
-
-
-def _predicting(config: Config) -> dict[str, int]:
-    """The numbers of layers that predict further tokens, by their keys."""
-    entries = {key: value for key, value in config.items() if PREDICTING.fullmatch(key)}
-    return {key: value for key, value in entries.items() if isinstance(value, int) and value}
 
 
 class LostError(Exception):

@@ -1,6 +1,6 @@
 """Plans that turn a model into one of another family: some tensors change, the rest is kept."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from growkit.base.errors import InputError
@@ -8,7 +8,7 @@ from growkit.base.tensors import Config, TensorInfo, main_dtype
 from growkit.families.description import Member, Without
 from growkit.families.family import Family, families
 from growkit.families.model import Model
-from growkit.planning.plan import Plan, TargetCheck, unused_tensors
+from growkit.planning.plan import Plan
 from growkit.planning.transforms import Kept, Transform
 
 Special = Callable[[Member, TensorInfo], Transform | None]
@@ -21,8 +21,7 @@ def rewrite(
     family: Family,
     config: Config,
     special: Special = lambda member, info: None,
-    checks: Sequence[TargetCheck] = (),
-    divergence: str = "",
+    **more: Any,
 ) -> Plan:
     """Plan a model of a family from a model whose tensors have the same names.
 
@@ -31,13 +30,11 @@ def rewrite(
         family: family of the target.
         config: config of the target.
         special: transforms of tensors that change.
-        checks: see ``Plan``.
-        divergence: see ``Plan``.
+        **more: further attributes of the plan.
 
     Raises:
-        InputError: see ``unused_tensors``.
+        InputError: see ``growkit.families.model.unused_tensors``.
     """
-    dropped, duplicates = unused_tensors(source, source.family)
     sizes = family.sizes(config)
     transforms: dict[str, Transform] = {}
     # Layer by layer, so that tensors that are computed together are written together.
@@ -48,19 +45,8 @@ def rewrite(
         dtype = known.dtype if known else main_dtype(source.tensors)
         info = TensorInfo(member.pattern.shape(sizes), dtype)
         transforms[member.name] = special(member, info) or Kept(member.name)
-    used = {name for transform in transforms.values() for name in transform.sources}
-    for name in sorted(source.tensors.keys() - used - dropped.keys()):
-        dropped[name] = "the new attention does not use it"
-    unused = dropped, duplicates
-    return Plan.checked(
-        source,
-        family,
-        config,
-        transforms,
-        unused=unused,
-        checks=tuple(checks),
-        divergence=divergence,
-    )
+    unread = "the new attention does not use it"
+    return Plan.checked(source, config, transforms, family, unread, **more)
 
 
 def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
@@ -83,7 +69,7 @@ def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
             f"{source.where()} cannot be converted; these can: {', '.join(sorted(by_kind))}"
         )
     target, without = by_kind[kind]
-    config = config_with(source, source.family, target, without)
+    config = config_with(source, target, without)
     if "layer_types" not in target.defaults:
         others = {*(config.pop("layer_types", None) or ())} - {"full_attention"}
         if others:
@@ -94,19 +80,18 @@ def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
     return target, config
 
 
-def config_with(source: Model, family: Family, target: Family, without: Without) -> dict[str, Any]:
+def config_with(source: Model, target: Family, without: Without) -> dict[str, Any]:
     """Convert a config to that of a more general class, and write out the old class's defaults.
 
     Args:
         source: the model.
-        family: the model's family.
         target: the family of the more general class.
         without: how the model's class differs from it.
 
     Raises:
         InputError: the model has a setting that the other class lacks.
     """
-    present, complete = source.config, family.complete(source.config)
+    present, complete = source.config, source.complete
     for key, values in without.only.items():
         if present.get(key, values[0]) not in values:
             raise InputError(
@@ -117,5 +102,5 @@ def config_with(source: Model, family: Family, target: Family, without: Without)
     rope = present.get("rope_parameters")
     rope = rope if isinstance(rope, Mapping) else {}
     config |= {k: v for k, v in without.assumed.items() if k not in config and k not in rope}
-    config |= {key: complete[key] for key in target.defaults if key in family.defaults}
+    config |= {key: complete[key] for key in target.defaults if key in source.family.defaults}
     return config | dict(without.ignored) | {"model_type": target.model_types[0]}

@@ -25,7 +25,7 @@ from growkit.families.axes import Pattern
 from growkit.families.description import DiffForm, Member
 from growkit.families.family import Family, families, family_of
 from growkit.families.model import Model
-from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.plan import Plan
 from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Transform, row_maps
 
 FOLDER_KEYS = ("architectures", "auto_map", "model_type", "transformers_version")
@@ -151,18 +151,18 @@ def read_layout(source: Model) -> Plan:
     Raises:
         InputError: see ``as_diff_transformer``; or the tensors do not fit the config.
     """
+    _ = source.unused  # refuses tensors that do not fit the config
     family = source.family
-    unused = unused_tensors(source, family)
     config = as_diff_transformer(source.config, source.where())
     stored = {member.canonical: member for member in family.members(source.config)}
-    sizes = family.sizes(source.config)
+    sizes = source.sizes
     transforms = {}
     for target in DIFF.patterns(config):
         name, tensor, *_ = stored[target]
         order = tensor.order(sizes) if tensor.order else ()
         inverse = sorted(range(len(order)), key=order.__getitem__)
         transforms[target] = _reordered(name, source.tensors[name].shape, inverse)
-    return Plan.checked(source, DIFF, config, transforms, unused=unused)
+    return Plan.checked(source, config, transforms, DIFF)
 
 
 def write_layout(source: Model, family: Family) -> Plan:
@@ -174,7 +174,6 @@ def write_layout(source: Model, family: Family) -> Plan:
     form = _form(family, family.name)
     diff = DIFF.complete(source.config)
     config = _written_config(diff, family, form)
-    unused = unused_tensors(source, DIFF)
     members = family.members(config)
     places = {member.canonical for member in members}
     for name in DIFF.patterns(diff):
@@ -184,7 +183,7 @@ def write_layout(source: Model, family: Family) -> Plan:
             )
     sizes = family.sizes(config)
     transforms = {member.name: _written(source, diff, form, sizes, member) for member in members}
-    return Plan.checked(source, family, config, transforms, unused=unused)
+    return Plan.checked(source, config, transforms, family)
 
 
 def _written(

@@ -45,8 +45,8 @@ from growkit.families.axes import Pattern
 from growkit.families.described import each_entry
 from growkit.families.description import MAX_LAYERS
 from growkit.families.family import described
-from growkit.families.model import Model
-from growkit.planning.plan import Planned, unused_tensors
+from growkit.families.model import Model, unused_tensors
+from growkit.planning.plan import Planned
 from growkit.planning.recipe import DEFAULT_METHOD, GrowStep
 from growkit.results import versions
 from growkit.sources import find, inside

@@ -152,8 +152,7 @@ class CopyMethod(Operation):
                 plans.append(plan)
                 source = Planned(source, plan)
         lost = [plan.lost for plan in plans if plan.lost]
-        family = source.family
-        old = family.sizes(source.config)
+        family, old = source.family, source.sizes
         for axis in self.needs:
             if not old.get(axis):
                 raise InputError(
@@ -166,7 +165,7 @@ class CopyMethod(Operation):
             copies = partial(
                 place_copies, family, source.config, old, grown, whole_groups=whole_groups
             )
-            plan = expand(source, family, grown, copies, shares, rounding=rounding, resets=resets)
+            plan = expand(source, grown, copies, shares, rounding=rounding, resets=resets)
             plans.append(plan)
             lost += [plan.lost] if plan.lost else []
             if rounded := list(plan.recomputed_sources):

@@ -22,7 +22,7 @@ from growkit.families.description import MAX_LAYERS, Member
 from growkit.families.family import Family, rearranged
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation, SizeOption
-from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.plan import Plan
 from growkit.planning.transforms import Constant, Kept, Mapped, Transform
 
 PLACES = ("even", "end")
@@ -92,17 +92,15 @@ class Depth(Operation):
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         family = source.family
-        unused = unused_tensors(source, family)
         even = options["blocks"] == "identity" and options.get("place", PLACES[0]) == PLACES[0]
-        if even and family.numbered(family.complete(source.config)):
+        if even and family.numbered(source.complete):
             options = {**options, "place": PLACES[1]}
-        order = arrangement(family.sizes(source.config)["layers"], options)
-        _check(family, family.complete(source.config), order, source.where())
-        config, order, warnings = _deeper(family, source, order, options)
+        order = arrangement(source.sizes["layers"], options)
+        _check(source, order)
+        config, order, warnings = _deeper(source, order, options)
         family.check_bounds(config, "the deeper model")
-        transforms = _transforms(family, source, config, order)
         layers = tuple(None if layer.idle else layer.of for layer in order)
-        plan = Plan.checked(source, family, config, transforms, unused=unused, layers=layers)
+        plan = Plan.checked(source, config, _transforms(source, config, order), layers=layers)
         settings = {"blocks": options["blocks"]}
         if options["blocks"] in ("identity", "interpose"):
             settings["place"] = options.get("place", PLACES[0])
@@ -183,13 +181,14 @@ def _new(count: int, layers: str | None) -> int:
     return wanted - count
 
 
-def _check(family: Family, complete: Config, order: Sequence[Layer], where: str) -> None:
+def _check(source: Model, order: Sequence[Layer]) -> None:
     """Refuse new layers with which the class would compute another function.
 
     Raises:
         InputError: the class would; the message names a way that works, if there is one.
     """
-    model = f"the {family.name} model in {where}"
+    family, complete = source.family, source.complete
+    model = f"the {family.name} model in {source.where()}"
     if family.normed_sums(complete) and any(layer.idle for layer in order):
         raise InputError(
             f"{model} normalises the sum of a layer's input and its contribution, so no new layer "
@@ -200,7 +199,7 @@ def _check(family: Family, complete: Config, order: Sequence[Layer], where: str)
 
 
 def _deeper(
-    family: Family, source: Model, order: list[Layer], options: Mapping[str, str]
+    source: Model, order: list[Layer], options: Mapping[str, str]
 ) -> tuple[Config, list[Layer], list[str]]:
     """Find the config of the target, and the nearest order of layers that it can have.
 
@@ -211,6 +210,7 @@ def _deeper(
     Returns:
         The config, the order, and a warning if no order allows it.
     """
+    family = source.family
 
     def relayered(order: Sequence[Layer], **more: Any) -> Config:
         copied = [layer.of for layer in order]
@@ -219,7 +219,7 @@ def _deeper(
     # A published period may be unknown to the class that reads the config.
     published = source.published or {}
     published = source.config | (published if family.layers_key in published else {})
-    count, copied = family.sizes(source.config)["layers"], [layer.of for layer in order]
+    count, copied = source.sizes["layers"], [layer.of for layer in order]
     moved = {
         key: rearranged(key, said, copied, count)
         for key, said in published.items()
@@ -235,14 +235,14 @@ def _deeper(
         fitting = order
         if identity:
             wanted = relayered(order, derived=derived, arrange=arrange)
-            fitting = _fit_kinds(family, source, wanted, order, lists, derived, movable)
+            fitting = _fit_kinds(source, wanted, order, lists, derived, movable)
         others = _others(fitting, lists, derived)
         if not others:
             return relayered(fitting, derived=derived, arrange=arrange), fitting, []
         tried.append((config, lists, derived, others))
     config, lists, derived, others = tried[0]
     if identity:
-        order = _fit_kinds(family, source, config, order, {}, {}, movable)
+        order = _fit_kinds(source, config, order, {}, {}, movable)
     config, warning = _contradicted(
         family, relayered(order), order, lists, derived, others, published | moved
     )
@@ -363,7 +363,6 @@ def _contradicted(
 
 
 def _fit_kinds(
-    family: Family,
     source: Model,
     deeper: Config,
     order: list[Layer],
@@ -379,7 +378,6 @@ def _fit_kinds(
     can do.
 
     Args:
-        family: the family.
         source: the source.
         deeper: config of the target in the wanted order.
         order: the wanted order.
@@ -390,8 +388,8 @@ def _fit_kinds(
     Raises:
         InputError: in every order a new layer would have to hand on.
     """
+    family, complete = source.family, source.complete
     before, after = _by_layer(family, source.config), _by_layer(family, deeper)
-    complete = family.complete(source.config)
     numbered = family.numbered(complete)
     hands_on = complete.get(HANDING_ON) is not None
     named = complete.get("layer_types") or [""] * len(before)
@@ -465,16 +463,15 @@ def _filled(
     return layers
 
 
-def _transforms(
-    family: Family, source: Model, config: Config, order: Sequence[Layer]
-) -> dict[str, Transform]:
+def _transforms(source: Model, config: Config, order: Sequence[Layer]) -> dict[str, Transform]:
     """Make the transform of every tensor.
 
     Raises:
         InputError: a layer would differ in kind from its source, or compute with another index.
     """
+    family = source.family
     before, after = _by_layer(family, source.config), _by_layer(family, config)
-    numbered = family.numbered(family.complete(source.config))
+    numbered = family.numbered(source.complete)
     others = "another number of layers", "--blocks identity or interpose"
     other = others[not any(layer.idle for layer in order)]
     for place, layer in enumerate(order):
@@ -489,9 +486,8 @@ def _transforms(
                 f"no config of {family.one} makes layer {place} of the same kind as layer "
                 f"{layer.of} of {source.where()}; choose {other}"
             )
-    sizes = family.sizes(source.config)
     transforms: dict[str, Transform] = {
-        member.name: _of_all_layers(member, sizes, [layer.of for layer in order])
+        member.name: _of_all_layers(member, source.sizes, [layer.of for layer in order])
         for member in family.members(config)
         if member.layer is None
     }

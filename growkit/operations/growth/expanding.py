@@ -35,7 +35,7 @@ from growkit.families.axes import Dimension, Order, Pattern, Role
 from growkit.families.description import Member, Norm, Tensor
 from growkit.families.family import Family
 from growkit.families.model import Model
-from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.plan import Plan
 from growkit.planning.transforms import Kept, Mapped, Rounded, Transform
 
 BOUNDED = "--promise bounded"
@@ -44,7 +44,6 @@ BOUNDED = "--promise bounded"
 
 def expand(
     source: Model,
-    family: Family,
     sizes: Mapping[str, int],
     expansions: Callable[[], Mapping[str, Expansion]],
     shares: Shares,
@@ -56,7 +55,6 @@ def expand(
 
     Args:
         source: the checkpoint.
-        family: the source's family, in the form in which its tensors are stored.
         sizes: new size of every axis that grows.
         expansions: makes the expansion of each of these axes; called once the sizes are known to be
             possible.
@@ -68,10 +66,9 @@ def expand(
         InputError: the checkpoint does not fit its config, or the model class does not support
             these sizes or cannot compute the same with these expansions.
     """
-    unused = unused_tensors(source, family)
-    old = family.sizes(source.config)
+    family, old = source.family, source.sizes
     new = {**old, **sizes}
-    for axis, why in family.fixed(family.complete(source.config)).items():
+    for axis, why in family.fixed(source.complete).items():
         if new[axis] != old[axis]:
             raise InputError(f"{axis} of the {family.name} model in {source.where()} {why}")
     config = family.resized(source.config, new)
@@ -85,9 +82,7 @@ def expand(
         for member, of in growth.members(source.config, config)
     }
     copies = {axis: int(expanded.counts.max(initial=0)) for axis, expanded in by_axis.items()}
-    return Plan.checked(
-        source, family, config, grown, unused=unused, copies=copies, divergence=diverging, lost=lost
-    )
+    return Plan.checked(source, config, grown, copies=copies, divergence=diverging, lost=lost)
 
 
 @dataclass(frozen=True)

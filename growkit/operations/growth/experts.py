@@ -51,12 +51,11 @@ from growkit.base.settings import Settings
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.families.axes import Role
 from growkit.families.description import MAX_EXPERTS, Experts, Member, value_at, with_value
-from growkit.families.family import Family
 from growkit.families.model import Model
 from growkit.operations.growth.copying import SNR_DB, SYMMETRY, shares_of
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation, SizeOption
-from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.plan import Plan
 from growkit.planning.ties import lost_in_ties
 from growkit.planning.transforms import Computed, Kept, Mapped, Subtensor, Transform
 
@@ -106,19 +105,15 @@ class MoreExperts(Operation):
 
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
-        family = source.family
-        copying = _Copying(source, family, options, seed)
-        unused = unused_tensors(source, family)
+        copying = _Copying(source, options, seed)
         orders = copying.orders(options)
         plan = Plan.checked(
             source,
-            family,
             copying.config,
             {
                 member.name: copying.transform(member, orders.get(member.layer, ()))
                 for member in copying.members
             },
-            unused=unused,
             copies={EXPERTS: max(order.count(0) for order in orders.values())},
             divergence="" if copying.together else "copies of an expert train on different tokens",
         )
@@ -140,8 +135,9 @@ CORRECTION = 2.0**-20
 """Relative size of noise in corrections: above float32's rounding, below differences of experts."""
 
 
-def _experts_to_copy(source: Model, family: Family) -> Experts:
-    if why := family.fixed(family.complete(source.config)).get(EXPERTS):
+def _experts_to_copy(source: Model) -> Experts:
+    family = source.family
+    if why := family.fixed(source.complete).get(EXPERTS):
         raise InputError(f"experts of the {family.name} model in {source.where()} {why}")
     if family.experts is None:
         raise InputError(f"{source.where()} has no experts to copy; --method upcycle makes some")
@@ -153,7 +149,6 @@ class _Copying:
 
     Args:
         source: the model with fewer experts.
-        family: the family of both models.
         options: the options of ``MoreExperts``.
         seed: seed of the noise.
 
@@ -172,11 +167,9 @@ class _Copying:
             that a token goes through.
     """
 
-    def __init__(
-        self, source: Model, family: Family, options: Mapping[str, str], seed: int
-    ) -> None:
-        experts = _experts_to_copy(source, family)
-        complete, sizes = family.complete(source.config), family.sizes(source.config)
+    def __init__(self, source: Model, options: Mapping[str, str], seed: int) -> None:
+        experts, family = _experts_to_copy(source), source.family
+        complete, sizes = source.complete, source.sizes
         self._source, self._seed, self.shares = source, seed, shares_of(options, seed)
         self.present, top_k = sizes[EXPERTS], options.get("top_k")
         if top_k is None and (dependent := {COPIES.name, USE.name} & options.keys()):

@@ -42,7 +42,7 @@ from growkit.operations.growth.experts import (
 )
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation
-from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.plan import Plan
 from growkit.planning.rewriting import config_with
 from growkit.planning.ties import lost_in_ties
 from growkit.planning.transforms import Computed, Constant, Kept, Subtensor, Transform
@@ -78,14 +78,13 @@ class Upcycle(Operation):
 
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
-        family = source.family
-        target, experts, dense = _find_target(family, source)
-        old, drop = family.sizes(source.config), options.get("drop")
+        target, experts, dense = _find_target(source)
+        old, drop = source.sizes, options.get("drop")
         count, top_k, pieces = _numbers_of_experts(options, old["ffn"], old["layers"])
         upcycling = _Upcycling(
             source, target, experts, count, top_k, pieces, old["ffn"], drop, seed
         )
-        plan = upcycling.plan(upcycling.config(family, dense), unused_tensors(source, family))
+        plan = upcycling.plan(upcycling.config(dense))
         settings = {"top_k": top_k}
         if drop:
             lost = f"{float(drop):.0%} of the hidden units of every expert, drawn anew"
@@ -120,7 +119,7 @@ def _numbers_of_experts(options: Mapping[str, str], ffn: int, layers: int) -> tu
     return experts, top_k, pieces
 
 
-def _find_target(family: Family, source: Model) -> tuple[Family, Experts, Without]:
+def _find_target(source: Model) -> tuple[Family, Experts, Without]:
     """Find the family with experts into which models of a dense family are upcycled.
 
     Returns:
@@ -136,13 +135,13 @@ def _find_target(family: Family, source: Model) -> tuple[Family, Experts, Withou
         for kind, dense in target.experts.dense.items()
     }
     match = known.get(source.config["model_type"])
-    if match and match[2].when(family.complete(source.config)):
+    if match and match[2].when(source.complete):
         return match
-    if family.experts:
+    if source.family.experts:
         raise InputError(f"{source.where()} already has experts; --method experts copies them")
     listed = ", ".join(f"{kind} ({target.name})" for kind, (target, *_) in sorted(known.items()))
     raise InputError(
-        f"no class with experts matches the rest of {family.one}, so {source.where()} "
+        f"no class with experts matches the rest of {source.family.one}, so {source.where()} "
         f"cannot be upcycled; these can: {listed}"
     )
 
@@ -173,15 +172,15 @@ class _Upcycling:
     drop: str | None
     seed: int
 
-    def config(self, family: Family, dense: Without) -> Config:
+    def config(self, dense: Without) -> Config:
         """Make the config of the model with experts.
 
         Raises:
             InputError: the dense model has a setting that the class with experts lacks.
         """
-        config = config_with(self.source, family, self.target, dense)
+        config = config_with(self.source, self.target, dense)
         config |= dict(self.experts.config) | {self.experts.top_k: self.top_k}
-        sizes = family.sizes(self.source.config) | {EXPERTS: self.count}
+        sizes = self.source.sizes | {EXPERTS: self.count}
         sizes |= self.experts.sizes(self.ffn, self.pieces)
         sizes[self.experts.width] = self.ffn // self.pieces
         for key, axes in self.target.axes_of({**self.target.defaults, **config}).items():
@@ -192,7 +191,7 @@ class _Upcycling:
         self.target.complete(config)
         return config
 
-    def plan(self, config: Config, unused: tuple[dict[str, str], dict[str, str]]) -> Plan:
+    def plan(self, config: Config) -> Plan:
         """Make the plan.
 
         Raises:
@@ -204,7 +203,7 @@ class _Upcycling:
             for place in self.target.members(config)
         }
         used = {name for transform in rules.values() for name in transform.sources}
-        for name in sorted(self.source.tensors.keys() - used - unused[0].keys()):
+        for name in sorted(self.source.tensors.keys() - used - self.source.unused[0].keys()):
             raise InputError(
                 f"{self.target.one} has no place for tensor {name} of "
                 f"{self.source.where(name)}, so it cannot be upcycled"
@@ -213,10 +212,9 @@ class _Upcycling:
         same = self.pieces == 1 and self.drop is None
         return Plan.checked(
             self.source,
-            self.target,
             config,
             rules,
-            unused=unused,
+            self.target,
             copies={EXPERTS: self.count // self.pieces},
             waits=[
                 name

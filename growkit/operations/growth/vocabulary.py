@@ -22,7 +22,7 @@ from growkit.families.axes import Role
 from growkit.families.description import MAX_SIZE
 from growkit.families.model import Model
 from growkit.planning.operation import SizeOption
-from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.plan import Plan
 from growkit.planning.transforms import Kept, Mapped, Slices, Transform, row_maps
 
 AT_A_TIME = 1024
@@ -48,7 +48,7 @@ def plan_head(source: Model, options: Mapping[str, str]) -> Plan | None:
     if "untie" not in options:
         return None
     family = source.family
-    if not family.complete(source.config).get("tie_word_embeddings"):
+    if not source.complete.get("tie_word_embeddings"):
         raise InputError(f"{source.where()} already has a separate head; leave out --untie")
     before = family.patterns(source.config)
     config = {**source.config, "tie_word_embeddings": False}
@@ -65,7 +65,7 @@ def plan_head(source: Model, options: Mapping[str, str]) -> Plan | None:
         else Kept(family.duplicates.get(name, embedding), why="what it was tied to, as it is")
         for name in family.patterns(config)
     }
-    return Plan.checked(source, family, config, transforms, unused=unused_tensors(source, family))
+    return Plan.checked(source, config, transforms)
 
 
 def plan_tokens(source: Model, options: Mapping[str, str]) -> Plan | None:
@@ -76,8 +76,7 @@ def plan_tokens(source: Model, options: Mapping[str, str]) -> Plan | None:
     """
     if "vocab" not in options:
         return None
-    family = source.family
-    sizes = family.sizes(source.config)
+    sizes, family = source.sizes, source.family
     old = sizes["vocab"]
     new = int(old * VOCAB.factor(options["vocab"], old))
     if new > MAX_SIZE:
@@ -85,7 +84,6 @@ def plan_tokens(source: Model, options: Mapping[str, str]) -> Plan | None:
     if new == old:
         return None
     rows = (*range(old), *[NOTHING] * (new - old))
-    unused = unused_tensors(source, family)
     mean = options["new_tokens"] == "mean"
     why = f"{new - old} new tokens, at {'the mean' if mean else 'zero'}"
     transforms: dict[str, Transform] = {}
@@ -101,7 +99,7 @@ def plan_tokens(source: Model, options: Mapping[str, str]) -> Plan | None:
         "probabilities do not"
     )
     config = family.resized(source.config, {**sizes, "vocab": new})
-    return Plan.checked(source, family, config, transforms, unused=unused, lost=lost)
+    return Plan.checked(source, config, transforms, lost=lost)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.low_rank import HeadGroups, judge_parts, share, spread
 from growkit.families.model import Model
 from growkit.planning.operation import Change
-from growkit.planning.plan import Plan, TargetCheck, unused_tensors
+from growkit.planning.plan import Plan, TargetCheck
 from growkit.planning.rewriting import rewrite
 from growkit.planning.transforms import Computed, Kept, Transform
 from growkit.results.growth_result import RankTried
@@ -100,7 +100,6 @@ class SharedDiff(OnDiffTransformer):
             raise refuse(
                 self.name, diff, "scope layer pairs signal with noise heads; choose scope head"
             )
-        unused_tensors(source, DIFF)  # refuses wrong models before a search of ranks begins
         search = Search(source, diff | {"qk_projection": "shared"}, options)
         way, tried = search.settle()
         distinct = sorted(set(way.ranks))
@@ -111,7 +110,7 @@ class SharedDiff(OnDiffTransformer):
         }
         transforms, checks = _parts(search, way, main_dtype(source.tensors))
         plan = rewrite(
-            source, DIFF, config, lambda member, info: transforms.get(member.name), checks
+            source, DIFF, config, lambda member, info: transforms.get(member.name), checks=checks
         )
         downs = [check.targets[PARTS.index("down.weight")] for check in checks]
         plan = replace(plan, waits=downs)  # for updates of zero
