@@ -18,19 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, full, main_dtype, slabs
+from growkit.checkpoint.distributed_file import metadata_of
 from growkit.checkpoint.folder import GENERATION, read_json
 from growkit.checkpoint.publishing import own_hash
 from growkit.checkpoint.reading import Checkpoint, outlined
@@ -379,13 +373,9 @@ class GrownStorageReader(HuggingFaceStorageReader):
 
     def read_metadata(self) -> Metadata:
         """The shapes of all entries; see ``StorageReader``."""
-        listed: dict[str, Any] = {name: BytesStorageMetadata() for name in self._values}
+        listed = {name: metadata_of(None, ()) for name in self._values}
         for name, entry in self._entries.items():
-            size = torch.Size(entry.info.shape)
-            chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-            listed[name] = TensorStorageMetadata(
-                TensorProperties(entry.info.torch_dtype), size, [chunk]
-            )
+            listed[name] = metadata_of(entry.info.torch_dtype, entry.info.shape)
         return Metadata(listed, storage_data={}, storage_meta=StorageMeta(load_id=self.load_id))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:

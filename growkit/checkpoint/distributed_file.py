@@ -167,7 +167,8 @@ class DistributedFile(StoredWeights):
         """
         key = part.file, part.begin
         if key not in self._opened:
-            self._opened[key] = _open_archive(self._folder, name, *part[2:])
+            _, select = open_saved(self._folder, part.file, PART, (part.begin, part.length))
+            self._opened[key] = select(lambda saved: plain_tensors({name: saved}))
         file, expected = self._opened[key], TensorInfo(part.sizes, self.tensors[name].dtype)
         actual = file.tensors.get(name)
         if actual != expected:
@@ -181,12 +182,6 @@ class DistributedFile(StoredWeights):
 
 def _shift(where: slice, by: int) -> slice:
     return slice(where.start - by, where.stop - by)
-
-
-def _open_archive(folder: Folder, tensor: str, file: str, start: int, length: int) -> WeightFile:
-    """Open the archive of a single tensor in a part of a file."""
-    _, select = open_saved(folder, file, PART, (start, length))
-    return select(lambda saved: plain_tensors({tensor: saved}))
 
 
 # The list of entries
@@ -435,16 +430,21 @@ def _pickled(entries: Mapping[str, Entry], path: Callable[[str], tuple[str | int
 
     listed = metadata.Metadata({}, {}, {}, metadata.StorageMeta(), version=CURRENT_DCP_VERSION)
     for name, (dtype, size, place) in entries.items():
-        offsets = torch.Size([0] * len(size))
+        offsets = torch.Size([0] * len(size)) if dtype else None
         listed.planner_data[name] = path(name)
-        listed.storage_data[metadata.MetadataIndex(name, offsets if dtype else None)] = place
-        chunks = [metadata.ChunkStorageMetadata(offsets, size)]
-        listed.state_dict_metadata[name] = (
-            metadata.TensorStorageMetadata(metadata.TensorProperties(dtype), size, chunks)
-            if dtype
-            else metadata.BytesStorageMetadata()
-        )
+        listed.storage_data[metadata.MetadataIndex(name, offsets)] = place
+        listed.state_dict_metadata[name] = metadata_of(dtype, size)
     return pickle.dumps(listed, protocol=4)
+
+
+def metadata_of(dtype: torch.dtype | None, size: Sequence[int]) -> Any:
+    """What a list says of an entry: a tensor in one part, or a plain value without a dtype."""
+    from torch.distributed.checkpoint import metadata
+
+    if dtype is None:
+        return metadata.BytesStorageMetadata()
+    chunk = metadata.ChunkStorageMetadata(torch.Size([0] * len(size)), torch.Size(size))
+    return metadata.TensorStorageMetadata(metadata.TensorProperties(dtype), chunk.sizes, [chunk])
 
 
 @lru_cache(maxsize=1024)

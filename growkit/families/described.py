@@ -326,7 +326,7 @@ class _Description:
             reasons = {axis: why for axis, when, why in stated if when.holds(config)}
             present = [tensor for tensor in tensors if tensor.when(config)]
             last = config[layers] - 1
-            reads = any(t.pattern == "<- hidden" and t.layers(config, last) for t in present)
+            reads = any(t.pattern == "<- hidden" and t.in_layer(config, last) for t in present)
             tied = config.get(TIED) and any(
                 t.name in embeddings and t.pattern.endswith("-> hidden") for t in present
             )
@@ -389,7 +389,7 @@ class _Description:
             offset=entry.get("offset", 0.0),
             component=entry.get("component"),
             dense=NEW if dense == "new" else (dense,) if isinstance(dense, str) else dense,
-            **_conditions(conditions),
+            conditions=tuple(conditions),
         )
         yield tensor
         if "bias" in entry:
@@ -402,7 +402,7 @@ class _Description:
                 scale=None,
                 offset=0.0,
                 dense=tensor.dense and tuple(map(_bias, tensor.dense)),
-                **_conditions([*conditions, self._condition(entry["bias"], f"bias of {name}")]),
+                conditions=(*conditions, self._condition(entry["bias"], f"bias of {name}")),
             )
 
     def _entry(self, name: str, said: Any) -> dict[str, Any]:
@@ -545,18 +545,6 @@ def _axes(text: str) -> tuple[str, ...]:
 def _first(ways: Sequence[tuple[Expression, Any]], config: Config) -> tuple[str, ...]:
     """The axes of a size whose condition is met."""
     return next((axes for when, axes in ways if when.holds(config)), ())
-
-
-def _conditions(conditions: Sequence[Expression]) -> dict[str, Any]:
-    """The conditions of a tensor: those on the model, and those on a layer."""
-    of_model = [condition for condition in conditions if LAYER not in condition.names]
-    of_layer = [condition for condition in conditions if LAYER in condition.names]
-    return {
-        "when": lambda config: all(condition.holds(config) for condition in of_model),
-        "layers": lambda config, layer: all(
-            condition.holds(config, layer) for condition in of_layer
-        ),
-    }
 
 
 def _bias(name: str) -> str:

@@ -14,12 +14,10 @@ from growkit.base.names import nearest
 from growkit.base.parsing import ANY, check_kind
 from growkit.base.tensors import Config
 from growkit.families.axes import Dimension, Order, Pattern, Role
+from growkit.families.expressions import LAYER, Expression
 
 When = Callable[[Config], bool]
 """A condition on a (completed) config."""
-
-InLayer = Callable[[Config, int], bool]
-"""A condition on a layer of a model of a (completed) config."""
 
 LISTS = frozenset({"layer_types", "mlp_layer_types"})
 """Keys that hold one entry for each layer in every class that has them."""
@@ -63,10 +61,9 @@ class Tensor:
         name: as in the checkpoint, e.g. ``model.layers.{layer}.mlp.up_proj.weight``, with the
             placeholders ``{layer}`` and those of ``COUNTED``.
         pattern: the axes that it reads and writes, in the notation of ``growkit.families.axes``.
-        when: the models that have the tensor.
+        conditions: conditions on the models, and on their layers, that have the tensor.
         canonical: for DIFF Transformers, its name in their own class, if that differs.
         order: the storage order of its rows, if it differs from the pattern.
-        layers: the layers that have the tensor.
         norm: the norm, for the weight of one.
         scale: the factor that the class applies to the tensor, from the sizes of the axes.
         idle: its value in a layer that returns its input, as the class has it; None if that does
@@ -80,16 +77,23 @@ class Tensor:
 
     name: str
     pattern: str
-    when: When = lambda config: True
+    conditions: tuple[Expression, ...] = ()
     canonical: str | None = None
     order: Order | None = None
-    layers: InLayer = lambda config, layer: True
     norm: Norm | None = None
     scale: Callable[[Mapping[str, int]], float] | None = None
     idle: float | None = None
     offset: float = 0.0
     component: str | None = None
     dense: tuple[str, ...] | None = None
+
+    def when(self, config: Config) -> bool:
+        """Whether a model of a (completed) config has the tensor, in some layers or as a whole."""
+        return all(one.holds(config) for one in self.conditions if LAYER not in one.names)
+
+    def in_layer(self, config: Config, layer: int) -> bool:
+        """Whether a layer of such a model has it."""
+        return all(one.holds(config, layer) for one in self.conditions if LAYER in one.names)
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
@@ -304,7 +308,6 @@ class HasSizes:
         per_layer: keys that hold one number for all layers, or a list with one for each; their
             axes are numbered, ``rank_0`` and so on (``rank_{layer}`` in patterns).
         multiples: sizes that must be multiples of another size.
-        choices: the values that keys with a fixed set of values may have.
         check: raises InputError for other errors in a (completed) config.
     """
 
@@ -320,7 +323,6 @@ class HasSizes:
     former: Mapping[str, str] = field(default_factory=dict)
     per_layer: frozenset[str] = frozenset()
     multiples: tuple[Multiple, ...] = ()
-    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     check: Callable[[Config], None] = lambda config: None
 
     @property
@@ -344,13 +346,6 @@ class HasSizes:
         """The config with the defaults filled in, and the size of every axis; see ``complete``."""
         complete = self._filled_in(config)
         sizes = self._solve(complete)
-        for key, values in self.choices.items():
-            value = complete.get(key)
-            if value not in values:
-                raise InputError(
-                    f"config.json of {self.one} has {key} {value!r}; choose one of "
-                    f"{', '.join(values)}"
-                )
         for key, default in self.defaults.items():
             if type(default) in (bool, int, list):
                 what = f"{key} in config.json of {self.one}"
@@ -661,7 +656,6 @@ KEYS = {
     "aliases": TEXTS,
     "former": TEXTS,
     "per_layer": [str],
-    "choices": {ANY: [str]},
     "groups": {ANY: ([str], str)},
     "kinds": TEXTS,
     "places": TEXTS,

@@ -209,7 +209,7 @@ class Family(description.HasSizes):
                 continue
             axis = tensor.counts
             for layer in range(sizes["layers"]) if "{layer}" in tensor.name else (None,):
-                if layer is not None and not tensor.layers(complete, layer):
+                if layer is not None and not tensor.in_layer(complete, layer):
                     continue
                 pattern = tensor.pattern.format(layer=layer)
                 described = (
@@ -356,7 +356,8 @@ def by_layer(key: str, value: Any, count: int, first: int = 0) -> Any:
     indices = _increase(value) and first <= value[0] and value[-1] < first + count
     if indices and (not listed or INDEX_KEYS.search(key)):
         return [at in value for at in range(first, first + count)]
-    return [*value] if listed or _is_pattern(key, value, count) else value
+    pattern = "pattern" in key and isinstance(value, str) and len(value) == count
+    return [*value] if listed or pattern else value
 
 
 def first_index(part: Config, count: int) -> int:
@@ -364,10 +365,6 @@ def first_index(part: Config, count: int) -> int:
     return int(
         max((indices[-1] for indices in part.values() if _increase(indices)), default=0) == count
     )
-
-
-def _is_pattern(key: str, value: Any, count: int) -> bool:
-    return "pattern" in key and isinstance(value, str) and len(value) == count
 
 
 def _increase(value: Any) -> bool:

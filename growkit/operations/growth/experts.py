@@ -329,9 +329,10 @@ class _Copying:
         """Copy a router's tensor with noise that distinguishes copies; None for other tensors."""
         copies = tuple(order[:row].count(expert) for row, expert in enumerate(order))
         rows, size, by = tuple(range(len(order))), LITTLE, "a little noise"
+        matrix = bool(place.pattern.axes(Role.READ))
         if self._is_correction(place):
             size = CORRECTION
-        elif self._corrected or not _is_router(place):
+        elif self._corrected or not matrix or place.pattern.axes(Role.WRITTEN) != {EXPERTS}:
             return None
         elif self._evenly:
             rows, size, by = copies, COMMON, "a number for all copies"
@@ -494,12 +495,6 @@ def _along_experts(member: Member) -> int | None:
     """The dimension of a tensor that has a coordinate for each expert; None if there is none."""
     every = enumerate(member.pattern.dimensions)
     return next((at for at, dimension in every if dimension.axes == {EXPERTS}), None)
-
-
-def _is_router(member: Member) -> bool:
-    """Whether a tensor is the matrix of a router."""
-    pattern = member.pattern
-    return pattern.axes(Role.WRITTEN) == {EXPERTS} and bool(pattern.axes(Role.READ))
 
 
 OPERATION = MoreExperts()
