@@ -178,7 +178,6 @@ class _Description:
             "may_be_zero": frozenset(get("may_be_zero", ())),
             "ratios": ratios,
             "per_layer": frozenset(get("per_layer", ())),
-            "choices": {key: tuple(values) for key, values in get("choices", {}).items()},
             "places": {
                 axis: _one_of(PLACES, name, f"places of {axis} in {self._where}")
                 for axis, name in get("places", {}).items()
