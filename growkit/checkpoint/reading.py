@@ -33,7 +33,7 @@ from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import StoredWeights
 from growkit.checkpoint.writing import header_of
-from growkit.families.model import Model
+from growkit.families.model import Derived, Model
 
 
 class Checkpoint(Model):
@@ -227,7 +227,7 @@ def rounded(source: Weights, dtype: str | None) -> str | None:
     return dtype if narrows else None
 
 
-class Widened(Model):
+class Widened(Derived):
     """A model in another dtype; tensors that are wider than most stay as wide as they are.
 
     Args:
@@ -243,6 +243,7 @@ class Widened(Model):
     """
 
     def __init__(self, source: Model, dtype: str) -> None:
+        super().__init__(source)
         main = main_dtype(source.tensors)
         if dtype not in TORCH_NAMES.values():
             chosen = [name for key, name in TORCH_NAMES.items() if not too_narrow(main, key)]
@@ -259,8 +260,7 @@ class Widened(Model):
                 "bfloat16, or a wider one"
             )
         self.rounded = rounded(source, dtype)
-        self._source, self.quantised, self.described = source, source.quantised, source.described
-        self.config: Config = source.config | {"dtype": dtype}
+        self.config = source.config | {"dtype": dtype}
         if "torch_dtype" in source.config:
             self.config["torch_dtype"] = dtype
         if source.published is not None:
@@ -274,10 +274,6 @@ class Widened(Model):
             for name, info in source.tensors.items()
         }
 
-    def where(self, name: str | None = None) -> str:
-        """See ``Weights``."""
-        return self._source.where(name)
-
     def read(self, name: str, *where: slice | None) -> Tensor:
         """Read a slice of a tensor in its new dtype.
 
@@ -285,9 +281,9 @@ class Widened(Model):
             InputError: a number is too large for the new dtype.
         """
         dtype = self.tensors[name].torch_dtype
-        before = self._source.tensors[name].dtype
+        before = self.source.tensors[name].dtype
         with stored_dtypes():  # strict float64 must not apply
-            values = self._source.read(name, *where).to(dtype)
+            values = super().read(name, *where).to(dtype)
         narrower = before in FLOAT_BYTES and rounds(before, self.tensors[name].dtype)
         if narrower and not values.isfinite().all():
             raise InputError(
@@ -296,12 +292,8 @@ class Widened(Model):
             )
         return values
 
-    def cuts(self, name: str) -> int:
-        """See ``Weights``."""
-        return self._source.cuts(name)
 
-
-class View(Checkpoint):
+class View(Derived, Checkpoint):
     """A checkpoint that reads the files of another one in another way.
 
     Args:
@@ -309,29 +301,11 @@ class View(Checkpoint):
     """
 
     def __init__(self, stored: Checkpoint) -> None:
+        super().__init__(stored)
         self.stored = stored
         self.opened, self.folder, self.files = stored.opened, stored.folder, stored.files
         self.format, self.stands_alone = stored.format, stored.stands_alone
         self.wrappers, self.notes = stored.wrappers, stored.notes
-        self.config, self.published, self.described = (
-            stored.config,
-            stored.published,
-            stored.described,
-        )
-        self.quantised, self.part_of = stored.quantised, stored.part_of
-        self.tensors = stored.tensors
-
-    def where(self, name: str | None = None) -> str:
-        """See ``Checkpoint``."""
-        return self.stored.where(name)
-
-    def read(self, name: str, *where: slice | None) -> Tensor:
-        """See ``Checkpoint``."""
-        return self.stored.read(name, *where)
-
-    def cuts(self, name: str) -> int:
-        """See ``Checkpoint``."""
-        return self.stored.cuts(name)
 
     def rounded_in_blocks(self, name: str) -> bool:
         """See ``Checkpoint``; no other program's files are read in another way."""
@@ -347,8 +321,7 @@ class RoundedCheckpoint(Widened, View):
     """
 
     def __init__(self, source: Checkpoint, dtype: str) -> None:
-        View.__init__(self, source)
-        Widened.__init__(self, source, dtype)
+        super().__init__(source, dtype)
         self.dtype = dtype
 
     def as_read(self, model: torch.nn.Module) -> torch.nn.Module:

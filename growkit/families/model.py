@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from growkit.base import tensors
 from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config, Weights
 from growkit.families.axes import Pattern
 from growkit.families.description import PREDICTING
@@ -95,6 +96,31 @@ class Model(Weights):
             model.__dict__.pop(known, None)
         model.described = described
         return model
+
+
+class Derived(Model):
+    """A model made from another one: it has all of that which it does not change.
+
+    Args:
+        source: the other one.
+    """
+
+    def __init__(self, source: Model) -> None:
+        self.source, self.config, self.tensors = source, source.config, source.tensors
+        self.described, self.published = source.described, source.published
+        self.quantised, self.part_of = source.quantised, source.part_of
+
+    def where(self, name: str | None = None) -> str:
+        """See ``Weights``."""
+        return self.source.where(name)
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """See ``Weights``."""
+        return self.source.read(name, *where)
+
+    def cuts(self, name: str) -> int:
+        """See ``Weights``."""
+        return self.source.cuts(name)
 
 
 def unused_tensors(source: Model, family: Family) -> tuple[dict[str, str], dict[str, str]]:
