@@ -12,7 +12,7 @@ their copies.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from growkit.algebra.expansion import IndexMap, index_map, placed
 from growkit.base.errors import InputError
@@ -231,21 +231,20 @@ def _deeper(
     for arrange in (True, False):
         config = relayered(order, arrange=arrange)
         changed = {key: of for key, of in config.items() if of != source.config.get(key)}
-        lists, derived = _derived(source, published, {**published, **moved, **changed})
+        types = _derived(source, published, {**published, **moved, **changed})
         fitting = order
         if identity:
-            wanted = relayered(order, derived=derived, arrange=arrange)
-            fitting = _fit_kinds(source, wanted, order, lists, derived, movable)
-        others = _others(fitting, lists, derived)
+            wanted = relayered(order, derived=types.after, arrange=arrange)
+            fitting = _fit_kinds(source, wanted, order, types, movable)
+        others = types.others(fitting)
         if not others:
-            return relayered(fitting, derived=derived, arrange=arrange), fitting, []
-        tried.append((config, lists, derived, others))
-    config, lists, derived, others = tried[0]
+            return relayered(fitting, derived=types.after, arrange=arrange), fitting, []
+        tried.append((config, types, others))
+    config, types, others = tried[0]
     if identity:
-        order = _fit_kinds(source, config, order, {}, {}, movable)
-    config, warning = _contradicted(
-        family, relayered(order), order, lists, derived, others, published | moved
-    )
+        order = _fit_kinds(source, config, order, Types({}, {}), movable)
+    said = published | moved
+    config, warning = _contradicted(family, relayered(order), order, types, others, said)
     return config, order, [warning]
 
 
@@ -253,17 +252,38 @@ Lists = Mapping[str, Sequence[Any]]
 """Lists with one entry for each layer, by their keys."""
 
 
-def _derived(source: Model, config: Config, deeper: Config) -> tuple[Lists, Lists]:
-    """Find the lists of layers that follow from other keys, or from nothing but the class.
+class Types(NamedTuple):
+    """Types of layers that follow from other keys of a config.
+
+    Attributes:
+        before: the lists of the source.
+        after: the same lists of the target, as its class would derive them.
+    """
+
+    before: Lists
+    after: Lists
+
+    def alike(self, layer: Layer, place: int) -> bool:
+        """Whether a layer has the types that its place would derive."""
+        return all(self.before[key][layer.of] == self.after[key][place] for key in self.before)
+
+    def others(self, order: Sequence[Layer]) -> dict[str, tuple[int, int]]:
+        """For each list, a kept layer with another entry than its place would derive, and this."""
+        others: dict[str, tuple[int, int]] = {}
+        for key in self.before:
+            for place, layer in enumerate(order):
+                if not layer.idle and self.before[key][layer.of] != self.after[key][place]:
+                    others.setdefault(key, (layer.of, place))
+        return others
+
+
+def _derived(source: Model, config: Config, deeper: Config) -> Types:
+    """Find the types of layers that follow from other keys, or from nothing but the class.
 
     Args:
         source: the source.
         config: its config, with the keys that its publisher wrote.
         deeper: likewise, of the target.
-
-    Returns:
-        The lists of the source that follow from other keys, and the same of the target, as its
-        class would derive them.
     """
     family = source.family
     both = (  # with what the class takes from parts, but without these
@@ -285,7 +305,7 @@ def _derived(source: Model, config: Config, deeper: Config) -> tuple[Lists, List
             lists[key], derived[key] = values, there[key]
         elif repeated := _repeated(kept, values, more):
             lists[key], (_, derived[key]) = values, repeated
-    return lists, derived
+    return Types(lists, derived)
 
 
 def _repeated(config: Config, values: Sequence[Any], count: int) -> tuple[str, list[Any]] | None:
@@ -303,22 +323,11 @@ def _repeated(config: Config, values: Sequence[Any], count: int) -> tuple[str, l
     return None
 
 
-def _others(order: Sequence[Layer], lists: Lists, derived: Lists) -> dict[str, tuple[int, int]]:
-    """For each list, a kept layer that has another entry than it would derive, and its place."""
-    others: dict[str, tuple[int, int]] = {}
-    for key in lists:
-        for place, layer in enumerate(order):
-            if not layer.idle and lists[key][layer.of] != derived[key][place]:
-                others.setdefault(key, (layer.of, place))
-    return others
-
-
 def _contradicted(
     family: Family,
     config: Config,
     order: Sequence[Layer],
-    lists: Lists,
-    derived: Lists,
+    types: Types,
     others: Mapping[str, tuple[int, int]],
     published: Config,
 ) -> tuple[Config, str]:
@@ -328,15 +337,14 @@ def _contradicted(
         family: the family.
         config: config of the target.
         order: its layers.
-        lists: see ``_derived``.
-        derived: see ``_derived``.
-        others: see ``_others``; not empty.
+        types: see ``Types``.
+        others: see ``Types.others``; not empty.
         published: config of the target, with the keys that the source's publisher wrote.
 
     Returns:
         The config without the keys, and a warning.
     """
-    values = {key: [lists[key][layer.of] for layer in order] for key in others}
+    values = {key: [types.before[key][layer.of] for layer in order] for key in others}
     config = {**config, **values}
     said = {**published, **config}
     own = family.derived_lists(said)
@@ -350,7 +358,7 @@ def _contradicted(
         for key, other in numbers.items()
         if any(family.derived_lists({**said, key: other}).get(k) != own.get(k) for k in others)
     }
-    repeated = (_repeated(said, derived[key], 0) for key in others)
+    repeated = (_repeated(said, types.after[key], 0) for key in others)
     contradicting |= {keys[0] for keys in repeated if keys}
     key, (of, place) = next(iter(others.items()))
     left_out = "".join(f"; {key} is left out" for key in sorted(contradicting))
@@ -358,17 +366,12 @@ def _contradicted(
     return {k: v for k, v in config.items() if k not in contradicting}, (
         f"software that derives {key} from the index of a layer instead of reading it would "
         f"compute something else: layer {of} ({values[key][place]}) becomes layer {place} "
-        f"({derived[key][place]}){left_out}{remedy}"
+        f"({types.after[key][place]}){left_out}{remedy}"
     )
 
 
 def _fit_kinds(
-    source: Model,
-    deeper: Config,
-    order: list[Layer],
-    lists: Lists,
-    derived: Lists,
-    movable: bool,
+    source: Model, deeper: Config, order: list[Layer], types: Types, movable: bool
 ) -> list[Layer]:
     """Find the nearest order in which every layer has the kind that the class has at its index.
 
@@ -381,8 +384,7 @@ def _fit_kinds(
         source: the source.
         deeper: config of the target in the wanted order.
         order: the wanted order.
-        lists: see ``_derived``.
-        derived: see ``_derived``.
+        types: see ``Types``.
         movable: whether layers of the source can be at other places than in the wanted order.
 
     Raises:
@@ -393,24 +395,21 @@ def _fit_kinds(
     numbered = family.numbered(complete)
     hands_on = complete.get(HANDING_ON) is not None
     named = complete.get("layer_types") or [""] * len(before)
-    types = [(*before[of], str(named[of])) for of in before]  # a file may hold anything
-
-    def alike(layer: Layer, place: int) -> bool:
-        return all(lists[key][layer.of] == derived[key][place] for key in lists)
+    kinds = [(*before[of], str(named[of])) for of in before]  # a file may hold anything
 
     def fits(layer: Layer, place: int) -> bool:
         same = before[layer.of].keys() == after[place].keys()
-        stays = layer.idle or (alike(layer, place) and (not numbered or layer.of == place))
+        stays = layer.idle or (types.alike(layer, place) and (not numbered or layer.of == place))
         return same and stays
 
     def ends(order: Sequence[Layer]) -> bool:
         """Whether the last layer of a type is a new one."""
-        last = {types[layer.of]: layer for layer in order}
+        last = {kinds[layer.of]: layer for layer in order}
         return hands_on and any(layer.idle for layer in last.values())
 
     present = [Layer(of) for of in before]
     wanted = [place for place, layer in enumerate(order) if not layer.idle]
-    fit = all(fits(layer, place) and alike(layer, place) for place, layer in enumerate(order))
+    fit = all(fits(layer, at) and types.alike(layer, at) for at, layer in enumerate(order))
     if fit and not ends(order):
         return order
     latest, place = [0] * len(present), len(order)
@@ -421,7 +420,7 @@ def _fit_kinds(
     # Each after its new layers, rather than before them, or all of them last.
     ways = [wanted, [*(at - 1 for at in wanted[1:]), len(order) - 1], latest]
     for way in ways if movable else ways[:1]:
-        layers = _filled(len(order), way, latest if movable else way, fits, alike)
+        layers = _filled(len(order), way, latest if movable else way, fits, types.alike)
         kept = {place: layer.of for place, layer in enumerate(layers) if not layer.idle}
         covered = [*kept.values()] == [*before] and len(layers) == len(order)
         if covered and (movable or [*kept] == wanted) and not ends(layers):
