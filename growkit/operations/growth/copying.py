@@ -161,10 +161,8 @@ class CopyMethod(Operation):
                 )
         grown = self.grown(family, source.config, options)
         if grown:
-            whole_groups, rounding = groups == "whole", options.get("promise") == "bounded"
-            copies = partial(
-                place_copies, family, source.config, old, grown, whole_groups=whole_groups
-            )
+            rounding = options.get("promise") == "bounded"
+            copies = partial(place_copies, source, grown, whole_groups=groups == "whole")
             plan = expand(source, grown, copies, shares, rounding=rounding, resets=resets)
             plans.append(plan)
             lost += [plan.lost] if plan.lost else []

@@ -75,7 +75,7 @@ def expand(
     by_axis = expansions()
     assert {axis: len(expanded.source) for axis, expanded in by_axis.items()} == dict(sizes)
     growth = _Growth(family, old, new, by_axis, shares, rounding, resets)
-    diverging = check_groups(family, old, by_axis)
+    diverging = check_groups(source, by_axis)
     config, lost = growth.adjust_eps(source.config, config)
     grown = {
         member.name: growth.transform(member, of)
@@ -271,19 +271,12 @@ class _Growth:
 
 
 def place_copies(
-    family: Family,
-    config: Config,
-    old: Mapping[str, int],
-    new: Mapping[str, int],
-    *,
-    whole_groups: bool = False,
+    source: Model, new: Mapping[str, int], *, whole_groups: bool = False
 ) -> dict[str, Expansion]:
     """Choose the expansion of every axis that grows.
 
     Args:
-        family: the model's family.
-        config: the source's config.
-        old: size of every axis in the source.
+        source: the model.
         new: size in the target of every axis that grows; the class must support it.
         whole_groups: whether each copy of a server (a key-value head) serves copies of its whole
             group, if there are enough members.
@@ -291,7 +284,8 @@ def place_copies(
     Raises:
         InputError: groups have no room for copies of all their members.
     """
-    normed = {norm.over for norm in active_norms(family, family.complete(config))}
+    family, old = source.family, source.sizes
+    normed = {norm.over for norm in active_norms(family, source.complete)}
     by_group = _placed_by_group(family, old, new)
     if whole_groups:
         by_group |= _placed_as_groups(family, old, new)
@@ -316,14 +310,11 @@ def place_copies(
     return {axis: placed[axis] for axis in new}
 
 
-def check_groups(
-    family: Family, old: Mapping[str, int], expansions: Mapping[str, Expansion]
-) -> str:
+def check_groups(source: Model, expansions: Mapping[str, Expansion]) -> str:
     """Check that copies of members are served by copies of their own servers.
 
     Args:
-        family: the model's family.
-        old: size of every axis in the source.
+        source: the model.
         expansions: the expansion of every axis that grows.
 
     Returns:
@@ -332,7 +323,8 @@ def check_groups(
     Raises:
         InputError: copies of members would be served by copies of other servers.
     """
-    for axis, serving in _pairs(family, old):
+    old = source.sizes
+    for axis, serving in _pairs(source.family, old):
         if not expansions.keys() & {axis, serving}:
             continue
         members, groups = (
