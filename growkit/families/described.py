@@ -353,56 +353,51 @@ class _Description:
         self, name: str, entry: dict[str, Any], embedding: Mapping[str, float]
     ) -> Iterator[Tensor]:
         """The tensor in tied models and in untied ones, each with its bias."""
-        of = f"tensor {name}"
-        conditions = [self._condition(entry["when"], of)] if "when" in entry else []
-        own: Mapping[str, float] = entry.get("powers", {})
-        if "tied" in entry:
-            # A tied head reads the embedding as it is stored, without the factor of the class.
-            powers = {
-                axis: own.get(axis, 0) - embedding.get(axis, 0) for axis in {*own, *embedding}
-            }
-            tied = [*conditions, self._expression(TIED, of)]
-            yield from self._with_bias(name, entry, entry["tied"], tied, powers)
-        if name in self._tied or "tied" in entry:
-            conditions = [*conditions, self._expression(f"not {TIED}", of)]
-        yield from self._with_bias(name, entry, entry["pattern"], conditions, own)
-
-    def _with_bias(
-        self,
-        name: str,
-        entry: dict[str, Any],
-        pattern: str,
-        conditions: Sequence[Expression],
-        powers: Mapping[str, float],
-    ) -> Iterator[Tensor]:
-        order, dense = self._order(entry, name), entry.get("dense")
-        dense = tuple(dense) if isinstance(dense, list) else dense
+        of, powers = f"tensor {name}", entry.get("powers", {})
+        conditions = (self._condition(entry["when"], of),) if "when" in entry else ()
+        untied = self._expression(f"not {TIED}", of)
+        dense = entry.get("dense")
         tensor = Tensor(
             name,
-            pattern,
+            entry["pattern"],
+            (*conditions, untied) if name in self._tied or "tied" in entry else conditions,
             canonical=entry.get("canonical"),
-            order=order,
+            order=self._order(entry, name),
             norm=self._norm(entry, name) if "norm" in entry else None,
             scale=partial(_product, powers) if powers else None,
             idle=entry.get("idle"),
             offset=entry.get("offset", 0.0),
             component=entry.get("component"),
-            dense=NEW if dense == "new" else (dense,) if isinstance(dense, str) else dense,
-            conditions=tuple(conditions),
+            dense=NEW if dense == "new" else dense and tuple(_listed(dense)),
         )
-        yield tensor
-        if "bias" in entry:
-            yield replace(
+        variants = [tensor]
+        if "tied" in entry:
+            # A tied head reads the embedding as it is stored, without the factor of the class.
+            stored = {
+                axis: powers.get(axis, 0) - embedding.get(axis, 0) for axis in {*powers, *embedding}
+            }
+            tied = replace(
                 tensor,
-                name=_bias(name),
-                pattern=_written(pattern),
-                norm=None,
-                idle=tensor.idle and 0.0,
-                scale=None,
-                offset=0.0,
-                dense=tensor.dense and tuple(map(_bias, tensor.dense)),
-                conditions=(*conditions, self._condition(entry["bias"], f"bias of {name}")),
+                pattern=entry["tied"],
+                conditions=(*conditions, self._expression(TIED, of)),
+                scale=partial(_product, stored) if stored else None,
             )
+            variants = [tied, tensor]
+        for variant in variants:
+            yield variant
+            if "bias" in entry:
+                biased = self._condition(entry["bias"], f"bias of {name}")
+                yield replace(
+                    variant,
+                    name=_bias(name),
+                    pattern=_written(variant.pattern),
+                    conditions=(*variant.conditions, biased),
+                    norm=None,
+                    idle=tensor.idle and 0.0,
+                    scale=None,
+                    offset=0.0,
+                    dense=tensor.dense and tuple(map(_bias, tensor.dense)),
+                )
 
     def _entry(self, name: str, said: Any) -> dict[str, Any]:
         """Read the entry of a tensor.
