@@ -190,36 +190,28 @@ class CopyMethod(Operation):
         unit = current // math.gcd(current, *(present[axis] for axis in chain(*axes)))
         unchecked = replace(family, check=lambda config: None)  # a check may build models
 
-        asked = "bounded" if options.get("promise") == "bounded" else "exact"
-        promises = {asked, "bounded"}
+        def possible(size: int, promise: str) -> bool:
+            trial = {**options, option.name: str(size), "promise": promise}
+            with suppress(InputError):
+                grown = self.grown(family, config, trial)
+                if unchecked.expresses(config, {**present, **grown}):
+                    self._plan(source, trial, seed)
+                    return True
+            return False
 
-        def nearest(sizes: range) -> dict[str, int]:
-            planned: dict[str, int] = {}
-            for size in sizes[:SIZES_TRIED]:
-                trial = {**options, option.name: str(size)}
-                with suppress(InputError):
-                    grown = self.grown(family, config, trial)
-                    if not unchecked.expresses(config, {**present, **grown}):
-                        continue
-                    for promise in promises - planned.keys():
-                        with suppress(InputError):
-                            self._plan(source, {**trial, "promise": promise}, seed)
-                            planned[promise] = size
-                if planned.keys() == promises:
-                    break
-            return planned
-
-        below = nearest(range((wanted - 1) // unit * unit, current, -unit))
-        above = nearest(range((wanted // unit + 1) * unit, MAX_SIZE, unit))
-        as_asked = [near[asked] for near in (below, above) if asked in near]
-        rounded = [near["bounded"] for near in (below, above) if "bounded" in near]
-        choices = [f"{option.name} {size}" for size in as_asked]
-        choices += [
-            f"{option.name} {size} with {BOUNDED}" for size in rounded if size not in as_asked
-        ]
+        below = range((wanted - 1) // unit * unit, current, -unit)
+        above = range((wanted // unit + 1) * unit, MAX_SIZE, unit)
+        choices: dict[int, str] = {}
+        asked = options.get("promise", "exact")
+        for promise in dict.fromkeys((asked, "bounded")):
+            allowing = "" if promise == asked else f" with {BOUNDED}"
+            for sizes in (below, above):
+                tried = (size for size in sizes[:SIZES_TRIED] if possible(size, promise))
+                if near := next(tried, None):
+                    choices.setdefault(near, f"{option.name} {near}{allowing}")
         if not choices:
             return f"no {option.name} near it fits the other sizes; let them grow as well"
-        return f"choose {' or '.join(choices)}"
+        return f"choose {' or '.join(choices.values())}"
 
     def grown(self, family: Family, config: Config, options: Mapping[str, str]) -> dict[str, int]:
         """Compute the new size of every axis that grows.
