@@ -162,7 +162,7 @@ def _possibilities(model: Model) -> Iterator[Possible]:
             answers.setdefault(next(name for name in growth.options if name in sizes), growth)
         yield from (_possible("grow", "--method", answer) for answer in answers.values())
     for operation in operations("convert").values():
-        answer = _answer("convert", operation, _needed(operation), model)
+        answer = _answer("convert", operation, model)
         if answer.promise:
             yield _possible("convert", "--to", answer)
 
@@ -170,7 +170,7 @@ def _possibilities(model: Model) -> Iterator[Possible]:
 def _with_few_experts(model: Model) -> Model:
     """Reduce the experts of a model that has very many tensors; return any other as it is."""
     family = model.family
-    sizes = family.sizes(model.config)
+    sizes = model.sizes
     if len(model.tensors) <= MAX_TENSORS or sizes.get("experts", 0) <= FEW_EXPERTS:
         return model
     try:
@@ -184,22 +184,16 @@ def _conversion(
     operation: Operation, family: Family, model: Headers, switches: Mapping[str, object]
 ) -> Answer:
     """Plan a conversion; if it is refused, plan it again with the family's assumed config keys."""
-    answer = _answer("convert", operation, _needed(operation), model)
+    answer = _answer("convert", operation, model)
     form = family.form
     more = {k: v[0] for k, v in form.harmless.items() if k in form.assumed} if form else {}
     if answer.promise or not more:
         return answer
-    other = _answer("convert", operation, _needed(operation), example(family, **switches, **more))
+    other = _answer("convert", operation, example(family, **switches, **more))
     if not other.promise:
         return answer
     other["only"] = {key: json.dumps(value) for key, value in more.items()}
     return other
-
-
-def _needed(operation: Operation) -> dict[str, Value]:
-    return {
-        option.name: option.example for option in operation.options if option.example is not None
-    }
 
 
 def _growths(operation: Operation, model: Model) -> Iterator[Answer]:
@@ -208,18 +202,21 @@ def _growths(operation: Operation, model: Model) -> Iterator[Answer]:
     rounding = any(option.name == "promise" for option in operation.options)
     for size in sizes:
         for factor in FACTORS:
-            options = {**_needed(operation), size.name: factor}
-            answer = _answer("grow", operation, options, model)
+            answer = _answer("grow", operation, model, **{size.name: factor})
             yield answer
             if answer.promise == "exact":
                 break
             if rounding:
-                bounded = _answer("grow", operation, {**options, "promise": "bounded"}, model)
+                rounded = {size.name: factor, "promise": "bounded"}
+                bounded = _answer("grow", operation, model, **rounded)
                 if bounded.promise:
                     yield bounded
 
 
-def _answer(verb: str, operation: Operation, options: Mapping[str, Value], model: Model) -> Answer:
+def _answer(verb: str, operation: Operation, model: Model, **more: Value) -> Answer:
+    """Plan an operation with these options, and with an example of each that it requires."""
+    examples = {option.name: option.example for option in operation.options}
+    options = {name: of for name, of in examples.items() if of is not None} | more
     promise = becomes = why = None
     try:
         step = recipes.STEPS[verb](operation.name, options)
