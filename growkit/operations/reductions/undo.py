@@ -27,7 +27,7 @@ from growkit.checkpoint.reading import Widened, rounded
 from growkit.families.model import Model
 from growkit.planning.manifest import read_record, source_headers, without_searches
 from growkit.planning.operation import Change, Operation
-from growkit.planning.plan import Lineage, Plan, Planned, unused_tensors
+from growkit.planning.plan import Lineage, Plan, Planned
 from growkit.planning.transforms import Slices, Transform
 from growkit.planning.undoing import Inverse, Undone, inverses, sources_of
 
@@ -126,9 +126,9 @@ def _plan(source: Model, growth: _Growth) -> Plan:
         InputError: a tensor of it cannot be recovered.
     """
     before = growth.before
-    family, config = before.family, before.config
+    family = before.family
     transforms: dict[str, Transform] = {}
-    for name in family.patterns(config):
+    for name in family.patterns(before.config):
         if name not in growth.steps[-1].copies:
             raise InputError(
                 f"{name} of {before.where()} cannot be recovered, since a step computed something "
@@ -136,15 +136,11 @@ def _plan(source: Model, growth: _Growth) -> Plan:
             )
         names = sources_of(growth.steps, name)
         transforms[name] = _Recovered(name, tuple(names), growth, dtype=before.tensors[name].dtype)
-    used = {name for transform in transforms.values() for name in transform.sources}
-    dropped, duplicates = unused_tensors(source, source.family)
-    dropped |= dict.fromkeys(sorted(source.tensors.keys() - used - dropped.keys()), ADDED)
     layers = growth.lineage.layers
     if layers is not None:
-        layers = tuple(map(layers.index, range(family.sizes(config)["layers"])))
-    unused = dropped, duplicates
+        layers = tuple(map(layers.index, range(before.sizes["layers"])))
     return Plan.checked(
-        source, family, config, transforms, unused=unused, layers=layers, again=growth.again
+        source, before.config, transforms, family, ADDED, layers=layers, again=growth.again
     )
 
 
