@@ -67,14 +67,14 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, matrices: None) -> Pa
 
 @pytest.mark.sampled(3)
 def test_logits_and_cached_decoding(folder: Path) -> None:
-    prompts = [ids(12), ids(7, 1)]
+    prompts = [ids(12), ids(7, 1), ids(12, 2)]  # two are computed together
     begun = Call(prompts[0][:8], cached=True)
     then = Call(prompts[0][8:9], cached=True, continues=begun)
     parts = [begun, then, Call(prompts[0][9:], cached=True, continues=then)]
-    plain, other, *cached = run(opened(folder), [*map(Call, prompts), *parts])
+    plain, other, third, *cached = run(opened(folder), [*map(Call, prompts), *parts])
     with strict_float64(), torch.no_grad():
         model = load_model(folder, torch.float64, CPU, "eager")
-        for prompt, logits in zip(prompts, (plain, other), strict=True):
+        for prompt, logits in zip(prompts, (plain, other, third), strict=True):
             assert close(logits, model(prompt[None], use_cache=False).logits[0])
         cache = DynamicCache(config=model.config)
         for part, logits in zip(parts, cached, strict=True):

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 import growkit
+from growkit.engine.calls import CallError
 from growkit.families.description import component_of
 from growkit.families.family import families
 from growkit.proof.localisation import cause_of
+from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
+from growkit.proof.side_by_side import stages_of
 from growkit.results.proof_result import VerifyResult
 from tests.conftest import edit_weights, listed, save_model, seeded
 
@@ -80,6 +83,22 @@ def test_gradients_of_experts_one_by_one(tmp_path: Path) -> None:
     assert "block_sparse_moe.experts" in found["keep"]["first_identical"]
     assert found["break"]["trainable"]
     assert found["break"]["identical_gradients"] == 0
+
+
+def test_a_skipped_mode_says_why_and_no_more() -> None:
+    def stages() -> Any:
+        raise CallError("the class cannot be run; such models cannot be proved", 1, "a reason")
+        yield
+
+    asked = [Mode(PREFILL, (None,)), Mode(DECODING, (None,))]  # type: ignore[arg-type]
+    with pytest.raises(NotAskedError) as caught:
+        list(stages_of(stages(), asked, by_target=False))
+    skipped = caught.value.without(asked)[1]
+    assert (skipped.note, skipped.failed) == ("a reason", False)
+    with pytest.raises(NotAskedError) as caught:
+        list(stages_of(stages(), asked, by_target=True))
+    failed = caught.value.without(asked)[1]
+    assert (failed.note, failed.failed) == ("the source can, but a reason", True)
 
 
 # --- The cause of a difference is read off the tensor at fault, also in narrow dtypes -------------

@@ -257,6 +257,14 @@ def test_what_is_only_stored_otherwise_trains_as_the_source(place: Path, tmp_pat
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_loss_that_is_not_finite_comes_last(place: Path) -> None:
+    result = probed(place, "wide", settings=quick(lr=(1e15,)))
+    assert [each["outcome"] for each in result["candidates"]] == ["diverged"] * 2
+    assert "not finite" in result["candidates"][1]["reason"]
+    assert result["differences"] == []
+    Tags(page_of(probe_view(result)))
+
+
 EDITS: dict[str, Callable[[list[str]], list[str]]] = {
     "a loss": lambda lines: _with(lines, 4, lambda each: each["looks"][-1][1].reverse()),
     "a cost": lambda lines: _with(lines, 3, lambda each: each.update(step_flops=1)),

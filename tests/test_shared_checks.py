@@ -189,3 +189,9 @@ def test_what_is_left_over_is_reported(pair: Recipe) -> None:
     assert first["residual"] == pytest.approx(first["best"], rel=0.01)
     assert first["kept"] == 4
     assert first["singular_values"] == pytest.approx(values.square().mean(0).sqrt().tolist())
+
+
+def test_what_was_computed_once_more_is_not_said_to_be_checked(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "diffllama", 0, **HEADS)
+    recipe = made(tmp_path, source, ConvertStep("shared-diff", {"rank": 2}), ConvertStep("diff"))
+    assert BASE in compared(recipe).unchecked
