@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import shutil
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, MixtralConfig
+from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 import growkit
@@ -21,6 +21,7 @@ from growkit.training import param_groups
 from tests.architectures import config_of
 from tests.conftest import cli, edit_json, listed, load_strict, save_model, save_random, seeded
 from tests.families import FAMILIES, SIZES, Case, save
+from tests.fuzz.odd import change, odd_safetensors
 from tests.quantised import quantise
 
 peft = pytest.importorskip("peft")
@@ -81,23 +82,14 @@ def grown_error(source: Path, adapter: Path, out: Path, **way: Any) -> float:
 
 def save_kind(folder: Path, kind: str) -> Path:
     """A tiny model of which everything can be adapted."""
-    if kind == "gpt2":
-        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 29}
-        return save_random(folder, GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
-    if kind == "gemma2":
-        more = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24}
-        return save_random(folder, Gemma2Config(**SIZES, hidden_size=16, head_dim=8, **more))
-    if kind == "mixtral":
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24}
-        experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-        return save_random(folder, MixtralConfig(**SIZES, hidden_size=16, **heads, **experts))
-    return save_model(folder, "llama", tie_word_embeddings=kind == "tied")
+    tied = kind in ("tied", "gpt2", "gemma2")
+    return save_model(folder, "llama" if kind == "tied" else kind, tie_word_embeddings=tied)
 
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = listed("adapters", "computed")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_adapter_computes_the_same(case: str, tmp_path: Path) -> None:
     kind, config, way = CASES[case]
@@ -108,7 +100,7 @@ def test_adapter_computes_the_same(case: str, tmp_path: Path) -> None:
     assert written["base_model_name_or_path"] == str(tmp_path / "out")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - {"mamba"}))
 def test_adapters_of_every_family(kind: str, seed: int, tmp_path: Path) -> None:
@@ -245,24 +237,6 @@ def test_other_settings_are_found(grown: Path, tmp_path: Path) -> None:
     assert "adapter_config.json" in result.reason
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("case", ["lora", "gpt2, dora", "rslora", "ia3"])
-def test_merged_before_or_after(case: str, tmp_path: Path) -> None:
-    """Merging and growing are the same function in either order."""
-    kind, config, way = CASES[case]
-    source, out = save_kind(tmp_path / "source", kind), tmp_path / "out"
-    if kind == "gpt2":
-        config = {**config, "target_modules": ["c_attn", "c_proj"]}
-    adapter = save_adapter(source, tmp_path / "adapter", **config)
-    merged = with_adapter(source, adapter).merge_and_unload()
-    merged.save_pretrained(tmp_path / "merged")
-    growkit.grow(tmp_path / "merged", tmp_path / "later", verify=False, **way)
-    growkit.grow(source, out, adapter=adapter, verify=False, **way)
-    first = logits(load_strict(tmp_path / "later"))
-    assert error(first, logits(with_adapter(out, out / "adapter").merge_and_unload())) < 1e-12
-    assert error(first, logits(load_strict(out))) > 1e-3
-
-
 def losses(model: Path, adapter: Path, law: Path | None) -> list[float]:
     """Of some steps of AdamW, with weight decay on everything."""
     adapted = with_adapter(model, adapter, is_trainable=True)
@@ -300,21 +274,17 @@ def test_adapter_trains_as_its_source(case: str, tmp_path: Path) -> None:
 
 
 def test_layers_keep_their_targets_by_name(tmp_path: Path) -> None:
-    """What a config names by its ends needs no list of modules."""
+    """What a config names by its ends needs no list of modules; single layers do."""
     source = save_model(tmp_path / "source", "llama")
     for name, config in (("ends", FEW), ("chosen", {**FEW, "layers_to_transform": 0})):
-        adapter = save_adapter(source, tmp_path / name, **config)
-        out = tmp_path / f"out-{name}"
+        adapter, out = save_adapter(source, tmp_path / name, **config), tmp_path / f"out-{name}"
         growkit.grow(source, out, method="depth", layers="x2", adapter=adapter, verify=False)
         written = json.loads((out / "adapter" / "adapter_config.json").read_text())
-        listed = written["target_modules"]
-        assert (
-            sorted(listed) == sorted(FEW["target_modules"])
-            if name == "ends"
-            else written["layers_to_transform"] is None and len(listed) == 6
-        )
+        assert len(written["target_modules"]) == (3 if name == "ends" else 6)
+        assert written["layers_to_transform"] is None
 
 
+@pytest.mark.sampled(0)
 def test_replaced_activations_have_buffers(tmp_path: Path) -> None:
     """PEFT saves all that a module has in files: xIELU's beta and eps are buffers."""
     source = save_random(tmp_path / "source", config_of("apertus"))
@@ -323,6 +293,7 @@ def test_replaced_activations_have_buffers(tmp_path: Path) -> None:
     assert grown_error(source, adapter, tmp_path / "out", hidden="x2") < 1e-12
 
 
+@pytest.mark.sampled(0)
 def test_peft_cannot_adapt_a_module_that_returns_several(tmp_path: Path) -> None:
     source = save_random(tmp_path / "source", config_of("llama4_text"))
     adapter = save_adapter(source, tmp_path / "adapter", target_modules=["router"])
@@ -333,7 +304,7 @@ def test_peft_cannot_adapt_a_module_that_returns_several(tmp_path: Path) -> None
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = listed("adapters", "refused")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_grow_is_named(case: str, tmp_path: Path) -> None:
     kind, config, way, sentence = REFUSED[case]
@@ -365,51 +336,20 @@ def test_bad_adapters_are_refused(what: str, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-VALUES = (
-    None,
-    0,
-    2.5,
-    "x",
-    "[",
-    [1],
-    ["q_proj"],
-    {},
-    {"(": 1},
-    {"q_proj": "x"},
-    True,
-    "IA3",
-    1e400,
-)
-RENAMED = (("layers.0", "layers.1"), ("lora_A", "lora_B"), (".lora", ".base_layer.lora"))
-RENAMED += (("q_proj", "norm"), ("lora_A.weight", "lora_magnitude_vector"), ("base_model.", ""))
-
-
-def spoil(adapter: Path, seed: int) -> None:
-    """Change a setting, a name or a tensor of an adapter."""
-    choose = seeded(seed)
-    file = adapter / "adapter_model.safetensors"
-    tensors, what = load_file(file), choose.choice(["setting", "name", "tensor"])
-    name = choose.choice(sorted(tensors))
-    found = tensors.pop(name)
-    if what == "setting":
-        with edit_json(adapter / "adapter_config.json") as config:
-            config[choose.choice(sorted(config))] = choose.choice(VALUES)
-    elif what == "name":
-        name = name.replace(*choose.choice(RENAMED))
-    else:
-        others = found.flatten(), found[:0], found[:1], found.T, found[None], found.int(), found[0]
-        found = choose.choice(others).contiguous()
-    save_file({**tensors, name: found}, file, {"format": "pt"})
-
-
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(400))
 def test_spoiled_adapters_end_in_a_sentence(seed: int, tmp_path: Path) -> None:
     kind = ["llama", "mixtral"][seed % 2]
     config = {"use_dora": True, **FEW} if kind == "llama" else {**FEW, **EXPERTS}
     source = save_kind(tmp_path / "source", kind)
     adapter = save_adapter(source, tmp_path / "adapter", modules_to_save=["norm"], **config)
-    spoil(adapter, seed)
+    choose = seeded(seed)
+    if choose.random() < 0.4:
+        with edit_json(adapter / "adapter_config.json") as content:
+            content |= change(choose, content, [*content])
+    else:
+        file = adapter / "adapter_model.safetensors"
+        file.write_bytes(odd_safetensors(choose, file.read_bytes()))
     with suppress(InputError):  # harmless changes are none's fault
         growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, verify=False)
 
@@ -466,7 +406,10 @@ RESIZED: dict[str, dict[str, Any]] = listed("adapters", "resized")
 @pytest.mark.parametrize("how", RESIZED)
 def test_embeddings_that_were_resized_before_training(how: str, tmp_path: Path) -> None:
     """PEFT compares the vocabulary with the base model's, and saves some tensors thrice."""
-    base, source = save_kind(tmp_path / "base", "tied" * ("tied" in how)), tmp_path / "source"
+    base, source = (
+        save_kind(tmp_path / "base", "tied" if "tied" in how else "llama"),
+        tmp_path / "source",
+    )
     model = AutoModelForCausalLM.from_pretrained(base)
     model.resize_token_embeddings(32)
     model.save_pretrained(source)
@@ -485,28 +428,21 @@ def test_embeddings_that_were_resized_before_training(how: str, tmp_path: Path) 
     ).kept
 
 
-@pytest.mark.parametrize("version", ["0.18.1", "0.17.0.dev0", None, "0.19.0", "1.2.0"])
+@pytest.mark.parametrize("version", ["0.18.1", None, "0.19.0"])
 def test_factors_of_experts_from_an_older_peft(version: str | None, tmp_path: Path) -> None:
     source = save_kind(tmp_path / "source", "mixtral")
     adapter = save_adapter(source, tmp_path / "adapter", **EXPERTS)
     with edit_json(adapter / "adapter_config.json") as config:
         config["peft_version"] = version
-    if version in ("0.19.0", "1.2.0"):
+    new = version == "0.19.0"
+    exchanged = "which exchanges inputs and outputs of target_parameters"
+    with nullcontext() if new else pytest.raises(InputError, match=exchanged):
         growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, dry_run=True)
-        return
-    with pytest.raises(InputError, match="which exchanges inputs and outputs of target_parameters"):
-        growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, dry_run=True)
-    llama = save_kind(tmp_path / "llama", "llama")
-    others = save_adapter(llama, tmp_path / "others", **FEW)
-    with edit_json(others / "adapter_config.json") as config:
-        config["peft_version"] = version
-    growkit.grow(llama, tmp_path / "out", hidden="x2", adapter=others, dry_run=True)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("alpha_pattern", {r"((\w+\.?)+)+!": 2}, "takes too long"),
         ("target_modules", r"(\w+\.?)*!", "takes too long"),
         ("exclude_modules", "(", "unterminated"),
         ("rank_pattern", {"(?i)q_proj": 2}, "global flags"),

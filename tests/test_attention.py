@@ -23,11 +23,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from growkit.engine.strict import strict_float64
-from growkit.extras.differential.modeling import (
-    integral_cache,
-    modeling_diff_transformer,
-    seen_tokens,
-)
+from growkit.extras.differential.modeling import integral_cache, modeling_diff_transformer
 from growkit.extras.differential.modeling.differential_attention import _kernels_of_a_row
 from growkit.extras.differential.modeling.integral_cache import IntegralLayer
 from tests import papers
@@ -95,7 +91,7 @@ def apart(model: Any, ids: Tensor, lengths: tuple[int, ...]) -> Tensor:
     return torch.cat([run(model, text[None], use_cache=False) for text in texts], dim=1)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variant", EVERY)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_packed_texts(variant: str, implementation: str) -> None:
@@ -141,11 +137,6 @@ def test_packed_texts_are_kept_apart_from_a_cache() -> None:
     run(model, ids, position_ids=positions[:, :1] + torch.arange(3, 3 + ids.shape[1]))
 
 
-def test_short_texts_are_not_padded_to_a_long_one() -> None:
-    groups = seen_tokens.find_packed_texts(packed((300, *[3] * 50, 280))[1], 1, cached=False)
-    assert [tuple(texts.real.shape) for texts in groups] == [(50, 3), (2, 300)]
-
-
 # --- Caches ---------------------------------------------------------------------------------------
 
 
@@ -178,6 +169,7 @@ def test_a_static_cache(variant: str) -> None:
         assert max(map(distance, expected.scores, found.scores)) < LIMIT
 
 
+@pytest.mark.sampled(0)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_compiled_step_with_a_static_cache() -> None:
     model, ids = build(**CACHED["gated dint"]), tokens((2, 9))
@@ -211,7 +203,7 @@ def cropped(variant: str, chunks: list[int], tokens_to_remove: int, padded: bool
     return distance(run(model, ids, **inputs)[:, left:], found, mask[:, left:] if padded else None)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("variant", CACHED)
 @pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize("padded", [False, True])
@@ -347,7 +339,6 @@ def test_engines_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         ([], {"flash", "mem_efficient", "math"}),
         ([SDPBackend.CUDNN_ATTENTION], {"cudnn"}),
         ([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH], {"math"}),
-        ([SDPBackend.FLASH_ATTENTION], {"flash"}),
     ],
 )
 def test_a_row_is_not_attended_by_cudnn_if_there_is_a_choice(

@@ -47,8 +47,9 @@ def out(source: Path) -> Path:
     return source.parent / "out"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(float("nan"), torch.bfloat16), (float("inf"), torch.float16)], ids=str
+)
 def test_weights_that_are_no_numbers(
     value: float, dtype: torch.dtype, tmp_path: Path, out: Path
 ) -> None:

@@ -59,7 +59,7 @@ def by_whitening(first: Tensor, second: Tensor, rank: int, root: Tensor) -> tupl
     return cut, values[..., 2 * rank :].square().sum(-1) / 2
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", ["cholesky", "eigh", "unweighed"])
 @pytest.mark.parametrize("steepness", [0.0, 2.0, 4.0])
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -179,7 +179,7 @@ class Strict(Calibration):
             return super().moment(layer, shrinkage)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_moments_are_those_of_the_real_class(folder: Path) -> None:
     """In any order, and again."""
     expected = by_hooks(folder, windows())

@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.base.names import by_name, without_paths
+from growkit.base.names import without_paths
 from growkit.cli.demo import MODEL
 from growkit.planning.recipe import load_recipe
 from growkit.report.saving import model_card
@@ -125,10 +125,6 @@ def test_sentences_are_published_without_paths(place: Path) -> None:
         assert private not in card
     assert str(place) in model_card(manifest | {"verification": proof})  # the control
     assert "the code in secret (a.py) and config.json and 'x.py' differ" in card
-    assert "a (a.py) b" in without_paths([])("a (/x/a.py) b")
-    assert without_paths([])("a /x/b\\c") == "a b\\c"  # a backslash is part of a name
-    found = by_name({"/a/x": 1, "/b/x": 2, "x": 3, "y": 4, r"/a/z\x": 5})
-    assert list(found) == ["x", "x (2)", "x (3)", "y", r"z\x"]
 
 
 def test_a_manifest_is_a_recipe_where_its_folder_was_moved(
@@ -139,9 +135,7 @@ def test_a_manifest_is_a_recipe_where_its_folder_was_moved(
     shutil.copytree(place / "out" / "unproved", tmp_path / "moved")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    recipe = load_recipe(Path("../moved/growkit.json"), output="again")
-    assert Path(recipe.source).samefile(tmp_path / "secret")
-    growkit.run(recipe)
+    growkit.run(load_recipe(Path("../moved/growkit.json"), output="again"))
     made, again = (Path(f) / "model.safetensors" for f in ("../moved", "again"))
     assert made.read_bytes() == again.read_bytes()
     with pytest.raises(InputError, match="moved"):
@@ -151,10 +145,6 @@ def test_a_manifest_is_a_recipe_where_its_folder_was_moved(
     shutil.rmtree("secret")
     done = cli("run", "../moved", "--output", "more")
     assert (done.exit_code, "--source" in done.stderr) == (2, True)
-    manifest = manifest_of(place, "unproved")  # manifests with paths are read as before
-    manifest["recipe"]["source"] = str(place / "my models" / "secret")
-    Path("../moved/growkit.json").write_text(json.dumps(manifest))
-    assert load_recipe(Path("../moved")).source == manifest["recipe"]["source"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,21 +154,17 @@ def test_its_first_table_is_what_became_of_what(kind: str, place: Path) -> None:
     first = card[card.index("| model |") : card.index("## How to use it")]
     source = f"[{BASE}](https://huggingface.co/{BASE})" if kind == "large" else "`secret`"
     assert f"| model | {source} | `{kind}` |" in first
-    assert f" from {source} with growkit" in card
     how = "convert: shared-diff, rank 2" if kind == "lossy" else "grow: hypercloning, hidden x2"
     assert f"| how | – | {how}" in first
-    assert re.search(r"\| size, float32 \| (–|[\d.]+ kB) \| [\d.]+ kB \|", first)
-    proof = manifest_of(place, kind)["verification"]
-    assert ("| loss" in first) is ("| in float32 |" in card) is (kind != "unproved")
-    if proof:
-        logits = proof["sections"]["logits"]
+    if kind == "unproved":
+        assert "| loss" not in first
+    else:
+        logits = manifest_of(place, kind)["verification"]["sections"]["logits"]
         losses = " | ".join(f"{logits[f'loss_{of}']:.4f}" for of in ("source", "target"))
-        text = f"loss, nats per token ({logits['predictions']} predictions, held out.txt)"
-        assert f"| {text} | {losses} |" in first
+        assert f"({logits['predictions']} predictions, held out.txt) | {losses} |" in first
     assert not LONG.search(card)
     assert LONG.search("0.049999999999999996")  # the control
-    assert "None" not in card
-    assert "none |" not in card
+    assert not re.search(r"None|none \|", card)
     assert ("Not verified" in card) is (kind == "unproved")
     # A lossy card leads with what was lost.
     assert ("What is lost: " in card[: card.index("## ")]) is (kind == "lossy")
@@ -237,18 +223,15 @@ def test_what_transformers_does_not_load_has_no_snippet(tmp_path: Path) -> None:
 
 def test_the_base_model_comes_by_every_way(tmp_path: Path, make: Callable[..., Path]) -> None:
     source, again = str(make("llama")), tmp_path / "a" / "growkit.json"
-    out = {name: str(tmp_path / name) for name in "abcd"}
-    recipe = {"source": source, "steps": [{"grow": "hypercloning", "ffn": "x2"}], "verify": False}
-    (tmp_path / "r").write_text(json.dumps(recipe | {"output": out["d"], "base_model": "true/x"}))
+    out = {name: str(tmp_path / name) for name in "abc"}
     for arguments in (
         ["grow", source, out["a"], "--hidden", "x2", "--no-verify", "--base-model", BASE],
         ["run", again, "--source", source, "--output", out["b"]],
         ["run", again, "--source", source, "--output", out["c"], "--base-model", "o/n"],
-        ["run", tmp_path / "r"],
     ):
         assert cli(*arguments).exit_code == 0
     cards = [ModelCard(card_of(Path(folder))).data.to_dict() for folder in out.values()]
-    assert [card.get("base_model") for card in cards] == [BASE, BASE, "o/n", "true/x"]
+    assert [card.get("base_model") for card in cards] == [BASE, BASE, "o/n"]
 
 
 NORWEGIAN = """\ufeff---
@@ -304,18 +287,21 @@ def test_cards_of_sources_may_be_odd(head: str, data: Any, tmp_path: Path, make:
 
 
 def test_names_are_refused_where_the_hub_does() -> None:
-    """But for names without an organisation, which a folder may have as well."""
-    choose = random.Random(0)
-    names = ["a/b", "a/b.git", "a--b/c", "a..b/c", "/a/b", "a/", "a", "é/b", "a/b\n", ""]
-    taken = 0
-    for name in (*names, *("".join(choose.choices("ab-._/01", k=6)) for _ in range(400))):
-        with pytest.raises(InputError) as error:
-            growkit.grow("nowhere", "out", hidden="x2", base_model=name, dry_run=True)
-        ours, theirs = "base_model" not in str(error.value), name.count("/") == 1
+    choose, verdicts = random.Random(0), set()
+    for name in [
+        "a/b",
+        "a--b/c",
+        "a/",
+        "",
+        *("".join(choose.choices("ab-._/", k=6)) for _ in range(60)),
+    ]:
         try:
             validate_repo_id(name)
+            theirs = name.count("/") == 1  # a folder may have a name without an organisation
         except HFValidationError:
             theirs = False
-        assert ours == theirs or not name.isascii(), name
-        taken += ours
-    assert taken
+        with pytest.raises(InputError) as error:
+            growkit.grow("nowhere", "out", hidden="x2", base_model=name, dry_run=True)
+        assert ("base_model" not in str(error.value)) is theirs, name
+        verdicts.add(theirs)
+    assert verdicts == {True, False}

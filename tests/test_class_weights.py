@@ -54,7 +54,7 @@ def lent(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_weight_is_what_transformers_loads(
@@ -69,7 +69,7 @@ def test_every_weight_is_what_transformers_loads(
     assert [name for name in found if not same_bits(found[name], expected[name])] == []
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "gpt_neox"])
+@pytest.mark.parametrize("kind", ["mixtral"])
 def test_a_changed_bit_shows(kind: str, tmp_path: Path) -> None:
     """The control."""
     folder = save(kind, tmp_path / "model")

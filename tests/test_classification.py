@@ -38,7 +38,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return ids, (ids != PADDING).long()
 
 
-@pytest.mark.parametrize("variant", ["dint", "gated dint", "shared diff", "v2"])
+@pytest.mark.parametrize("variant", ["gated dint", "v2"])
 @pytest.mark.parametrize("kind", ["Sequence", "Token"])
 def test_heads_read_the_last_hidden_state(variant: str, kind: str, tmp_path: Path) -> None:
     folder = save_model(
@@ -60,10 +60,13 @@ def test_heads_read_the_last_hidden_state(variant: str, kind: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["Sequence", "Token"])
-def test_the_code_beside_the_weights_classifies(kind: str, tmp_path: Path) -> None:
-    """And lies beside what is saved of that."""
+def test_the_code_beside_the_weights_classifies(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without growkit; and it lies beside what is saved of that."""
     folder = save_model(tmp_path / "model", "diff_transformer")
     auto = f"AutoModelFor{kind}Classification"
+    monkeypatch.setitem(sys.modules, "growkit", None)  # any import of it fails
     cls = get_class_from_dynamic_module(AUTO_MAP[auto], folder)
     config = get_class_from_dynamic_module(AUTO_MAP["AutoConfig"], folder)
     assert not cls.__module__.startswith("growkit")
@@ -75,7 +78,7 @@ def test_the_code_beside_the_weights_classifies(kind: str, tmp_path: Path) -> No
     assert saved["auto_map"][auto] == AUTO_MAP[auto]
 
 
-@pytest.mark.parametrize(("version", "fits"), [("4.56.2", False), ("4.57.0", True), ("6.1", True)])
+@pytest.mark.parametrize(("version", "fits"), [("4.56.2", False), ("4.57.0", True)])
 def test_an_older_transformers_is_refused_in_a_sentence(
     version: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,14 +86,6 @@ def test_kills_change_no_number(text: Text, tmp_path: Path, monkeypatch: Any) ->
     assert [line["run"] for line in reported(once)] == ["source", "1:1"]
 
 
-@pytest.fixture(scope="module")
-def trained_on(text: Text, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is left of a campaign, with its lines."""
-    folder = tmp_path_factory.mktemp("trained-on")
-    Campaign(small("source goes on"), text, folder, folder / "lines").carry_out()
-    return folder
-
-
 def test_every_experiment_can_be_read() -> None:
     assert {"growth", "ratios", "conversions", "depth", "experts"} <= {*names()}
     for name in names():
@@ -103,9 +95,10 @@ def test_every_experiment_can_be_read() -> None:
             assert scale == "tiny" or len(experiment.seeds) >= 3
 
 
-def test_grown_arms_train_by_the_law(text: Text, trained_on: Path, tmp_path: Path) -> None:
+def test_grown_arms_train_by_the_law(text: Text, tmp_path: Path) -> None:
     """With copies that are kept they train as the source does; control: not with one rate."""
-    source = next((trained_on / "tiny").glob("source-*"))
+    Campaign(small("source goes on"), text, tmp_path, tmp_path / "lines").carry_out()
+    source = next((tmp_path / "tiny").glob("source-*"))
     experiment = load("growth", "tiny")
     losses = []
     for number, arm in enumerate(("source goes on", "1:1, keep", "1:1, new optimizer, one rate")):
@@ -116,16 +109,6 @@ def test_grown_arms_train_by_the_law(text: Text, trained_on: Path, tmp_path: Pat
     expected, kept, other = losses
     assert kept == pytest.approx(expected, abs=1e-5)
     assert abs(other - expected) > 1e-2
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("arm", ["experts", "experts from scratch"])
-def test_experts_of_any_width_train(arm: str, text: Text, tmp_path: Path) -> None:
-    """Grouped kernels want multiples of 16 bytes; the tiny MLP has 22 numbers."""
-    Campaign(
-        small("dense goes on", arm, experiment="experts"), text, tmp_path, tmp_path / "l"
-    ).carry_out()
-    assert {line["run"] for line in reported(tmp_path / "l")} >= {"dense goes on", arm}
 
 
 def test_held_out_files_are_in_no_other_part(tmp_path: Path) -> None:
@@ -220,35 +203,26 @@ def test_lines_changed_by_hand_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "growth.jsonl"
     committed = (LINES / "growth.jsonl").read_text("utf-8").splitlines()[0]
     line = json.loads(committed)
+    texts = [f"{committed}\n{committed}", "[]", "{", "[" * 100_000]
     for key, value in line.items():
         other = value + 1 if isinstance(value, int | float) else [value]
-        for changed in ({**line, key: other}, {each: line[each] for each in line if each != key}):
-            file.write_text(json.dumps(changed) + "\n", "utf-8")
-            with pytest.raises(InputError, match=r"growth\.jsonl: line 1 was"):
-                results.read(file)
-    for text in (f"{committed}\n{committed}", "[]", "{", "[" * 100_000):
+        texts += map(json.dumps, (line | {key: other}, {k: line[k] for k in line if k != key}))
+    for text in texts:
         file.write_text(text + "\n", "utf-8")
-        with pytest.raises(InputError, match=r"line (1 was changed|2 repeats)"):
+        with pytest.raises(InputError, match=r"line (1 was|2 repeats)"):
             results.read(file)
     file.write_text(committed + "\n", "utf-8")
     assert len(results.read(file)) == 1
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("name", "tolerance"),
-    [
-        ("16", 1e-5),
-        ("trained on, 16", 1e-5),
-        ("twice as wide, 16", 1e-5),
-        ("twice as deep (identity), 16", 1e-5),
-        ("four experts, 16", 5e-3),  # equal experts: rounding decides the router's first update
-    ],
-)
+@pytest.mark.parametrize("name", ["16", "trained on, 16", "twice as wide, 16", "four experts, 16"])
 def test_runs_that_are_trained_at_once_are_those_trained_alone(
-    name: str, tolerance: float, text: Text, tmp_path: Path
+    name: str, text: Text, tmp_path: Path
 ) -> None:
     """Control: with another seed or rate they are others."""
+    # Equal experts: rounding decides the router's first update.
+    tolerance = 5e-3 if "experts" in name else 1e-5
     experiment, sources = load("when", "tiny"), {}
     for seed in (0, 1):
         run = Run(Job(experiment, "16", seed, 1e-2), text, tmp_path)

@@ -4,7 +4,6 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,6 +16,7 @@ from benchmarks.continual.experiment import Experiment, load, settings_of
 from benchmarks.continual.report import write
 from growkit.base.errors import InputError
 from growkit.extras.probing.lines import append_line
+from tests.conftest import listed
 
 Loss = Callable[[str, int, Any], float]
 """Of an arm, a seed and a point."""
@@ -25,24 +25,8 @@ CROSSED = 40.0
 SEEDS = {0: 0.9, 1: 1.0, 2: 1 / 0.9}
 """Factors of the crossing."""
 
-TEXT = {
-    "text": "made up",
-    "sha256": "0" * 64,
-    "files": 3,
-    "bytes": 4_000_000,
-    "test_bytes": 250_000,
-    "vocabulary": 512,
-    "tokens": {"train": 1_800_000, "validation": 100_000, "test": 100_000},
-}
-SIZES = {"6k": 6080, "6k-cpp": 6080, "17k": 17568, "53k": 53216}
-MACHINE = {
-    "processor": "a",
-    "device": "cpu",
-    "threads": 1,
-    "torch": "2",
-    "growkit": "0",
-    "commit": "a",
-}
+MADE_UP = listed("continual", "of runs")
+"""What lines say of the text, the numbers of parameters and the machine."""
 
 
 def lines(experiment: Experiment, loss: Loss) -> Iterator[dict[str, Any]]:
@@ -67,16 +51,16 @@ def lines(experiment: Experiment, loss: Loss) -> Iterator[dict[str, Any]]:
                 "run": name,
                 "seed": seed,
                 "rate": rate,
-                "settings": settings_of(experiment, name, str(TEXT["sha256"])),
-                "parameters": SIZES[experiment.scale_name],
+                "settings": settings_of(experiment, name, MADE_UP["text"]["sha256"]),
+                "parameters": MADE_UP["parameters"][experiment.scale_name],
                 "flops_per_token": 1,
                 "before_flops": before,
                 "epochs": 0.1,
                 "curve": [],
                 "points": points,
                 "seconds": 1.0,
-                "text": TEXT,
-                "machine": MACHINE,
+                "text": MADE_UP["text"],
+                "machine": MADE_UP["machine"],
             } | ({"source_rate": best} if before else {})
 
 
@@ -180,16 +164,6 @@ def test_a_size_is_predicted_from_two_smaller_ones(tmp_path: Path) -> None:
         forecast.predict(sections.read(one), load("when", "53k"), one)
 
 
-def test_compute_to_the_loss_from_scratch(known: dict[str, str], tmp_path: Path) -> None:
-    """Of every way, after every share; control: of models that need more than all of it."""
-    assert "| wide, new moments | 0.75 (0.75 to 0.75), after 25 % |" in known["page"]
-    made = [*lines(load("when", "17k"), crossed_at(CROSSED))]
-    made += lines(load("scratch", "17k"), partial(compared_to_scratch, share=1.01))
-    found = reported(tmp_path / "out", folder_of(tmp_path / "lines", *made))
-    assert "| wide, new moments | not reached |" in found["page"]
-    assert claimed(found)["2602.02472"].endswith("| does not appear |")
-
-
 def claimed(found: dict[str, str]) -> dict[str, str]:
     """Rows of papers by their number."""
     part = found["page"].partition("## What papers say")[2].splitlines()
@@ -199,6 +173,7 @@ def claimed(found: dict[str, str]) -> dict[str, str]:
 def test_claims_of_papers(known: dict[str, str], tmp_path: Path) -> None:
     """Each has its line, and its verdict follows from the lines; controls: opposites, nothing."""
     rows = claimed(known)
+    assert "| wide, new moments | 0.75 (0.75 to 0.75), after 25 % |" in known["page"]
     lead = [(0.25 + at / 2) / 0.75 - at / 2 for at in (0.5, 1.5)]
     assert f"width −{lead[1] - lead[0]:.3f} ± 0.000" in rows["2605.13405"]
     assert "deep after 25 % (identity) 0.75 (0.75 to 0.75) |" in rows["2511.04981"]

@@ -45,7 +45,7 @@ def diff_source(folder: Path, seed: int, **options: Any) -> Path:
     return save_model(folder, kind, seed, choose.choice(DTYPES), **config)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("to", ["diff-v2", "diff"])
 def test_softmax_becomes_differential(to: str, seed: int, tmp_path: Path) -> None:
@@ -82,8 +82,7 @@ def test_everything_new_can_train(to: str, options: Any, tmp_path: Path) -> None
     assert not q[:noise].equal(q[noise:])
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("head_norm", ["affine", "plain"])
+@pytest.mark.parametrize(("head_norm", "bias"), [("affine", True), ("plain", False)])
 def test_a_head_norm_leaves_heads_their_mean_size(
     head_norm: str, bias: bool, tmp_path: Path
 ) -> None:
@@ -115,7 +114,7 @@ def test_a_head_norm_leaves_heads_their_mean_size(
     assert read_json(target / "config.json")["head_output_scale"] == "one_minus_lambda_init"
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(40))
 def test_gated_dint_begins_as_diff(seed: int, tmp_path: Path) -> None:
     source = diff_source(tmp_path / "source", seed)
@@ -148,7 +147,7 @@ def test_an_open_gate_is_the_unified_dint(tmp_path: Path) -> None:
     assert convert(tmp_path / "open", tmp_path / "back", "diff")["promise"] == "different"
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(30))
 def test_grouped_diff_becomes_diff(seed: int, tmp_path: Path) -> None:
     config = {"num_attention_heads": 10, "num_noise_heads": 2, "noise_keys": "own"}
@@ -158,7 +157,7 @@ def test_grouped_diff_becomes_diff(seed: int, tmp_path: Path) -> None:
     assert read_json(tmp_path / "target" / "config.json")["num_noise_heads"] == 8
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])
 @pytest.mark.parametrize("seed", range(12))
 def test_sharing_with_enough_rank_loses_nothing(scope: str, seed: int, tmp_path: Path) -> None:
@@ -236,23 +235,14 @@ def save(kind: str, seed: int, folder: Path, **more: Any) -> Path:
     return save_random(folder, config, seed, choose.choice([torch.float32, torch.bfloat16]))
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_softmax_models_become_differential(kind: str, seed: int, tmp_path: Path) -> None:
-    source, out = save(kind, seed, tmp_path / "source"), tmp_path / "out"
-    to = ("diff-v2", "diff")[seed]
-    assert convert(source, out, to)["promise"] == "exact"
-    assert relative_error(source, out) < LIMIT
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_comes_back(kind: str, tmp_path: Path) -> None:
-    """As a DIFF Transformer without noise heads it is the same model, and all its tensors."""
-    source, out, back = (tmp_path / name for name in ("source", "out", "back"))
-    save(kind, 1, source)
-    convert(source, out, "diff-transformer")
-    convert(out, back, kind)
-    assert relative_error(source, out) < LIMIT
+def test_other_softmax_models_become_differential(kind: str, tmp_path: Path) -> None:
+    """As a DIFF Transformer without noise heads each comes back with all its tensors."""
+    source, back = save(kind, 1, tmp_path / "source"), tmp_path / "back"
+    for to in ("diff-v2", "diff", "diff-transformer"):
+        assert convert(source, tmp_path / to, to)["promise"] == "exact"
+        assert relative_error(source, tmp_path / to) < LIMIT
+    convert(tmp_path / "diff-transformer", back, kind)
     before, after = (load_file(folder / "model.safetensors") for folder in (source, back))
     assert before.keys() == after.keys()
     assert all(before[name].equal(after[name]) for name in before)
@@ -289,7 +279,7 @@ def test_other_layouts_do_not_have_the_keys(tmp_path: Path) -> None:
         convert(motif, tmp_path / "out", "diff-transformer")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["qwen3", "granite"])
 def test_public_layouts_do_not_have_the_keys(kind: str, tmp_path: Path) -> None:
     source, diff = save(kind, 0, tmp_path / "source", attention_bias=False), tmp_path / "diff"
     convert(source, diff, "diff", head_norm="affine")

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from growkit.checkpoint.format import formats
 from growkit.proof.diagnosis import Diagnosis, explain_weights
 from growkit.sources import find
 from tests.conftest import edit_config, edit_weights, save_model
-from tests.converted import LLAMA3
+from tests.test_engines import MODELS, SETTINGS
 
 State = dict[str, torch.Tensor]
 HEADS, GROUPS, WIDTH = 4, 2, 4
@@ -117,11 +116,6 @@ MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
         edited(lambda t: t.half().float(), *OUTPUT),
         "o_proj.weight of layer 1 is rounded to float16",
     ),
-    "rounded to bfloat16": (
-        "llama",
-        edited(lambda t: t.bfloat16().float(), *OUTPUT),
-        "o_proj.weight of layer 1 is rounded to bfloat16",
-    ),
     "rounded twice": (
         "llama",
         edited(lambda t: t.bfloat16().half().float(), *OUTPUT),
@@ -136,7 +130,7 @@ MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
     ),
     "experts moved on": (
         "mixtral",
-        moved_on(*of_layers(*(f"block_sparse_moe.experts.{n}.w1" for n in range(8)), layers=(0,))),
+        moved_on(*of_layers(*(f"block_sparse_moe.experts.{n}.w1" for n in range(4)), layers=(0,))),
         "w1.weight of layer 0 holds another expert of the source",
     ),
     "experts": (
@@ -154,8 +148,7 @@ def diagnosis_of(source: Path, target: Path) -> Diagnosis | None:
     return explain_weights(before, after)
 
 
-NAMES = ("transformers", *(one.name for one in formats()))
-FORMS = [*dict.fromkeys(filter(None, NAMES))]
+FORMS = [*dict.fromkeys(filter(None, ("transformers", *(one.name for one in formats()))))]
 """Formats that growkit writes."""
 
 
@@ -163,20 +156,14 @@ SIZES = {
     "num_attention_heads": HEADS,
     "num_key_value_heads": GROUPS,
     "hidden_size": HEADS * WIDTH,
+    "head_dim": WIDTH,
+    "num_hidden_layers": 2,
 }
-OWN: dict[str, dict[str, Any]] = {
-    "llama": {"rope_parameters": LLAMA3, "head_dim": WIDTH},
-    "gemma2": {"query_pre_attn_scalar": WIDTH, "sliding_window": 4, "head_dim": WIDTH},
-    "gemma3_text": {"query_pre_attn_scalar": WIDTH, "sliding_window": 4, "head_dim": WIDTH},
-    "granite": {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "logits_scaling": 4.0},
-    "mixtral": {"sliding_window": None},
-}
-"""Keys of the config, by type."""
 
 
 def source_of(folder: Path, kind: str, seed: int) -> Path:
     """A tiny model; GGUF adds 1 to a Gemma's norms, which has to be exact."""
-    save_model(folder, kind, seed, **SIZES | OWN.get(kind, {}))
+    save_model(folder, kind, seed, **{**MODELS[kind], **SIZES})
     with edit_weights(folder) as state:
         for name in state if "gemma" in kind else ():
             state[name] = state[name].bfloat16().float()
@@ -194,7 +181,7 @@ def in_form(folder: Path, form: str) -> Path:
     return folder
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -212,37 +199,25 @@ def test_a_mistake_is_named(tmp_path: Path, mistake: str, form: str, seed: int) 
     assert not section.unexplained
 
 
-SETTINGS: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", {"rope_parameters": {**LLAMA3, "rope_theta": 1e4}}, "rope_parameters"),
-    ("llama", {"rope_parameters": {**LLAMA3, "rope_type": "default"}}, "rope_parameters"),
-    ("llama", {"rms_norm_eps": 1e-3}, "rms_norm_eps"),
-    (
-        "llama",
-        {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
-        "head_dim",
-    ),
-    ("gemma2", {"final_logit_softcapping": None}, "final_logit_softcapping"),
-    ("gemma2", {"attn_logit_softcapping": 3.0}, "attn_logit_softcapping"),
-    ("gemma3_text", {"sliding_window": 5}, "sliding_window"),
-    ("mixtral", {"num_experts_per_tok": 1}, "num_experts_per_tok"),
-    ("granite", {"embedding_multiplier": 1.0}, "embedding_multiplier"),
-    ("granite", {"residual_multiplier": 1.0}, "residual_multiplier"),
-    ("granite", {"logits_scaling": 1.0}, "logits_scaling"),
+WRONG = [(kind, changes) for kind, changes, _ in SETTINGS]
+WRONG += [
+    ("llama", {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}),
+    ("mixtral", {"num_experts_per_tok": 1}),
 ]
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", range(len(SETTINGS)))
+@pytest.mark.parametrize("case", range(len(WRONG)))
 def test_a_wrong_setting_is_named(tmp_path: Path, case: int, form: str, seed: int) -> None:
-    kind, changes, key = SETTINGS[case]
+    kind, changes = WRONG[case]
     source = source_of(tmp_path / "source", kind, seed)
     target = shutil.copytree(source, tmp_path / "wrong")
     edit_config(target, **changes)
     result = growkit.verify(source, in_form(target, form), prompts=1, length=12)
     assert not result["kept"]
-    assert key in result["reason"]
+    assert any(key in result["reason"] for key in changes)
     assert "no known mistake" not in result["reason"]  # the weights are right
 
 

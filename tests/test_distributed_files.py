@@ -8,7 +8,6 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,6 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.distributed_file import _check_whole
 from growkit.checkpoint.reading import Checkpoint
 from tests.conftest import Called, folder_bytes, refusal, save_model, seeded
 
@@ -88,8 +86,7 @@ def saved(source: Path, folder: Path, under: str = "", seed: int | None = None) 
     content = {under: state} if under else state
     if under:  # beside the model there is an optimizer, and what no tensor is
         moments = {f"state.{name}.exp_avg": tensor + 1 for name, tensor in state.items()}
-        content |= {"optimizer": moments, "train_state": {"step": torch.tensor(7), "name": "x"}}
-        content["train_state"].pop("step")
+        content |= {"optimizer": moments, "train_state": {"name": "x"}}
     planner = None if seed is None else InParts(seed)
     writer = FileSystemWriter(folder, thread_count=3, sync_files=False)
     dcp.save(content, storage_writer=writer, planner=planner)
@@ -293,10 +290,8 @@ DEPTH = 24  # a hash of this takes a moment, and one of a few more for ever
 BOMBS = {
     "key": nested(DEPTH) + b"}h%cNs." % DEPTH,
     "ordered": nested(DEPTH) + b"ccollections\nOrderedDict\n)Rh%cNs." % DEPTH,
-    "pairs": nested(DEPTH) + b"ccollections\nOrderedDict\n]h%cN\x86a\x85R." % DEPTH,
     "dictionary": nested(DEPTH) + b"(h%cNd." % DEPTH,
     "set": nested(DEPTH) + b"\x8f(h%c\x90." % DEPTH,
-    "frozen set": nested(DEPTH) + b"(h%c\x91." % DEPTH,
     "claimed size": b"\x80\x05\x96" + (1 << 20).to_bytes(8, "little") + b".",
 }
 
@@ -309,30 +304,6 @@ def test_no_list_takes_for_ever(bomb: str, whole: Path, tmp_path: Path) -> None:
     said = r"need opcode \d+|has no name|takes 1 positional argument"
     with pytest.raises(InputError, match=said):
         Checkpoint(folder)
-
-
-def test_parts_make_up_a_tensor_or_do_not() -> None:
-    """Counted element by element; empty parts, which small tensors have on large meshes, do not."""
-    choose, found = seeded(0), [0, 0]
-    for _ in range(800):
-        shape = [choose.randrange(5) for _ in range(choose.randrange(1, 4))]
-        boxes = [[(0, size) for size in shape]]
-        for _ in range(choose.randrange(4)):
-            box, along = boxes.pop(choose.randrange(len(boxes))), choose.randrange(len(shape))
-            begin, end = box[along]
-            at = choose.randint(begin, end)
-            boxes += [[*box[:along], half, *box[along + 1 :]] for half in ((begin, at), (at, end))]
-        if choose.random() < 0.5:  # one box in the place of another
-            boxes[choose.randrange(len(boxes))] = choose.choice(boxes)
-        count = torch.zeros(shape)
-        for box in boxes:
-            count[tuple(slice(*edges) for edges in box)] += 1
-        parts = [(tuple(b for b, _ in box), tuple(e - b for b, e in box)) for box in boxes]
-        sound = bool((count == 1).all())
-        found[sound] += 1
-        with nullcontext() if sound else pytest.raises(ValueError, match="overlap or leave gaps"):
-            _check_whole(tuple(shape), parts)
-    assert min(found) > 50
 
 
 def test_what_is_written_is_loaded_by_torch(tmp_path: Path) -> None:

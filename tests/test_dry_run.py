@@ -16,17 +16,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import growkit
-from growkit.base.tensors import TensorInfo
 from growkit.checkpoint import writing
-from growkit.pipeline.inspection import estimate, plan
+from growkit.pipeline.inspection import plan
 from growkit.planning.recipe import GrowStep
-from growkit.report.terminal import group_names, in_common
-from tests.conftest import cli, save_model, seeded
+from tests.conftest import cli, save_model
 from tests.hub import stand_in
 
 Make = Callable[..., Path]
 GROW = ("--hidden", "x2")
-QUICK = ("--prompts", "2", "--length", "12")
 
 
 @pytest.fixture(scope="module")
@@ -62,26 +59,6 @@ def test_one_row_for_each_kind_of_tensor(source: Path, tmp_path: Path) -> None:
     assert sorted(names) == sorted(line["tensor"] for line in plan)
     assert len([row for row in rows if "." in row]) == 3 + 9  # outside of layers, and in one
     assert "model.layers.0–2.mlp.up_proj.weight" in rows
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_kinds_are_all_names_once(seed: int) -> None:
-    """Whatever layers have which experts, and whatever tells some of them apart, but numbers."""
-    assert in_common(["rank-8 of 3.5e-1, a", "rank-6 of 3.5e-1, a"]) == "rank-… of 3.5e-1, a"
-    assert in_common(["as it is"]) == "as it is"
-    choose = seeded(seed)
-    names = {
-        f"layers.{layer}.{inner}": choose.choice("ab") if choose.random() < 0.2 else "a"
-        for layer in range(6)
-        for inner in ("norm", *(f"experts.{each}.up" for each in range(choose.choice([2, 4]))))
-        if choose.random() < 0.9
-    }
-    names |= {"layers.01.norm": "a", "a{}.layers.1": "a"}
-    found = group_names(names)
-    assert sorted(name for members in found.values() for name in members) == sorted(names)
-    for shown, members in found.items():
-        assert sorted(members) == sorted([shown] if "01" in shown else expanded(shown))
-        assert len({names[name] for name in members}) == 1
 
 
 def test_the_config_before_and_after(source: Path, tmp_path: Path) -> None:
@@ -131,47 +108,18 @@ def test_the_disk_holds_all_that_is_written(layout: str, source: Path, tmp_path:
 def test_what_it_takes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     expected = growkit.grow(source, out, hidden="x2", dry_run=True)["estimate"]
-    assert expected
-    shown = cli("grow", source, out, *GROW, "--dry-run").stdout
-    lines = [r"disk needed .* MB", "disk free", r"memory .* [MG]B", r"write .* s", r"proof .* s"]
-    for line in lines:
-        assert re.search(rf"^{line}", shown, re.M)
-    assert "2 CPU cores" in shown
     told = plan(recipe_of(source, out))
     assert all(told[key] == expected[key] for key in ("memory", "disk_needed", "write_seconds"))
+    shown = cli("grow", source, out, *GROW, "--dry-run").stdout
+    for line in (r"disk needed .* MB", r"memory .* [MG]B", r"write .* s", r"proof .* s"):
+        assert re.search(rf"^{line}", shown, re.M)
     unproved = cli("grow", source, out, *GROW, "--dry-run", "--no-verify").stdout
     assert not re.search("^proof", unproved, re.M)
-
     usage = shutil.disk_usage(source)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    done = cli("grow", source, tmp_path / "other", *GROW, "--dry-run")
-    assert done.exit_code == 0
-    assert "warning: the disk has no room" in done.stdout
-    assert re.search(r"disk free +1 kB", done.stdout)
-    assert "are needed" in cli("grow", source, tmp_path / "other", *GROW).stderr
-
-
-def test_estimates_grow_with_what_they_are_of(tmp_path: Path) -> None:
-    """A layer is what a proof holds, so that depth costs time and no memory."""
-
-    class Headers:
-        def __init__(self, layers: int, width: int) -> None:
-            self.tensors = {
-                f"layers.{n}.w": TensorInfo((width, width), "BF16") for n in range(layers)
-            }
-
-        def cuts(self, name: str) -> int:
-            return 1
-
-    def of(layers: int, width: int, **settings: Any) -> Any:
-        asked = growkit.Settings(**settings)
-        here: Any = Headers(layers, width)
-        return estimate((here, here), tmp_path / "out", asked, 0, exact=True)
-
-    small, deep, wide = of(10, 8000), of(20, 8000), of(10, 16000)
-    assert small["memory"] == deep["memory"] < wide["memory"]
-    assert small["proof_seconds"] < deep["proof_seconds"] < wide["proof_seconds"]
-    assert of(10, 8000, prompts=8, length=512)["proof_seconds"] > small["proof_seconds"]
+    done = cli("grow", source, out, *GROW, "--dry-run")
+    assert (done.exit_code, "the disk has no room" in done.stdout) == (0, True)
+    assert "are needed" in cli("grow", source, out, *GROW).stderr
 
 
 # What it refuses: see also tests/test_mistakes.py.
@@ -221,19 +169,16 @@ def test_files_are_those_that_a_run_writes(tied: bool, make: Make, tmp_path: Pat
     source = make("llama", dtype=torch.bfloat16, tie_word_embeddings=tied)
     wanted = recipe_of(source, tmp_path / "out", shard_size="4KB")
     found = plan(wanted)
-    for weights in source.glob("*.safetensors"):
-        weights.rename(tmp_path / weights.name)
+    moved = [file.rename(tmp_path / file.name) for file in source.glob("*.safetensors")]
     assert plan(wanted) == found
-    for weights in tmp_path.glob("*.safetensors"):
-        weights.rename(source / weights.name)
+    for file in moved:
+        file.rename(source / file.name)
     result = growkit.run(wanted, verify=False)
-    files = sorted((tmp_path / "out").glob("*.safetensors"))
-    assert found["files"] == len(files)
+    sizes = [file.stat().st_size for file in (tmp_path / "out").glob("*.safetensors")]
+    assert found["files"] == len(sizes)
     assert found["parameters"] == result["parameters"]
-    written = sum(file.stat().st_size for file in files)
-    assert result["bytes"] <= written <= found["disk_needed"]
-    assert found["largest_file"] < max(file.stat().st_size for file in files)
-    assert not any(tmp_path.glob("**/plan*"))
+    assert result["bytes"] <= sum(sizes) <= found["disk_needed"]
+    assert found["largest_file"] < max(sizes)
 
 
 def test_a_plan_says_that_it_counts_no_optimizer(make: Make, tmp_path: Path) -> None:

@@ -4,17 +4,14 @@ Held against the definition, element by element, in numpy.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
 
-import growkit
 from growkit.algebra.expansion import (
     NOTHING,
     Expansion,
@@ -28,7 +25,7 @@ from growkit.algebra.law import copies_in, grow_slice, undo
 from growkit.algebra.splits import Shares
 from growkit.base.tensors import cut
 from growkit.families.axes import Pattern, Role
-from tests.conftest import listed, save_model, seeded
+from tests.conftest import listed, seeded
 
 NOTATIONS = ["a.b <- c", "c -> a.b", "a", "<- c", "a + b.a <- c", "a.(b + c) <- d", "a, b"]
 NOTATIONS += ["e: c -> a.b", "e: a.b <- c", "c -> a, b"]
@@ -95,7 +92,7 @@ def repeated(weight: NDArray[np.float64], maps: Sequence[IndexMap]) -> NDArray[n
     return weight
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("seed", range(150))
 def test_any_slice_of_any_map(seed: int) -> None:
     chance = seeded(seed)
@@ -152,34 +149,3 @@ def test_a_wrong_notation_is_quoted_with_the_reason(notation: str, why: str) -> 
         Pattern.parse(notation)
     assert why in str(error.value)
     assert repr(notation) in str(error.value)
-
-
-@pytest.mark.parametrize(("symmetry", "whole"), [("keep", 2), ("break", 4)])
-def test_files_hold_what_the_law_says(symmetry: str, whole: int, tmp_path: Path) -> None:
-    """Number by number: what is written is repeated, and copies of what is read add up to it.
-
-    Queries are copied with the groups of two that share keys, or each alone, so that they part.
-    """
-    source, target = save_model(tmp_path / "source", "llama"), tmp_path / "target"
-    growkit.grow(source, target, hidden="x2", ffn="x3", symmetry=symmetry, verify=False)
-    before, after = (load_file(folder / "model.safetensors") for folder in (source, target))
-    copies = {
-        "hidden": torch.arange(16).repeat(2),
-        "ffn": torch.arange(24).repeat(3),
-        "q": torch.arange(16).view(whole, -1).repeat_interleave(2, 0).flatten(),
-        "kv": torch.arange(8).view(2, 4).repeat_interleave(2, 0).flatten(),
-        "vocab": torch.arange(29),
-    }
-    axes = {"embed": "vocab hidden", "lm_head": "vocab hidden", "gate": "ffn hidden"}
-    axes |= {"up_": "ffn hidden", "down": "hidden ffn", "q_": "q hidden", "k_": "kv hidden"}
-    axes |= {"v_": "kv hidden", "o_": "hidden q", "norm": "hidden"}
-    assert before.keys() == after.keys()
-    for name, weight in before.items():
-        rows, *columns = next(axes[key] for key in axes if key in name).split()
-        grown, expected = after[name].double(), weight.double()[copies[rows]]
-        if "embed" in name:  # is written in both
-            expected = expected[:, copies["hidden"]]
-        elif columns:
-            zeros = torch.zeros(len(grown), weight.shape[1]).double()
-            grown = zeros.index_add(1, copies[columns[0]], grown)
-        assert grown.equal(expected), name

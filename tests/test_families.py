@@ -1,7 +1,6 @@
 """Every family: random models of its class, grown, and judged by transformers in strict float64."""
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from copy import deepcopy
@@ -20,7 +19,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from growkit.families.axes import slopes
-from growkit.families.family import Family, families, family_of, known_family
+from growkit.families.family import families, family_of, known_family
 from tests.conftest import (
     distance,
     edit_json,
@@ -40,18 +39,11 @@ LENGTH = 40
 
 PROOF = growkit.Settings(prompts=1, length=LENGTH)
 
-THETA = {"rope_theta": 1e4}
-YARN = {"factor": 4.0, "original_max_position_embeddings": 16, **THETA}
-ROPES = (
-    {"rope_type": "default", **THETA, "partial_rotary_factor": 0.5},
-    {"rope_type": "linear", "factor": 3.0, **THETA},
-    {"rope_type": "dynamic", "factor": 2.0, **THETA},
-    {"rope_type": "yarn", **YARN},
-    {"rope_type": "yarn", **YARN, "mscale": 0.7, "mscale_all_dim": 0.5, "truncate": False},
-    {"rope_type": "llama3", **YARN, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-)
 ODD: dict[str, tuple[Any, ...]] = listed("families", "odd")
 """Values of keys that are no switches."""
+FACTORS = (1e-6, 1e-3, 1.0, 1.0, 1.0, 30.0)
+"""Of some weights of a rare model."""
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 WINDOW = {"sliding_window": 5, "use_sliding_window": True}
 
@@ -151,7 +143,11 @@ def outcome(kind: str, number: int, folder: Path) -> str:
     change, source = changes[number % len(changes)], folder / "source"
     try:
         config = CONFIG_MAPPING[kind](**(base | change))
-        save_random(source, config, number)
+        save_random(source, config, number, choose.choice(DTYPES))
+        part, scale = choose.choice(["", "lm_head", "embed", "norm"]), choose.choice(FACTORS)
+        with edit_weights(source) as tensors:
+            for name in tensors:
+                tensors[name] *= scale if part in name else 1
         expected = numbers(source)
         load_strict(source).save_pretrained(folder / "again")
         if not torch.equal(numbers(folder / "again")[0], expected[0]):
@@ -167,29 +163,22 @@ def outcome(kind: str, number: int, folder: Path) -> str:
 QUICK = growkit.Settings(prompts=1, length=16)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("seed", range(100, 121))
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_any_growth(kind: str, tmp_path: Path) -> None:
-    seed = sorted(FAMILIES).index(kind)
-    assert grow_any(kind, seed, tmp_path) < 1e-12
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("seed", range(100, 120))
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_more_growths(kind: str, seed: int, tmp_path: Path) -> None:
+def test_any_growth(kind: str, seed: int, tmp_path: Path) -> None:
     assert grow_any(kind, seed, tmp_path) < 1e-12
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(60))
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_legal_but_rare_config(kind: str, number: int, tmp_path: Path) -> None:
     found = outcome(kind, number, tmp_path)
     assert not found.startswith("!"), found
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_its_proof_holds(kind: str, tmp_path: Path) -> None:
     """And a changed weight is another model: the control of the test above."""
@@ -275,10 +264,7 @@ def test_experts_that_transformers_would_refuse(
         model(torch.arange(8)[None])
     card = (out / "README.md").read_text()
     assert ("not multiples of 16" in card) == ragged
-    (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(snippet.replace('"."', repr(str(out))), names)
-    names["model"](torch.arange(8)[None])
+    assert ('experts_implementation="' in card) == ragged
 
 
 def test_experts_follow_the_width_of_the_others(tmp_path: Path) -> None:
@@ -301,16 +287,15 @@ def test_a_key_keeps_the_name_that_it_has(tmp_path: Path) -> None:
         assert [each for each in found if each.endswith("_experts")] == [name]
 
 
-def layout(family: Family) -> bool:
-    """Whether all of its models have noise heads, or may have some."""
-    return bool(family.form and family.form.switches.get("num_noise_heads") != 0)
-
-
 def test_every_family_of_one_file_has_its_tests() -> None:
-    elsewhere = {"llama", "mistral"}
-    softmax = [each for each in families().values() if not layout(each)]
+    """But for those that have noise heads, and two that other files are about."""
+    softmax = [
+        each
+        for each in families().values()
+        if not (each.form and each.form.switches.get("num_noise_heads") != 0)
+    ]
     shown = {kind for family in softmax for kind in family.model_types}
-    assert shown - elsewhere == set(FAMILIES)
+    assert shown - {"llama", "mistral"} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", families())
@@ -322,17 +307,13 @@ def test_a_grown_model_names_the_class_that_loads_it(name: str) -> None:
         assert family.named({"model_type": kind})["architectures"] == [wanted]
 
 
-def save_nemotron(folder: Path) -> Path:
-    return save_model(folder, "nemotron", tie_word_embeddings=True)
-
-
 def test_halves_of_a_norm_without_its_1_are_another_model(tmp_path: Path) -> None:
     """The control: w/2 twice is what a description without the 1 would write."""
-    source, out = save_nemotron(tmp_path / "source"), tmp_path / "out"
-    settings = growkit.Settings(prompts=1, length=16)
-    assert growkit.grow(source, out, hidden="x2", verify=settings)["kept"]
+    source, out = tmp_path / "source", tmp_path / "out"
+    save_model(source, "nemotron", tie_word_embeddings=True)
+    assert growkit.grow(source, out, hidden="x2", verify=QUICK)["kept"]
     with edit_weights(out) as tensors:
         last = load_file(source / "model.safetensors")["model.norm.weight"] / 2
         tensors["model.norm.weight"] = torch.cat([last, last])
     assert relative_error(source, out) > 1e-3
-    assert not growkit.verify(source, out, prompts=1, length=16)["kept"]
+    assert not growkit.verify(source, out, QUICK)["kept"]

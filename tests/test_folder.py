@@ -24,7 +24,7 @@ from growkit.proof.sidecars import changed_sidecars, same_ids
 from tests.conftest import edit_json, listed, save_model
 
 SETTINGS: dict[str, Any] = listed("folder", "settings")
-CLASSES = ["PreTrainedTokenizerFast", "GPT2TokenizerFast", "LlamaTokenizer", "Qwen2TokenizerFast"]
+CLASSES = ["PreTrainedTokenizerFast", "LlamaTokenizer"]
 
 
 @pytest.fixture(params=CLASSES)
@@ -64,7 +64,7 @@ CHANGES: dict[str, Any] = listed("folder", "changes")
 STRUCTURED = ("response_template", "response_schema", "tools", "parser")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("key", CHANGES)
 def test_a_changed_setting_is_found(key: str, source: Path, tmp_path: Path) -> None:
     for name in ("changed", "removed") if key in STRUCTURED else ("changed",):
@@ -77,7 +77,7 @@ def test_a_changed_setting_is_found(key: str, source: Path, tmp_path: Path) -> N
         assert same_ids(Folder(source), Folder(target))[0]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("field", ["lstrip", "rstrip", "single_word", "normalized", "special"])
 def test_properties_of_added_tokens(field: str, source: Path, tmp_path: Path) -> None:
     """Properties that transformers reads are a change."""
@@ -120,7 +120,7 @@ def test_another_vocabulary_is_found(source: Path, tmp_path: Path) -> None:
     assert same_ids(*both) == (None, f"the tokenizer, because {target} has none")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "key", "other"),
     listed("folder", "a key that is left out has its default"),
@@ -142,18 +142,10 @@ def test_a_key_that_is_left_out_has_its_default(
 
     assert changed(config, without) is None
     assert changed(without, config) is None
+    assert changed(without, without | {"foo": {"a": "b"}}) == "foo in config.json"
     for wanted in (config, without):
         assert changed(wanted, without | {key: other}) == f"{key} in config.json"
         assert changed(wanted | {key: other}, without) == f"{key} in config.json"
-
-
-@pytest.mark.parametrize("key", ["foo", "rope_theta", "temperature", "auto_map", "layer_types"])
-def test_a_key_that_was_added_is_found(key: str, tmp_path: Path) -> None:
-    source = Checkpoint(save_model(tmp_path / "source", "llama"))
-    planned = deepcopy(source.config)
-    source.config = source.config | {key: {"a": "b"}}
-    changed = compare_with_plan(source, source, planned, source.family).changed
-    assert changed[0] == f"{key} in config.json"
 
 
 CODE = "differential_attention.py"

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.base.errors import InputError
-from tests.conftest import cli, edit_config, edit_weights, relative_error, save_model
+from tests.conftest import cli, edit_config, edit_weights, listed, relative_error, save_model
 from tests.converted import BLOCKS, FILES, MODELS, save_source
 
 QUICK = growkit.Settings(prompts=2, length=16)
@@ -42,19 +42,6 @@ def setting(key: str, form: str, value: object) -> Callable[[bytes], bytes]:
     return edit
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("program", ["gguf", "litgpt", "mlx"])
-@pytest.mark.parametrize("kind", MODELS)
-def test_what_a_program_converted_is_its_source(tmp_path: Path, kind: str, program: str) -> None:
-    """llama.cpp permutes rotary rows and adds one to norms, litgpt joins QKV, mlx-lm experts."""
-    source, file = save_source(tmp_path / "source", kind), FILES / f"{kind}.{program}"
-    result = growkit.verify(source, file, QUICK)
-    assert result["verdict"] == "preserved"
-    weights, logits = (result["sections"][name] for name in ("weights", "logits"))
-    assert weights["tensors_recovered"] == weights["source_tensors"] >= 20
-    assert logits["strict_float64"]["relative"] == 0
-
-
 def stored(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors and settings of a converted model, as the libraries of its format read them."""
     if (path / "lit_model.pth").is_file():
@@ -77,13 +64,20 @@ ABOUT = re.compile(r"GGUF\.|general\.(type|name|size_label|file_type)|hf_config|
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("program", ["gguf", "litgpt", "mlx"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_growkit_writes_what_the_program_itself_writes(
+def test_growkit_reads_and_writes_what_the_program_itself_writes(
     tmp_path: Path, kind: str, program: str
 ) -> None:
-    """But for the last bits of the rotary factors, which llama.cpp's script computes in float32."""
+    """llama.cpp permutes rotary rows and adds one to norms, litgpt joins QKV, mlx-lm experts.
+
+    But for the last bits of the rotary factors, which llama.cpp's script computes in float32.
+    """
     source, out = save_source(tmp_path / "source", kind), tmp_path / "out"
-    result = growkit.convert(source, out, program, verify=QUICK)
-    assert result["verification"]["verdict"] == "preserved"
+    result = growkit.verify(source, FILES / f"{kind}.{program}", QUICK)
+    assert result["verdict"] == "preserved"
+    weights, logits = (result["sections"][name] for name in ("weights", "logits"))
+    assert weights["tensors_recovered"] == weights["source_tensors"] >= 20
+    assert logits["strict_float64"]["relative"] == 0
+    growkit.convert(source, out, program, verify=False)
     (tensors, settings), (expected, known) = stored(out), stored(FILES / f"{kind}.{program}")
     assert tensors.keys() == expected.keys()
     assert {k for k in expected if not tensors[k].equal(expected[k])} <= {"rope_freqs.weight"}
@@ -127,16 +121,6 @@ def test_a_setting_that_a_gemma_does_not_have_is_refused(
     file = folder / "model_config.yaml"
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **changes}))
     with pytest.raises(InputError, match=reason):
-        growkit.inspect(folder)
-
-
-def test_two_tensors_that_hold_the_same_one_are_refused(tmp_path: Path) -> None:
-    """Former files of litgpt have ``attn.attn``, later ones ``attn.qkv``."""
-    folder = shutil.copytree(FILES / "llama.litgpt", tmp_path / "model")
-    state = torch.load(folder / "lit_model.pth")
-    state["transformer.h.0.attn.attn.weight"] = state["transformer.h.0.attn.qkv.weight"].clone()
-    torch.save(state, folder / "lit_model.pth")
-    with pytest.raises(InputError, match=r"attn.attn.weight in .* both hold .*_proj.weight"):
         growkit.inspect(folder)
 
 
@@ -287,47 +271,42 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path, damage: str) 
     assert "wrong.gguf" in message
 
 
-def test_one_of_several_files_has_to_be_chosen(tmp_path: Path) -> None:
-    for name in ("a.gguf", "b.gguf"):
-        (tmp_path / name).write_bytes((FILES / "llama.gguf").read_bytes())
-    with pytest.raises(InputError, match="2 GGUF files"):
-        growkit.inspect(tmp_path)
-    (tmp_path / "b.gguf").unlink()
-    assert (
-        growkit.inspect(tmp_path)["parameters"]
-        == growkit.inspect(FILES / "llama.gguf")["parameters"]
-    )
+def hold_one_twice(folder: Path) -> None:
+    """Former files of litgpt have ``attn.attn``, later ones ``attn.qkv``."""
+    state = torch.load(folder / "lit_model.pth")
+    state["transformer.h.0.attn.attn.weight"] = state["transformer.h.0.attn.qkv.weight"].clone()
+    torch.save(state, folder / "lit_model.pth")
 
 
-def test_of_two_formats_one_has_to_be_chosen(tmp_path: Path) -> None:
-    folder = shutil.copytree(FILES / "llama.litgpt", tmp_path / "model")
-    shutil.copy(FILES / "llama.gguf", folder)
-    with pytest.raises(InputError, match=r"lit_model.pth \(litgpt\)"):
-        growkit.inspect(folder)
-
-
-def test_a_quantised_model_of_mlx_is_refused_with_its_remedy(tmp_path: Path) -> None:
-    folder = shutil.copytree(FILES / "llama.mlx", tmp_path / "model")
+def quantise(folder: Path) -> None:
     edit_config(folder, quantization={"group_size": 64, "bits": 4})
-    with pytest.raises(InputError, match="blocks growkit does not read"):
+
+
+def add_files(*names: str) -> Callable[[Path], None]:
+    def add(folder: Path) -> None:
+        for name in names:
+            shutil.copy(FILES / "llama.gguf", folder / name)
+
+    return add
+
+
+@pytest.mark.parametrize(
+    ("program", "spoil", "reason"),
+    [
+        ("litgpt", hold_one_twice, r"attn.attn.weight in .* both hold .*_proj.weight"),
+        ("litgpt", add_files("llama.gguf"), r"lit_model.pth \(litgpt\)"),
+        ("mlx", quantise, "blocks growkit does not read"),
+        ("", add_files("a.gguf", "b.gguf"), "2 GGUF files"),
+    ],
+)
+def test_a_folder_that_is_not_clear_is_refused(
+    tmp_path: Path, program: str, spoil: Callable[[Path], None], reason: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(FILES / f"llama.{program}", folder) if program else folder.mkdir()
+    spoil(folder)
+    with pytest.raises(InputError, match=reason):
         growkit.inspect(folder)
-
-
-META = {
-    "model.embed_tokens": "tok_embeddings",
-    "model.norm": "norm",
-    "lm_head": "output",
-    "model.layers": "layers",
-    "self_attn.q_proj": "attention.wq",
-    "self_attn.k_proj": "attention.wk",
-    "self_attn.v_proj": "attention.wv",
-    "self_attn.o_proj": "attention.wo",
-    "mlp.gate_proj": "feed_forward.w1",
-    "mlp.down_proj": "feed_forward.w2",
-    "mlp.up_proj": "feed_forward.w3",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -345,7 +324,7 @@ def test_files_of_metas_ranks_are_put_together(tmp_path: Path, by_columns: bool)
                 parts = tensor.view(count, 2, -1, tensor.shape[1])
                 tensor = parts.transpose(1, 2).reshape(tensor.shape)
         renamed = name
-        for own, theirs in META.items():
+        for own, theirs in listed("formats", "names of meta").items():
             renamed = renamed.replace(own, theirs)
         full_state[renamed] = tensor.contiguous()
         columns = renamed.endswith(("wo.weight", "w2.weight")) or (by_columns and "tok" in renamed)

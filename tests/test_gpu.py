@@ -1,7 +1,6 @@
 """A GPU that nobody here has: ``make gpu`` is rehearsed on a CPU, proofs on a pretended one."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -29,16 +28,6 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(
     assert "no accelerator" in printed.err
     assert not printed.out
     assert not list(tmp_path.iterdir())
-
-
-def test_every_marked_test_is_chosen() -> None:
-    (command,) = (part.command for part in [gpu.tests("cuda", quick=False)])
-    chosen = {word for word in command if word.startswith("tests")}
-    assert {
-        os.path.join("tests", "test_verify.py"),
-        os.path.join("tests", "test_modeling.py"),
-    } <= chosen
-    assert all("pytest.mark.gpu" in (ROOT / file).read_text(encoding="utf-8") for file in chosen)
 
 
 def test_proofs_are_rehearsed(
@@ -80,22 +69,23 @@ def test_what_was_measured_stays(tmp_path: Path) -> None:
 
 
 def test_a_proof_on_a_device(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """One test: workers that share the suite out would each run all of it."""
+    """One test, as workers would each run all of it. Pairs and controls are nightly."""
     if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch cannot pretend a device")
-    count = "0" if request.config.getoption("--all") else "1"
-    command = [sys.executable, "-m", "tests.pretend_gpu", str(tmp_path), count]
+    every = request.config.getoption("--all")
+    command = [sys.executable, "-m", "tests.pretend_gpu", str(tmp_path), "0" if every else "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found: Any = json.loads(done.stdout)
+    check_wrong(found.pop("wrong"), 0 if every else 1)
+    if not every:
+        return
     left_behind = found.pop("left behind")  # the control
     assert not left_behind["kept"]
     assert "same device" in left_behind["reason"]
-    wrong = found.pop("wrong")
     for dtype, kept, doubted in found.pop("sums"):
         assert doubted == ("float16" in kept), (dtype, kept)
-    spoiled = [name.partition(",")[0] for name in found if name.endswith("spoiled")]
-    assert (len(found), len(spoiled)) == ((8, 2) if count == "0" else (2, 1))
+    assert len(found) == 8
     for name, each in found.items():
         assert each["kept"] == name.endswith("sound"), name
         kernels = {mode["name"]: mode for mode in each["modes"] if ATTENTION in mode["name"]}
@@ -104,7 +94,7 @@ def test_a_proof_on_a_device(tmp_path: Path, request: pytest.FixtureRequest) -> 
         if name.endswith("sound"):
             assert each["device"] == "strict float64 ran on pretended"
             assert None not in each["losses"]
-    for name in spoiled:
+    for name in ("grouped", "llama"):
         on_gpu, elsewhere = found[f"{name}, sound"]["products"]
         assert on_gpu > 100
         assert elsewhere == 0
@@ -112,7 +102,6 @@ def test_a_proof_on_a_device(tmp_path: Path, request: pytest.FixtureRequest) -> 
         assert fault["tensor"] == "model.layers.1.self_attn.o_proj.weight"
         assert fault["factor"] == pytest.approx(1.01, rel=1e-6)
         assert "CPU had to confirm" in found[f"{name}, spoiled"]["device"]
-    check_wrong(wrong, int(count))
 
 
 def check_wrong(found: list[dict[str, Any]], count: int) -> None:

@@ -98,13 +98,15 @@ def test_any_model_by_any_legal_factors(seed: int, tmp_path: Path) -> None:
     options |= {"symmetry": choose.choice(["break", "keep"]), "seed": seed}
     growkit.grow(source, tmp_path / "target", method="group-diff", verify=None, **options)
     assert relative_error(source, tmp_path / "target") < 1e-12
+    growkit.grow(source, tmp_path / "wider", hidden=f"x{2 + seed % 2}", verify=None)
+    assert relative_error(source, tmp_path / "wider") < 1e-12
     target = Checkpoint(tmp_path / "target")
     sizes = target.family.sizes(target.config)
     for name, count in heads.items():
         assert sizes[f"{name}_heads"] == count * factors[f"{name}_heads"]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", ILLEGAL[:60])
 def test_illegal_factors_are_refused_with_the_reason(seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)
@@ -114,15 +116,6 @@ def test_illegal_factors_are_refused_with_the_reason(seed: int, tmp_path: Path) 
     with pytest.raises(InputError, match=r"is no multiple of .* because each"):
         growkit.grow(source, tmp_path / "target", method="group-diff", verify=None, **sizes)
     assert not (tmp_path / "target").exists()
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("seed", LEGAL[:60])
-def test_hypercloning_of_any_variant(seed: int, tmp_path: Path) -> None:
-    kind, config, _ = draw_source(seeded(seed))
-    source = save_model(tmp_path / "source", kind, seed, **config)
-    growkit.grow(source, tmp_path / "target", hidden=f"x{2 + seed % 2}", verify=None)
-    assert relative_error(source, tmp_path / "target") < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -192,41 +185,30 @@ import sys
 sys.modules["growkit"] = None  # any import of it fails
 import torch
 from transformers import AutoModelForCausalLM
-options = {"trust_remote_code": True, "dtype": torch.float64}
-for folder in sys.argv[1:]:
-    model = AutoModelForCausalLM.from_pretrained(folder + "/out", **options)
-    ids = torch.tensor([[1, 2, 3, 4, 5]])
-    out = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
-    print(type(model).__module__, out[0].tolist(), sep="|")
-    model.save_pretrained(folder + "/again")
+model = AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True, dtype=torch.float64)
+ids = torch.tensor([[1, 2, 3, 4, 5]])
+out = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+print(type(model).__module__, out[0].tolist(), sep="|")
+model.save_pretrained("again")
 """
 
 
+@pytest.mark.sampled(0)
 def test_folders_load_in_a_python_without_growkit(tmp_path: Path) -> None:
-    folders = [tmp_path / integral for integral in ("none", "causal")]
-    for folder in folders:
-        config: dict[str, Any] = {"integral": folder.name, "lambda_std_dev": 0.3}
-        save_model(folder / "source", "diff_transformer", **config)
-        sizes = {"hidden": "x2", "signal_heads": "x3"}
-        growkit.grow(folder / "source", folder / "out", method="group-diff", verify=None, **sizes)
+    source = tmp_path / "source"
+    save_model(source, "diff_transformer", integral="causal", lambda_std_dev=0.3)
+    sizes = {"hidden": "x2", "signal_heads": "x3"}
+    growkit.grow(source, tmp_path / "out", method="group-diff", verify=None, **sizes)
     modules = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run(
-        [sys.executable, "-c", LOADS_ALONE, *map(str, folders)],
-        env=os.environ | modules,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
-    options |= {"eos_token_id": None, "pad_token_id": 0}
-    for folder, line in zip(folders, ran.stdout.splitlines(), strict=True):
-        module, tokens = line.split("|")
-        assert module.startswith("transformers_modules.")
-        model = AutoModelForCausalLM.from_pretrained(folder / "source", dtype=torch.float64)
-        expected = model.generate(torch.tensor([[1, 2, 3, 4, 5]]), **options)
-        assert json.loads(tokens) == expected[0].tolist()
-        assert (folder / "again" / "modeling_diff_transformer.py").exists()
+    run: dict[str, Any] = {"env": os.environ | modules, "cwd": tmp_path, "check": True}
+    ran = subprocess.run([sys.executable, "-c", LOADS_ALONE], stdout=subprocess.PIPE, **run)
+    module, tokens = ran.stdout.decode().split("|")
+    assert module.startswith("transformers_modules.")
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float64)
+    options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = model.generate(torch.tensor([[1, 2, 3, 4, 5]]), max_new_tokens=20, **options)
+    assert json.loads(tokens) == expected[0].tolist()
+    assert (tmp_path / "again" / "modeling_diff_transformer.py").exists()
 
 
 def test_windows_of_other_classes_are_left_behind(tmp_path: Path) -> None:

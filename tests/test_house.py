@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,26 +32,6 @@ OPERATION = CopyMethod(
     paper="https://example.org",
     sizes=(SizeOption("inner", "MLP size", axes=("ffn",)),),
 )
-"""
-CONVERSION = """
-from growkit.extras.differential.conversions.storing import OnDiffTransformer
-from growkit.planning.rewriting import rewrite
-from growkit.extras.differential.diff_family import FAMILY
-from growkit.base.options import Option
-from growkit.planning.operation import Change
-
-
-class Unscaled(OnDiffTransformer):
-    name, paper = "unscaled", "-"
-    options = (Option("why", "reason", form="TEXT", example="test"),)
-
-    def plan(self, source, options, seed):
-        config = FAMILY.complete(source.config) | {"head_output_scale": "none"}
-        plan = rewrite(source, FAMILY, config)
-        return Change([plan], "different", "the factor 1 - λ_init")
-
-
-OPERATION = Unscaled()
 """
 TO_A_CLASS = """
 from growkit.families.family import known_family
@@ -145,16 +127,14 @@ class Mirrored(Scheme):
 FORMAT = Mirrored()
 """
 STORED = """
-from growkit.families.axes import ORDERS
 from growkit.checkpoint.format import Format
 from growkit.checkpoint.layout import Held
 from growkit.checkpoint.weight_file import open_weights
 
-LAYER, HEADS = "model.layers.{layer}.", ("heads.head_dim", "kv_heads.head_dim", "kv_heads.head_dim")
-FUSED = [f"{LAYER}self_attn.{each}_proj.weight" for each in "qkv"]
+LAYER = "model.layers.{layer}."
 GATED = [f"{LAYER}mlp.{each}_proj.weight" for each in ("gate", "up")]
-ALIKE = ["input_layernorm", "post_attention_layernorm", "self_attn.o_proj", "mlp.down_proj"]
-ORDER = ORDERS["with_keys_and_values"]("heads", "kv_heads", "head_dim")
+ALIKE = ["input_layernorm", "post_attention_layernorm", "mlp.down_proj"]
+ALIKE += [f"self_attn.{each}_proj" for each in "qkvo"]
 
 
 class Fused(Format):
@@ -171,7 +151,6 @@ class Fused(Format):
         same = [f"{name}.weight" for name in (*outer, *(LAYER + name for name in ALIKE))]
         return [
             *(Held(f"one.{name}", (name,)) for name in same),
-            Held("qkv.{layer}", tuple(FUSED), HEADS, ORDER),
             Held("gate_up.{layer}", tuple(GATED), transposed=True),
         ]
 
@@ -204,47 +183,52 @@ extends: llama
 """
 
 
-def test_a_method_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "wide_mlp_for_this_test.py").write_text(METHOD)
-    monkeypatch.setattr(growth, "__path__", [*growth.__path__, str(tmp_path)])
+@pytest.fixture
+def add_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, str], None]:
+    """Puts one file into a package."""
+
+    def add(package: Any, name: str, text: str) -> None:
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+
+    return add
+
+
+def test_a_method_is_one_new_file(tmp_path: Path, add_file: Any) -> None:
+    add_file(growth, "wide_mlp_for_this_test.py", METHOD)
     assert "wide-mlp" in operations("grow")
     source = save_model(tmp_path / "source", "llama")
     growkit.grow(source, tmp_path / "out", method="wide-mlp", inner="x3", verify=None)
     assert relative_error(source, tmp_path / "out") < 1e-12
 
 
-def test_a_conversion_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_is_one_new_file(tmp_path: Path, add_file: Any) -> None:
     """It says what is lost; that the function differs is then no broken promise."""
-    (tmp_path / "unscaled_for_this_test.py").write_text(CONVERSION)
-    monkeypatch.setattr(conversions, "__path__", [*conversions.__path__, str(tmp_path)])
+    page = (Path(growkit.__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
+    conversion = page.partition("```python\n")[2].partition("```")[0]
+    add_file(conversions, "unscaled_for_this_test.py", conversion)
     source = save_model(tmp_path / "source", "diffllama")
     quick = growkit.Settings(prompts=2, length=12)
-    result = growkit.convert(source, tmp_path / "out", to="unscaled", why="test", verify=quick)
+    result = growkit.convert(source, tmp_path / "out", to="unscaled", verify=quick)
     shown = [each["command"] for each in growkit.inspect(source)["possible"]]
-    assert "growkit convert SRC OUT --to unscaled --why test" in shown
+    assert "growkit convert SRC OUT --to unscaled" in shown
     assert result["kept"]
     assert result["verification"]["promise"] == "different"
     assert "the factor 1 - λ_init" in result["verification"]["reason"]
     assert relative_error(source, tmp_path / "out") > 1e-3
 
 
-def test_a_conversion_to_another_class_is_one_new_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "to_mistral_for_this_test.py").write_text(TO_A_CLASS)
-    monkeypatch.setattr(conversions, "__path__", [*conversions.__path__, str(tmp_path)])
+def test_a_conversion_to_another_class_is_one_new_file(tmp_path: Path, add_file: Any) -> None:
+    add_file(conversions, "to_mistral_for_this_test.py", TO_A_CLASS)
     source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
     assert growkit.convert(source, out, to="mistral-for-this-test")["kept"]
     assert type(AutoModelForCausalLM.from_pretrained(out)).__name__ == "MistralForCausalLM"
     assert relative_error(source, out) < 1e-12
 
 
-def test_a_class_of_ones_own_is_one_new_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_of_ones_own_is_one_new_file(tmp_path: Path, add_file: Any) -> None:
     """The written folder has its code, and loads without growkit's registration."""
-    (tmp_path / "twin.py").write_text(OWN_CLASS)
-    monkeypatch.setattr(own_classes, "__path__", [*own_classes.__path__, str(tmp_path)])
+    add_file(own_classes, "twin.py", OWN_CLASS)
     source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
     edit_config(source, model_type="twin", architectures=["TwinForCausalLM"])
     assert growkit.grow(source, out, hidden="x2", verify=growkit.Settings(prompts=1))["kept"]
@@ -255,11 +239,8 @@ def test_a_class_of_ones_own_is_one_new_file(
     assert not growkit.verify(source, out, prompts=1)["kept"]
 
 
-def test_a_format_of_optimizer_states_is_one_new_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "states_for_this_test.py").write_text(STATES)
-    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
+def test_a_format_of_optimizer_states_is_one_new_file(tmp_path: Path, add_file: Any) -> None:
+    add_file(formats, "states_for_this_test.py", STATES)
     source = save_model(tmp_path / "source", "llama")
     model = AutoModelForCausalLM.from_pretrained(source)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -273,17 +254,13 @@ def test_a_format_of_optimizer_states_is_one_new_file(
     assert (tmp_path / "out" / "grown.state").read_text().endswith("tensors")
 
 
-def test_a_family_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "other_for_this_test.yaml").write_text(FAMILY)
-    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+def test_a_family_is_one_new_file(tmp_path: Path, add_file: Any) -> None:
+    add_file(families, "other_for_this_test.yaml", FAMILY)
     assert family_of({"model_type": "other"}, "here").name == "Other"
 
 
-def test_a_format_of_weights_is_one_new_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mirrored_for_this_test.py").write_text(FORMAT)
-    monkeypatch.setattr(quantised, "__path__", [*quantised.__path__, str(tmp_path)])
+def test_a_format_of_weights_is_one_new_file(tmp_path: Path, add_file: Any) -> None:
+    add_file(quantised, "mirrored_for_this_test.py", FORMAT)
     source = save_model(tmp_path / "source", "llama")
     stored = shutil.copytree(source, tmp_path / "stored")
     with edit_weights(stored) as tensors:
@@ -294,27 +271,18 @@ def test_a_format_of_weights_is_one_new_file(
     assert relative_error(source, tmp_path / "out") < 1e-12
 
 
-def test_a_format_of_files_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads are stored group by group, the MLP transposed; a wrong row is found and named."""
-    (tmp_path / "fused_for_this_test.py").write_text(STORED)
-    monkeypatch.setattr(stored_formats, "__path__", [*stored_formats.__path__, str(tmp_path)])
+def test_a_format_of_files_is_one_new_file(tmp_path: Path, add_file: Any) -> None:
+    """The MLP is stored joined and transposed; a wrong column of it is found and named."""
+    add_file(stored_formats, "fused_for_this_test.py", STORED)
     source = save_model(tmp_path / "source", "llama")
     fused = shutil.copytree(source, tmp_path / "fused")
-    of_layer, stored = {}, {}
-    for name, tensor in load_file(fused / "model.safetensors").items():
-        *_, layer, _, kind, _ = ["", "", "", *name.split(".")]
-        joined = kind in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-        of_layer[layer, kind] = tensor
-        stored |= {} if joined else {f"one.{name}": tensor}
-    config = json.loads((source / "config.json").read_text())
-    groups = config["num_key_value_heads"]
-    for layer in map(str, range(config["num_hidden_layers"])):
-        heads = (of_layer[layer, f"{kind}_proj"].chunk(groups) for kind in "qkv")
-        stored[f"qkv.{layer}"] = torch.cat(
-            [part for group in zip(*heads, strict=True) for part in group]
-        )
-        both = of_layer[layer, "gate_proj"], of_layer[layer, "up_proj"]
-        stored[f"gate_up.{layer}"] = torch.cat(both).T.contiguous()
+    joined, tensors = {}, load_file(fused / "model.safetensors")
+    for layer in (0, 1):
+        both = [
+            tensors.pop(f"model.layers.{layer}.mlp.{part}_proj.weight") for part in ("gate", "up")
+        ]
+        joined[f"gate_up.{layer}"] = torch.cat(both).T.contiguous()
+    stored = {f"one.{name}": tensor for name, tensor in tensors.items()} | joined
     (fused / "model.safetensors").unlink()
     save_file(stored, fused / "fused.safetensors")
     quick = growkit.Settings(prompts=1, length=12)
@@ -330,12 +298,9 @@ def test_a_format_of_files_is_one_new_file(tmp_path: Path, monkeypatch: pytest.M
     assert fault["cause"].startswith("1 of ")
 
 
-def test_a_check_of_the_proof_is_one_new_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_of_the_proof_is_one_new_file(tmp_path: Path, add_file: Any) -> None:
     """JSON, page, terminal and card show its section, and its finding decides."""
-    (tmp_path / "vocabulary_for_this_test.py").write_text(CHECK)
-    monkeypatch.setattr(proof, "__path__", [*proof.__path__, str(tmp_path)])
+    add_file(proof, "vocabulary_for_this_test.py", CHECK)
     source, quick = save_model(tmp_path / "source", "llama"), ["--prompts", "1", "--length", "12"]
     result = growkit.grow(
         source, tmp_path / "few", hidden="x2", verify=growkit.Settings(prompts=1, length=12)
@@ -352,13 +317,6 @@ def test_a_check_of_the_proof_is_one_new_file(
     assert json.loads(json.dumps(again))["sections"]["vocabulary_for_this_test"]["tokens"] == 64
     growkit.save_report(again, tmp_path / "page.html")
     assert "<h2>Vocabulary for this test</h2>" in (tmp_path / "page.html").read_text()
-
-
-def test_options_of_methods_are_options_of_the_command() -> None:
-    shown = cli("grow", "--help").stdout
-    for method in operations("grow").values():
-        for option in method.options:
-            assert "--" + option.name.replace("_", "-") in shown
 
 
 def test_no_family_is_named_outside_its_file() -> None:

@@ -22,32 +22,10 @@ from tests.conftest import (
     logits_of,
     randomise,
 )
-from tests.families import SIZES
 
 QUICK = growkit.Settings(prompts=1, length=12)
 IDS = torch.randint(28, (1, TOKENS), generator=torch.Generator().manual_seed(0))
 
-TEXT: dict[str, Any] = SIZES | {
-    "hidden_size": 20,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 6,
-}
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
-GEMMA = {
-    "text_config": TEXT | {"model_type": "gemma3_text", "layer_types": ["sliding_attention"] * 2},
-    "vision_config": VISION | {"model_type": "siglip_vision_model"},
-    "mm_tokens_per_image": 4,
-    "image_token_index": 28,
-}
 WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = listed("inside", "wholes")
 """Type, config and sizes to grow to."""
 
@@ -105,7 +83,7 @@ def test_it_is_grown_with_an_adapter_of_the_whole(name: str, tmp_path: Path) -> 
     assert distance(logits_of(before, IDS), logits_of(after, IDS)) < 1e-12
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "gemma3")
 @pytest.mark.usage
 @pytest.mark.parametrize("name", ["gemma3", "of an inferred family"])
 def test_it_is_proved_alone(name: str, tmp_path: Path) -> None:

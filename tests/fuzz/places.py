@@ -27,40 +27,16 @@ from growkit.base.settings import Settings
 from tests.conftest import save_random
 from tests.converted import FILES
 from tests.families import FAMILIES
+from tests.fuzz.odd import SEEDS
 
 SECRET = b"what lies outside of a model folder is none of its business\n" * 8
 TEXT = b"one two three four five six seven eight nine ten <|endoftext|> two two three ten one\n"
 RECIPE = (
     b"source: source\noutput: out\nsteps:\n  - grow: hypercloning\n    hidden: x2\nverify: false\n"
 )
-SIZES = {
-    "vocab_size": 16,
-    "hidden_size": 4,
-    "intermediate_size": 6,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-}
 ENDS = {"bos_token_id": None, "eos_token_id": None}
-DIFF = SIZES | {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", SIZES),
-    "mistral": ("mistral", SIZES | {"sliding_window": 4}),
-    "diffllama": ("diffllama", DIFF),
-    "diff": ("diff_transformer", DIFF),
-    "v2": (
-        "diff_transformer",
-        DIFF
-        | {"lambda_type": "projected", "noise_keys": "shared", "head_norm": "none"}
-        | {"head_dim": 4, "value_head_dim": 4, "num_attention_heads": 4},
-    ),
-    "shared": ("diff_transformer", DIFF | {"qk_projection": "shared", "shared_rank": 2}),
-    "dint": ("diff_transformer", DIFF | {"integral": "causal"}),
-    "qwen3": ("qwen3", SIZES | {"head_dim": 2}),
-    "mixtral": ("mixtral", SIZES | {"num_local_experts": 2}),
-    "gpt2": ("gpt2", {"n_embd": 4, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": 16}),
-}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = SEEDS["models"]
+SIZES = MODELS["llama"][1]
 OTHERS = {
     kind: each.any(Random(kind)) | ENDS | {"vocab_size": 16}
     for kind, each in FAMILIES.items()

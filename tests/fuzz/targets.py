@@ -43,8 +43,7 @@ CONFIG, WEIGHTS = "source/config.json", "source/model.safetensors"
 INDEX, PICKLE = "source/model.safetensors.index.json", "source/pytorch_model.bin"
 MANIFEST = "target/growkit.json"
 CANARY = b"open('canary', 'w').close()\nraise SystemExit(99)\n"
-VARIANTS, CANARIES = words(SEEDS["variants"]), words(SEEDS["canaries"])
-LINKS, OTHER_FILES = words(SEEDS["links"]), words(SEEDS["other_files"])
+CANARIES, LINKS, OTHER_FILES = (words(SEEDS[key]) for key in ("canaries", "links", "other_files"))
 RECIPE_KEYS, TOKENIZER_KEYS = words(SEEDS["recipe_keys"]), words(SEEDS["tokenizer_keys"])
 MANIFEST_KEYS = RECIPE_KEYS + words(SEEDS["manifest_keys"])
 RECIPES = SEEDS["recipes"]
@@ -156,20 +155,7 @@ def look(random: Random) -> tuple[str, ...]:
     shown = ("--json",) if random.random() < 0.9 else ()
     if random.random() < 0.5:
         return ("inspect", "source", *shown)
-    return (*make(random), "--dry-run", *shown)
-
-
-def make(random: Random) -> tuple[str, ...]:
-    """A command that makes something of a source."""
-    if random.random() < 0.4:
-        return odd_line(random)
-    if random.random() < 0.5:
-        to = random.choice(VARIANTS)
-        rank = ("--rank", random.choice(["1", "2", "100"])) if to == "shared-diff" else ()
-        return ("convert", "source", "out", "--to", to, *rank)
-    grow = ("grow", "source", "out", "--hidden", random.choice(["x2", "x3", "16"]))
-    grouped = ("--method", "group-diff", "--signal-heads", random.choice(["x2", "x4", "8"]))
-    return (*grow, *random.choice([(), (), ("--symmetry", "keep"), grouped]))
+    return (*odd_line(random), "--dry-run", *shown)
 
 
 def odd_json(random: Random, sound: bytes, keys: list[str]) -> bytes:
@@ -246,7 +232,7 @@ def folder(random: Random, places: Places) -> Case:
     if place == "pair" and random.random() < 0.5:
         line = random.choice([VERIFY, ("inspect", "target")])
     elif random.random() < 0.2:
-        line = (*make(random), "--no-verify", "--json")
+        line = (*odd_line(random), "--no-verify", "--json")
     return Case(place, line, files)
 
 
@@ -254,7 +240,7 @@ def growth(random: Random, places: Places) -> Case:
     """An odd config or odd weights, from which a model is really made."""
     drawn = random.choice([config, weights, weights, index, pickled])(random, places)
     quick = QUICK if random.random() < 0.15 else ("--no-verify",)
-    return Case(drawn.place, (*make(random), "--json", *quick), drawn.files)
+    return Case(drawn.place, (*odd_line(random), "--json", *quick), drawn.files)
 
 
 # --- Recipes and command lines --------------------------------------------------------------------

@@ -18,12 +18,13 @@ import pytest
 from growkit.pipeline import inspection
 from tests.conftest import seeded
 from tests.fuzz import worker as workers
+from tests.fuzz.odd import SEEDS
 from tests.fuzz.places import Case, corpus
 from tests.fuzz.rules import Answer, judge
 from tests.fuzz.targets import TARGETS, draw
 from tests.fuzz.worker import Tally, Worker, quickly
 
-INPUTS, MANY, KEPT = 60, 20_000, 40
+INPUTS, MANY, KEPT = 30, 20_000, 20
 """Odd inputs in the suite and at night, and those of the corpus in the suite."""
 SEED = 5
 LOOK = Case("llama", ("inspect", "source"))
@@ -92,52 +93,26 @@ def test_answers_are_those_of_the_command(worker: Worker) -> None:
     assert result.returncode == 2
 
 
-def write_elsewhere(folder: Path) -> None:
-    with open(f"/tmp/{os.getpid()}-never", "w"):
-        pass
-
-
-def write_beside(folder: Path) -> None:
-    (folder.parent / "left-over").write_text("")
-
-
-def spoil(folder: Path) -> None:
-    (folder / "config.json").write_text("{}")
-
-
-def swell(folder: Path) -> None:
-    assert b"x" * (130 << 20)
-
-
 def hang(folder: Path) -> None:
     while True:
         pass
 
 
-def wait(folder: Path) -> None:
-    time.sleep(60)
-
-
-def crash(folder: Path) -> None:
-    ctypes.string_at(0)
-
-
-def mutter(folder: Path) -> None:
-    os.write(2, b"libx: something is odd\n")
-
-
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "error": (lambda folder: {}["missing"], "traceback KeyError"),
     "exit": (lambda folder: os.kill(os.getpid(), signal.SIGTERM), "SIGTERM"),
-    "crash": (crash, "SIGSEGV"),
+    "crash": (lambda folder: ctypes.string_at(0), "SIGSEGV"),
     "hang": (hang, "SIGPROF"),
-    "wait": (wait, "SIGALRM"),
-    "swell": (swell, "more than 1 GiB"),
-    "elsewhere": (write_elsewhere, "stray open"),
+    "wait": (lambda folder: time.sleep(60), "SIGALRM"),
+    "swell": (lambda folder: len(b"x" * (130 << 20)), "more than 1 GiB"),
+    "elsewhere": (lambda folder: Path(f"/tmp/{os.getpid()}-never").write_text(""), "stray open"),
     "run": (lambda folder: os.system("true"), "stray os.system"),
-    "beside": (write_beside, "refused, but wrote"),
-    "spoil": (spoil, "touched source/config.json"),
-    "mutter": (mutter, "several lines"),
+    "beside": (lambda folder: (folder.parent / "left-over").touch(), "refused, but wrote"),
+    "spoil": (
+        lambda folder: (folder / "config.json").write_text("{}"),
+        "touched source/config.json",
+    ),
+    "mutter": (lambda folder: os.write(2, b"libx: something is odd\n"), "several lines"),
     "warn": (lambda folder: warnings.warn("odd", stacklevel=1), "no sentence"),
 }
 
@@ -166,46 +141,10 @@ def test_faults_are_found(fault: str, worker: Worker, monkeypatch: pytest.Monkey
     assert not after.found, report(after)  # what a fault leaves behind is cleared away
 
 
-def test_a_parser_that_lets_errors_through_is_found(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the fuzzer's own inputs."""
-    from growkit.checkpoint import folder
-
-    monkeypatch.setattr(folder, "reason", lambda error: {}[str(error)])
-    tally = worker.run(lambda number: draw(0, number, worker.places, "config"), 0, 25)
-    assert any("KeyError" in found.fault.kind for found in tally.found)
-    assert tally.count == 25
+LONG = ["inspect x", 2, "", f"error: {'a' * 3000}\n", "", "long sentence"]
 
 
-GOOD = Answer(2, "", "error: it is so; do this\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "answer", "kind"),
-    [
-        (("inspect", "x"), GOOD, None),
-        (("inspect", "x"), Answer(2, "", "error: a\nb\n"), "several lines"),
-        (("inspect", "x"), Answer(2, "", "error: \x1b[31m\n"), "unprintable"),
-        (("inspect", "x"), Answer(2, "", "error: " + "a" * 3000 + "\n"), "long sentence"),
-        (("inspect", "x"), Answer(2, "", "it is so\n"), "no sentence"),
-        (("inspect", "x"), Answer(2, "x", "error: it is so\n"), "refused, but printed"),
-        (("inspect", "x"), Answer(0, "x\n", ""), None),
-        (("inspect", "x"), Answer(0, "\x1b[31m\n", ""), "unprintable"),
-        (("inspect", "x"), Answer(0, "", "UserWarning: odd\n"), "spilled"),
-        (("inspect", "x"), Answer(1, "", ""), "exit code 1 of inspect"),
-        (("inspect", "x"), Answer(3, "", ""), "exit code 3"),
-        (("inspect", "x", "--json"), Answer(0, "{}", ""), None),
-        (("inspect", "x", "--json"), Answer(0, '{"a": NaN}', ""), "no JSON"),
-        (("inspect", "x", "--json"), Answer(0, "{}", "", made=["left"]), "made left"),
-        (("grow", "x", "out", "--json"), Answer(0, '{"output": "/a/out"}', "", made=["out"]), None),
-        (
-            ("grow", "x", "out", "--json"),
-            Answer(0, '{"output": "/a/out"}', "", made=["out", "left"]),
-            "made left",
-        ),
-    ],
-)
-def test_rules(arguments: tuple[str, ...], answer: Answer, kind: str | None) -> None:
-    fault = judge(arguments, answer)
+@pytest.mark.parametrize(("line", "code", "out", "err", "made", "kind"), [*SEEDS["answers"], LONG])
+def test_rules(line: str, code: int, out: str, err: str, made: str, kind: str | None) -> None:
+    fault = judge(tuple(line.split()), Answer(code, out, err, made=made.split()))
     assert (fault.kind[: len(kind)] if fault and kind else fault) == kind

@@ -9,7 +9,6 @@ import os
 import resource
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 import traceback
@@ -35,7 +34,6 @@ MEMORY = 600 << 20
 """Bytes that an input may take beyond the 0.4 GiB that imports take: 1 GiB in all."""
 ROOM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Memory, where it can be had as a folder: on a disk, writing takes as long as all the rest."""
-RENEW = 75
 LOADED = saving, terminal
 """What commands import late: once here, and not in every child."""
 NOBODY = "/proc", "/dev/null"
@@ -67,14 +65,6 @@ class Tally:
     def count(self) -> int:
         """How many inputs ran."""
         return sum(self.inputs.values())
-
-    def add(self, told: dict[str, Any]) -> None:
-        """Count an input, as the child told of it."""
-        self.inputs[told["target"], told["code"]] += 1
-        if "kind" in told:
-            fault = Fault(told["kind"], told["detail"])
-            case = Case.from_json(told["case"])
-            self.found.append(Found(told["number"], told["target"], fault, case))
 
 
 Make = Callable[[int], tuple[str, Case]]
@@ -108,56 +98,47 @@ class Worker:
             end: the number after the last.
         """
         tally = Tally()
-        shared = mmap.mmap(-1, 64)
         while first < end:
-            log, fatal = self.root / "log", self.root / "fatal"
-            log.write_bytes(b"")
-            fatal.write_bytes(b"")
-            shared[:8] = struct.pack("<q", first)
             gc.freeze()
+            reading, writing = os.pipe()
             child = os.fork()
             if not child:
-                code = 70
                 try:
-                    code = _Child(self, shared, log).run(make, first, end)
+                    _Child(self, writing).run(make, first, end)
                 except BaseException:
-                    fatal.write_text(traceback.format_exc())
+                    os.write(writing, json.dumps({"fell over": traceback.format_exc()}).encode())
                 finally:
-                    os._exit(code)
-            status = self._wait(child, log, tally)
-            first = struct.unpack("<q", shared[:8])[0] + 1
-            if status == 0:
-                break
-            trace = fatal.read_text(errors="replace")
-            if os.WIFEXITED(status):
-                assert os.WEXITSTATUS(status) == RENEW, f"the fuzzer itself fell over: {trace}"
-                continue
-            target, case = make(first - 1)
-            name = signal.Signals(os.WTERMSIG(status)).name
-            fault = Fault(f"{name} {cause(trace)}", trace[:3000])
-            tally.inputs[target, name] += 1
-            tally.found.append(Found(first - 1, target, fault, case))
-            self.places[case.place].restore()
-            for left in (self.root / "tmp").iterdir():
-                remove(left)
+                    os._exit(0)
+            os.close(writing)
+            with os.fdopen(reading) as stream:
+                for told in map(json.loads, stream):
+                    assert "fell over" not in told, told
+                    first = told["number"] + 1
+                    if "code" in told:
+                        tally.inputs[told["target"], told["code"]] += 1
+                    if "fault" in told:
+                        fault, case = Fault(*told["fault"]), make(told["number"])[1]
+                        tally.found.append(Found(told["number"], told["target"], fault, case))
+            _, status = os.waitpid(child, 0)
+            if os.WIFSIGNALED(status):  # an input ended it
+                trace = (self.root / "fatal").read_text(errors="replace")
+                target, case = make(first - 1)
+                name = signal.Signals(os.WTERMSIG(status)).name
+                tally.inputs[target, name] += 1
+                fault = Fault(f"{name} {cause(trace)}", trace[:3000])
+                tally.found.append(Found(first - 1, target, fault, case))
+                self.places[case.place].restore()
+                for left in (self.root / "tmp").iterdir():
+                    remove(left)
         return tally
-
-    @staticmethod
-    def _wait(child: int, log: Path, tally: Tally) -> int:
-        _, status = os.waitpid(child, 0)
-        *whole, _ = log.read_text("utf-8").split("\n")
-        for line in whole:
-            tally.add(json.loads(line))
-        return status
 
 
 class _Child:
     """What runs in the child."""
 
-    def __init__(self, worker: Worker, shared: mmap.mmap, log: Path) -> None:
-        self.root, self.places, self.shared = worker.root, worker.places, shared
-        self.command = worker.command
-        self.log = log.open("a", encoding="utf-8")
+    def __init__(self, worker: Worker, told: int) -> None:
+        self.root, self.places, self.command = worker.root, worker.places, worker.command
+        self.told = os.fdopen(told, "w", buffering=1)
         self.watching = False
         self.strays: list[str] = []
         self.fatal = (self.root / "fatal").open("w")
@@ -187,24 +168,21 @@ class _Child:
         gc.set_threshold(10_000)  # as the command does
         sys.addaudithook(self._audit)
 
-    def run(self, make: Make, first: int, end: int) -> int:
-        """Run inputs until something ends it; the exit code of this process."""
+    def run(self, make: Make, first: int, end: int) -> None:
+        """Run inputs, until there is none or one has left much memory taken."""
         for number in range(first, end):
             target, case = make(number)
-            self.shared[:8] = struct.pack("<q", number)
+            told: dict[str, Any] = {"number": number, "target": target}
+            self.told.write(json.dumps(told) + "\n")
             answer = self.answer(case)
-            told: dict[str, Any] = {"target": target, "code": str(answer.code)}
             fault = judge(case.arguments, answer)
             if _peak() > self.most:
                 fault = fault or Fault("more than 1 GiB", f"{_peak() >> 20} MiB")
-            if fault:
-                told |= {"number": number, "case": case.as_json()}
-                told |= {"kind": fault.kind, "detail": fault.detail}
-            self.log.write(json.dumps(told) + "\n")
-            self.log.flush()
+            told |= {"code": str(answer.code)}
+            told |= {"fault": (fault.kind, fault.detail)} if fault else {}
+            self.told.write(json.dumps(told) + "\n")
             if _peak() > self.most or _resident() > self.most - (MEMORY >> 1):
-                return RENEW
-        return 0
+                return
 
     def answer(self, case: Case) -> Answer:
         """Run one input and put everything back."""
