@@ -299,7 +299,7 @@ def _derived(source: Model, config: Config, deeper: Config) -> Types:
     lists, derived = {}, {}
     for key in sorted(family.lists | here.keys()):
         values = (complete.get(key) or here.get(key) or [])[:count]
-        if any(isinstance(value, float) for value in values):
+        if not all(isinstance(value, int | str | None) for value in values):
             continue  # settings, no types
         if values == here.get(key) and key in there:
             lists[key], derived[key] = values, there[key]
