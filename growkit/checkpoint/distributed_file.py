@@ -437,7 +437,7 @@ def _pickled(entries: Mapping[str, Entry], path: Callable[[str], tuple[str | int
     return pickle.dumps(listed, protocol=4)
 
 
-def metadata_of(dtype: torch.dtype | None, size: Sequence[int]) -> Any:
+def metadata_of(dtype: "torch.dtype | None", size: Sequence[int]) -> Any:
     """What a list says of an entry: a tensor in one part, or a plain value without a dtype."""
     from torch.distributed.checkpoint import metadata
 
