@@ -52,6 +52,18 @@ BLOCKS: dict[str, Any] = {
 """Sizes of a model with rows that llama.cpp divides into blocks."""
 
 
+EXPERTS: dict[str, Any] = {
+    **MODELS["mixtral"],
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_local_experts": 2,
+}
+"""Sizes of a model with rows that MLX divides into blocks."""
+
+
 def save_source(folder: Path, kind: str, sizes: dict[str, Any] | None = None) -> Path:
     """A source in bfloat16, whose numbers have at most eight bits."""
     config = CONFIG_MAPPING[kind](**{**SMALL, **(sizes or MODELS[kind])})
@@ -66,8 +78,14 @@ def save_source(folder: Path, kind: str, sizes: dict[str, Any] | None = None) ->
     return folder
 
 
-def llama_cpp(source: Path, out: Path) -> None:
-    """Convert a source with the modules of llama.cpp's converter, without a tokenizer."""
+def llama_cpp(source: Path, out: Path, most: int = 0) -> None:
+    """Convert a source with the modules of llama.cpp's converter, without a tokenizer.
+
+    Args:
+        source: the folder.
+        out: the file, without its suffix.
+        most: limit for the tensors of a file, if it is split.
+    """
     import conversion
     import gguf
 
@@ -82,7 +100,8 @@ def llama_cpp(source: Path, out: Path) -> None:
     tokens = {str(token): token for token in range(config["vocab_size"])}
     content = {"added_tokens": [], "model": {"vocab": tokens}}
     (source / "tokenizer.json").write_text(json.dumps(content))
-    cls(source, gguf.LlamaFileType.MOSTLY_BF16, out.with_suffix(".gguf")).write()
+    file, kind = out.with_suffix(".gguf"), gguf.LlamaFileType.MOSTLY_BF16
+    cls(source, kind, file, split_max_tensors=most).write()
 
 
 def quantised(source: Path, out: Path) -> None:
@@ -149,6 +168,28 @@ def mlx(source: Path, out: Path) -> None:
         shutil.copy(source / file, out.with_suffix(".mlx") / file)
 
 
+def mlx_blocks(source: Path, out: Path) -> None:
+    """Round a source to blocks of several kinds with mlx-lm, and dequantise these again."""
+    from mlx_lm import utils
+
+    kinds: dict[str, Any] = {
+        "q_proj": {"group_size": 32, "bits": 8},
+        "k_proj": False,
+        "v_proj": {"group_size": 32, "bits": 3},
+        "o_proj": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+        "gate_proj": {"group_size": 32, "bits": 6},
+        "up_proj": {"group_size": 32, "bits": 5},
+    }
+    model, config = utils.load_model(source)
+    model, config = utils.quantize_model(
+        model, config, 64, 4, quant_predicate=lambda path, _: kinds.get(path.split(".")[-1], True)
+    )
+    utils.save_model(out.with_suffix(".mlx_blocks"), model)
+    utils.save_config(config, out.with_suffix(".mlx_blocks") / "config.json")
+    utils.save_model(out.with_suffix(".mlx_numbers"), utils.dequantize_model(model))
+    shutil.copy(source / "config.json", out.with_suffix(".mlx_numbers"))
+
+
 PROGRAMS = {"llama.cpp": llama_cpp, "litgpt": litgpt, "mlx": mlx}
 
 
@@ -157,6 +198,13 @@ def main(program: str, *sources: str) -> None:
     if program == "llama.cpp":
         with TemporaryDirectory() as scratch:
             quantised(save_source(Path(scratch) / "llama", "llama", BLOCKS), FILES / "llama")
+            source = save_source(Path(scratch) / "parts", "llama")
+            llama_cpp(source, FILES / "llama.parts" / "llama", 8)
+    if program == "mlx":
+        with TemporaryDirectory() as scratch:
+            mlx_blocks(
+                save_source(Path(scratch) / "mixtral", "mixtral", EXPERTS), FILES / "mixtral"
+            )
     for kind in MODELS:
         with TemporaryDirectory() as scratch:
             PROGRAMS[program](save_source(Path(scratch) / kind, kind), FILES / kind)

@@ -13,8 +13,8 @@ from growkit.base.lazy import Tensor, torch
 Config = dict[str, Any]
 """The contents of a ``config.json``."""
 
-QUANTISED = ("quantization_config", "compression_config")
-"""Config keys of quantised models."""
+QUANTISED = ("quantization_config", "compression_config", "quantization")
+"""Config keys of quantised models, the last one of MLX."""
 
 TORCH_NAMES = {
     "F64": "float64",

@@ -232,6 +232,10 @@ class Dequantised(View):
                 values[part.start - rows.start : part.stop - rows.start] = tensors.cut(block, inner)
             return check_finite(values, name, self.where(name))
 
+    def rounded_in_blocks(self, name: str) -> bool:
+        """See ``Weights``."""
+        return name in self.parts
+
     def cuts(self, name: str) -> int:
         """See ``Checkpoint``; dequantised tensors are computed by rows."""
         if name not in self.parts:

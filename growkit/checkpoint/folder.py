@@ -149,6 +149,9 @@ INSTEAD_OF_WEIGHTS = {
 the first match is reported."""
 
 
+PART = re.compile(r"-[0-9]{5}(?=-of-[0-9]{5}\.)")
+"""In the names of the parts of one model, which GGUF has as well: the number of the part."""
+
 _MODULE = re.compile(r"""(?:["'](?=\w+\.)|^\s*(?:from|import)\s+\.)(\w+)""", re.MULTILINE)
 """A module that ``auto_map`` names, or that other code imports."""
 
@@ -161,8 +164,8 @@ class Folder:
 
     Attributes:
         path: path of the folder.
-        only: name of the file that holds the model; all others in the folder are hidden. Empty if
-            the folder is the model.
+        only: name of the file that holds the model; all others in the folder are hidden, but for
+            further parts of the model. Empty if the folder is the model.
 
     Raises:
         InputError: the path is neither.
@@ -191,7 +194,8 @@ class Folder:
 
     def has(self, name: str) -> bool:
         """Whether the name exists, usable or not."""
-        return self.only in ("", name) and os.path.lexists(self.path / name)
+        hidden = self.only and PART.sub("", name) != PART.sub("", self.only)
+        return not hidden and os.path.lexists(self.path / name)
 
     def find(self, name: str) -> Path | None:
         """Find a regular file by its name relative to the folder; None if the name does not exist.
@@ -299,14 +303,14 @@ class Folder:
         Raises:
             InputError: there are more than ``MAX_ENTRIES``, or a folder cannot be read.
         """
-        if self.only:
-            return [self.only] if not patterns or matches(self.only, patterns) else []
 
         def stop(error: OSError) -> None:
             raise _unreadable(Path(error.filename), error)
 
         paths: list[str] = []
         for at, folders, files in walk(self.path, onerror=stop):
+            if self.only:
+                folders[:], files = [], [name for name in files if self.has(name)]
             if at == self.path and patterns:
                 folders[:] = [name for name in folders if matches(name, patterns)]
                 files = [name for name in files if matches(name, patterns)]

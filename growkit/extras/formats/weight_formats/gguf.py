@@ -1,4 +1,4 @@
-"""GGUF, the format of llama.cpp: one file with the settings of a model and its tensors.
+"""GGUF, the format of llama.cpp: a file with the settings of a model and its tensors, or several.
 
 The header is read here, within limits, since the library ``gguf`` maps the file. The library
 computes the numbers of quantised tensors. For each architecture, this file lists the names of
@@ -23,7 +23,7 @@ from growkit.base.lazy import Tensor, np, torch
 from growkit.base.names import listed
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, cut, full, main_dtype
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.folder import Folder, State, read, state_of
+from growkit.checkpoint.folder import PART, Folder, State, read, state_of
 from growkit.checkpoint.format import ForeignSettings, Format, Output
 from growkit.checkpoint.layout import Arranged, Held, row_sizes
 from growkit.checkpoint.scratch import temporary
@@ -299,10 +299,6 @@ class GGUFFile(WeightFile):
             elements, size, _ = _block(kind, self.path)
             computed[tensor] = TensorInfo((*rows, stored // size * elements), "F32")
         self.tensors = {**self.tensors, **computed}
-        if kinds := sorted({_block(kind, self.path)[2] for kind in quantised.values()}):
-            self.note = (
-                f"{self.path} has {listed(kinds)} blocks, read as the numbers they stand for"
-            )
 
     def rounded_in_blocks(self, name: str) -> bool:
         """See ``Weights``."""
@@ -366,7 +362,7 @@ class GGUF(Format):
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``."""
         names = [name for name in folder.names("*.gguf") if "/" not in name]
-        if len(names) > 1:
+        if len({PART.sub("", name) for name in names}) > 1:
             raise InputError(
                 f"{folder} has {len(names)} GGUF files ({names[0]} and others); give one of them"
             )
@@ -374,13 +370,19 @@ class GGUF(Format):
 
     def open(self, folder: Folder, names: Sequence[str]) -> Sequence[GGUFFile]:
         """See ``Format``."""
-        return [_open(folder, name) for name in names]
+        files = [_open(folder, name) for name in names]
+        kinds = {kind for file in files for kind in file.quantised.values()}
+        if blocks := sorted(_block(kind, files[0].path)[2] for kind in kinds):
+            files[
+                0
+            ].note = f"{folder} has {listed(blocks)} blocks, read as the numbers they stand for"
+        return files
 
     def config(self, folder: Folder, files: Sequence[Any]) -> Config:
         """See ``Format``."""
-        (file,) = files
-        with explain_damage(f"the settings of {file.path} cannot be used", REMEDY):
-            return _config(file)
+        with explain_damage(f"the settings of {files[0].path} cannot be used", REMEDY):
+            _check_parts(files)
+            return _config(files[0].settings, {key: file for file in files for key in file.tensors})
 
     def layout(self, config: Config) -> Sequence[Held]:
         """See ``Format``."""
@@ -614,18 +616,35 @@ def _entry(header: _Header) -> tuple[str, Shape, int, int]:
 # The settings
 
 
-def _config(file: GGUFFile) -> Config:
-    """The config of a file, as transformers has it.
+def _check_parts(files: Sequence[GGUFFile]) -> None:
+    """Check that these are all parts of a model, in their order.
+
+    Raises:
+        ValueError: one is missing, or is a part of another model.
+    """
+    for number, file in enumerate(files):
+        part, count = (file.settings.get(f"split.{key}") or 0 for key in ("no", "count"))
+        if (part, count or 1) != (number, len(files)):
+            raise ValueError(
+                f"{file.path.name} says that it is file {part} of {count}, counted from 0, but it "
+                f"is file {number} of {len(files)} by the names; put all parts next to it"
+            )
+
+
+def _config(contents: Mapping[str, Any], files: Mapping[str, GGUFFile]) -> Config:
+    """The config of a model, as transformers has it.
+
+    Args:
+        contents: the settings, which the first file has.
+        files: the file of every tensor.
 
     Raises:
         ValueError: a setting is missing, unknown or of another kind.
     """
-    kind = file.settings.get("general.architecture", "")
+    kind = contents.get("general.architecture", "")
     if kind not in ARCHITECTURES:
         raise ValueError(f"architecture {kind!r} is none of {', '.join(ARCHITECTURES)}")
-    if (parts := file.settings.get("split.count") or 1) != 1:
-        raise ValueError(f"it is one of {parts} files, which llama-gguf-split merges")
-    settings = ForeignSettings(file.settings, f"{kind}.")
+    settings = ForeignSettings(contents, f"{kind}.")
     several, experts = ARCHITECTURES[kind], settings.take("expert_count") or None
     architecture = several[0 if experts else -1]
     config: Config = {"model_type": architecture.model_type}
@@ -640,19 +659,20 @@ def _config(file: GGUFFile) -> Config:
             raise ValueError(f"{kind}.{stored} is missing")
     width = config["hidden_size"] // max(config["num_attention_heads"], 1)
     config["head_dim"] = config["head_dim"] or width
-    if (embedding := file.tensors.get("token_embd.weight")) is None:
+    tensors = {name: file.tensors[name] for name, file in files.items()}
+    if (embedding := tensors.get("token_embd.weight")) is None:
         raise ValueError("token_embd.weight is missing")
     config["vocab_size"] = embedding.shape[0]
     settings.expect("vocab_size", config["vocab_size"])
     settings.expect("attention.value_length", config["head_dim"])
     settings.expect("rope.dimension_count", config["head_dim"])
-    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    config["tie_word_embeddings"] = "output.weight" not in tensors
     if architecture.biased:
-        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    config["dtype"] = TORCH_NAMES[main_dtype(file.tensors)]
+        config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config["dtype"] = TORCH_NAMES[main_dtype(tensors)]
     config |= architecture.fixed(config)
     theta = settings.take("rope.freq_base", 10000.0)
-    rope = {"rope_theta": theta, **_scaling(settings.take, file, theta)}
+    rope = {"rope_theta": theta, **_scaling(settings.take, files.get(FACTORS), theta)}
     config["rope_parameters"] = rope
     if architecture.window:
         window = settings.take("attention.sliding_window") or None
@@ -676,14 +696,20 @@ def _windows(period: int, layers: int, window: int | None) -> Config:
     return {"layer_types": kinds, **({"sliding_window": window} if window else {})}
 
 
-def _scaling(take: Callable[..., Any], file: GGUFFile, theta: float) -> dict[str, Any]:
-    """How rotary frequencies are scaled, with the keys of ``rope_parameters``."""
+def _scaling(take: Callable[..., Any], file: GGUFFile | None, theta: float) -> dict[str, Any]:
+    """How rotary frequencies are scaled, with the keys of ``rope_parameters``.
+
+    Args:
+        take: see ``ForeignSettings``.
+        file: the file with ``FACTORS``, if there are any.
+        theta: the base of the frequencies.
+    """
     kind, factor = take("rope.scaling.type", None, str), take(SCALING["factor"])
     trained = take(SCALING["original_max_position_embeddings"])
     take("rope.scaling.finetuned", None, bool)
     yarn = {key: take(stored) for key, stored in SCALING.items() if "yarn" in stored}
     given = {key: value for key, value in yarn.items() if value is not None}
-    if FACTORS in file.tensors:
+    if file:
         if kind not in (None, "none"):
             raise ValueError(f"it has {FACTORS} and rope scaling {kind}")
         return _llama3(file.read(FACTORS), theta)

@@ -1,15 +1,16 @@
-"""Folders of mlx-lm with stacked experts; without these, the files are like those of transformers.
+"""Folders of mlx-lm with stacked experts or quantised layers; transformers reads the others itself.
 
 https://github.com/ml-explore/mlx-lm
 """
 
 from collections.abc import Mapping, Sequence
 
-from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.formats.transformers import Transformers
 from growkit.checkpoint.layout import Held
+from growkit.extras.formats.quantised.mlx import FORMAT as QUANTISED
+from growkit.extras.formats.quantised.mlx import STACKED
 
 MARK = b'"format":"mlx"'
 """In the first bytes of the header that mlx writes."""
@@ -27,20 +28,15 @@ class MLX(Transformers):
     read_by_transformers = False
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
-        """See ``Format``; quantised models are refused."""
+        """See ``Format``."""
         if not (folder.names("model*.safetensors") and (files := super().files(folder))):
             return {}
         with folder.open(min(files)) as stream:
             if MARK not in stream.read(PEEK):
                 return {}
-        config = folder.json("config.json") if folder.find("config.json") else {}
-        if config.get("quantization"):
-            raise InputError(
-                f"{folder} was quantised by MLX, whose blocks growkit does not read; give the "
-                "model that it was made from, or dequantise it (mlx_lm.convert --dequantize)"
-            )
         names = (name for file in self.open(folder, [*files]) for name in file.tensors)
-        return files if any(".switch_mlp." in name for name in names) else {}
+        own = any(STACKED in name or name.endswith(QUANTISED.suffixes[0]) for name in names)
+        return files if own else {}
 
     def layout(self, config: Config) -> Sequence[Held]:
         """See ``Format``."""
@@ -55,7 +51,11 @@ class MLX(Transformers):
             for kind, name in MIXTRAL.items()
         }
         return [
-            *(Held(f"{stored}.weight", (f"{name}.weight",)) for stored, name in names.items()),
+            *(
+                Held(f"{stored}{end}", (f"{name}{end}",))
+                for stored, name in names.items()
+                for end in (".weight", *QUANTISED.suffixes[:-1])
+            ),
             Held("{name}", ("{name}",)),
         ]
 
