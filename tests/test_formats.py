@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import growkit
 from growkit.base.errors import InputError
 from tests.conftest import cli, edit_config, edit_weights, listed, relative_error, save_model
-from tests.converted import BLOCKS, FILES, MODELS, save_source
+from tests.converted import BLOCKS, EXPERTS, FILES, MODELS, save_source
 
 QUICK = growkit.Settings(prompts=2, length=16)
 GEMMA = {
@@ -225,6 +225,26 @@ def test_rounding_to_blocks_is_told_from_a_fault(tmp_path: Path, fault: str) -> 
     assert result["sections"]["logits"]["strict_float64"]["kl_nats_per_token"] > 0
 
 
+def test_blocks_of_mlx_stand_for_what_mlx_makes_of_them(tmp_path: Path) -> None:
+    """Of six kinds of blocks; mlx-lm made them, and dequantised them again."""
+    blocks, source = FILES / "mixtral.mlx_blocks", save_source(tmp_path / "s", "mixtral", EXPERTS)
+    assert growkit.verify(FILES / "mixtral.mlx_numbers", blocks, QUICK)["verdict"] == "preserved"
+    result = growkit.verify(source, blocks, QUICK)
+    assert result["verdict"] == "not preserved"
+    assert "8 weights are rounded to blocks of few bits, at most" in result["reason"]
+    assert result["sections"]["logits"]["strict_float64"]["kl_nats_per_token"] > 0
+
+
+def test_parts_of_a_gguf_file_are_one_model(tmp_path: Path) -> None:
+    """Any of them may be given, beside another model; llama.cpp wrote them."""
+    source = save_source(tmp_path / "source", "llama")
+    folder = shutil.copytree(FILES / "llama.parts", tmp_path / "parts")
+    shutil.copy(FILES / "qwen3.gguf", folder)
+    result = growkit.verify(source, folder / "llama-00002-of-00003.gguf", QUICK)
+    assert result["verdict"] == "preserved"
+    assert result["sections"]["weights"]["tensors_recovered"] == 20
+
+
 def with_count(at: int, count: int) -> Callable[[bytes], bytes]:
     return lambda content: content[:at] + struct.pack("<Q", count) + content[at + 8 :]
 
@@ -271,6 +291,9 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path, damage: str) 
     assert "wrong.gguf" in message
 
 
+GATE = "block_sparse_moe.switch_mlp.gate_proj"
+
+
 def hold_one_twice(folder: Path) -> None:
     """Former files of litgpt have ``attn.attn``, later ones ``attn.qkv``."""
     state = torch.load(folder / "lit_model.pth")
@@ -278,8 +301,26 @@ def hold_one_twice(folder: Path) -> None:
     torch.save(state, folder / "lit_model.pth")
 
 
-def quantise(folder: Path) -> None:
-    edit_config(folder, quantization={"group_size": 64, "bits": 4})
+def with_bits(layer: str, bits: int) -> Callable[[Path], None]:
+    """Settings of MLX for a layer."""
+
+    def edit(folder: Path) -> None:
+        quantised = json.loads((folder / "config.json").read_text())["quantization"]
+        quantised[f"model.layers.0.{layer}"] = {"group_size": 32, "bits": bits}
+        edit_config(folder, quantization=quantised, quantization_config=None)
+
+    return edit
+
+
+def lose_a_part(folder: Path) -> None:
+    (folder / "llama-00003-of-00003.gguf").unlink()
+
+
+def exchange_parts(folder: Path) -> None:
+    second, third = (folder / f"llama-0000{number}-of-00003.gguf" for number in (2, 3))
+    content = second.read_bytes()
+    third.replace(second)
+    third.write_bytes(content)
 
 
 def add_files(*names: str) -> Callable[[Path], None]:
@@ -291,19 +332,22 @@ def add_files(*names: str) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("program", "spoil", "reason"),
+    ("name", "spoil", "reason"),
     [
-        ("litgpt", hold_one_twice, r"attn.attn.weight in .* both hold .*_proj.weight"),
-        ("litgpt", add_files("llama.gguf"), r"lit_model.pth \(litgpt\)"),
-        ("mlx", quantise, "blocks growkit does not read"),
-        ("", add_files("a.gguf", "b.gguf"), "2 GGUF files"),
+        ("llama.litgpt", hold_one_twice, r"attn.attn.weight in .* both hold .*_proj.weight"),
+        ("llama.litgpt", add_files("llama.gguf"), r"lit_model.pth \(litgpt\)"),
+        ("llama.parts", add_files("a.gguf"), "4 GGUF files"),
+        ("llama.parts", lose_a_part, "file 0 of 3, .* but it is file 0 of 2 by the names"),
+        ("llama.parts", exchange_parts, "00002-of-00003.gguf says that it is file 2 of 3"),
+        ("mixtral.mlx_blocks", with_bits("self_attn.q_proj", 4), "their settings do not fit"),
+        ("mixtral.mlx_blocks", with_bits(GATE, 5), "experts.0.w1.weight .* settings do not fit"),
+        ("mixtral.mlx_blocks", with_bits(GATE, 7), "mode 'affine' with 7 bits"),
     ],
 )
 def test_a_folder_that_is_not_clear_is_refused(
-    tmp_path: Path, program: str, spoil: Callable[[Path], None], reason: str
+    tmp_path: Path, name: str, spoil: Callable[[Path], None], reason: str
 ) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(FILES / f"llama.{program}", folder) if program else folder.mkdir()
+    folder = shutil.copytree(FILES / name, tmp_path / "model")
     spoil(folder)
     with pytest.raises(InputError, match=reason):
         growkit.inspect(folder)
