@@ -194,7 +194,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each kind, with the byte tokenizer of the demo."""
     folder = tmp_path_factory.mktemp("models")
     sizes = {"vocab_size": 256, "intermediate_size": 32, "max_position_embeddings": 512}
-    save_model(folder / "my-llama", "llama", num_hidden_layers=1, **sizes)
+    rows = {"vocab_size": 264}  # more than the tokenizer uses
+    save_model(folder / "my-llama", "llama", num_hidden_layers=1, **(sizes | rows))
     save_model(folder / "diff", "diffllama", **sizes)
     wide = {"hidden_size": 64, "num_hidden_layers": 4, "head_dim": 24}
     save_model(folder / "low-rank", "diffllama", **(sizes | wide))

@@ -177,9 +177,10 @@ def shrink_command(
     source: Path = SOURCE,
     output: Path = OUTPUT,
     options: cli.OperationOptions,
-    method: str = cli.value(
-        recipes.DEFAULT_SHRINKING,
-        f"Method: {', '.join(operations('shrink'))}. With --help: its options alone.",
+    method: str | None = cli.value(
+        None,
+        f"Method: {', '.join(operations('shrink'))}; by default the one with the given options, "
+        f"or {recipes.DEFAULT_SHRINKING}.",
         values=operations("shrink"),
     ),
     settings: Settings,
@@ -188,8 +189,9 @@ def shrink_command(
     running: Running,
     destination: cli.Destination,
 ) -> int:
-    """Make SRC smaller: undo its growth, and prove that both compute the same function."""
-    recipe = _recipe(source, recipes.ShrinkStep(method, options), output, verify, settings, written)
+    """Make SRC smaller: undo its growth, or leave out tokens; and prove what is left."""
+    step = recipes.ShrinkStep(method or recipes.method_for(options), options)
+    recipe = _recipe(source, step, output, verify, settings, written)
     return _run(recipe, running, destination)
 
 
@@ -224,7 +226,7 @@ def verify_command(
                 "the other options, or name OUT"
             )
         return _verify_logits(source, logits, destination)
-    from growkit.proof.preflight import check_settings, check_vocabularies
+    from growkit.proof.preflight import check_settings
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars
 
@@ -232,9 +234,8 @@ def verify_command(
     one, other = find(source), find(target)
     inputs = Inputs([one.folder, other.folder, *reads])
     check_report(destination.report, inputs)
-    before, after_it = pair(one, other)
+    before, _ = pair(one, other)
     check_settings(settings, before, adapter=adapter is not None)
-    check_vocabularies(before, after_it)
     from growkit.pipeline.verifying import verify  # takes seconds
 
     proved = one.name, other.name

@@ -104,15 +104,16 @@ class Layerwise(LayeredModel):
         with self._forward.head() as run:
             yield torch.no_grad()(lambda hidden: run(hidden)[:, : self.tokens])
 
-    def others(self, hidden: Tensor) -> float:
-        """Mean probability mass of the vocabulary beyond the first ``tokens``, over all rows.
+    def share(self, hidden: Tensor, tokens: Sequence[int]) -> float:
+        """Mean probability mass of some tokens, over all rows.
 
         Args:
             hidden: output of the last layer, [tokens, hidden]; all its logits are in memory at
                 once.
+            tokens: their ids.
         """
         with self._forward.head() as run, torch.no_grad():
-            return float(run(hidden).softmax(-1)[:, self.tokens :].sum(-1).mean())
+            return float(run(hidden).softmax(-1)[:, list(tokens)].sum(-1).mean())
 
     def gradients(
         self, ids: Tensor, states: Spool, extras: Sequence[Extras], look: Look

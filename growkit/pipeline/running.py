@@ -122,7 +122,7 @@ def shrink(
     source: str | Path,
     output: str | Path,
     *,
-    method: str = recipes.DEFAULT_SHRINKING,
+    method: str | None = None,
     verify: Settings | bool = True,
     progress: Progress = Silent(),
     **options: Any,
@@ -132,11 +132,12 @@ def shrink(
     Args:
         source: model folder, or one on the Hub; see ``grow``, also for the result and the errors.
         output: folder to make.
-        method: name of a method of shrinking.
+        method: name of a method of shrinking; None for the one that has the options, or ``undo``.
         verify: see ``grow``.
         progress: see ``grow``.
         **options: see ``grow``; and the method's options.
     """
+    method = method or recipes.method_for(options)
     return _one_step(recipes.ShrinkStep, method, source, output, verify, progress, options)
 
 
@@ -400,7 +401,8 @@ class _Run:
                 source.opened.carry_over(folder)
                 _write_config(source, self.lineage, folder)
                 name_class(Folder(folder), self.tokenizer_class)
-                write_generation(source.opened, Folder(folder))
+                if not self.lineage.write_sidecars(Folder(folder)):
+                    write_generation(source.opened, Folder(folder))
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
         law = law_of(self.lineage)

@@ -162,7 +162,9 @@ def _without_search(step: Step) -> Step:
         InputError: the step lacks the result of its search.
     """
     options = dict(step.options)
-    if options.get("rank") == "auto" or ("calibration" in options and "shrinkage" not in options):
+    searched = {*step.files} & options.keys() - {"calibration"}
+    searched |= {"calibration"} & options.keys() if "shrinkage" not in options else set()
+    if searched or options.get("rank") == "auto":
         raise InputError("it lacks the result of a search")
     if "calibration" in options:
         options["calibration"] = NO_FILE

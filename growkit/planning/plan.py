@@ -20,6 +20,7 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, Where
+from growkit.checkpoint.folder import Folder
 from growkit.families.family import Family
 from growkit.families.model import RECOMPUTED, Model, predicting, predicts
 from growkit.planning.transforms import Kept, Mapped, Transform
@@ -71,6 +72,20 @@ class TargetCheck:
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """The tokens of a target that has fewer than its source.
+
+    Attributes:
+        kept: their ids in the source, in the order of their ids in the target.
+        write: makes the copied tokenizer and settings in the folder of the target those of the
+            target; None if the ids stay.
+    """
+
+    kept: Sequence[int]
+    write: Callable[[Folder], None] | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """All rules of one step.
 
@@ -89,6 +104,7 @@ class Plan:
             some do.
         own_config: the config as the operation planned it, before defaults of the source's class
             were written into it.
+        tokens: the tokens that are left; None for all of them.
         again: makes the source again from the target, bit for bit, if it does; None if no step is
             known that would.
     """
@@ -104,6 +120,7 @@ class Plan:
     waits: Collection[str] = ()
     divergence: str = ""
     own_config: Config = field(default_factory=dict, kw_only=True)
+    tokens: Tokens | None = field(default=None, kw_only=True)
     again: Callable[[Model], Lineage] | None = field(default=None, kw_only=True)
 
     @cached_property
@@ -363,6 +380,26 @@ class Lineage:
             else:
                 layers = plan.layers or layers
         return layers
+
+    @property
+    def tokens(self) -> list[int] | None:
+        """The source's ids of the target's tokens; None if no step leaves any out."""
+        kept: list[int] | None = None
+        for plan in self.plans:
+            if plan.tokens:
+                kept = [kept[token] if kept else token for token in plan.tokens.kept]
+        return kept
+
+    def write_sidecars(self, folder: Folder) -> bool:
+        """Change the files that were copied into the folder of the target, where a step does.
+
+        Returns:
+            Whether a step does.
+        """
+        writing = [plan.tokens.write for plan in self.plans if plan.tokens and plan.tokens.write]
+        for write in writing:
+            write(folder)
+        return bool(writing)
 
     def check_values(self) -> None:
         """Compare tensors that must be equal, and compute those that a step may refuse.

@@ -35,13 +35,21 @@ from growkit.checkpoint.publishing import MANIFEST
 from growkit.families.described import extended
 from growkit.families.family import described
 from growkit.planning.companions import companions
-from growkit.planning.operation import Operation, complete, operation_of
+from growkit.planning.operation import Operation, complete, operation_of, operations
 
 DEFAULT_METHOD = "hypercloning"
 """The growth method that ``growkit grow`` uses unless another is named."""
 
 DEFAULT_SHRINKING = "undo"
 """The same of ``growkit shrink``."""
+
+
+def method_for(options: Mapping[str, Value | None]) -> str:
+    """The method of shrinking that has one of these options; the default one if none has."""
+    given = {name for name, value in options.items() if value is not None}
+    methods = operations("shrink").values()
+    fitting = (one.name for one in methods if given & {option.name for option in one.options})
+    return next(fitting, DEFAULT_SHRINKING)
 
 
 @dataclass(frozen=True, init=False)
@@ -66,7 +74,9 @@ class Step:
             InputError: there is no such operation, option or value; the message lists valid ones.
         """
         chosen = {
-            key: value for key, value in {**(options or {}), **more}.items() if value is not None
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in {**(options or {}), **more}.items()
+            if value is not None
         }
         vars(self).update(name=name, options=chosen)
         complete(self.operation, self.options)
@@ -75,6 +85,11 @@ class Step:
     def operation(self) -> Operation:
         """The operation itself."""
         return operation_of(self.verb, self.name)
+
+    @property
+    def files(self) -> list[str]:
+        """The names of options whose values are text files."""
+        return [option.name for option in self.operation.options if option.form in ("FILE", "TEXT")]
 
     def as_dict(self) -> dict[str, Any]:
         """Convert the step to plain YAML data."""
@@ -199,9 +214,9 @@ class Recipe:
     @property
     def texts(self) -> list[str]:
         """The text files that the recipe reads."""
-        calibrations = [step.options.get("calibration") for step in self.steps]
+        of_steps = [step.options.get(name) for step in self.steps for name in step.files]
         proof = self.verify.text if self.verify else None
-        return [str(text) for text in (*calibrations, proof) if text is not None]
+        return [str(text) for text in (*of_steps, proof) if text is not None]
 
     @property
     def output_path(self) -> Path:
@@ -253,7 +268,7 @@ class Recipe:
 
 REQUIRED = ("source", "steps", "output")
 
-INPUT_KEYS = ("source", "optimizer", "adapter", "calibration", "text")
+INPUT_KEYS = ("source", "optimizer", "adapter", "calibration", "vocab_of", "text")
 """Keys of paths that a recipe reads, including those in its steps and in ``verify``."""
 
 PATH_KEYS = (*INPUT_KEYS, "output")

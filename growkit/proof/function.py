@@ -27,6 +27,7 @@ from growkit.engine.device import (
     find_arithmetic_fault,
 )
 from growkit.engine.kernels import offered
+from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.metrics import Distance, Head, error_of, finite
 from growkit.engine.strict import strict_float64
 from growkit.proof.control import MAX_TOKENS, Controls, Coverage
@@ -265,7 +266,7 @@ def _run(side: SideBySide, modes: Sequence[Mode]) -> Strict:
         for model in (source, target):
             model.check_reach()
         _check_usable(pair, compared.prefill)
-        notes = _new_tokens(side, compared.end)
+        notes = _new_tokens(side, compared.end) + _tokens_left_out(pair, side.place)
         if wanted:
             inputs = controls.given, controls.extras
             idle = target.gradients(controls.call.ids, *inputs, gradients.look)
@@ -302,10 +303,23 @@ def _new_tokens(side: SideBySide, end: Tensor | None) -> list[str]:
     if not side.pair.more_tokens or end is None:
         return []
     old, new = (model.config["vocab_size"] for model in (side.pair.before, side.pair.after))
-    share = side.models[1].others(end[: metrics.TOKENS_FIRST])
+    share = side.models[1].share(end[: metrics.TOKENS_FIRST], range(old, new))
     return [
         f"of the {new} tokens, the logits of the source's {old} were compared; the new ones take "
         f"{share:.2g} of the softmax"
+    ]
+
+
+def _tokens_left_out(pair: Pair, place: torch.device) -> list[str]:
+    """A note on the tokens that only the source has."""
+    if (kept := pair.lineage.tokens) is None:
+        return []
+    model = Layerwise(pair.stored, torch.float64, place)
+    ids = torch.tensor(kept)[pair.prompts.windows[0][: metrics.TOKENS_FIRST]]
+    share = model.share(last_state(model.stages([Call(ids)])), kept)
+    return [
+        f"the logits of {len(kept)} tokens were compared; the others of the source's "
+        f"{pair.stored.config['vocab_size']} take {1 - share:.2g} of its softmax"
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from growkit.engine.device import check_subnormal_numbers, choose_device, reprod
 from growkit.engine.prompts import Prompts, make_prompts
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
-from growkit.proof.preflight import check_vocabularies
-from growkit.proof.weights import Origin, as_planned, origin_of
+from growkit.proof.preflight import check_vocabularies, check_vocabulary
+from growkit.proof.weights import Origin, as_planned, origin_of, with_tokens_left
 
 
 @dataclass(frozen=True)
@@ -106,21 +106,26 @@ def open_pair(request: Request) -> Iterator[Pair]:
         InputError: the two cannot be compared.
     """
     before, after, settings = request.before, request.after, request.settings
-    check_vocabularies(before, after)
+    for checkpoint in (before, after):
+        check_vocabulary(checkpoint)
     check_subnormal_numbers()
     device = choose_device(settings.device)
     total = 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
     bar = request.progress.bytes("proving", total)
-    with reproducible(device) as varying, bar as advance:
+    with reproducible(device) as varying, bar as advance, ExitStack() as views:
         origin = origin_of(before, after, request.recipe)
+        planned = as_planned(before, origin)
+        if origin.lineage.tokens is not None:
+            planned = views.enter_context(with_tokens_left(planned, origin.lineage))
+        check_vocabularies(planned, after)
         yield Pair(
             stored=before,
-            before=as_planned(before, origin),
+            before=planned,
             after=after.with_family(origin.lineage.source.described),
             origin=origin,
             settings=settings,
             device=device,
-            prompts=make_prompts(settings, before.folder, before.config),
+            prompts=make_prompts(settings, planned.opened.path, planned.config),
             advance=advance,
             varying=varying,
             optimizer=request.optimizer,

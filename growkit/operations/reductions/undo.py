@@ -27,7 +27,7 @@ from growkit.checkpoint.reading import Widened, rounded
 from growkit.families.model import Model
 from growkit.planning.manifest import read_record, source_headers, without_searches
 from growkit.planning.operation import Change, Operation
-from growkit.planning.plan import Lineage, Plan, Planned
+from growkit.planning.plan import Lineage, Plan, Planned, Tokens
 from growkit.planning.transforms import Slices, Transform
 from growkit.planning.undoing import Inverse, Undone, inverses, sources_of
 
@@ -139,8 +139,16 @@ def _plan(source: Model, growth: _Growth) -> Plan:
     layers = growth.lineage.layers
     if layers is not None:
         layers = tuple(map(layers.index, range(before.sizes["layers"])))
+    old = before.sizes["vocab"]
     return Plan.checked(
-        source, before.config, transforms, family, ADDED, layers=layers, again=growth.again
+        source,
+        before.config,
+        transforms,
+        family,
+        ADDED,
+        layers=layers,
+        tokens=Tokens(range(old)) if old < source.sizes["vocab"] else None,
+        again=growth.again,
     )
 
 

@@ -1,0 +1,211 @@
+"""Fewer tokens: rows of the embedding and of the head are left out, with their tokens.
+
+What is left keeps its rows, so that its logits keep their values; the softmax gives it the
+probability of the tokens that are gone. The tokenizer can still make every token
+(``growkit.operations.reductions.tokenizer``); the ids that are left are numbered anew, in order,
+also in the config and in the settings of generation.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from growkit.algebra.update import Update
+from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor
+from growkit.base.options import Option
+from growkit.base.tensors import Weights
+from growkit.checkpoint.folder import GENERATION, Folder
+from growkit.checkpoint.reading import read_rows
+from growkit.checkpoint.scratch import in_temporary
+from growkit.checkpoint.token_ids import ids_in, with_new_ids
+from growkit.families.model import Model
+from growkit.operations.reductions.tokenizer import (
+    Content,
+    ids_by_token,
+    needed,
+    read_tokenizer,
+    write_trimmed,
+)
+from growkit.planning.operation import Change, Operation
+from growkit.planning.plan import Plan, Tokens
+from growkit.planning.transforms import Kept, Slices, Transform
+
+VOCAB = Option(
+    "vocab",
+    "a UTF-8 file with the tokens to keep, as the tokenizer spells them, one on each line",
+    form="FILE",
+)
+VOCAB_OF = Option("vocab_of", "a UTF-8 text; the tokens that it uses are kept", form="TEXT")
+IDS = Option("ids", "ids of the tokens to keep, such as 0-258,300", form="N-N,N,…")
+
+MAX_TEXT = 1 << 30
+"""Limit for the bytes of a text whose tokens are kept."""
+
+
+class Trim(Operation):
+    """See the module."""
+
+    name = "vocabulary"
+    paper = "-"
+    options = (VOCAB, VOCAB_OF, IDS)
+
+    def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
+        if len(options) != 1:
+            raise InputError("the tokens to keep are named in one way: by vocab, vocab_of or ids")
+        folder = Folder(source.where())
+        content = read_tokenizer(folder)
+        documents = _documents(options[VOCAB_OF.name]) if VOCAB_OF.name in options else []
+        old = source.sizes["vocab"]
+        kept = _tokens_to_keep(source, folder, content, options, documents)
+        if len(kept) == old:
+            raise InputError(f"all {old} tokens of {source.where()} would be kept")
+        tokens = Tokens(kept, partial(write_trimmed, content=content, kept=kept))
+        plan = _plan(source, tokens)
+        lost = (
+            f"{old - len(kept)} of {old} tokens no longer share the softmax: logits of the "
+            f"{len(kept)} others stay, their probabilities do not"
+        )
+        warnings = _differences(folder, tokens, documents)
+        ids = ",".join(_ranges(kept))
+        settled = {VOCAB.name: None, VOCAB_OF.name: None, IDS.name: ids}
+        return Change([plan], lost=lost, settled=settled, warnings=warnings)
+
+
+def _documents(text: str) -> list[str]:
+    from growkit.engine.prompts import documents, read_text  # imports torch
+
+    return documents(read_text(text, MAX_TEXT))
+
+
+def _tokens_to_keep(
+    source: Model,
+    folder: Folder,
+    content: Content,
+    options: Mapping[str, str],
+    documents: Sequence[str],
+) -> list[int]:
+    """The ids of all tokens to keep, in ascending order.
+
+    Raises:
+        InputError: a token to keep is unknown.
+    """
+    from growkit.engine.prompts import ids_of, load_tokenizer  # imports torch
+
+    count = source.sizes["vocab"]
+    if IDS.name in options:
+        used: Collection[int] = [*_numbers(options[IDS.name], count)]
+    elif VOCAB.name in options:
+        used = _named(options[VOCAB.name], ids_by_token(content))
+    else:
+        tokenizer = load_tokenizer(folder)
+        used = {number for document in documents for number in ids_of(tokenizer, document)}
+    kept = needed(content, used)
+    settings = folder.json(GENERATION) if folder.has(GENERATION) else {}
+    kept |= {number for of in (source.config, settings) for number in ids_in(of) if number >= 0}
+    return sorted(number for number in kept if number < count)
+
+
+def _named(file: str, ids: Mapping[str, int]) -> list[int]:
+    from growkit.engine.prompts import read_text  # imports torch
+
+    names = [line for line in read_text(file, MAX_TEXT).decode().split("\n") if line]
+    for name in names:
+        if name not in ids:
+            raise InputError(
+                f"{file} has {name!r}, which is no token of the model; name tokens as its "
+                "tokenizer spells them, one on each line"
+            )
+    return [ids[name] for name in names]
+
+
+def _numbers(text: str, count: int) -> Iterator[int]:
+    """Read ids, e.g. ``0-258,300``."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        last = last or first
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < count):
+            raise InputError(
+                f"ids has {part!r}; numbers below {count} and ranges of them were expected, such "
+                "as 0-258,300"
+            )
+        yield from range(int(first), int(last) + 1)
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[str]:
+    """The inverse of ``_numbers``."""
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        first, *rest = (number for _, number in run)
+        yield f"{first}-{rest[-1]}" if rest else str(first)
+
+
+def _plan(source: Model, tokens: Tokens) -> Plan:
+    family, config = source.family, source.config
+    sizes = {**source.sizes, "vocab": len(tokens.kept)}
+    transforms: dict[str, Transform] = {}
+    for member in family.members(config):
+        name, (first, *others) = member.name, member.pattern.dimensions
+        assert all("vocab" not in other.axes for other in others), "a row is a token"
+        transforms[name] = Selected(name, tokens.kept) if "vocab" in first.axes else Kept(name)
+    new = {number: index for index, number in enumerate(tokens.kept)}
+    resized = family.resized(with_new_ids(config, new), sizes)
+    return Plan.checked(source, resized, transforms, tokens=tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class Selected(Transform):
+    """A tensor of which some rows are left.
+
+    Attributes:
+        source: its name.
+        rows: the indices of these rows, in ascending order.
+    """
+
+    source: str
+    rows: Sequence[int]
+    why: str = "the rows of the tokens that are left"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """See ``Transform``."""
+        return (self.source,)
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``."""
+        return read_rows(source, self.source, self.rows[where[0]], where[1:])
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        return before[0].whole()
+
+
+def _differences(folder: Folder, tokens: Tokens, documents: Sequence[str]) -> list[str]:
+    """Say which parts of a text are encoded in other pieces than before; empty for none."""
+    from growkit.engine.prompts import ids_of, load_tokenizer  # imports torch
+
+    def compare(scratch: Path) -> list[str]:
+        folder.carry_over(scratch)
+        folder.copy("config.json", scratch)  # the class of the tokenizer depends on its type
+        assert tokens.write
+        tokens.write(Folder(scratch))
+        before, after = load_tokenizer(folder), load_tokenizer(scratch)
+        return [
+            document
+            for document in documents
+            if ids_of(before, document)
+            != [tokens.kept[number] for number in ids_of(after, document)]
+        ]
+
+    other = in_temporary("tokenizer", compare)
+    if not other:
+        return []
+    return [
+        f"{len(other)} of {len(documents)} documents of the text are encoded in other pieces than "
+        f"before (first {other[0][:40]!r})"
+    ]
+
+
+OPERATION = Trim()
