@@ -246,3 +246,11 @@ def test_new_tokens_are_left_out_again(tmp_path: Path) -> None:
     assert result["kept"], result["verification"]["reason"]
     before, after = (load_file(folder / "model.safetensors") for folder in (source, back))
     assert all(same_bits(before[name], after[name]) for name in before.keys() | after.keys())
+
+
+def test_a_manifest_makes_no_proof_read_a_text(trimmed: tuple[Path, Path], tmp_path: Path) -> None:
+    source, out = trimmed
+    copied, text = shutil.copytree(out, tmp_path / "out"), str(source.parent / "text")
+    with edit_json(copied / "growkit.json") as manifest:
+        manifest["recipe"]["steps"] = [{"shrink": "vocabulary", "vocab_of": text}]
+    assert "only a target may have more tokens" in refusal("verify", source, copied)
