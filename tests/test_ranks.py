@@ -129,7 +129,7 @@ def test_what_ranks_cost(scope: str, weigh: bool, source: Path, text: str, tmp_p
         assert judged == pytest.approx(cost, rel=1e-4, abs=1e-11)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "head-0.05")
 @pytest.mark.parametrize("tolerance", [0.05, 0.01])
 @pytest.mark.parametrize("scope", ["head", "layer"])
 def test_a_tolerance_is_kept(
@@ -208,7 +208,7 @@ def test_an_energy_is_that_of_the_inputs(source: Path, text: str) -> None:
     assert differ
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "[1, 3]-head")
 @pytest.mark.parametrize(
     ("ranks", "scope"), [([1, 3], "head"), ([4, 2], "layer"), ([1, 3], "all_heads")], ids=str
 )
