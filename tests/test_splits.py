@@ -14,7 +14,7 @@ from torch import Tensor
 import growkit
 from growkit.algebra.expansion import IndexMap, in_blocks
 from growkit.algebra.law import grow_slice
-from growkit.algebra.splits import LEAST_SNR_DB, Draw, Shares, noise, split
+from growkit.algebra.splits import LEAST_SNR_DB, Draw, Shares, split
 from growkit.base.tensors import cut
 from growkit.families.axes import Role
 from growkit.training import param_groups
@@ -90,14 +90,6 @@ SNRS = pytest.mark.parametrize("snr_db", [LEAST_SNR_DB, 6.0, 10.0, 20.0, 40.0])
 
 
 @SNRS
-def test_the_noise_is_the_same_where_products_are_rounded(snr_db: float) -> None:
-    """Machines with and without fused multiplication and addition draw the same bits."""
-    step = Shares(snr_db).step
-    numbers = torch.arange(-(2**15), 2**15, dtype=torch.float32)
-    assert (numbers * step).double().equal(numbers.double() * step)
-
-
-@SNRS
 def test_the_noise_is_as_loud_as_asked(snr_db: float) -> None:
     weights = torch.randn(200, 1000, generator=generator(), dtype=torch.float64)
     plain = IndexMap(Role.WRITTEN, 200, np.arange(200), np.ones(200))
@@ -111,19 +103,6 @@ def test_the_noise_is_as_loud_as_asked(snr_db: float) -> None:
         noise = part - weights / 2
         measured = 10 * torch.log10((weights / 2).square().sum() / noise.square().sum())
         assert float(measured) == pytest.approx(snr_db, abs=0.05)
-
-
-@pytest.mark.parametrize("columns", [1, 15, 16, 17, 100])
-def test_noise_depends_on_key_and_place_alone(columns: int) -> None:
-    whole = noise("key", np.arange(50), columns)
-    assert whole.shape == (50, columns)
-    rows = np.array([0, 3, 4, 5, 49])
-    assert np.array_equal(noise("key", rows, columns), whole[rows])
-    assert not np.array_equal(noise("other", np.arange(50), columns), whole)
-    keys = {
-        Shares(10.0, seed).key(name, node, 0) for seed in (0, 1) for name in "ab" for node in (1, 2)
-    }
-    assert len(keys) == 8
 
 
 Make = Callable[..., Path]

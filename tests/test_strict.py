@@ -18,7 +18,6 @@ from growkit.engine import layered_model
 from growkit.engine.device import CPU, choose_device, reproducible, settings
 from growkit.engine.forward import Forward
 from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, strict_float64
-from growkit.engine.transformers_internals import uninitialised
 from growkit.extras.differential.modeling import register
 from tests.architectures import config_of
 from tests.conftest import KINDS
@@ -26,7 +25,6 @@ from tests.conftest import KINDS
 register()
 
 NARROW = {torch.float32, torch.float16, torch.bfloat16}
-RANDOM = {"normal", "normal_", "uniform", "uniform_", "trunc_normal_", "randn"}
 
 
 class Seen(TorchDispatchMode):
@@ -79,27 +77,6 @@ def test_stored_bits_are_read_as_they_were_stored(
     with strict_float64():
         found = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).state_dict()
     assert all(each.bfloat16().equal(model.state_dict()[name]) for name, each in found.items())
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "bloom", "mamba", "mixtral", "deepseek_v3"])
-@pytest.mark.parametrize("device", [None, "meta"])
-def test_only_parameters_have_no_numbers(kind: str, device: str | None) -> None:
-    """The control is the class itself: it draws random numbers, and has the same buffers."""
-    built = []
-    for context in (nullcontext(), uninitialised(device), nullcontext()):
-        with Seen() as seen, context:
-            built.append(AutoModelForCausalLM.from_config(config_of(kind)))
-        assert bool(seen.names & RANDOM) == (len(built) != 2)
-    expected, found = (dict(model.named_buffers()) for model in built[:2])
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in found)
-    shapes = [
-        {n: p.shape for n, p in each.named_parameters(remove_duplicate=False)} for each in built
-    ]
-    assert shapes[0] == shapes[1]
-    assert built[1].all_tied_weights_keys == built[0].all_tied_weights_keys
-    assert {p.device.type for p in built[1].parameters()} == {device or "cpu"}
 
 
 CUDA, DEVICE = torch.device("cuda"), choose_device("auto")

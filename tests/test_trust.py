@@ -15,7 +15,7 @@ import growkit
 from growkit.base.errors import LONGEST_SENTENCE, InputError
 from growkit.base.parsing import parse_yaml
 from growkit.engine import prompts
-from tests.conftest import cli, edit_config, refusal, save_model, with_tokenizer
+from tests.conftest import cli, edit_config, edit_json, refusal, save_model, with_tokenizer
 
 STEERING = "a\nb\x1b[31m\u202e"
 
@@ -245,42 +245,35 @@ QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source, its grown target, and the same converted with a rank that was found on a text."""
+    """A source, and the same converted with a rank that was found on a text."""
     folder = tmp_path_factory.mktemp("pair")
     source = save_model(folder / "source", "diffllama", head_dim=8, vocab_size=256)
     with_tokenizer(source)
-    text = folder / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog " * 40)
-    growkit.grow(source, folder / "target", hidden="x2", verify=False)
-    options: dict[str, Any] = {"rank": "2", "calibration": str(text), "shrinkage": "0.5"}
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 40)
+    options: dict[str, Any] = {"rank": "2", "shrinkage": "0.5"}
+    options["calibration"] = str(folder / "text.txt")
     growkit.convert(source, folder / "shared", to="shared-diff", verify=False, **options)
     return folder
 
 
 @pytest.fixture
-def target(pair: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(pair / "target", tmp_path / "target")
-
-
-def record(folder: Path, manifest: Any) -> None:
-    (folder / "growkit.json").write_text(json.dumps(manifest))
+def shared(pair: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(pair / "shared", tmp_path / "shared")
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("found", [{}, {"shrinkage": "0.5"}])
 @pytest.mark.parametrize("rank", ["2", "auto"])
 def test_a_manifest_has_no_file_read(
-    rank: str, found: dict[str, str], pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rank: str, found: dict[str, str], pair: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``/dev/zero`` never ends."""
     monkeypatch.setattr(prompts, "read_text", lambda *_: pytest.fail("a text was read"))
-    shared = shutil.copytree(pair / "shared", tmp_path / "shared")
-    manifest = json.loads((shared / "growkit.json").read_text())
     step = {"convert": "shared-diff", "rank": rank, "calibration": "/dev/zero"} | found
-    manifest["recipe"]["steps"] = [step | ({"tolerance": "1"} if rank == "auto" else {})]
-    manifest["recipe"] |= {"source": "/dev/zero", "output": "/dev/zero"}
-    manifest["recipe"]["verify"] = {"text": "/dev/zero"}
-    record(shared, manifest)
+    with edit_json(shared / "growkit.json") as manifest:
+        manifest["recipe"]["steps"] = [step | ({"tolerance": "1"} if rank == "auto" else {})]
+        manifest["recipe"] |= {"source": "/dev/zero", "output": "/dev/zero"}
+        manifest["recipe"]["verify"] = {"text": "/dev/zero"}
     result = growkit.verify(pair / "source", shared, **QUICK)
     settled = rank == "2" and bool(found)
     assert (result.sections.weights.recovered is None) is not settled
@@ -288,7 +281,7 @@ def test_a_manifest_has_no_file_read(
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b'{"recipe": []}', b"[" * 100_000])
-def test_damaged_manifests(content: bytes, pair: Path, target: Path) -> None:
-    (target / "growkit.json").write_bytes(content)
+def test_damaged_manifests(content: bytes, pair: Path, shared: Path) -> None:
+    (shared / "growkit.json").write_bytes(content)
     with pytest.raises(InputError, match=r"growkit\.json"):
-        growkit.verify(pair / "source", target, **QUICK)
+        growkit.verify(pair / "source", shared, **QUICK)
