@@ -105,6 +105,16 @@ TOKENIZERS = {
 }
 
 
+CLASSES = {
+    "bpe": "GPT2Tokenizer",
+    "byte-fallback": "LlamaTokenizer",
+    "unigram": "XLMRobertaTokenizer",
+    "word-piece": "BertTokenizer",
+    "tiktoken": "PreTrainedTokenizerFast",
+}
+"""The classes as which transformers loads them; those of two kinds add a token for masks."""
+
+
 def with_tokenizer(folder: Path, kind: str) -> Path:
     """A tiny Llama with a tokenizer of a kind, which puts a token before each text."""
     made = TOKENIZERS[kind]()
@@ -118,6 +128,8 @@ def with_tokenizer(folder: Path, kind: str) -> Path:
     save_model(folder, "llama", vocab_size=count, **ids)
     GenerationConfig(**ids | {"eos_token_id": [ids["eos_token_id"], 7]}).save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=made, **tokens).save_pretrained(folder)
+    with edit_json(folder / "tokenizer_config.json") as settings:
+        settings["tokenizer_class"] = CLASSES[kind]
     return folder
 
 

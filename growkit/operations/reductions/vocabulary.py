@@ -6,7 +6,7 @@ probability of the tokens that are gone. The tokenizer can still make every toke
 also in the config and in the settings of generation.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -95,14 +95,14 @@ def _tokens_to_keep(
     """
     from growkit.engine.prompts import ids_of, load_tokenizer  # imports torch
 
-    count = source.sizes["vocab"]
+    count, tokenizer = source.sizes["vocab"], load_tokenizer(folder)
+    used = {*tokenizer.all_special_ids}  # a class may add some that are in no file
     if IDS.name in options:
-        used: Collection[int] = [*_numbers(options[IDS.name], count)]
+        used |= {*_numbers(options[IDS.name], count)}
     elif VOCAB.name in options:
-        used = _named(options[VOCAB.name], ids_by_token(content))
-    else:
-        tokenizer = load_tokenizer(folder)
-        used = {number for document in documents for number in ids_of(tokenizer, document)}
+        used |= {*_named(options[VOCAB.name], ids_by_token(content))}
+    for document in documents:
+        used |= {*ids_of(tokenizer, document)}
     kept = needed(content, used)
     settings = folder.json(GENERATION) if folder.has(GENERATION) else {}
     kept |= {number for of in (source.config, settings) for number in ids_in(of) if number >= 0}
