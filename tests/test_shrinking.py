@@ -132,6 +132,8 @@ def test_what_cannot_be_undone_is_refused(tmp_path: Path) -> None:
     growkit.convert(source, tmp_path / "latent", "mla", verify=False)
     assert "cannot be recovered" in refusal("shrink", tmp_path / "latent", out)
     growkit.grow(source, tmp_path / "grown", hidden="x2", verify=False)
+    growkit.shrink(tmp_path / "grown", tmp_path / "back", verify=False)
+    assert "made smaller itself" in refusal("shrink", tmp_path / "back", out)
     shutil.copy(tmp_path / "grown" / "growkit.json", source)
     assert "has shape [29, 16]" in refusal("shrink", source, out)
     assert not out.exists()

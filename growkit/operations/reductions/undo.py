@@ -47,8 +47,8 @@ class Undo(Operation):
         lost = [lineage.lost] if lineage.lost else []
         if away.total:
             lost.append(
-                f"what training added to copies: the weights are {away.total:.2g} of their norm "
-                f"from those of any grown model (most, {away.largest:.2g}, in {away.tensor})"
+                f"what copies differ in: the weights are {away.total:.2g} of their norm from those "
+                f"of any grown model (most, {away.largest:.2g}, in {away.tensor})"
             )
         return Change(
             [plan],
@@ -97,6 +97,8 @@ def _growth_of(source: Model) -> _Growth:
             f"{folder} has no {MANIFEST}, which says how it was grown; copy that of the model that "
             "was grown next to its weights"
         )
+    if any(step.verb == "shrink" for step in recipe.steps):
+        raise InputError(f"{folder} was made smaller itself, which cannot be undone")
     family = described_family(unlisted_family(recipe.family))
     headers = source_headers(folder, source.tensors, family)
     lineage = plan_recipe(without_searches(recipe, source), headers).lineage
