@@ -1,4 +1,5 @@
 """Conversions, one file each: it defines ``OPERATION``.
 
-Those between variants of differential attention are in ``growkit.extras.differential``.
+Those between variants of differential attention are in ``growkit.extras.differential``, those to
+other architectures in ``growkit.extras.upgrades``.
 """

@@ -1,0 +1,1 @@
+"""Conversions to other architectures, one file each: ``OPERATION``."""
