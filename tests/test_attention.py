@@ -18,14 +18,13 @@ from transformers import (
     GenerationConfig,
     StaticCache,
 )
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from growkit.engine.strict import strict_float64
 from growkit.extras.differential.modeling import integral_cache, modeling_diff_transformer
 from growkit.extras.differential.modeling.differential_attention import _kernels_of_a_row
-from growkit.extras.differential.modeling.integral_cache import IntegralLayer
 from tests import papers
 from tests.test_modeling import CACHED, LIMIT, build, decode, distance, left_padded, run, tokens
 
@@ -222,29 +221,6 @@ def test_no_more_tokens_are_taken_back_than_are_known(monkeypatch: pytest.Monkey
     assert cropped("dint", [8, 3], 4, False) < LIMIT
     with pytest.raises(ValueError, match=r"5 tokens cannot be removed.*last 4"):
         cropped("dint", [8, 3], 5, False)
-
-
-@pytest.mark.parametrize("variant", ["diff", "dint"])
-def test_assisted_generation_with_an_imperfect_draft(
-    variant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The text is the same, and the draft is wrong at times."""
-    model, ids = build(**CACHED[variant], pad_token_id=0), tokens((1, 7))
-    draft = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-            parameter += 0.02 * noise
-    crops: list[int] = []
-    kind = IntegralLayer if variant == "dint" else DynamicLayer
-    exact = kind.crop
-    monkeypatch.setattr(kind, "crop", lambda layer, n: crops.append(n) or exact(layer, n))
-    options = {"max_new_tokens": 30, "do_sample": False}
-    with strict_float64():
-        expected = model.generate(ids, **options)
-        assert model.generate(ids, **options, assistant_model=draft).tolist() == expected.tolist()
-    assert min(crops) < 0
 
 
 def test_caches_with_a_window_or_of_another_model_are_refused() -> None:

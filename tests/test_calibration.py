@@ -97,7 +97,7 @@ def test_fewer_tokens_than_inputs(tokens: int, rank: int) -> None:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("rank", [1, 3, 5, OUTPUTS])
+@pytest.mark.parametrize("rank", [1, 3, OUTPUTS])
 @pytest.mark.parametrize("weigh", [False, True])
 def test_a_search_never_loses(weigh: bool, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is stopped; nor does any of a batch, one of which needs no search at all."""
@@ -106,7 +106,7 @@ def test_a_search_never_loses(weigh: bool, rank: int, monkeypatch: pytest.Monkey
     moment = inputs.T @ inputs if weigh else None
     rests = weights - weights.mean(1, keepdim=True)
     start = torch.linalg.svdvals(inputs @ rests if weigh else rests)[..., rank:].square()
-    for steps in (1, 2, 3, 5, 20, 5000):
+    for steps in (1, 3, 20, 5000):
         monkeypatch.setattr(low_rank, "MAX_STEPS", steps)
         found = share(weights, rank, moment)
         assert found.steps <= steps

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,18 +115,3 @@ def test_the_layout_of_the_hub_cache_is_whole(copy: Path, tmp_path: Path) -> Non
     assert found(snapshot) == {}
     flip_bit(blobs / "0")
     assert set(found(snapshot).values()) == {"changed"}
-
-
-def test_progress_counts_every_byte(copy: Path) -> None:
-    counted: list[int] = []
-
-    class Counting:
-        @contextmanager
-        def bytes(self, title: str, total: int) -> Any:
-            counted.append(-total)
-            yield counted.append
-
-    cut(next(copy.glob("model-*")))
-    growkit.check(copy, progress=Counting())
-    assert counted[0] < 0
-    assert sum(counted) == 0

@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.class_weights import ClassWeights, empty_model, persistent_buffers
+from growkit.engine.class_weights import empty_model, persistent_buffers
 from growkit.engine.device import CPU
 from growkit.engine.lending import Lender
-from growkit.engine.loader import loading
 from growkit.engine.strict import strict_float64
 from tests.architectures import TYPES, build, save
 from tests.conftest import edit_weights, listed, same_bits
@@ -145,20 +144,6 @@ def test_third_party_files(make: Any, tmp_path: Path) -> None:
     assert found.keys() == expected.keys()
     assert all(same_bits(found[name], expected[name]) for name in expected)
     assert growkit.verify(folder, folder, **QUICK)["kept"]
-
-
-def test_some_experts_are_read_without_the_others(
-    tmp_path: Path, reads: list[tuple[str, int]]
-) -> None:
-    checkpoint = Checkpoint(save("mixtral", tmp_path / "model"))
-    weights = ClassWeights(checkpoint, loading(checkpoint).conversions)
-    name = "model.layers.1.mlp.experts.gate_up_proj"
-    whole = weights.read(name)
-    reads.clear()
-    assert weights.cuts(name) == 1
-    assert weights.read(name, slice(1, 3)).equal(whole[1:3])
-    assert {part for each, _ in reads for part in each.split(".") if part.isdigit()} == {"1", "2"}
-    assert len(reads) == 4
 
 
 @pytest.mark.sampled(2)

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
-import growkit
 from tests.conftest import cli, edit_weights, folder_bytes
 
 Make = Callable[..., Path]
@@ -163,27 +161,3 @@ def test_recipes_are_listed_shown_and_copied(tmp_path: Path) -> None:
     copies = [cli("recipes", "copy", "hypercloning-x2", tmp_path).exit_code for _ in range(2)]
     assert copies == [0, 2]
     assert (tmp_path / "hypercloning-x2.yaml").read_text() == shown.stdout
-
-
-# --- What grow and convert say at their end, with the law of updates as the reference -------------
-
-
-PROVED = ["--prompts", "8", "--length", "16"]
-
-
-def said(source: Path, out: Path, *options: str) -> list[str]:
-    done = cli("grow", source, out, *options)
-    assert done.exit_code in (0, 1), done.output
-    return [line for line in done.stdout.splitlines() if line.startswith("next: ")]
-
-
-@pytest.mark.parametrize("options", [["--hidden", "x2"], ["--method", "depth", "--layers", "x2"]])
-def test_one_rule_for_the_rate(options: list[str], make: Make, tmp_path: Path) -> None:
-    (line,) = said(make("llama"), tmp_path / "out", *options, *PROVED)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    groups = growkit.training.param_groups(model, tmp_path / "out", lr=1.0)
-    manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
-    factors = {each["lr"] for each in manifest["updates"]["groups"]}
-    assert {group["lr"] for group in groups} == factors
-    assert "growkit.training.param_groups, which takes the source's learning rate" in line
-    assert "growkit probe" in line

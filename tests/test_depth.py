@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +15,6 @@ import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.planner import plan_recipe
-from growkit.families import model
 from growkit.families.family import families, rearranged
 from growkit.operations.growth.depth import arrangement
 from growkit.results.proof_result import trainability_sentence
@@ -189,24 +187,6 @@ def test_lists_are_those_of_the_classes() -> None:
                     assert getattr(config, key, None) == assumed.get(key), (kind, given)
                     compared += assumed.get(key) is not None
     assert compared > 40
-
-
-def test_lists_travel_with_their_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window in every other layer, which no file says; the control forgets that."""
-    case = Deep("gemma2", 3)
-    case.config.pop("layer_types", None)
-    case.without_lists = True
-    source, out = case.grow(tmp_path, layers=5, place=0)
-    assert "layer_types" not in json.loads((source / "config.json").read_text())
-    types = json.loads((out / "config.json").read_text())["layer_types"]
-    window, full = "sliding_attention", "full_attention"
-    assert types == [window, window, full, window, full]
-    assert relative_error(source, out) < 1e-12
-    family = families()["gemma2"]
-    forgetful = replace(family, lists=frozenset())
-    monkeypatch.setattr(model, "family_of", lambda *_: forgetful)
-    growkit.grow(source, tmp_path / "wrong", layers=5, place=0, **GROW)
-    assert relative_error(source, tmp_path / "wrong") > 1e-3
 
 
 WINDOW = {"sliding_window": 4, "num_hidden_layers": 4}

@@ -14,18 +14,12 @@ from transformers import AutoModelForCausalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.writing import sha256
-from growkit.extras.engines.comparison import NOTHING, Engine
-from growkit.extras.engines.logits_file import LogitsFile
-from growkit.families.description import with_value
 from growkit.results.engine_result import EngineResult
-from growkit.sources import find
 from tests.conftest import (
     cli,
     edit_config,
     edit_weights,
     listed,
-    load_strict,
-    logits_of,
     refusal,
     save_model,
 )
@@ -98,27 +92,6 @@ def test_rounding_is_no_fault(tmp_path: Path, kind: str, seed: int, dtype: str) 
     (program,) = result.sections.engine.programs
     assert program.first_differing_layer is None
     assert len(program.by_layer) == MODELS[kind].get("num_hidden_layers", 3)
-
-
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_settings_that_are_tried_are_those_of_the_class(tmp_path: Path, kind: str) -> None:
-    """In memory they give the logits of a folder with that config, in strict float64."""
-    source = source_of(tmp_path / "source", kind)
-    file = LogitsFile(as_run(source, tmp_path / "logits.safetensors"))
-    engine = Engine(find(source).open(), file)
-    engine.compare()
-    tried = [guess for guess in engine._strict if guess.settings or guess is NOTHING]
-    assert len(tried) > 8
-    for number, guess in enumerate(tried):
-        other = shutil.copytree(source, tmp_path / f"{number}")
-        config = engine._weights.config
-        for key, value in guess.settings.items():
-            config = with_value(config, key, value)
-        (other / "config.json").write_text(json.dumps(config))
-        expected = logits_of(load_strict(other), file.ids)
-        run = engine._strict[guess]
-        with run.head() as head:
-            assert float((head(run.ends[0]) - expected).abs().max()) < 1e-10, guess.phrase
 
 
 def pairs_of_neighbours(rows: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 LONGEST_SENTENCE = 2100
 LONGEST_BOX = 5000
 """Beyond three times the arguments: the box in which a wrong option is shown quotes them."""
-WRITERS = ("grow", "convert", "run", "demo")
+WRITERS = ("grow", "convert", "shrink", "run", "demo")
 NAMED = ("--report",)
 FLAGS = ("--json", "--dry-run", "--overwrite", "--trainability", "--no-verify")
 

@@ -65,13 +65,13 @@ SIZES = words("x1 x2 x3 x4 x3/2 x1.5 x5/4 8 16 17 24 32")
 ODD = [*ARGUMENTS, *map(str, REAL)]
 ODD += words("x1e3 x2.5.1 x/2 x2/0 x0/3 x1/0 1/2 x-1/2 ٣ x٢ ２ x２ Ⅷ 1,,2 ,1 1, -1,0 0,-1")
 ODD += words("x1.0000000000000001 x99999/99998 100001 1_0 +2 x+2 0x2 1e1 2.0 true None off [1] {}")
-DEFAULT = {"grow": "hypercloning"}
+DEFAULT = {"grow": "hypercloning", "shrink": "undo"}
 """By the verb, what needs no name on the command line."""
 
 
 def any_operation(random: Random) -> tuple[str, Operation]:
-    """A verb and one of its operations; each as often as the others, conversions less."""
-    verb = random.choices(list(PACKAGES), [2, 1])[0]
+    """A verb, growth more often, and one of its operations, each as often as the others."""
+    verb = random.choice(["grow", *PACKAGES])
     return verb, random.choice(list(operations(verb).values()))
 
 
@@ -112,7 +112,7 @@ def odd_line(random: Random, odd_ones: int = 0) -> tuple[str, ...]:
     verb, operation = any_operation(random)
     made = [verb, "source", "out"]
     if operation.name != DEFAULT.get(verb) or random.random() < 0.2:
-        made += ["--method" if verb == "grow" else "--to", operation.name]
+        made += ["--to" if verb == "convert" else "--method", operation.name]
     for name, value in chosen_options(random, operation, odd_ones).items():
         made.append(f"--{name.replace('_', '-')}")
         if value is not True:
