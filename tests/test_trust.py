@@ -144,22 +144,6 @@ def test_configs_that_are_no_json(text: str, source: Path, sound: Path) -> None:
     assert "config.json" in refused_by_all(source, sound)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({"num_hidden_layers": 10**9}, {"hidden_size": 10**18}, {"hidden_size": 10**17}),
-        *({"vocab_size": 10**17}, {"num_attention_heads": 10**17}, {"head_dim": 10**17}),
-        *({"model_type": "y" * 10**7}, {"model_type": STEERING}, {"hidden_size": "y" * 10**7}),
-        {"intermediate_size": [10**17] * 1000},
-    ],
-    ids=lambda changes: str(changes)[:30],
-)
-def test_sizes_of_configs(changes: dict[str, Any], source: Path) -> None:
-    edit_config(source, **changes)
-    sentence("inspect", source)
-    sentence("grow", source, source.parent / "out", "--hidden", "x2")
-
-
 def test_deeply_nested_folders(source: Path, sound: Path) -> None:
     """Until 3.11, Python lists folders by recursion."""
     try:
