@@ -62,7 +62,7 @@ def test_a_proof_compares_the_loss_of_the_class(tmp_path: Path) -> None:
     """Also in training, and without a manifest."""
     source = balanced(save_model(tmp_path / "source", "mixtral"), router_aux_loss_coef=0.1)
     out = tmp_path / "out"
-    settings = growkit.Settings(prompts=1, length=16, steps=2)
+    settings = growkit.Settings(prompts=1, length=16, steps=1)
     grown = growkit.grow(source, out, verify=settings, symmetry="keep", **MORE)
     assert grown["kept"]
     proof = grown["verification"]

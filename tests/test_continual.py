@@ -95,6 +95,7 @@ def test_every_experiment_can_be_read() -> None:
             assert scale == "tiny" or len(experiment.seeds) >= 3
 
 
+@pytest.mark.sampled(0)
 def test_grown_arms_train_by_the_law(text: Text, tmp_path: Path) -> None:
     """With copies that are kept they train as the source does; control: not with one rate."""
     Campaign(small("source goes on"), text, tmp_path, tmp_path / "lines").carry_out()
@@ -215,7 +216,7 @@ def test_lines_changed_by_hand_are_refused(tmp_path: Path) -> None:
     assert len(results.read(file)) == 1
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize("name", ["16", "trained on, 16", "twice as wide, 16", "four experts, 16"])
 def test_runs_that_are_trained_at_once_are_those_trained_alone(
     name: str, text: Text, tmp_path: Path

@@ -135,6 +135,7 @@ def test_a_known_crossing_is_found(known: dict[str, str]) -> None:
     assert known["chart"].count('class="dot ') == 1
 
 
+@pytest.mark.sampled(0)
 def test_a_size_is_predicted_from_two_smaller_ones(tmp_path: Path) -> None:
     """The crossing moves by a constant factor with every size; control: then it does not."""
     two = tmp_path / "two"

@@ -297,7 +297,6 @@ def other(value: Any, choose: random.Random) -> Any:
 
 
 SETTLED = ("model_type", "architectures", "transformers_version", "_name_or_path", "auto_map")
-YARN = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 SETTINGS: list[tuple[str, Any]] = listed("manifests", "settings")
 """Settings that long prompts show."""
 
