@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -110,23 +109,6 @@ def test_overwriting_keeps_the_old_output_until_the_new_one_is_proved(
     assert cli("grow", source, name, *UNPROVED, "--overwrite", "--seed", "1").exit_code == 0
     assert folder_bytes(out) != first
     assert sorted(path.name for path in out.parent.iterdir()) == ["out", "source"]
-
-
-def test_an_output_that_appears_meanwhile_is_not_replaced(
-    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = writing._write_tensor
-
-    def slowly(*arguments: Any) -> None:
-        out.mkdir(exist_ok=True)
-        write(*arguments)
-
-    monkeypatch.setattr(writing, "_write_tensor", slowly)
-    result = cli("grow", source, out, *UNPROVED)
-    assert result.exit_code == 2
-    assert "in the meantime" in result.stderr
-    assert sorted(path.name for path in out.parent.iterdir()) == ["out", "source"]
-    assert not any(out.iterdir())
 
 
 # --- Signals and errors ---------------------------------------------------------------------------

@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import growkit
-from growkit.base.errors import InputError
 from growkit.base.tensors import Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.strict import strict_float64
@@ -22,11 +20,10 @@ from growkit.extras.differential.conversions.shared_diff import Calibration
 from growkit.extras.differential.layouts import read_layout
 from growkit.extras.differential.low_rank import Shared, share, spread, truncated
 from growkit.planning.plan import Planned
-from tests.conftest import close, listed, load_strict, save_model, seeded, with_tokenizer
+from tests.conftest import close, listed, load_strict, seeded
 from tests.test_low_rank import random
 
 INPUTS, OUTPUTS = 24, 8
-TEXT = "Nothing is lost when a model grows: every weight is split, and the parts sum to it. " * 40
 
 
 def read(tokens: int, steepness: float = 2.0, seed: int = 7) -> Tensor:
@@ -190,20 +187,3 @@ def test_moments_are_those_of_the_real_class(folder: Path) -> None:
         assert calibration.moment(layer).dtype == torch.float64
     others = by_hooks(folder, windows(2))
     assert not close(calibration.moment(1), others[1], 1e-3)  # the control: other text
-
-
-def test_what_cannot_calibrate_is_refused(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "diffllama", vocab_size=256)
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT)
-
-    def refused(given: str, sentence: str) -> None:
-        with pytest.raises(InputError, match=sentence):
-            growkit.convert(source, tmp_path / "out", "shared-diff", rank=1, calibration=given)
-        assert sorted(f.name for f in tmp_path.iterdir()) == ["source", "text.txt"]
-
-    refused(str(text), "has no tokenizer that loads")
-    with_tokenizer(source)
-    refused(str(tmp_path / "nowhere.txt"), r"text .*nowhere\.txt cannot be read")
-    text.write_text("")
-    refused(str(text), "fewer than 2 tokens")

@@ -32,10 +32,17 @@ from growkit.extras.differential.modeling.configuration_diff_transformer import 
     DiffTransformerConfig,
 )
 from growkit.planning.recipe import ConvertStep, Recipe
-from tests.conftest import cli, folder_bytes, load_strict, relative_error, save_model
-from tests.test_calibration import TEXT, with_tokenizer
+from tests.conftest import (
+    cli,
+    folder_bytes,
+    load_strict,
+    relative_error,
+    save_model,
+    with_tokenizer,
+)
 
 LIMIT = 1e-12
+TEXT = "Nothing is lost when a model grows: every weight is split, and the parts sum to it. " * 40
 SIZES = {"vocab_size": 256, "num_key_value_heads": 4, "head_dim": 8, "hidden_size": 24}
 
 
