@@ -626,10 +626,11 @@ def differential_heads(
     value, lambda_, gamma = projected.value, projected.lambda_, projected.gamma
     added = sums = None
     if integral in IN_KERNELS:
-        from .triton_kernels import attention_of_heads
+        from .triton_kernels import Inputs, attention_of_heads
 
         assert past_sums is None
-        attended = attention_of_heads(*projected[:4], scaling, real, integral == "tiles")
+        inputs = Inputs(*projected[:4], scaling, real)
+        attended = attention_of_heads(inputs, integral=integral == "tiles")
         added = attended.integral
         sums = None if attended.sums is None else Sums(attended.sums.detach())
         return Heads(attended.signal, attended.noise, lambda_, added, gamma), sums

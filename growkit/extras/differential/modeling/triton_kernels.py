@@ -65,6 +65,45 @@ def _joined(signal: Tensor, noise: Tensor) -> Tensor | None:
     return signal.as_strided(shape, signal.stride(), signal.storage_offset())
 
 
+class _Context:
+    """Of a function without gradients, which keeps nothing."""
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Nothing, as the following."""
+
+    mark_non_differentiable = set_materialize_grads = save_for_backward
+
+
+def _run(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    """Call a function; without gradients at once, which takes less time."""
+    if torch.is_grad_enabled():
+        return function.apply(*inputs)
+    return function.forward(_Context(), *inputs)
+
+
+@triton.jit
+def _load(place, n, w, stride, seen, WIDTH: tl.constexpr):
+    """Rows n of a head, [rows, coordinates w]; 0 in rows that are not seen, and past the width."""
+    inside = seen[:, None] & (w < WIDTH)[None, :]
+    return tl.load(place + n[:, None].to(tl.int64) * stride + w[None, :], inside, 0.0)
+
+
+@triton.jit
+def _store(place, n, w, stride, seen, x, WIDTH: tl.constexpr):
+    """Write rows n of a head; see ``_load``."""
+    inside = seen[:, None] & (w < WIDTH)[None, :]
+    to = place + n[:, None].to(tl.int64) * stride + w[None, :]
+    tl.store(to, x.to(place.dtype.element_ty), inside)
+
+
+@triton.jit
+def _add(place, n, w, seen, x, WIDTH: tl.constexpr):
+    """Add to rows n of a head, which follow each other; see ``_load``."""
+    inside = seen[:, None] & (w < WIDTH)[None, :]
+    to = place + n[:, None].to(tl.int64) * WIDTH + w[None, :]
+    tl.atomic_add(to, x, inside, sem="relaxed")
+
+
 # --- Rotation -------------------------------------------------------------------------------------
 
 
@@ -134,9 +173,7 @@ def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
         cos: [batch or 1, rows, head_dim]; both halves are the same. No gradients flow into it.
         sin: like ``cos``.
     """
-    if not torch.is_grad_enabled():
-        return _rotate(query, key, cos, sin, 1.0)
-    rotated: tuple[Tensor, Tensor] = _Rotation.apply(query, key, cos, sin)
+    rotated: tuple[Tensor, Tensor] = _run(_Rotation, query, key, cos, sin)
     return rotated
 
 
@@ -174,8 +211,13 @@ def _lambda_backward_kernel(
 class _Lambda(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        ctx.save_for_backward(*inputs[:4])
-        return _lambda(*inputs)
+        *vectors, initial = inputs
+        ctx.save_for_backward(*vectors)
+        out, width = vectors[0].new_empty(1, 1, 1, 1, dtype=torch.float32), len(vectors[0])
+        _lambda_kernel[(1,)](
+            *vectors, out, initial, WIDTH=width, PADDED=triton.next_power_of_2(width), num_warps=1
+        )
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -189,23 +231,11 @@ class _Lambda(torch.autograd.Function):
         return *out.unbind(), None
 
 
-def _lambda(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: float) -> Tensor:
-    out = q1.new_empty(1, 1, 1, 1, dtype=torch.float32)
-    width = len(q1)
-    _lambda_kernel[(1,)](
-        q1, k1, q2, k2, out, initial, WIDTH=width, PADDED=triton.next_power_of_2(width), num_warps=1
-    )
-    return out
-
-
 def lambda_in_kernel(
     lambda_q1: Tensor, lambda_k1: Tensor, lambda_q2: Tensor, lambda_k2: Tensor, initial: float
 ) -> Tensor:
     """λ of a layer, as in ``differential_attention``, [1, 1, 1, 1]."""
-    inputs = lambda_q1, lambda_k1, lambda_q2, lambda_k2, initial
-    if not torch.is_grad_enabled():
-        return _lambda(*inputs)
-    out: Tensor = _Lambda.apply(*inputs)
+    out: Tensor = _run(_Lambda, lambda_q1, lambda_k1, lambda_q2, lambda_k2, initial)
     return out
 
 
@@ -220,26 +250,22 @@ def _combine_kernel(
     GROUP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     n = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    b, h = tl.program_id(1) // heads, tl.program_id(1) % heads
-    w = tl.arange(0, PADDED)
-    inside = (n < rows)[:, None] & (w < WIDTH)[None, :]
-    b = b.to(tl.int64)
-    x = tl.load(signal + b * s_b + h * s_h + n[:, None] * s_n + w[None, :], inside, 0.0)
-    x = x.to(tl.float32)
+    b, h = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
+    w, seen = tl.arange(0, PADDED), n < rows
+    x = _load(signal + b * s_b + h * s_h, n, w, s_n, seen, WIDTH).to(tl.float32)
     if NOISE:
-        by = tl.load(lambda_ + b * l_b + h * l_h + n * l_n, n < rows, 0.0).to(tl.float32)
-        place = noise + b * n_b + (h // GROUP) * n_h + n[:, None] * n_n + w[None, :]
-        x -= by[:, None] * tl.load(place, inside, 0.0).to(tl.float32)
+        by = tl.load(lambda_ + b * l_b + h * l_h + n * l_n, seen, 0.0).to(tl.float32)
+        other = _load(noise + b * n_b + (h // GROUP) * n_h, n, w, n_n, seen, WIDTH)
+        x -= by[:, None] * other.to(tl.float32)
     if INTEGRAL:
-        by = tl.load(gamma + b * g_b + h * g_h + n * g_n, n < rows, 0.0).to(tl.float32)
-        place = integral + b * i_b + h * i_h + n[:, None] * i_n + w[None, :]
-        x += by[:, None] * tl.load(place, inside, 0.0).to(tl.float32)
+        by = tl.load(gamma + b * g_b + h * g_h + n * g_n, seen, 0.0).to(tl.float32)
+        added = _load(integral + b * i_b + h * i_h, n, w, i_n, seen, WIDTH)
+        x += by[:, None] * added.to(tl.float32)
     if NORM:
         x *= tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
     if WEIGHT:
         x *= tl.load(weight + w, w < WIDTH, 0.0).to(tl.float32)[None, :]
-    place = out + ((b * rows + n[:, None]) * heads + h) * WIDTH + w[None, :]
-    tl.store(place, (x * scale).to(out.dtype.element_ty), inside)
+    _store(out + h * WIDTH, b * rows + n, w, heads * WIDTH, seen, x * scale, WIDTH)
 
 
 @triton.jit
@@ -252,58 +278,49 @@ def _combine_backward_kernel(
     GROUP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     n = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    b, k = tl.program_id(1) // (heads // GROUP), tl.program_id(1) % (heads // GROUP)
-    w = tl.arange(0, PADDED)
-    inside = (n < rows)[:, None] & (w < WIDTH)[None, :]
-    b = b.to(tl.int64)
+    b = (tl.program_id(1) // (heads // GROUP)).to(tl.int64)
+    k = tl.program_id(1) % (heads // GROUP)
+    w, seen = tl.arange(0, PADDED), n < rows
     other = tl.zeros([ROWS, PADDED], tl.float32)
     d_other = tl.zeros([ROWS, PADDED], tl.float32)
     of_weight = tl.zeros([PADDED], tl.float32)
     factor = tl.full([PADDED], 1.0, tl.float32)
     if NOISE:
-        of_noise = noise + b * n_b + k * n_h + n[:, None] * n_n + w[None, :]
-        other = tl.load(of_noise, inside, 0.0).to(tl.float32)
+        other = _load(noise + b * n_b + k * n_h, n, w, n_n, seen, WIDTH).to(tl.float32)
     if WEIGHT:
         factor = tl.load(weight + w, w < WIDTH, 0.0).to(tl.float32)
     for member in range(GROUP):
         h = k * GROUP + member
-        x = tl.load(signal + b * s_b + h * s_h + n[:, None] * s_n + w[None, :], inside, 0.0)
-        x = x.to(tl.float32)
+        x = _load(signal + b * s_b + h * s_h, n, w, s_n, seen, WIDTH).to(tl.float32)
         by_noise = tl.zeros([ROWS], tl.float32)
         by_integral = tl.zeros([ROWS], tl.float32)
         added = tl.zeros([ROWS, PADDED], tl.float32)
         if NOISE:
-            by_noise = tl.load(lambda_ + b * l_b + h * l_h + n * l_n, n < rows, 0.0)
-            by_noise = by_noise.to(tl.float32)
+            by_noise = tl.load(lambda_ + b * l_b + h * l_h + n * l_n, seen, 0.0).to(tl.float32)
             x -= by_noise[:, None] * other
         if INTEGRAL:
-            by_integral = tl.load(gamma + b * g_b + h * g_h + n * g_n, n < rows, 0.0)
-            by_integral = by_integral.to(tl.float32)
-            of_integral = integral + b * i_b + h * i_h + n[:, None] * i_n + w[None, :]
-            added = tl.load(of_integral, inside, 0.0).to(tl.float32)
+            by_integral = tl.load(gamma + b * g_b + h * g_h + n * g_n, seen, 0.0).to(tl.float32)
+            added = _load(integral + b * i_b + h * i_h, n, w, i_n, seen, WIDTH).to(tl.float32)
             x += by_integral[:, None] * added
-        of_gradient = gradient + ((b * rows + n[:, None]) * heads + h) * WIDTH + w[None, :]
-        dy = tl.load(of_gradient, inside, 0.0).to(tl.float32) * scale
+        dy = _load(gradient + h * WIDTH, b * rows + n, w, heads * WIDTH, seen, WIDTH)
+        dy = dy.to(tl.float32) * scale
         if NORM:
             root = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
             normed = x * root
             of_weight += tl.sum(dy * normed, 0)
             dy *= factor[None, :]
             dy = root * (dy - normed * (tl.sum(dy * normed, 1) / WIDTH)[:, None])
-        to_signal = d_signal + b * ds_b + h * ds_h + n[:, None] * ds_n + w[None, :]
-        tl.store(to_signal, dy.to(d_signal.dtype.element_ty), inside)
+        _store(d_signal + b * ds_b + h * ds_h, n, w, ds_n, seen, dy, WIDTH)
         row = (b * heads + h) * rows + n
         if NOISE:
             d_other -= by_noise[:, None] * dy
-            tl.store(d_lambda + row, -tl.sum(dy * other, 1), n < rows)
+            tl.store(d_lambda + row, -tl.sum(dy * other, 1), seen)
         if INTEGRAL:
-            tl.store(d_gamma + row, tl.sum(dy * added, 1), n < rows)
-            to_integral = d_integral + b * di_b + h * di_h + n[:, None] * di_n + w[None, :]
+            tl.store(d_gamma + row, tl.sum(dy * added, 1), seen)
             dy *= by_integral[:, None]
-            tl.store(to_integral, dy.to(d_integral.dtype.element_ty), inside)
+            _store(d_integral + b * di_b + h * di_h, n, w, di_n, seen, dy, WIDTH)
     if NOISE:
-        to_noise = d_noise + b * dn_b + k * dn_h + n[:, None] * dn_n + w[None, :]
-        tl.store(to_noise, d_other.to(d_noise.dtype.element_ty), inside)
+        _store(d_noise + b * dn_b + k * dn_h, n, w, dn_n, seen, d_other, WIDTH)
     if WEIGHT:
         program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         tl.store(d_weight + program * WIDTH + w, of_weight, w < WIDTH)
@@ -313,27 +330,14 @@ class _Combination(torch.autograd.Function):
     """See ``combine_in_kernel``; what is missing is the signal, and not read."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        signal: Tensor,
-        noise: Tensor | None,
-        lambda_: Tensor | None,
-        integral: Tensor | None,
-        gamma: Tensor | None,
-        weight: Tensor | None,
-        eps: float,
-        norm: bool,
-        scale: float,
-        dtype: torch.dtype,
-    ) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        signal, noise, lambda_, integral, gamma, weight, (eps, norm, scale), dtype = inputs
         batch, heads, rows, width = signal.shape
         parts = [
             _dense(signal if tensor is None else tensor) for tensor in (signal, noise, integral)
         ]
-        weights = [
-            signal.new_ones(1, 1, 1, 1) if weight is None else weight for weight in (lambda_, gamma)
-        ]
-        of_rows = [weight.expand(batch, heads, rows, 1).stride()[:3] for weight in weights]
+        weights = [signal.new_ones(1, 1, 1, 1) if by is None else by for by in (lambda_, gamma)]
+        of_rows = [by.expand(batch, heads, rows, 1).stride()[:3] for by in weights]
         ctx.block = max(1, min(16, 8192 // triton.next_power_of_2(width)))
         ctx.options = {
             "NOISE": noise is not None,
@@ -345,7 +349,7 @@ class _Combination(torch.autograd.Function):
             "PADDED": triton.next_power_of_2(width),
             "ROWS": ctx.block,
         }
-        ctx.numbers, ctx.shapes = (rows, heads, eps, scale), [weight.shape for weight in weights]
+        ctx.numbers, ctx.shapes = (rows, heads, eps, scale), [by.shape for by in weights]
         ctx.strides = [s for part in parts for s in _strides(part)] + [
             s for o in of_rows for s in o
         ]
@@ -384,53 +388,39 @@ class _Combination(torch.autograd.Function):
             *((outputs[1], of(0, lambda_)) if options["NOISE"] else (None, None)),
             *((outputs[2], of(1, gamma)) if options["INTEGRAL"] else (None, None)),
             of_weight.flatten(0, 1).sum(0).to(weight.dtype) if options["WEIGHT"] else None,
-            *(None,) * 4,
+            *(None,) * 2,
         )
 
 
-def combine_in_kernel(
-    signal: Tensor,
-    noise: Tensor | None,
-    lambda_: Tensor | None,
-    integral: Tensor | None,
-    gamma: Tensor | None,
-    weight: Tensor | None,
-    eps: float,
-    norm: bool,
-    scale: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    """norm(signal - λ noise + γ integral) · weight · scale, head by head, in one pass.
+class Norm(NamedTuple):
+    """What is done to heads after their difference.
 
-    Args:
-        signal: [batch, signal, rows, width].
-        noise: [batch, noise, rows, width]; None for none.
-        lambda_: weight of the noise, [batch or 1, signal or 1, rows or 1, 1].
-        integral: like the signal; None for none.
-        gamma: weight of the integral, like ``lambda_``.
+    Attributes:
         weight: of the norm, [width]; None for none.
         eps: added to the mean square.
         norm: whether the heads are divided by the root of their mean square.
         scale: factor of the heads.
+    """
+
+    weight: Tensor | None
+    eps: float
+    norm: bool
+    scale: float
+
+
+def combine_in_kernel(heads: Sequence[Tensor | None], norm: Norm, dtype: torch.dtype) -> Tensor:
+    """norm(signal - λ noise + γ integral) · weight · scale, head by head, in one pass.
+
+    Args:
+        heads: see ``differential_attention.Heads``.
+        norm: norm and scale.
         dtype: of the result.
 
     Returns:
         [batch, rows, signal · width].
     """
-    inputs = signal, noise, lambda_, integral, gamma, weight, eps, norm, scale, dtype
-    if not torch.is_grad_enabled():
-        return _Combination.forward(_Context(), *inputs)
-    out: Tensor = _Combination.apply(*inputs)
+    out: Tensor = _run(_Combination, *heads, norm.weight, norm[1:], dtype)
     return out
-
-
-class _Context:
-    """Of a function without gradients, which keeps nothing."""
-
-    def save_for_backward(self, *tensors: Tensor) -> None:
-        """Nothing, as the following."""
-
-    mark_non_differentiable = set_materialize_grads = save_for_backward
 
 
 # --- Integral -------------------------------------------------------------------------------------
@@ -443,14 +433,7 @@ def _tile(
 ):  # fmt: skip
     """Queries [rows, d], keys [columns, d] and A₁ [rows, columns] of a tile, 0 where hidden."""
     d = tl.arange(0, PADDED)
-    q = tl.load(
-        query + n[:, None].to(tl.int64) * q_n + d[None, :],
-        (n < rows)[:, None] & (d < WIDTH)[None, :], 0.0,
-    )  # fmt: skip
-    k = tl.load(
-        key + j[:, None].to(tl.int64) * k_n + d[None, :],
-        (j < rows)[:, None] & (d < WIDTH)[None, :], 0.0,
-    )  # fmt: skip
+    q, k = _load(query, n, d, q_n, n < rows, WIDTH), _load(key, j, d, k_n, j < rows, WIDTH)
     log_sum = tl.load(log_sums + n, n < rows, 0.0)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale - log_sum[:, None]
     visible = (n[:, None] >= j[None, :]) & (n < rows)[:, None]
@@ -485,12 +468,8 @@ def _add_columns(
     TILE: tl.constexpr,
 ):  # fmt: skip
     """Sums of columns after a tile, and the last block of rows that counts so far."""
-    d = tl.arange(0, PADDED)
     n = block * TILE + tl.arange(0, TILE)
-    q = tl.load(
-        query + n[:, None].to(tl.int64) * q_n + d[None, :],
-        (n < rows)[:, None] & (d < WIDTH)[None, :], 0.0,
-    )  # fmt: skip
+    q = _load(query, n, tl.arange(0, PADDED), q_n, n < rows, WIDTH)
     log_sum = tl.load(log_sums + n, n < rows, float("inf"))
     if PADDING:
         of_row = tl.load(real + n, n < rows, 0) != 0
@@ -511,7 +490,7 @@ def _add_columns(
 
 @triton.jit
 def _columns_kernel(
-    query, key, value, output, real, log_sums, counts, before, bounds, last, sums, block_sums,
+    query, key, value, output, real, counts, log_sums, before, bounds, last, sums, block_sums,
     rows, heads, scale, tolerance, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n,
     GROUP: tl.constexpr, PADDING: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
@@ -529,24 +508,19 @@ def _columns_kernel(
         of_rows &= tl.load(real + b * rows + j, j < rows, 0) != 0
     for first in range(0, VALUE_WIDTH, CHUNK):
         w = first + tl.arange(0, CHUNK)
-        seen = of_rows[:, None] & (w < VALUE_WIDTH)[None, :]
         place = b * (heads + heads // GROUP) + h
-        at = output + b * o_b + h * o_h + j[:, None].to(tl.int64) * o_n + w[None, :]
-        total = tl.sum(tl.load(at, seen, 0.0).to(tl.float32), 0)
-        tl.store(block_sums + (place * blocks + column) * VALUE_WIDTH + w, total, w < VALUE_WIDTH)
+        x = _load(output + b * o_b + h * o_h, j, w, o_n, of_rows, VALUE_WIDTH).to(tl.float32)
+        to = block_sums + (place * blocks + column) * VALUE_WIDTH + w
+        tl.store(to, tl.sum(x, 0), w < VALUE_WIDTH)
         if h % GROUP == 0:
-            place = b * (heads + heads // GROUP) + heads + h // GROUP
-            at = value + b * v_b + (h // GROUP) * v_h + j[:, None].to(tl.int64) * v_n + w[None, :]
-            total = tl.sum(tl.load(at, seen, 0.0).to(tl.float32), 0)
+            of_key = h // GROUP
+            place += heads + of_key - h
+            x = _load(value + b * v_b + of_key * v_h, j, w, v_n, of_rows, VALUE_WIDTH)
             to = block_sums + (place * blocks + column) * VALUE_WIDTH + w
-            tl.store(to, total, w < VALUE_WIDTH)
+            tl.store(to, tl.sum(x.to(tl.float32), 0), w < VALUE_WIDTH)
     query += b * q_b + h * q_h
     key += b * k_b + (h // GROUP) * k_h
-    d = tl.arange(0, PADDED)
-    k = tl.load(
-        key + j[:, None].to(tl.int64) * k_n + d[None, :],
-        (j < rows)[:, None] & (d < WIDTH)[None, :], 0.0,
-    )  # fmt: skip
+    k = _load(key, j, tl.arange(0, PADDED), k_n, j < rows, WIDTH)
     running = tl.zeros([TILE], tl.float32)
     latest = column - 1
     for block in range(column, column + 1):  # the tile of the diagonal, then those below it
@@ -586,7 +560,7 @@ def _running_kernel(
 
 @triton.jit
 def _integral_kernel(
-    query, key, value, output, real, log_sums, counts, before, bounds, block_sums,
+    query, key, value, output, real, counts, log_sums, before, bounds, block_sums,
     out, totals, errors, rows, heads, scale, tolerance,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n, i_b, i_h, i_n,
     GROUP: tl.constexpr, PADDING: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
@@ -625,19 +599,14 @@ def _integral_kernel(
                     )  # fmt: skip
                     running = tl.load(before + place * blocks * TILE + j)
                     r, _ = _excess((running[None, :] + tl.cumsum(p, 0)) / count[:, None], visible)
-                    v = tl.load(
-                        value + j[:, None].to(tl.int64) * v_n + w[None, :],
-                        (j < rows)[:, None] & (w < VALUE_WIDTH)[None, :], 0.0,
-                    )  # fmt: skip
+                    v = _load(value, j, w, v_n, j < rows, VALUE_WIDTH)
                     beyond += tl.dot(r.to(v.dtype), v, input_precision="ieee")
                     total += tl.sum(r, 1)
-    inside = (n < rows)[:, None] & (w < VALUE_WIDTH)[None, :]
-    seen = inside
+    seen = n < rows
     if PADDING:
-        seen &= tl.load(real + n, n < rows, 0)[:, None] != 0
-    from_rows = n[:, None].to(tl.int64)
-    v = tl.load(value + from_rows * v_n + w[None, :], seen, 0.0).to(tl.float32)
-    o = tl.load(output + from_rows * o_n + w[None, :], seen, 0.0).to(tl.float32)
+        seen &= tl.load(real + n, n < rows, 0) != 0
+    v = _load(value, n, w, v_n, seen, VALUE_WIDTH).to(tl.float32)
+    o = _load(output, n, w, o_n, seen, VALUE_WIDTH).to(tl.float32)
     kind = w < VALUE_WIDTH
     from_block = b * (heads + heads // GROUP) * blocks + block
     of_keys = from_block + (heads + of_key) * blocks
@@ -645,9 +614,8 @@ def _integral_kernel(
     o_before = tl.load(block_sums + (from_block + h * blocks) * VALUE_WIDTH + w, kind, 0.0)
     summed = v_before[None, :] + tl.cumsum(v, 0)
     summed += (o_before[None, :] + tl.cumsum(o, 0)) / count[:, None]
-    summed = tl.where(seen, (summed + beyond) / total[:, None], 0.0)
-    to = out + b * i_b + h * i_h + from_rows * i_n + w[None, :]
-    tl.store(to, summed.to(out.dtype.element_ty), inside)
+    summed = tl.where(seen[:, None], (summed + beyond) / total[:, None], 0.0)
+    _store(out + b * i_b + h * i_h, n, w, i_n, n < rows, summed, VALUE_WIDTH)
     if tl.program_id(2) == 0:
         tl.store(totals + head * rows + n, total, n < rows)
         tl.store(errors + place, error / _count(counts, block * TILE, rows, PADDING))
@@ -674,15 +642,12 @@ def _block_gradients_kernel(
     n = block * TILE + tl.arange(0, TILE)
     factor = _factor(totals + head * rows, real + b * rows, n, rows, PADDING)
     mean = factor / _count(counts + b * rows, n, rows, PADDING)
-    from_rows = n[:, None].to(tl.int64)
     product = tl.zeros([TILE], tl.float32)
     means = after + tl.num_programs(1).to(tl.int64) * tl.num_programs(0) * WIDTH
     for first in range(0, WIDTH, CHUNK):
         w = first + tl.arange(0, CHUNK)
-        inside = (n < rows)[:, None] & (w < WIDTH)[None, :]
-        d = tl.load(d_integral + b * d_b + h * d_h + from_rows * d_n + w[None, :], inside, 0.0)
-        d = d.to(tl.float32)
-        of_row = tl.load(integral + b * i_b + h * i_h + from_rows * i_n + w[None, :], inside, 0.0)
+        d = _load(d_integral + b * d_b + h * d_h, n, w, d_n, n < rows, WIDTH).to(tl.float32)
+        of_row = _load(integral + b * i_b + h * i_h, n, w, i_n, n < rows, WIDTH)
         product += tl.sum(d * of_row.to(tl.float32), 1)
         place = (head * tl.num_programs(0) + block) * WIDTH + w
         tl.store(after + place, tl.sum(d * factor[:, None], 0), w < WIDTH)
@@ -701,19 +666,14 @@ def _shift_kernel(
     """
     n = tl.program_id(0) * TILE + tl.arange(0, TILE)
     head, w = tl.program_id(1).to(tl.int64), tl.arange(0, PADDED)
-    b, h = head // heads, head % heads
-    inside = (n < rows)[:, None] & (w < WIDTH)[None, :]
-    from_rows = n[:, None].to(tl.int64)
-    o = tl.load(output + b * o_b + h * o_h + from_rows * o_n + w[None, :], inside, 0.0)
-    o = o.to(tl.float32)
+    b, h, seen = head // heads, head % heads, n < rows
+    o = _load(output + b * o_b + h * o_h, n, w, o_n, seen, WIDTH).to(tl.float32)
     if h < signal:
-        g = tl.load(gradient + b * g_b + h * g_h + from_rows * g_n + w[None, :], inside, 0.0)
-        g = g.to(tl.float32)
+        g = _load(gradient + b * g_b + h * g_h, n, w, g_n, seen, WIDTH).to(tl.float32)
         square = tl.sum(g * g, 1)
-        more = tl.load(extra + (b * signal + h) * rows + n, n < rows, 0.0)
+        more = tl.load(extra + (b * signal + h) * rows + n, seen, 0.0)
         o += (more / tl.where(square > 0, square, 1.0))[:, None] * g
-    place = out + b * s_b + h * s_h + from_rows * s_n + w[None, :]
-    tl.store(place, o.to(out.dtype.element_ty), inside)
+    _store(out + b * s_b + h * s_h, n, w, s_n, seen, o, WIDTH)
 
 
 @triton.jit
@@ -729,17 +689,14 @@ def _suffix_kernel(
     block = tl.program_id(0)
     b, h = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
     n = block * TILE + tl.arange(0, TILE)
-    w = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
-    inside = (n < rows)[:, None] & (w < WIDTH)[None, :]
-    from_rows = n[:, None].to(tl.int64)
-    to = out + b * s_b + h * s_h + from_rows * s_n + w[None, :]
+    w, seen = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK), n < rows
+    out += b * s_b + h * s_h
     if h >= signal:
-        of_noise = d_noise + b * n_b + (h - signal) * n_h + from_rows * n_n + w[None, :]
-        tl.store(to, tl.load(of_noise, inside, 0.0), inside)
+        x = _load(d_noise + b * n_b + (h - signal) * n_h, n, w, n_n, seen, WIDTH)
+        _store(out, n, w, s_n, seen, x, WIDTH)
     else:
         head = b * signal + h
-        d = tl.load(d_integral + b * i_b + h * i_h + from_rows * i_n + w[None, :], inside, 0.0)
-        d = d.to(tl.float32)
+        d = _load(d_integral + b * i_b + h * i_h, n, w, i_n, seen, WIDTH).to(tl.float32)
         factor = _factor(totals + head * rows, real + b * rows, n, rows, PADDING)
         mean = factor / _count(counts + b * rows, n, rows, PADDING)
         place = (head * tl.num_programs(0) + block) * WIDTH + w
@@ -752,9 +709,9 @@ def _suffix_kernel(
         of_output = later_means[None, :] + tl.cumsum(d * mean[:, None], 0, reverse=True)
         of_value = tl.where((factor != 0)[:, None], of_value, 0.0)
         of_output = tl.where((factor != 0)[:, None], of_output, 0.0)
-        tl.store(d_value + (head * rows + n[:, None]) * WIDTH + w[None, :], of_value, inside)
-        o = tl.load(d_signal + b * o_b + h * o_h + from_rows * o_n + w[None, :], inside, 0.0)
-        tl.store(to, (o.to(tl.float32) + of_output).to(out.dtype.element_ty), inside)
+        _store(d_value, head * rows + n, w, WIDTH, seen, of_value, WIDTH)
+        o = _load(d_signal + b * o_b + h * o_h, n, w, o_n, seen, WIDTH).to(tl.float32)
+        _store(out, n, w, s_n, seen, o + of_output, WIDTH)
 
 
 @triton.jit
@@ -767,16 +724,13 @@ def _slopes(
     d_r = tl.zeros([TILE, TILE], tl.float32) - tl.load(products + n, n < rows, 0.0)[:, None]
     for first in range(0, WIDTH, CHUNK):
         w = first + tl.arange(0, CHUNK)
-        of_rows = (n < rows)[:, None] & (w < WIDTH)[None, :]
-        of_columns = (j < rows)[:, None] & (w < WIDTH)[None, :]
-        up = tl.load(d_integral + n[:, None].to(tl.int64) * i_n + w[None, :], of_rows, 0.0)
-        v = tl.load(value + j[:, None].to(tl.int64) * v_n + w[None, :], of_columns, 0.0)
+        up = _load(d_integral, n, w, i_n, n < rows, WIDTH)
+        v = _load(value, j, w, v_n, j < rows, WIDTH)
         d_r += tl.dot(up, tl.trans(v), input_precision="ieee")
         if ADD:
             by = (r * factor[:, None]).to(v.dtype)
             added = tl.dot(tl.trans(by), up, input_precision="ieee")
-            to = d_value + j[:, None].to(tl.int64) * WIDTH + w[None, :]
-            tl.atomic_add(to, added, of_columns, sem="relaxed")
+            _add(d_value, j, w, j < rows, added, WIDTH)
     return slope * d_r * (factor / count)[:, None]
 
 
@@ -791,15 +745,13 @@ def _add_gradients(
     d_scores = (slope * scale).to(q.dtype)
     of_query += tl.dot(d_scores, k, input_precision="ieee")
     added = tl.dot(tl.trans(d_scores), q, input_precision="ieee")
-    inside = (j < rows)[:, None] & (d < WIDTH)[None, :]
-    to = d_key + j[:, None].to(tl.int64) * WIDTH + d[None, :]
-    tl.atomic_add(to, added, inside, sem="relaxed")
+    _add(d_key, j, d, j < rows, added, WIDTH)
     return of_rows + tl.sum(slope, 1), of_query
 
 
 @triton.jit
 def _tiles_backward_kernel(
-    query, key, value, d_integral, real, log_sums, counts, totals, products, before, bounds, last,
+    query, key, value, d_integral, totals, real, counts, log_sums, products, before, bounds, last,
     later, d_query, d_key, d_value, extra, rows, heads, scale, tolerance,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, i_b, i_h, i_n,
     FIRST: tl.constexpr, GROUP: tl.constexpr, PADDING: tl.constexpr, WIDTH: tl.constexpr,
@@ -870,8 +822,7 @@ def _tiles_backward_kernel(
                         )  # fmt: skip
     if not FIRST:
         tl.store(extra + head * rows + n, of_rows, n < rows)
-        to = d_query + (head * rows + n[:, None]) * WIDTH + d[None, :]
-        tl.store(to, of_query, (n < rows)[:, None] & (d < WIDTH)[None, :])
+        _store(d_query, head * rows + n, d, WIDTH, n < rows, of_query, WIDTH)
 
 
 @triton.jit
@@ -1041,9 +992,9 @@ def _for_efficient(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        query, key, value = (_dense(tensor) for tensor in (query, key, value))
-        output, log_sums = attend(query, key, value, scaling)
-        ctx.save_for_backward(query, key, value, output, log_sums)
+        inputs = [_dense(tensor) for tensor in (query, key, value)]
+        output, log_sums = attend(*inputs, scaling)
+        ctx.save_for_backward(*inputs, output, log_sums)
         ctx.scaling = scaling
         return output
 
@@ -1054,29 +1005,78 @@ class _Attention(torch.autograd.Function):
 
 def attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
     """Attention without an integral; see ``attend``."""
-    if not torch.is_grad_enabled():
-        return attend(*(_dense(tensor) for tensor in (query, key, value)), scaling)[0]
-    attended: Tensor = _Attention.apply(query, key, value, scaling)
+    attended: Tensor = _run(_Attention, query, key, value, scaling)
     return attended
 
 
-def _shapes(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None) -> dict[str, Any]:
-    """What kernels of tiles are compiled for."""
-    return {
-        "GROUP": query.shape[1] // key.shape[1],
-        "PADDING": real is not None,
-        "WIDTH": query.shape[3],
-        "PADDED": max(16, triton.next_power_of_2(query.shape[3])),
-        "VALUE_WIDTH": value.shape[3],
-        "TILE": TILE,
-    }
+class Inputs(NamedTuple):
+    """What the heads of a text are computed from.
 
+    Attributes:
+        query: see ``differential_attention.Projected``, also for the following.
+        key: with as many columns as there are rows.
+        value: likewise.
+        signal: number of signal heads.
+        scaling: factor of the scores.
+        real: [batch, rows], false for padding, whose rows are 0; None if there is none.
+    """
 
-def _rows(real: Tensor | None, unread: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows that are no padding, and how many of these there are up to each; unread without any."""
-    if real is None:
-        return unread, unread
-    return real.contiguous(), real.cumsum(-1).clamp_min_(1).float()
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    signal: int
+    scaling: float
+    real: Tensor | None
+
+    @property
+    def noise(self) -> int:
+        """Number of noise heads."""
+        return self.query.shape[1] - self.signal
+
+    def dense(self) -> "Inputs":
+        """The same, with the coordinates of a head next to each other."""
+        return Inputs(*(_dense(tensor) for tensor in self[:3]), *self[3:])
+
+    def of_signal(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the signal heads."""
+        return self.query[:, : self.signal], self.key[:, : self.value.shape[1]], self.value
+
+    def calls(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """What attention is called with: at once for all heads, or first for the signal heads."""
+        query, key = hide_padding(self.query, self.key, self.real)
+        signal, value, key_heads = self.signal, self.value, self.value.shape[1]
+        if not self.noise:
+            return [(query, key, value)]
+        if signal == self.noise:
+            keys = key if key.shape[1] > key_heads else torch.cat([key, key], 1)
+            return [(query, keys, torch.cat([value, value], 1))]
+        return [
+            (query[:, :signal], key[:, :key_heads], value),
+            (query[:, signal:], key[:, -key_heads:], value),
+        ]
+
+    def shapes(self) -> dict[str, Any]:
+        """What kernels of tiles are compiled for."""
+        width = self.query.shape[3]
+        return {
+            "GROUP": self.signal // self.value.shape[1],
+            "PADDING": self.real is not None,
+            "WIDTH": width,
+            "PADDED": max(16, triton.next_power_of_2(width)),
+            "VALUE_WIDTH": self.value.shape[3],
+            "TILE": TILE,
+        }
+
+    def rows(self, unread: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows that are no padding, and how many of these there are up to each; or ``unread``."""
+        if self.real is None:
+            return unread, unread
+        return self.real.contiguous(), self.real.cumsum(-1).clamp_min_(1).float()
+
+    @property
+    def tolerance(self) -> float:
+        """See ``TOLERANCE``."""
+        return TOLERANCE * torch.finfo(self.query.dtype).eps
 
 
 def _chunk(width: int) -> int:
@@ -1097,60 +1097,27 @@ def _sum_up(blocks: Tensor, *, reverse: bool = False) -> None:
     )
 
 
-def _tolerance(dtype: torch.dtype) -> float:
-    return TOLERANCE * torch.finfo(dtype).eps
+class _Outputs(NamedTuple):
+    """What attention returns for each of ``Inputs.calls``, and the integral."""
+
+    outputs: list[Tensor]
+    log_sums: list[Tensor]
+    integral: Integral | None
 
 
-def _calls(
-    query: Tensor, key: Tensor, value: Tensor, signal: int
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """What attention is called with: at once for all heads, or first for the signal heads.
-
-    Arguments are those of ``attention_of_heads``.
-    """
-    noise, key_heads = query.shape[1] - signal, value.shape[1]
-    if not noise:
-        return [(query, key, value)]
-    if signal == noise:
-        keys = key if key.shape[1] > key_heads else torch.cat([key, key], 1)
-        return [(query, keys, torch.cat([value, value], 1))]
-    return [
-        (query[:, :signal], key[:, :key_heads], value),
-        (query[:, signal:], key[:, -key_heads:], value),
-    ]
-
-
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    signal: int,
-    scaling: float,
-    real: Tensor | None,
-    integral: bool,
-) -> tuple[list[Tensor], list[Tensor], Integral | None]:
-    """Outputs of the calls, the logarithms of their sums, and the integral."""
-    calls = _calls(*hide_padding(query, key, real), value, signal)
-    attended = [attend(*call, scaling) for call in calls]
+def _forward(inputs: Inputs, *, integral: bool) -> _Outputs:
+    """Attention, and the integral of the signal heads."""
+    attended = [attend(*call, inputs.scaling) for call in inputs.calls()]
     outputs, log_sums = [output for output, _ in attended], [log_sum for _, log_sum in attended]
     if not integral:
-        return outputs, log_sums, None
+        return _Outputs(outputs, log_sums, None)
     outputs[0] = outputs[0].transpose(1, 2).contiguous().transpose(1, 2)
-    arguments = query[:, :signal], key[:, : value.shape[1]], value, outputs[0], log_sums[0]
-    return outputs, log_sums, _integral_of(*arguments, signal, scaling, real)
+    return _Outputs(outputs, log_sums, _integral_of(inputs, outputs[0], log_sums[0]))
 
 
-def _integral_of(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    log_sums: Tensor,
-    signal: int,
-    scaling: float,
-    real: Tensor | None,
-) -> Integral:
+def _integral_of(inputs: Inputs, output: Tensor, log_sums: Tensor) -> Integral:
     """The integral of the signal heads, which are the first of the output's heads."""
+    (query, key, value), signal = inputs.of_signal(), inputs.signal
     batch, _, rows, width = output.shape
     blocks, chunk = triton.cdiv(rows, TILE), _chunk(width)
     log_sums = log_sums[:, :signal].contiguous()
@@ -1161,82 +1128,59 @@ def _integral_of(
     sums, totals = torch.empty_like(log_sums), torch.empty_like(log_sums)
     block_sums = log_sums.new_empty(batch * (signal + key.shape[1]), blocks, width)
     integral = output.new_empty(batch, rows, signal, width).transpose(1, 2)
-    shapes, tolerance = _shapes(query, key, value, real), _tolerance(query.dtype)
-    seen, counts = _rows(real, log_sums)
-    strides = [s for tensor in (query, key, value, output) for s in _strides(tensor)]
+    shapes, numbers = inputs.shapes(), (rows, signal, inputs.scaling, inputs.tolerance)
+    tensors = query, key, value, output
+    of_rows = *inputs.rows(log_sums), log_sums
+    strides = [s for tensor in tensors for s in _strides(tensor)]
     _columns_kernel[blocks, batch * signal](
-        query, key, value, output, seen, log_sums, counts, before, bounds, last, sums, block_sums,
-        rows, signal, scaling, tolerance, *strides, **shapes, CHUNK=min(64, chunk), num_stages=2,
+        *tensors, *of_rows, before, bounds, last, sums, block_sums,
+        *numbers, *strides, **shapes, CHUNK=min(64, chunk), num_stages=2,
     )  # fmt: skip
     _sum_up(block_sums)
     _integral_kernel[blocks, batch * signal, triton.cdiv(width, chunk)](
-        query, key, value, output, seen, log_sums, counts, before, bounds, block_sums,
-        integral, totals, errors, rows, signal, scaling, tolerance, *strides, *_strides(integral),
-        **shapes, CHUNK=chunk, AT_ONCE=32,
+        *tensors, *of_rows, before, bounds, block_sums, integral, totals, errors,
+        *numbers, *strides, *_strides(integral), **shapes, CHUNK=chunk, AT_ONCE=32,
     )  # fmt: skip
     return Integral(integral, sums, errors, totals, before, bounds, last)
 
 
 def _backward(
-    gradients: list[Tensor],
-    d_integral: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    signal: int,
-    scaling: float,
-    real: Tensor | None,
-    outputs: list[Tensor],
-    log_sums: list[Tensor],
-    integral: Integral | None,
+    gradients: list[Tensor], d_integral: Tensor | None, inputs: Inputs, attended: _Outputs
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values, from those of the signal and of the noise heads."""
-    key_heads, noise = value.shape[1], query.shape[1] - signal
+    key, key_heads, outputs = inputs.key, inputs.value.shape[1], attended.outputs
     added = None
-    if integral is not None:
+    if attended.integral is not None:
         assert d_integral is not None
-        arguments = query[:, :signal], key[:, :key_heads], value, signal, scaling, real
-        joined, shifted, added = _backward_of_integral(
-            gradients, d_integral, *arguments, outputs[0], log_sums[0], integral
-        )
+        joined, shifted, added = _backward_of_integral(gradients, d_integral, inputs, attended)
         gradients = [joined, *gradients[1:]][: len(outputs)]
         outputs = [shifted, *outputs[1:]]
     elif len(gradients) > len(outputs):
         both = _joined(*gradients)
         gradients = [torch.cat(gradients, 1) if both is None else both]
-    calls = _calls(*hide_padding(query, key, real), value, signal)
+    calls = zip(gradients, inputs.calls(), outputs, attended.log_sums, strict=True)
     parts = [
-        attend_backward(_dense(gradient), *call, output, log_sum, scaling)
-        for gradient, call, output, log_sum in zip(gradients, calls, outputs, log_sums, strict=True)
+        attend_backward(_dense(gradient), *call, output, log_sum, inputs.scaling)
+        for gradient, call, output, log_sum in calls
     ]
     d_query, d_key, d_value = (
         of_calls[0] if len(parts) == 1 else torch.cat(of_calls, 1)
         for of_calls in zip(*parts, strict=True)
     )
-    d_query, d_key = d_query[..., : query.shape[3]], d_key[..., : key.shape[3]]
-    if noise:  # both kinds of heads read the values, and may read the same keys
+    d_query, d_key = d_query[..., : inputs.query.shape[3]], d_key[..., : key.shape[3]]
+    if inputs.noise:  # both kinds of heads read the values, and may read the same keys
         d_value = d_value.unflatten(1, (2, key_heads)).sum(1)
         if key.shape[1] == key_heads:
             d_key = d_key.unflatten(1, (2, key_heads)).sum(1)
     if added is not None:
-        d_query[:, :signal].add_(added[0])
+        d_query[:, : inputs.signal].add_(added[0])
         d_key[:, :key_heads].add_(added[1])
         d_value.add_(added[2])
     return d_query, d_key, d_value
 
 
 def _backward_of_integral(
-    gradients: list[Tensor],
-    d_integral: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    signal: int,
-    scaling: float,
-    real: Tensor | None,
-    output: Tensor,
-    log_sums: Tensor,
-    kept: Integral,
+    gradients: list[Tensor], d_integral: Tensor, inputs: Inputs, attended: _Outputs
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """What the integral adds to gradients.
 
@@ -1245,16 +1189,18 @@ def _backward_of_integral(
         both, gets gradients of A₁ that hold those of the integral; and gradients of the queries,
         keys and values that tiles add, in float32.
     """
-    batch, heads, rows, width = output.shape
+    (output, *_), (log_sums, *_), kept = attended
+    assert kept is not None
+    (batch, heads, rows, width), signal = output.shape, inputs.signal
     blocks, narrow = triton.cdiv(rows, TILE), min(32, _chunk(width))
     log_sums = log_sums[:, :signal].contiguous()
-    seen, counts = _rows(real, log_sums)
+    of_rows = kept.totals, *inputs.rows(log_sums)
     after = log_sums.new_empty(2 * batch * signal, blocks, width)
     products = torch.empty_like(log_sums)
     grid, of_d = (blocks, batch * signal), _strides(d_integral)
-    options = {"PADDING": real is not None, "WIDTH": width, "CHUNK": narrow, "TILE": TILE}
+    options = {"PADDING": inputs.real is not None, "WIDTH": width, "CHUNK": narrow, "TILE": TILE}
     _block_gradients_kernel[grid](
-        d_integral, kept.integral, kept.totals, seen, counts, after, products, rows, signal,
+        d_integral, kept.integral, *of_rows, after, products, rows, signal,
         *of_d, *_strides(kept.integral), **options,
     )  # fmt: skip
     _sum_up(after, reverse=True)
@@ -1262,13 +1208,11 @@ def _backward_of_integral(
     d_signal, d_noise = (_dense(gradient) for gradient in (gradients[0], gradients[-1]))
     d_value = log_sums.new_empty(batch, signal, rows, width)
     _suffix_kernel[blocks, batch * heads, triton.cdiv(width, narrow)](
-        d_integral, d_signal, d_noise, kept.totals, seen, counts, after, gradient, d_value,
-        rows, heads, signal, *of_d, *_strides(d_signal), *_strides(d_noise), *_strides(gradient),
-        **options,
+        d_integral, d_signal, d_noise, *of_rows, after, gradient, d_value, rows, heads, signal,
+        *of_d, *_strides(d_signal), *_strides(d_noise), *_strides(gradient), **options,
     )  # fmt: skip
-    of_rows = seen, log_sums, counts, kept.totals, products
     d_query, d_key, extra = _backward_of_tiles(
-        query, key, value, d_integral, of_rows, d_value, scaling, real, kept
+        inputs, d_integral, (*of_rows, log_sums, products), d_value, kept
     )
     shifted, padded = torch.empty_like(output), triton.next_power_of_2(width)
     rows_at_once = max(1, min(16, 8192 // padded))
@@ -1278,41 +1222,32 @@ def _backward_of_integral(
         WIDTH=width, PADDED=padded, TILE=rows_at_once,
     )  # fmt: skip
     added = [d_query, d_key, d_value]
-    if signal != key.shape[1]:
-        groups = key.shape[1], -1
+    if signal != inputs.value.shape[1]:
+        groups = inputs.value.shape[1], -1
         added[1:] = (gradient.unflatten(1, groups).sum(2) for gradient in added[1:])
     return gradient, shifted, added
 
 
 def _backward_of_tiles(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    d_integral: Tensor,
-    of_rows: Sequence[Tensor],
-    d_value: Tensor,
-    scaling: float,
-    real: Tensor | None,
-    kept: Integral,
+    inputs: Inputs, d_integral: Tensor, of_rows: Sequence[Tensor], d_value: Tensor, kept: Integral
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries and keys from the tiles of G; those of values are added to ``d_value``.
 
     Returns:
         Both, in float32, and the sum of the gradients of A₁ times A₁ in each row.
     """
-    d_key = d_value.new_zeros(*d_value.shape[:3], query.shape[3])
+    tensors = *inputs.of_signal(), d_integral
+    d_key = d_value.new_zeros(*d_value.shape[:3], inputs.query.shape[3])
     d_query, later = torch.empty_like(d_key), torch.empty_like(kept.before)
     batch, signal, rows, width = d_value.shape
     blocks, extra = triton.cdiv(rows, TILE), d_value.new_empty(batch, signal, rows)
-    grid = blocks, batch * signal
-    shapes, tolerance = _shapes(query, key, value, real), _tolerance(query.dtype)
+    grid, tolerance = (blocks, batch * signal), inputs.tolerance
     for first in (True, False):
         _tiles_backward_kernel[grid](
-            query, key, value, d_integral, *of_rows,
-            kept.before, kept.bounds, kept.last, later, d_query, d_key, d_value, extra,
-            rows, signal, scaling, tolerance,
-            *_strides(query), *_strides(key), *_strides(value), *_strides(d_integral),
-            **shapes, FIRST=first, CHUNK=min(64, _chunk(width)), AT_ONCE=32, num_stages=1,
+            *tensors, *of_rows, kept.before, kept.bounds, kept.last, later,
+            d_query, d_key, d_value, extra, rows, signal, inputs.scaling, tolerance,
+            *(s for tensor in tensors for s in _strides(tensor)),
+            **inputs.shapes(), FIRST=first, CHUNK=min(64, _chunk(width)), AT_ONCE=32, num_stages=1,
         )  # fmt: skip
         if first:
             _later_kernel[grid](
@@ -1329,10 +1264,10 @@ _SPACE = "kernels_" + __name__.replace(".", "_")
 def _with_integral(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, real: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    inputs = (_dense(tensor) for tensor in (query, key, value))
-    outputs, log_sums, kept = _forward(*inputs, query.shape[1], scaling, real, True)
+    inputs = Inputs(query, key, value, query.shape[1], scaling, real).dense()
+    (output,), (log_sums,), kept = _forward(inputs, integral=True)
     assert kept is not None
-    return outputs[0], log_sums[0], *kept
+    return output, log_sums, *kept
 
 
 @_with_integral.register_fake
@@ -1361,10 +1296,10 @@ def _with_integral_backward(
     real: Tensor | None,
     attended: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    inputs = [_dense(tensor) for tensor in (query, key, value)]
+    inputs = Inputs(query, key, value, query.shape[1], scaling, real).dense()
     output, log_sums, *kept = attended
-    of_heads = query.shape[1], scaling, real, [output], [log_sums], Integral(*kept)
-    gradients = _backward([d_output], _dense(d_integral), *inputs, *of_heads)
+    outputs = _Outputs([output], [log_sums], Integral(*kept))
+    gradients = _backward([d_output], _dense(d_integral), inputs, outputs)
     return tuple(gradient.contiguous() for gradient in gradients)  # type: ignore[return-value]
 
 
@@ -1393,78 +1328,54 @@ class _Heads(torch.autograd.Function):
     """``attention_of_heads`` outside of graphs, where calling an operation takes longer."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        signal: int,
-        scaling: float,
-        real: Tensor | None,
-        integral: bool,
-    ) -> tuple[Tensor | None, ...]:
-        query, key, value = (_dense(tensor) for tensor in (query, key, value))
-        outputs, log_sums, kept = _forward(query, key, value, signal, scaling, real, integral)
-        ctx.calls, ctx.options = len(outputs), (signal, scaling)
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
+        inputs, integral = Inputs(*arguments[:-1]).dense(), arguments[-1]
+        outputs, log_sums, kept = _forward(inputs, integral=integral)
+        query, key, value, *ctx.options, real = inputs
+        ctx.calls = len(outputs)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, real, *outputs, *log_sums, *(kept or ()))
         if kept is not None:
             ctx.mark_non_differentiable(kept.sums, kept.errors)
-        noise = outputs[-1][:, -(query.shape[1] - signal) :] if query.shape[1] > signal else None
-        return outputs[0][:, :signal], noise, *(kept[:3] if kept is not None else (None,) * 3)
+        noise = outputs[-1][:, -inputs.noise :] if inputs.noise else None
+        return outputs[0][:, : inputs.signal], noise, *(kept[:3] if kept else (None,) * 3)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         query, key, value, real, *saved = ctx.saved_tensors
-        calls, (signal, scaling) = ctx.calls, ctx.options
+        inputs, calls = Inputs(query, key, value, *ctx.options, real), ctx.calls
         outputs, log_sums, kept = saved[:calls], saved[calls : 2 * calls], saved[2 * calls :]
-        shape = len(query), signal, *outputs[0].shape[2:]
-        given = [value.new_zeros(shape) if gradients[0] is None else gradients[0]]
-        if query.shape[1] > signal:
-            shape = len(query), query.shape[1] - signal, *shape[2:]
-            given.append(value.new_zeros(shape) if gradients[1] is None else gradients[1])
+        batch, _, *shape = outputs[0].shape
+        of_heads = [
+            value.new_zeros(batch, count, *shape) if gradient is None else gradient
+            for gradient, count in zip(gradients, (inputs.signal, inputs.noise), strict=False)
+            if count
+        ]
         d_integral = torch.zeros_like(kept[0]) if kept and gradients[2] is None else gradients[2]
-        of_heads = signal, scaling, real, outputs, log_sums, Integral(*kept) if kept else None
         d_integral = None if d_integral is None else _dense(d_integral)
-        return *_backward(given, d_integral, query, key, value, *of_heads), *(None,) * 4
+        attended = _Outputs(outputs, log_sums, Integral(*kept) if kept else None)
+        return *_backward(of_heads, d_integral, inputs, attended), *(None,) * 4
 
 
-def attention_of_heads(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    signal: int,
-    scaling: float,
-    real: Tensor | None,
-    integral: bool,
-) -> Attended:
+def attention_of_heads(inputs: Inputs, *, integral: bool) -> Attended:
     """A₁ V, A₂ V and softmax(G) V of a text (DINT, arXiv 2501.17486, eq. 5 and 6).
 
     What the integral leaves out of a row's weights is at most ``errors`` of their sum.
 
     Args:
-        query: see ``differential_attention.Projected``, also for the following.
-        key: with as many columns as there are rows.
-        value: likewise.
-        signal: number of signal heads.
-        scaling: factor of the scores.
-        real: [batch, rows], false for padding, whose rows are 0; None if there is none.
-        integral: whether it is computed.
+        inputs: queries, keys and values.
+        integral: whether the integral is computed.
     """
-    if torch.compiler.is_compiling():
-        of_signal, of_noise = query.split([signal, query.shape[1] - signal], 1)
-        keys = key.split(value.shape[1], 1)
-        output, _, summed, sums, errors, *_ = _with_integral(
-            of_signal, keys[0], value, scaling, real
-        )
-        noise = None
-        if of_noise.shape[1]:
-            noise = attention(*hide_padding(of_noise, keys[-1], real), value, scaling)
-        return Attended(output, noise, summed, sums, errors)
-    inputs = query, key, value, signal, scaling, real, integral
-    if not torch.is_grad_enabled():
-        return Attended(*_Heads.forward(_Context(), *inputs))
-    return Attended(*_Heads.apply(*inputs))
+    if not torch.compiler.is_compiling():
+        return Attended(*_run(_Heads, *inputs, integral))
+    query, key, value, signal, scaling, real = inputs
+    of_signal, of_noise = query.split([signal, inputs.noise], 1)
+    keys = key.split(value.shape[1], 1)
+    output, _, summed, sums, errors, *_ = _with_integral(of_signal, keys[0], value, scaling, real)
+    noise = None
+    if of_noise.shape[1]:
+        noise = attention(*hide_padding(of_noise, keys[-1], real), value, scaling)
+    return Attended(output, noise, summed, sums, errors)
 
 
 # --- A row of a text in a cache -------------------------------------------------------------------
@@ -1489,8 +1400,7 @@ def _store_part(
     """Write what some heads read in a part of the columns."""
     tl.store(marks + 2 * place, peak, kept)
     tl.store(marks + 2 * place + 1, total, kept)
-    to = outputs + place[:, None] * WIDTH + w[None, :]
-    tl.store(to, output, kept[:, None] & (w < WIDTH)[None, :])
+    _store(outputs, place, w, WIDTH, kept, output, WIDTH)
 
 
 @triton.jit(do_not_specialize=["columns", "length", "real_b"])
@@ -1505,33 +1415,29 @@ def _row_kernel(
     split, parts = tl.program_id(0), tl.num_programs(0)
     b, kh = (tl.program_id(1) // key_heads).to(tl.int64), tl.program_id(1) % key_heads
     r, d, w = tl.arange(0, HEADS), tl.arange(0, PADDED), tl.arange(0, VALUE_PADDED)
-    of_width, of_value = (d < WIDTH)[None, :], (w < VALUE_WIDTH)[None, :]
-    place = query + b * q_b + (kh * SIGNAL + r)[:, None] * q_h + d[None, :]
-    q = tl.load(place, (r < SIGNAL)[:, None] & of_width, 0.0)
+    q = _load(query + b * q_b, kh * SIGNAL + r, d, q_h, r < SIGNAL, WIDTH)
     peak, total = tl.full([HEADS], -1e30, tl.float32), tl.zeros([HEADS], tl.float32)
     output = tl.zeros([HEADS, VALUE_PADDED], tl.float32)
     noise_peak, noise_total, noise_output = peak, total, output
     noise_q = q
     if NOISE:
         of_noise = key_heads * SIGNAL + kh * NOISE + r
-        place = query + b * q_b + of_noise[:, None] * q_h + d[None, :]
-        noise_q = tl.load(place, (r < NOISE)[:, None] & of_width, 0.0)
+        noise_q = _load(query + b * q_b, of_noise, d, q_h, r < NOISE, WIDTH)
     for first in range(split * length, min(split * length + length, columns), BLOCK):
         j = first + tl.arange(0, BLOCK)
-        inside, at = (j < columns)[:, None], j[:, None].to(tl.int64)
-        seen = j < columns
+        inside = j < columns
+        seen = inside
         if PADDING:
-            seen &= tl.load(real + b * real_b + j, j < columns, 0) != 0
-        v = tl.load(value + b * v_b + kh * v_h + at * v_n + w[None, :], inside & of_value, 0.0)
-        k = tl.load(key + b * k_b + kh * k_h + at * k_n + d[None, :], inside & of_width, 0.0)
+            seen &= tl.load(real + b * real_b + j, inside, 0) != 0
+        v = _load(value + b * v_b + kh * v_h, j, w, v_n, inside, VALUE_WIDTH)
+        k = _load(key + b * k_b + kh * k_h, j, d, k_n, inside, WIDTH)
         of_row, peak, total, output = _add_block(q, k, v, seen[None, :], peak, total, output, scale)
         if KEEP:
             heads = (b * key_heads + kh) * SIGNAL + r
             to = scores + heads[:, None] * columns + j[None, :]
-            tl.store(to, of_row, (r < SIGNAL)[:, None] & (j < columns)[None, :])
+            tl.store(to, of_row, (r < SIGNAL)[:, None] & inside[None, :])
         if NOISE:
-            of_noise_key = key + b * k_b + (noise_keys + kh) * k_h + at * k_n + d[None, :]
-            k = tl.load(of_noise_key, inside & of_width, 0.0)
+            k = _load(key + b * k_b + (noise_keys + kh) * k_h, j, d, k_n, inside, WIDTH)
             _, noise_peak, noise_total, noise_output = _add_block(
                 noise_q, k, v, seen[None, :], noise_peak, noise_total, noise_output, scale
             )
@@ -1577,9 +1483,8 @@ def _row_integral_kernel(
         tl.store(new_sums + row * columns + j, new, j < columns)
         weight = tl.where(seen, tl.exp(new / count), 0.0) * of_row
         total += tl.sum(weight, 0)
-        at = value + b * v_b + (h // GROUP) * v_h + j[:, None].to(tl.int64) * v_n + w[None, :]
-        v = tl.load(at, (j < columns)[:, None] & (w < WIDTH)[None, :], 0.0).to(tl.float32)
-        output += tl.sum(weight[:, None] * v, 0)
+        v = _load(value + b * v_b + (h // GROUP) * v_h, j, w, v_n, j < columns, WIDTH)
+        output += tl.sum(weight[:, None] * v.to(tl.float32), 0)
     place = row * parts + split
     tl.store(totals + place, total)
     tl.store(outputs + place * WIDTH + w, output, w < WIDTH)
@@ -1592,8 +1497,7 @@ def _merged(outputs, marks, place, w, parts, WIDTH: tl.constexpr, PARTS: tl.cons
     maxima = tl.load(marks + 2 * (place + part), part < parts, -1e30)
     less = tl.exp(maxima - tl.max(maxima, 0))
     total = tl.sum(less * tl.load(marks + 2 * (place + part) + 1, part < parts, 0.0), 0)
-    at = outputs + (place + part[:, None]) * WIDTH + w[None, :]
-    output = tl.load(at, (part < parts)[:, None] & (w < WIDTH)[None, :], 0.0)
+    output = _load(outputs, place + part, w, WIDTH, part < parts, WIDTH)
     return tl.sum(less[:, None] * output, 0) / tl.where(total > 0, total, 1.0)
 
 
@@ -1614,8 +1518,7 @@ def _row_end_kernel(
         x -= by * _merged(outputs, marks, noise, w, parts, WIDTH, PARTS)
     if INTEGRAL:
         place = (b * heads + h) * parts + part
-        at = integrals + place[:, None] * WIDTH + w[None, :]
-        added = tl.load(at, (part < parts)[:, None] & (w < WIDTH)[None, :], 0.0)
+        added = _load(integrals, place, w, WIDTH, part < parts, WIDTH)
         total = tl.sum(tl.load(totals + place, part < parts, 0.0), 0)
         by = tl.load(gamma + b * g_b + h * g_h).to(tl.float32)
         x += by * tl.sum(added, 0) / tl.where(total > 0, total, 1.0)
@@ -1635,74 +1538,50 @@ PART = 256
 
 
 def row_of_heads(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    signal: int,
+    inputs: Inputs,
     lambda_: Tensor | None,
     gamma: Tensor | None,
-    scaling: float,
-    real: Tensor | None,
     sums: Tensor | None,
-    weight: Tensor | None,
-    eps: float,
-    norm: bool,
-    scale: float,
+    norm: Norm,
 ) -> tuple[Tensor, Tensor | None]:
     """A row after those in a cache, without gradients, up to ``combine_in_kernel``.
 
     Args:
-        query: see ``differential_attention.Projected``, also for the following.
-        key: with as many columns as there are tokens, this one included.
-        value: likewise.
-        signal: number of signal heads.
+        inputs: a row, with as many columns as there are tokens, this one included; ``real`` is
+            [batch, columns].
         lambda_: None without noise heads.
         gamma: weight of the integral; not read without sums.
-        scaling: factor of the scores.
-        real: [batch, columns], false for padding; None if there is none.
         sums: the sums of columns before this row, [batch, signal, at least columns - 1]; None
             without an integral.
-        weight: see ``combine_in_kernel``, also for the following.
-        eps: see ``combine_in_kernel``.
-        norm: see ``combine_in_kernel``.
-        scale: see ``combine_in_kernel``.
+        norm: norm and scale.
 
     Returns:
         [batch, 1, signal · width], and the sums of columns after this row.
     """
-    (outputs, marks, integrals, totals), new_sums = _read_parts(
-        query, key, value, signal, scaling, real, sums
-    )
-    batch, every, width, noise = *query.shape[:2], value.shape[3], query.shape[1] - signal
+    (outputs, marks, integrals, totals), new_sums = _read_parts(inputs.dense(), sums)
+    value, signal, (batch, every) = inputs.value, inputs.signal, inputs.query.shape[:2]
+    width, weight = value.shape[3], norm.weight
     weights = [totals.view(-1, 1, 1, 1) if by is None else by for by in (lambda_, gamma)]
     strides = [s * (n > 1) for e in weights for s, n in zip(e.stride()[:2], e.shape, strict=False)]
     out, parts = value.new_empty(batch, 1, signal * width), len(totals) // (batch * signal)
     _row_end_kernel[(batch * signal,)](
         outputs, marks, integrals, totals, *weights, value if weight is None else weight, out,
-        signal, every, parts, eps, scale, *strides,
-        NOISE=noise > 0, INTEGRAL=sums is not None, NORM=norm, WEIGHT=weight is not None,
-        GROUP=signal // max(noise, 1), WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)),
-        PARTS=triton.next_power_of_2(parts),
+        signal, every, parts, norm.eps, norm.scale, *strides,
+        NOISE=inputs.noise > 0, INTEGRAL=sums is not None, NORM=norm.norm,
+        WEIGHT=weight is not None, GROUP=signal // max(inputs.noise, 1), WIDTH=width,
+        PADDED=max(16, triton.next_power_of_2(width)), PARTS=triton.next_power_of_2(parts),
     )  # fmt: skip
     return out, new_sums
 
 
-def _read_parts(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    signal: int,
-    scaling: float,
-    real: Tensor | None,
-    sums: Tensor | None,
-) -> tuple[Sequence[Tensor], Tensor | None]:
+def _read_parts(inputs: Inputs, sums: Tensor | None) -> tuple[Sequence[Tensor], Tensor | None]:
     """What ``_row_kernel`` and ``_row_integral_kernel`` write, and the sums after the row.
 
     See ``row_of_heads`` for the arguments.
     """
+    query, key, value, signal, scaling, real = inputs
     batch, every, _, width = query.shape
     key_heads, columns, value_width = value.shape[1:]
-    query, key, value = (_dense(tensor) for tensor in (query, key, value))
     length = max(PART, -(-columns // MAX_PARTS))
     length += -length % 64
     parts = -(-columns // length)
@@ -1718,10 +1597,10 @@ def _read_parts(
         query, key, value, mask, scores, outputs, marks, columns, length,
         key_heads, key.shape[1] - key_heads, scaling, *query.stride()[:2], *_strides(key),
         *_strides(value), real_b,
-        SIGNAL=signal // key_heads, NOISE=(every - signal) // key_heads, KEEP=sums is not None,
+        SIGNAL=signal // key_heads, NOISE=inputs.noise // key_heads, KEEP=sums is not None,
         PADDING=real is not None, WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)),
         VALUE_WIDTH=value_width, VALUE_PADDED=padded,
-        HEADS=max(16, triton.next_power_of_2(max(signal, every - signal) // key_heads)), BLOCK=32,
+        HEADS=max(16, triton.next_power_of_2(max(signal, inputs.noise) // key_heads)), BLOCK=32,
         num_stages=2,
     )  # fmt: skip
     if sums is not None:
