@@ -190,22 +190,24 @@ def _lambda_kernel(q1, k1, q2, k2, out, initial, WIDTH: tl.constexpr, PADDED: tl
 
 
 @triton.jit
+def _store_gradients(query, key, by, out, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Gradients of two vectors of λ, of whose exponential ``by`` is the gradient."""
+    d = tl.arange(0, PADDED)
+    inside = d < WIDTH
+    q = tl.load(query + d, inside, 0.0).to(tl.float32)
+    k = tl.load(key + d, inside, 0.0).to(tl.float32)
+    factor = by * tl.exp(tl.sum(q * k, 0))
+    tl.store(out + d, (factor * k).to(out.dtype.element_ty), inside)
+    tl.store(out + WIDTH + d, (factor * q).to(out.dtype.element_ty), inside)
+
+
+@triton.jit
 def _lambda_backward_kernel(
     q1, k1, q2, k2, gradient, out, WIDTH: tl.constexpr, PADDED: tl.constexpr
 ):  # fmt: skip
-    d = tl.arange(0, PADDED)
-    inside = d < WIDTH
     by = tl.load(gradient).to(tl.float32)
-    query = tl.load(q1 + d, inside, 0.0).to(tl.float32)
-    key = tl.load(k1 + d, inside, 0.0).to(tl.float32)
-    factor = by * tl.exp(tl.sum(query * key, 0))
-    tl.store(out + d, (factor * key).to(out.dtype.element_ty), inside)
-    tl.store(out + WIDTH + d, (factor * query).to(out.dtype.element_ty), inside)
-    query = tl.load(q2 + d, inside, 0.0).to(tl.float32)
-    key = tl.load(k2 + d, inside, 0.0).to(tl.float32)
-    factor = -by * tl.exp(tl.sum(query * key, 0))
-    tl.store(out + 2 * WIDTH + d, (factor * key).to(out.dtype.element_ty), inside)
-    tl.store(out + 3 * WIDTH + d, (factor * query).to(out.dtype.element_ty), inside)
+    _store_gradients(q1, k1, by, out, WIDTH, PADDED)
+    _store_gradients(q2, k2, -by, out + 2 * WIDTH, WIDTH, PADDED)
 
 
 class _Lambda(torch.autograd.Function):
@@ -515,9 +517,9 @@ def _columns_kernel(
         if h % GROUP == 0:
             of_key = h // GROUP
             place += heads + of_key - h
-            x = _load(value + b * v_b + of_key * v_h, j, w, v_n, of_rows, VALUE_WIDTH)
+            v = _load(value + b * v_b + of_key * v_h, j, w, v_n, of_rows, VALUE_WIDTH)
             to = block_sums + (place * blocks + column) * VALUE_WIDTH + w
-            tl.store(to, tl.sum(x.to(tl.float32), 0), w < VALUE_WIDTH)
+            tl.store(to, tl.sum(v.to(tl.float32), 0), w < VALUE_WIDTH)
     query += b * q_b + h * q_h
     key += b * k_b + (h // GROUP) * k_h
     k = _load(key, j, tl.arange(0, PADDED), k_n, j < rows, WIDTH)
