@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +30,8 @@ from growkit.extras.adapters.adapter_folder import (
 )
 from growkit.extras.adapters.modules import Adapted, Modules, experts_of
 from growkit.families.model import Model
-from growkit.planning.transforms import Attached
+from growkit.planning.plan import Plan, Planned, Rule
+from growkit.planning.transforms import Attached, Computed, Kept
 
 PREFIX, INSIDE = "base_model.model.", ".base_layer"
 """PEFT's prefix of a module's name, and the suffix that each wrapper around the module adds."""
@@ -326,7 +328,7 @@ def _split_experts(
         start = end
 
 
-class Assembly(Weights):
+class Assembly(Planned):
     """The tensors of a grown adapter with PEFT's names; factors of experts are combined.
 
     Args:
@@ -346,10 +348,9 @@ class Assembly(Weights):
     def __init__(
         self, stage: Weights, entries: Mapping[str, Entry], modules: Modules, path: Path
     ) -> None:
-        self._stage = stage
         self.parts: dict[str, list[str]] = {}
         self.adapted: dict[str, Adapted] = {}
-        self._placed: dict[str, Entry] = {}
+        by_key: dict[str, Entry] = {}
         for name, entry in entries.items():
             parameter = entry.parameter
             if parameter and not entry.tied:
@@ -361,66 +362,36 @@ class Assembly(Weights):
                 )
             placed = replace(entry, parameter=parameter)
             self.parts.setdefault(placed.key, []).append(name)
-            self._placed[placed.key] = placed
+            by_key[placed.key] = placed
             if entry.kind.sides[-1:] == (IN,):
                 rank = entry.info.shape[-2] if RANK in entry.kind.sides else None
                 self.adapted[parameter or entry.tensor] = Adapted(entry.origin, rank)
-        self._grids: dict[str, list[list[str]]] = {}
-        for key, entry in self._placed.items():
-            conversion = modules.conversion(entry.parameter)
-            if grid := conversion and experts_of(conversion):
-                self._grids[key] = [[f"{name}{entry.tail}" for name in names] for names in grid]
-                assert {*self.parts[key]} == {name for names in self._grids[key] for name in names}
-        self.tensors = {
-            key: TensorInfo(self._shape(key), entry.info.dtype)
-            for key, entry in self._placed.items()
-        }
+        rules = [self._rule(key, entry, stage, modules) for key, entry in by_key.items()]
+        super().__init__(stage, Plan({}, tuple(rules)))
 
-    def where(self, name: str | None = None) -> str:
-        """See ``Weights``."""
-        return self._stage.where(self.parts[name][0] if name else None)
-
-    def cuts(self, name: str) -> int:
-        """See ``Weights``."""
-        return ANYWHERE if self._is_combined(name) else self._stage.cuts(self.parts[name][0])
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """See ``Weights``."""
-        if self._is_combined(name):
-            yield self.read(name)
-        else:
-            yield from self._stage.blocks(self.parts[name][0])
-
-    def read(self, name: str, *where: slice | None) -> Tensor:
-        """See ``Weights``."""
-        if not self._is_combined(name):
-            return self._stage.read(self.parts[name][0], *where)
-        grid, read = self._grids.get(name), self._stage.read
-        if grid is None:
-            combined = read(self.parts[name][0])
-        elif self._by_expert(name):
-            combined = torch.stack([read(part) for part in grid[0]])
-        else:
-            experts = zip(*grid, strict=True)
-            combined = torch.stack([torch.cat([*map(read, names)]) for names in experts], -1)
-        return cut(combined.reshape(self.tensors[name].shape), where)
-
-    def _by_expert(self, key: str) -> bool:
-        """Whether the rows of a factor are ordered by expert."""
-        return self._placed[key].kind.sides[0] == RANK
-
-    def _is_combined(self, key: str) -> bool:
-        entry = self._placed[key]
-        return key in self._grids or (entry.dimensions is not None and len(entry.dimensions) > 2)
-
-    def _shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor in the file, where experts have no dimension of their own."""
-        shape = self._placed[key].info.shape
-        if not self._is_combined(key):
-            return shape
-        if grid := self._grids.get(key):
-            rows = sum(self._stage.tensors[names[0]].shape[0] for names in grid)
-            experts = len(grid[0])
-            shape = (experts, *shape) if self._by_expert(key) else (rows, *shape[1:], experts)
+    def _rule(self, key: str, entry: Entry, stage: Weights, modules: Modules) -> Rule:
+        """How a tensor is made from its entries; in the file, experts have no own dimension."""
+        names, shape, matrices = self.parts[key], entry.info.shape, 1
+        conversion = modules.conversion(entry.parameter)
+        grid = conversion and experts_of(conversion)
+        by_expert = entry.kind.sides[:1] == (RANK,)
+        if not grid and len(entry.dimensions or ()) < 3:
+            return Rule(key, entry.info, Kept(names[0]))
+        if grid:
+            grid = [[f"{name}{entry.tail}" for name in of] for of in grid]
+            assert {*names} == {name for of in grid for name in of}
+            rows, count = sum(stage.tensors[of[0]].shape[0] for of in grid), len(grid[0])
+            shape = (count, *shape) if by_expert else (rows, *shape[1:], count)
+            grid = grid[:1] if by_expert else grid  # all matrices share A
+            names, matrices = [name for of in zip(*grid, strict=True) for name in of], len(grid)
         one, two, three = shape
-        return (one * two, three) if self._by_expert(key) else (one, two * three)
+        shape = (one * two, three) if by_expert else (one, two * three)
+        compute = partial(_combined, matrices, 0 if by_expert else -1, shape)
+        computed = Computed(tuple(names), "factors of experts", compute)
+        return Rule(key, TensorInfo(shape, entry.info.dtype), computed)
+
+
+def _combined(matrices: int, along: int, shape: tuple[int, ...], *parts: Tensor) -> Tensor:
+    """Stack the factors of experts, each of which has parts for several matrices."""
+    starts = range(0, len(parts), matrices)
+    return torch.stack([torch.cat(parts[at : at + matrices]) for at in starts], along).view(shape)

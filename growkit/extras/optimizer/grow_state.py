@@ -21,7 +21,7 @@ from growkit.algebra.update import Update
 from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.progress import Progress
-from growkit.base.tensors import ANYWHERE, Config, TensorInfo, cut, full
+from growkit.base.tensors import TensorInfo, Weights, cut
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
@@ -39,7 +39,7 @@ from growkit.extras.optimizer.state import MUON, ORDERS, STEP, State, TargetStat
 from growkit.families.model import Model
 from growkit.planning.own_class import substitute
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
-from growkit.planning.transforms import Constant
+from growkit.planning.transforms import Computed, Constant
 from growkit.planning.updates import Law, law_of
 from growkit.results.growth_result import OptimizerResult
 
@@ -210,6 +210,7 @@ class GrownState(TargetState):
             for name in group.parameters
             for kind in sorted(known)
         } | {f"{name}.{STEP}": TensorInfo((), "F32") for name in self.steps}
+        self._fixed = Planned(state.numbers, Plan({}, tuple(self._rules())))
 
     def schedules(self) -> dict[str, Any]:
         """Grow the schedules in the state, by their names in ``State.schedules``.
@@ -223,31 +224,34 @@ class GrownState(TargetState):
             for where, schedule in schedules
         }
 
+    def _rules(self) -> Iterator[Rule]:
+        """What begins anew, and the steps."""
+        for key, info in self.tensors.items():
+            name, _, kind = key.rpartition(".")
+            if kind == STEP or name in self.reset:
+                value = self.steps[name] if kind == STEP else 0.0
+                yield Rule(key, info, Constant(info.dtype, value, self.reset.get(name, STEP)))
+
+    def _held(self, key: str) -> tuple[Weights, str]:
+        """The weights that hold a tensor, and its name there."""
+        name, _, kind = key.rpartition(".")
+        return (self._fixed, key) if key in self._fixed.tensors else (self._made[kind], name)
+
     def blocks(self, name: str) -> Iterator[Tensor]:
         """A tensor, as consecutive blocks along dimension 0."""
-        parameter, _, kind = name.rpartition(".")
-        if kind == STEP or parameter in self.reset:
-            yield from super().blocks(name)
-        else:
-            for block in self._made[kind].blocks(parameter):
-                yield block.to(self.tensors[name].torch_dtype)
+        weights, own = self._held(name)
+        for block in weights.blocks(own):
+            yield block.to(self.tensors[name].torch_dtype)
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """See ``Weights``."""
-        parameter, _, kind = name.rpartition(".")
-        info = self.tensors[name]
-        if kind == STEP:
-            return torch.tensor(self.steps[parameter], dtype=torch.float32)
-        if parameter in self.reset:
-            sizes = [span.stop - span.start for span in full(info.shape, where)]
-            return torch.zeros(sizes, dtype=info.torch_dtype)
-        return self._made[kind].read(parameter, *where).to(info.torch_dtype)
+        weights, own = self._held(name)
+        return weights.read(own, *where).to(self.tensors[name].torch_dtype)
 
     def cuts(self, name: str) -> int:
         """See ``Weights``."""
-        parameter, _, kind = name.rpartition(".")
-        fixed = kind == STEP or parameter in self.reset
-        return ANYWHERE if fixed else self._made[kind].cuts(parameter)
+        weights, own = self._held(name)
+        return weights.cuts(own)
 
     @cached_property
     def _origins(self) -> dict[str, str]:
@@ -440,21 +444,13 @@ class _StoredMoments(Model):
         return tensor.float() if tensor.dtype == torch.float16 else tensor
 
 
-class _InMemory(Model):
-    """Tensors in memory, in float64."""
-
-    def __init__(self, contents: Mapping[str, Tensor], config: Config) -> None:
-        self.config, self._contents = config, contents
-        self.tensors = {n: TensorInfo(tuple(t.shape), "F64") for n, t in contents.items()}
-
-    def where(self, name: str | None = None) -> str:
-        return "the optimizer's state"
-
-    def read(self, name: str, *where: slice | None) -> Tensor:
-        return cut(self._contents[name], where)
-
-    def cuts(self, name: str) -> int:
-        return ANYWHERE
+def _in_memory(contents: Mapping[str, Tensor], model: Model) -> Planned:
+    """A model's moments in memory, in float64."""
+    rules = []
+    for name, tensor in contents.items():
+        computed = Computed((), "in memory", partial(Tensor.detach, tensor), dtype="F64")
+        rules.append(Rule(name, TensorInfo(tuple(tensor.shape), "F64"), computed))
+    return Planned(model, Plan(model.config, tuple(rules)))
 
 
 def grown_moments(
@@ -480,7 +476,7 @@ def grown_moments(
     for kind in MOMENTS:
         stored = StoredGradients(before)
         contents = {n: t for name, of in moments.items() for n, t in stored(name, of[kind].cpu())}
-        stage: Model = _InMemory(contents, before.config)
+        stage: Model = _in_memory(contents, before)
         for plan in plans:
             stage = _grow_moments(plan, stage, ORDERS[kind])
         weights = stage if own else _for_class(stage, conversions)

@@ -357,12 +357,9 @@ class DiffTransformerAttention(nn.Module):
         elif visibility.packed:
             parts = []
             for texts in visibility.packed:
-                real = texts.real if integral != "none" else None
-                attend = partial(fused_attention, scaling=self.scaling, past=0, real=real)
+                alone = Visibility(texts.real if integral != "none" else None)
                 unpacked = projected.map(texts.unpack)
-                method = self._integral(unpacked, 0, Visibility(real))
-                packed = self.scaling, method, 0, real, None, attend
-                parts.append(combine(*differential_heads(unpacked, *packed)[0]))
+                parts.append(combine(*self._attend(unpacked, 0, alone, None, kwargs)[0]))
             heads = Heads(repack(visibility.packed, parts, len(projected.value)))
         else:
             attend = partial(self._attend_externally, mask=visible, kwargs=kwargs)

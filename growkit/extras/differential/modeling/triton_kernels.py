@@ -108,30 +108,32 @@ def _add(place, n, w, seen, x, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _rotate_rows(place, stride, to, to_stride, n, d, c, s, seen, HALF: tl.constexpr):
+    """Rotate rows of a head, whose halves are the coordinates of the rotations."""
+    first = _load(place, n, d, stride, seen, HALF).to(tl.float32)
+    second = _load(place + HALF, n, d, stride, seen, HALF).to(tl.float32)
+    _store(to, n, d, to_stride, seen, first * c - second * s, HALF)
+    _store(to + HALF, n, d, to_stride, seen, second * c + first * s, HALF)
+
+
+@triton.jit
 def _rotate_kernel(
     query, key, cos, sin, out, key_out, rows, heads, key_heads,
     q_b, q_h, q_n, k_b, k_h, k_n, cos_b, cos_n, sin_b, sin_n,
     SIGN: tl.constexpr, HALF: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    n = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    every = heads + key_heads
+    n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
+    every, seen = heads + key_heads, n < rows
     b, h = (tl.program_id(1) // every).to(tl.int64), tl.program_id(1) % every
-    d = tl.arange(0, PADDED)
-    inside = (n < rows)[:, None] & (d < HALF)[None, :]
+    c = _load(cos + b * cos_b, n, d, cos_n, seen, HALF).to(tl.float32)
+    s = _load(sin + b * sin_b, n, d, sin_n, seen, HALF).to(tl.float32) * SIGN
     if h < heads:
-        place = query + b * q_b + h * q_h + n[:, None] * q_n + d[None, :]
-        to = out + ((b * rows + n[:, None]) * heads + h) * (2 * HALF) + d[None, :]
+        place, to = query + b * q_b + h * q_h, out + (b * rows * heads + h) * (2 * HALF)
+        _rotate_rows(place, q_n, to, heads * (2 * HALF), n, d, c, s, seen, HALF)
     else:
         h -= heads
-        place = key + b * k_b + h * k_h + n[:, None] * k_n + d[None, :]
-        to = key_out + ((b * rows + n[:, None]) * key_heads + h) * (2 * HALF) + d[None, :]
-    first = tl.load(place, inside, 0.0).to(tl.float32)
-    second = tl.load(place + HALF, inside, 0.0).to(tl.float32)
-    c = tl.load(cos + b * cos_b + n[:, None] * cos_n + d[None, :], inside, 0.0).to(tl.float32)
-    s = tl.load(sin + b * sin_b + n[:, None] * sin_n + d[None, :], inside, 0.0).to(tl.float32)
-    s = s * SIGN
-    tl.store(to, (first * c - second * s).to(out.dtype.element_ty), inside)
-    tl.store(to + HALF, (second * c + first * s).to(out.dtype.element_ty), inside)
+        place, to = key + b * k_b + h * k_h, key_out + (b * rows * key_heads + h) * (2 * HALF)
+        _rotate_rows(place, k_n, to, key_heads * (2 * HALF), n, d, c, s, seen, HALF)
 
 
 def _rotate(

@@ -25,7 +25,7 @@ from growkit.algebra.update import Update
 from growkit.base.errors import InputError
 from growkit.base.limits import rounded_sum, training_limit, within
 from growkit.base.settings import Settings
-from growkit.base.tensors import Weights
+from growkit.base.tensors import Weights, parts
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import class_loss, load_model
@@ -505,13 +505,8 @@ def _differences(grown: GrownState, target: State) -> Iterator[str]:
 def _same(grown: GrownState, numbers: Weights, name: str) -> bool:
     if numbers.tensors.get(name) != grown.tensors[name]:
         return False
-    start = 0
-    for block in grown.blocks(name):
-        rows = slice(start, start + len(block)) if block.dim() else None
-        if not torch.equal(block, numbers.read(name, rows)):
-            return False
-        start += len(block) if block.dim() else 0
-    return True
+    pairs = ((grown.read(name, rows), numbers.read(name, rows)) for rows in parts(grown, name))
+    return all(one.equal(other) for one, other in pairs)
 
 
 def _settings(groups: Sequence[ParamGroup]) -> dict[str, dict[str, Any]]:
