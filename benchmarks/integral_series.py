@@ -36,6 +36,7 @@ from growkit.extras.differential.modeling.configuration_diff_transformer import 
 )
 from growkit.extras.differential.modeling.differential_attention import (
     Projected,
+    SignalHeads,
     causal_integral,
     combine,
     differential_heads,
@@ -179,7 +180,7 @@ def show_long_texts(lengths: list[int]) -> None:
         real, given = case.real, [case.query, case.key, case.value]
         error, rounding, ratio = worst(case.series(*given), case.exact, real)
         halves = [each.bfloat16() for each in given]
-        blocks, _ = causal_integral(*halves, GAMMA, SCALING, 0, real, None)
+        blocks, _ = causal_integral(SignalHeads(*halves, GAMMA, SCALING, 0, real), None)
         narrow, usual = (
             worst(each, case.exact, real)[0] for each in (case.series(*halves), blocks)
         )

@@ -562,9 +562,8 @@ def test_sums_are_kept_in_float32(dtype: torch.dtype, monkeypatch: pytest.Monkey
 
     def errors() -> tuple[float, float]:
         gamma = torch.ones(1, 1, 1, 1)
-        _, found = differential_attention.causal_integral(
-            query, key, value, gamma, 1.0, 0, None, None
-        )
+        heads = differential_attention.SignalHeads(query, key, value, gamma, 1.0)
+        _, found = differential_attention.causal_integral(heads, None)
         means = differential_attention.column_mean(query, key, 1.0, None)
         return distance(sums, found.columns.double()), distance(sums / 300, means.double())
 

@@ -26,6 +26,7 @@ from growkit.extras.differential.checks import series as proof_series
 from growkit.extras.differential.modeling import differential_attention
 from growkit.extras.differential.modeling.differential_attention import (
     EXACT_ROWS,
+    SignalHeads,
     Sums,
     causal_integral,
     column_sums,
@@ -112,7 +113,7 @@ class Case:
 
     def series(self, *given: Tensor) -> Tensor:
         attend = partial(fused_attention, scaling=SCALING, past=0, real=self.real)
-        return integral_series(*given, GAMMA, SCALING, self.real, attend)[0]
+        return integral_series(SignalHeads(*given, GAMMA, SCALING, 0, self.real), attend)[0]
 
     @property
     def counts(self) -> Tensor:
@@ -216,7 +217,7 @@ def check(case: Case) -> None:
     """In float32 and bfloat16, with and without gradients."""
     given = case.query, case.key, case.value
     halves = [each.bfloat16() for each in given]
-    exact, _ = causal_integral(*halves, GAMMA, SCALING, 0, case.real, None)
+    exact, _ = causal_integral(SignalHeads(*halves, GAMMA, SCALING, 0, case.real), None)
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
             ours, narrow = case.series(*given), case.series(*halves)
@@ -260,8 +261,9 @@ def test_exact_rows_after_a_series(shape: str) -> None:
     query, *given = case.query, case.key, case.value
     attend = partial(fused_attention, scaling=SCALING, past=0, real=None)
     before = (each[:, :, :rows] for each in (query, *given))
-    heads, sums = integral_series(*before, GAMMA, SCALING, None, attend)
-    later, _ = causal_integral(query[:, :, rows:], *given, GAMMA, SCALING, rows, None, sums)
+    heads, sums = integral_series(SignalHeads(*before, GAMMA, SCALING), attend)
+    after = SignalHeads(query[:, :, rows:], *given, GAMMA, SCALING, rows)
+    later, _ = causal_integral(after, sums)
     assert bool((case.errors(torch.cat([heads, later], 2)) < case.quarter).all())
 
 

@@ -23,6 +23,7 @@ from growkit.extras.differential.modeling.differential_attention import (
     BLOCK_ROWS,
     EXACT_ROWS,
     Projected,
+    SignalHeads,
     causal_integral,
     column_sums,
     heavy_columns,
@@ -137,18 +138,20 @@ def share_of_bound(projected: Projected, scaling: float) -> float:
     group, signal, rows = query.shape[1] // key.shape[1], *query.shape[1:3]
     gammas = gamma.expand(-1, signal, rows, -1).split(group, 1)
     heads = query.split(group, 1), key.split(1, 1), value.split(1, 1), gammas
-    return float(torch.stack([_of_head(*head, scaling) for head in zip(*heads, strict=True)]).max())
+    groups = (SignalHeads(*head, scaling) for head in zip(*heads, strict=True))
+    return float(torch.stack([*map(_of_group, groups)]).max())
 
 
-def _of_head(query: Tensor, key: Tensor, value: Tensor, gamma: Tensor, scaling: float) -> Tensor:
+def _of_group(heads: SignalHeads) -> Tensor:
     """``share_of_bound`` of the signal heads of one key head."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         # In blocks, unlike fused attention in float64 on some devices.
-        return causal_integral(query, key, value, 0 * gamma, scaling, 0, None, None)[0]
+        return causal_integral(SignalHeads(query, key, value, 0 * gamma, scaling), None)[0]
 
+    query, key, value, gamma, scaling, *_ = heads
     rows = query.shape[2]
-    series, _ = integral_series(query, key, value, gamma, scaling, None, attend)
+    series, _ = integral_series(heads, attend)
     sums = column_sums(query[:, :, :EXACT_ROWS], key, scaling, 0, None)
     counts = torch.arange(1, rows + 1, device=key.device)[None]
     columns, starts = heavy_columns(query, key, scaling, counts, None, sums)

@@ -226,64 +226,81 @@ class Sums(NamedTuple):
     rest: Tensor | None = None
 
 
-def causal_integral(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    gamma: Tensor,
-    scaling: float,
-    past: int,
-    real: Tensor | None,
-    past_sums: Sums | None,
-) -> tuple[Tensor, Sums]:
+class SignalHeads(NamedTuple):
+    """Rows of the signal heads, with all columns up to the last of them.
+
+    Attributes:
+        query: [batch, signal, rows, head_dim].
+        key: [batch, key_heads, columns, head_dim], columns = past + rows.
+        value: [batch, key_heads, columns, width].
+        gamma: weight of the integral, [batch or 1, signal or 1, rows or 1, 1], in float32 or wider.
+        scaling: factor of the scores.
+        past: number of columns before the first row.
+        real: [batch, at least columns], false for padding; None if there is none.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    gamma: Tensor
+    scaling: float
+    past: int = 0
+    real: Tensor | None = None
+
+    def rows(self, first: int, last: int) -> SignalHeads:
+        """Some rows: from the first to before the last."""
+        end, gamma = self.past + last, self.gamma
+        tensors = self.query[:, :, first:last], self.key[:, :, :end], self.value[:, :, :end]
+        gamma = gamma if gamma.shape[2] == 1 else gamma[:, :, first:last]
+        return SignalHeads(*tensors, gamma, self.scaling, self.past + first, self.real)
+
+    def visible(self) -> Tensor:
+        """[batch or 1, 1, rows, columns], true for visible columns."""
+        return _causal_mask(self.past, self.key.shape[2], self.real, self.query.device)
+
+    def counts(self) -> Tensor:
+        """Number of visible columns, [batch or 1, rows]; it may be 0 in rows of padding."""
+        first, last = self.past, self.key.shape[2]
+        if self.real is None:
+            return torch.arange(first + 1, last + 1, device=self.query.device)[None]
+        return self.real.cumsum(-1)[:, first:last]
+
+
+def causal_integral(heads: SignalHeads, past_sums: Sums | None) -> tuple[Tensor, Sums]:
     """(A₁ + γ softmax(G)) V with G[n] = mean of the rows of A₁ up to n (DINT, eq. 5 and 6).
 
     The means leave out rows and columns of padding.
 
     Args:
-        query: of the signal heads, [batch, signal, rows, head_dim].
-        key: [batch, key_heads, columns, head_dim], columns = past + rows.
-        value: [batch, key_heads, columns, width].
-        gamma: [batch or 1, signal or 1, rows or 1, 1], in float32 or wider.
-        scaling: factor of the scores.
-        past: number of columns before the first row.
-        real: [batch, columns], false for padding; None if there is none.
+        heads: some rows.
         past_sums: sums over earlier rows; None if past is 0. Gradients do not flow into them.
 
     Returns:
         The heads, [batch, signal, rows, width], and the sums after the last row.
     """
-    batch, signal, rows = query.shape[:3]
+    (batch, signal, rows), past = heads.query.shape[:3], heads.past
     if past_sums is None:
-        past_sums = Sums(wide(query.new_zeros(batch, signal, past)))
+        past_sums = Sums(wide(heads.query.new_zeros(batch, signal, past)))
     sums, rest = past_sums.columns[..., :past], past_sums.rest  # a static cache has more columns
 
-    def block(
-        query: Tensor, key: Tensor, value: Tensor, gamma: Tensor, sums: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Compute heads for the last rows of these columns, and the column sums after them."""
-        last = key.shape[2]
-        first = last - query.shape[2]
-        visible = _causal_mask(first, last, real, query.device)
-        maps = _map(query, key, scaling, visible, real is not None)
+    def block(part: SignalHeads, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute some rows, and the column sums after them."""
+        visible, blind = part.visible(), part.real is not None
+        maps = _map(part.query, part.key, part.scaling, visible, blind)
         running = sums[..., None, :] + maps.cumsum(-2)
-        if real is None:
-            counts = torch.arange(first + 1, last + 1, device=query.device)[None]
-        else:
-            counts = real.cumsum(-1)[:, first:last].clamp_min(1)
-        counts = counts[:, None, :, None].to(maps.dtype)
-        weights, added = _integral(running / counts, visible, real is not None, counts, rest)
-        output = _grouped_matmul((maps + gamma * weights).to(value.dtype), value)
-        output = output if added is None else (wide(output) + gamma * added).to(value.dtype)
+        counts = part.counts().clamp_min(1)[:, None, :, None].to(maps.dtype)
+        weights, added = _integral(running / counts, visible, blind, counts, rest)
+        output = _grouped_matmul((maps + part.gamma * weights).to(part.value.dtype), part.value)
+        if added is not None:
+            output = (wide(output) + part.gamma * added).to(part.value.dtype)
         return output, sums + maps.sum(-2)
 
-    heads = []
+    outputs = []
     for first, last in _blocks(rows):
-        end, weight = past + last, gamma if gamma.shape[2] == 1 else gamma[:, :, first:last]
-        part = query[:, :, first:last], key[:, :, :end], value[:, :, :end], weight
-        head, sums = _checkpointed(block, *part, functional.pad(sums, (0, last - first)))
-        heads.append(head)
-    return torch.cat(heads, dim=2), Sums(sums.detach(), rest)
+        part = heads.rows(first, last)
+        output, sums = _checkpointed(block, part, functional.pad(sums, (0, last - first)))
+        outputs.append(output)
+    return torch.cat(outputs, dim=2), Sums(sums.detach(), rest)
 
 
 def _integral(
@@ -308,13 +325,7 @@ def _integral(
 
 
 def integral_series(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    gamma: Tensor,
-    scaling: float,
-    real: Tensor | None,
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+    heads: SignalHeads, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Sums]:
     """``causal_integral`` of a whole text, in linear time beyond that of fused attention.
 
@@ -330,30 +341,24 @@ def integral_series(
     this sum among them. Without gradients a CPU returns the divisors themselves, which is faster.
 
     Args:
-        query: see ``causal_integral``, also for the following and the result.
-        key: with as many columns as there are rows.
-        value: likewise.
-        gamma: weight of the integral.
-        scaling: factor of the scores.
-        real: false for padding.
+        heads: all rows of a text.
         attend: see ``differential_heads``.
+
+    Returns:
+        See ``causal_integral``.
     """
-    rows = value.shape[2]
-    counts, exact = torch.arange(1, rows + 1, device=query.device)[None], EXACT_ROWS
+    counts, rows, exact, real = heads.counts(), heads.value.shape[2], EXACT_ROWS, heads.real
     if real is not None:
-        counts = real.cumsum(-1)
         exact = int((counts <= EXACT_ROWS).any(0).sum())
-        value = value * real[:, None, :, None].to(value.dtype)
-    first = query[:, :, :exact], key[:, :, :exact], value[:, :, :exact]
-    of_first = gamma if gamma.shape[2] == 1 else gamma[:, :, :exact]
-    seen = None if real is None else real[:, :exact]
-    head, sums = causal_integral(*first, of_first, scaling, 0, seen, None)
+        heads = heads._replace(value=heads.value * real[:, None, :, None].to(heads.value.dtype))
+    query, key, value, gamma, scaling, *_ = heads
+    head, sums = causal_integral(heads.rows(0, exact), None)
     columns, starts = heavy_columns(query, key, scaling, counts, real, sums.columns)
     by_log_sums = real is None and query.device.type == "cpu" and not torch.is_grad_enabled()
     if by_log_sums:
         output, weights = _attention_and_log_sums(query, key, value, scaling)
     else:
-        output, weights = _attention_and_weights(query, key, value, columns, real, attend)
+        output, weights = _attention_and_weights(heads, columns, attend)
 
     # From here on, signal heads are [key_heads, group].
     query, output, weights = (
@@ -371,7 +376,7 @@ def integral_series(
     mass = heavy.masses(query[..., :exact, :], weights[..., :exact, :], row[:exact])
     mass = mass.sum(3, keepdim=True)
     parts = [wide(tensor[..., :exact, :]).sum(3, keepdim=True) for tensor in (output, value)]
-    before, heads = torch.cat(torch.broadcast_tensors(*parts), 3), [head]
+    before, outputs = torch.cat(torch.broadcast_tensors(*parts), 3), [head]
     step = _at_once(SERIES_ROWS, query.device)
     for start in range(exact, rows, step):
         part = slice(start, start + step)
@@ -380,31 +385,24 @@ def integral_series(
         part_heads, mass, before = _checkpointed(
             heavy.block, *slices, weight, row[part], count[..., part, :], mass, before
         )
-        heads.append(part_heads.flatten(1, 2))
-    return torch.cat(heads, dim=2), _sums(before, mass, values, columns, counts)
+        outputs.append(part_heads.flatten(1, 2))
+    return torch.cat(outputs, dim=2), _sums(before, mass, values, columns, counts)
 
 
 def _attention_and_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    columns: Tensor,
-    real: Tensor | None,
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+    heads: SignalHeads, columns: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """``attend``, and the sum of the weights of heavy columns in each row of its maps.
 
     Args:
-        query: see ``integral_series``, also for the following.
-        key: see ``query``.
-        value: see ``query``.
+        heads: all rows of a text.
         columns: heavy columns, [batch, key_heads, heavy].
-        real: false for padding.
         attend: see ``differential_heads``.
 
     Returns:
         [batch, signal, rows, width] and [batch, signal, rows, 1].
     """
+    query, key, value, *_, real = heads
     rows, width = value.shape[2:]
     heavy = value.new_zeros(*columns.shape[:2], rows + 1).scatter_(2, columns, 1)
     heavy = heavy[..., :rows, None]
@@ -492,7 +490,7 @@ def heavy_columns(
     no row depends on later ones.
 
     Args:
-        query: see ``causal_integral``, also for the following.
+        query: see ``SignalHeads``, also for the following.
         key: with as many columns as there are rows.
         scaling: factor of the scores.
         counts: number of columns so far, [batch or 1, rows].
@@ -614,8 +612,8 @@ def differential_heads(
         scaling: factor of the scores.
         integral: ``none``, ``causal``, ``series`` (the causal one, of a whole text) or
             ``column_mean``; or of a whole text in kernels, ``fused`` (none) or ``tiles`` (causal).
-        past: see ``causal_integral``.
-        real: see ``causal_integral``.
+        past: see ``SignalHeads``.
+        real: see ``SignalHeads``.
         past_sums: see ``causal_integral``.
         attend: computes softmax attention from queries, keys and values.
 
@@ -640,9 +638,9 @@ def differential_heads(
         assert gamma is not None
         # Graphs would unroll its loops, and again for every length.
         run = _looped if torch.compiler.is_compiling() else _loop
-        arguments = query, key, value, gamma, scaling, past, real
         before: Any = past_sums or (None, None)
-        heads, columns, rest = run(*arguments, *before, integral)  # type: ignore[call-arg]
+        of_signal = SignalHeads(query, key, value, gamma, scaling, past, real)
+        heads, columns, rest = run(*of_signal, *before, integral)
         if integral == "column_mean":
             signal = attend(query, key, value)
             added = values_of(heads[:, :, None], value).expand_as(signal)
@@ -652,31 +650,21 @@ def differential_heads(
     return Heads(signal, noise, lambda_, added, gamma), sums
 
 
-def _loop(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    gamma: Tensor,
-    scaling: float,
-    past: int,
-    real: Tensor | None,
-    columns: Tensor | None,
-    rest: Tensor | None,
-    integral: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _loop(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Heads and sums of a causal integral or of its series, or a column mean and nothing else.
 
-    The last two arguments before the kind of integral are the sums over earlier rows.
+    The inputs are those of ``_LOOP``: signal heads, the sums over earlier rows, and the integral.
     """
-    nothing = query.new_empty(0)
+    *arguments, columns, rest, integral = inputs
+    of_signal = SignalHeads(*arguments)
+    (query, key, *_, scaling, past, real), nothing = of_signal, of_signal.query.new_empty(0)
     if integral == "column_mean":
         return column_mean(query, key, scaling, real), nothing, nothing.clone()
     if integral == "series":
-        attend = partial(fused_attention, scaling=scaling, past=0, real=real)
-        heads, sums = integral_series(query, key, value, gamma, scaling, real, attend)
+        attend = partial(fused_attention, scaling=scaling, past=past, real=real)
+        heads, sums = integral_series(of_signal, attend)
     else:
-        before = None if columns is None else Sums(columns, rest)
-        heads, sums = causal_integral(query, key, value, gamma, scaling, past, real, before)
+        heads, sums = causal_integral(of_signal, None if columns is None else Sums(columns, rest))
     return heads, sums.columns, nothing if sums.rest is None else sums.rest.clone()
 
 
