@@ -217,7 +217,8 @@ class _Lambda(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         *vectors, initial = inputs
         ctx.save_for_backward(*vectors)
-        out, width = vectors[0].new_empty(1, 1, 1, 1, dtype=torch.float32), len(vectors[0])
+        out: Tensor = vectors[0].new_empty(1, 1, 1, 1, dtype=torch.float32)
+        width = len(vectors[0])
         _lambda_kernel[(1,)](
             *vectors, out, initial, WIDTH=width, PADDED=triton.next_power_of_2(width), num_warps=1
         )
@@ -359,7 +360,7 @@ class _Combination(torch.autograd.Function):
         ]
         weight = signal if weight is None else weight
         ctx.save_for_backward(*parts, *weights, weight)
-        out = signal.new_empty(batch, rows, heads * width, dtype=dtype)
+        out: Tensor = signal.new_empty(batch, rows, heads * width, dtype=dtype)
         _combine_kernel[triton.cdiv(rows, ctx.block), batch * heads](
             *parts, *weights, weight, out, *ctx.numbers, *ctx.strides, **ctx.options
         )
