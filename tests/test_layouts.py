@@ -120,13 +120,7 @@ def convert(source: Path, layout: str, dtype: str | None = None, **options: Any)
     return output
 
 
-ROPES: list[dict[str, Any]] = [
-    {},
-    {"rope_theta": 500.0},
-    {"rope_theta": 500.0, "rope_scaling": None},
-    {"rope_parameters": {"rope_theta": 300.0, "rope_type": "linear", "factor": 2.0}},
-    {"rope_theta": 700.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-]
+ROPES: list[dict[str, Any]] = listed("layouts", "ropes")
 
 
 def skeleton(choose: Random) -> dict[str, Any]:

@@ -213,19 +213,8 @@ def test_any_variant_is_what_the_papers_say(seed: int, monkeypatch: pytest.Monke
     assert distance(expected, found, mask) < LIMIT
 
 
-FAULTS: dict[str, dict[str, Any]] = {
-    "lambda_init": {"lambda_init": [0.6, 0.31]},
-    "head_norm": {"head_norm": "plain"},
-    "head_output_scale": {"head_output_scale": "none"},
-    "column mean": {"integral": "column_mean"},
-    "scope": {"shared_scope": "layer"},
-    "theta": {"rope_parameters": {"rope_theta": 9999.0}},
-}
-SWAPS = {  # the heads of a projection, in another order
-    "signal queries": ("q_proj", [3, 1, 2, 0, 4, 5]),
-    "noise queries": ("q_proj", [0, 1, 2, 3, 5, 4]),
-    "values": ("v_proj", [1, 0]),
-}
+FAULTS: dict[str, dict[str, Any]] = listed("modeling", "faults")
+SWAPS: dict[str, tuple[str, list[int]]] = listed("modeling", "heads in another order")
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *SWAPS])
@@ -615,13 +604,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-MEMORY: dict[str, dict[str, Any]] = {
-    "none": {},
-    "causal": {"integral": "causal"},
-    "column_mean": {"integral": "column_mean"},
-    "grouped, values of another width": {"num_key_value_heads": 2, "value_head_dim": 6},
-    "softmax": {"num_noise_heads": 0, "head_output_scale": "none", "num_attention_heads": 4},
-}
+MEMORY: dict[str, dict[str, Any]] = listed("modeling", "memory")
 LENGTH = 1024
 
 

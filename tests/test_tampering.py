@@ -225,15 +225,7 @@ ANYTHING = in_json(CONFIG, lambda c, choose: c.update(choose.choice(OTHER_MODELS
 TOKENIZER_SETTINGS: list[tuple[str, Any]] = listed("tampering", "tokenizer settings")
 NAMED_FILES = [(key, "/dev/zero") for key in ("vocab", "merges", "merges_file")]
 GENERATION = setting(
-    "generation_config.json",
-    "generation",
-    ("eos_token_id", 3),
-    ("do_sample", True),
-    ("temperature", 0.1),
-    ("repetition_penalty", 2.0),
-    ("max_new_tokens", 2),
-    ("suppress_tokens", [1, 2]),
-    ("forced_eos_token_id", 4),
+    "generation_config.json", "generation", *listed("tampering", "settings of generation")
 )
 STEPS = [("normalizer", {"type": kind}) for kind in ("Lowercase", "NFKD")]
 TEMPLATE = ("chat_template.jinja", "additional_chat_templates/evil.jinja")

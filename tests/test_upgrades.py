@@ -14,7 +14,15 @@ import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from tests.conftest import edit_json, edit_weights, load_strict, relative_error, save_random, seeded
+from tests.conftest import (
+    edit_json,
+    edit_weights,
+    listed,
+    load_strict,
+    relative_error,
+    save_random,
+    seeded,
+)
 from tests.families import SIZES, coin, one_of
 
 QUICK = growkit.Settings(prompts=2, length=24)
@@ -25,21 +33,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False},
 }
 
-ROPES: tuple[dict[str, Any], ...] = (
-    {"rope_type": "default"},
-    {"rope_type": "linear", "factor": 2.0},
-    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
-    {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "original_max_position_embeddings": 16,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-    },
-)
-
-
-DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+ROPES: list[dict[str, Any]] = listed("upgrades", "ropes")
 
 
 def grouped_query(kind: str, choose: Random) -> dict[str, Any]:
@@ -127,14 +121,7 @@ def test_other_frequencies_are_another_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "upgrade", "reason"),
-    [
-        ("mistral", {"sliding_window": 8}, "mla", "has sliding_window 8"),
-        ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "hybrid", "type sliding_attention"),
-        ("qwen3", {}, "hybrid", "no class known to --to hybrid"),
-        ("llama", {"dtype": "float16"}, "mla", "--dtype bfloat16"),
-        ("llama", {"rope_parameters": DYNAMIC}, "mla", "rotary embeddings"),
-    ],
+    ("kind", "more", "upgrade", "reason"), listed("upgrades", "what a class cannot have")
 )
 def test_what_a_class_cannot_have_is_refused_in_the_plan(
     kind: str, more: dict[str, Any], upgrade: str, reason: str, tmp_path: Path
