@@ -137,27 +137,26 @@ class Forward:
         self._length = len(calls[0].ids)
         self._model.calls = calls
         self._extras = [()] * len(calls)
-        caches: dict[int, tuple[Any, Any]] = {}  # by the identity of the call
+        caches: dict[int, Any] = {}  # by the identity of the call
+        empty: list[dict[str, Any]] = []
         states = []
         for index, call in enumerate(calls):
-            shadow, real = caches.get(id(call.continues), (None, None))
+            cache = caches.get(id(call.continues))
             with self._model.guarded(index):
-                if call.cached and shadow is None:
-                    shadow = DynamicCache(config=self._model.model.config)
-                state, recorded = self._record(index, call, shadow)
+                if call.cached and cache is None:
+                    cache = DynamicCache(config=self._model.model.config)
+                    self.caches.append(cache)
+                state, recorded = self._record(index, call, cache)
                 if call.cached:
                     # Copied only now: the class may have prepared the empty cache.
-                    if real is None:
-                        real = deepcopy(shadow)
-                        self.caches.append(real)
-                    lengthen(shadow, len(self._model.layers), len(call.ids))
-                    arguments = [
-                        argument.replaced((shadow,), (real,)) for argument in recorded.arguments
-                    ]
-                    recorded = recorded._replace(arguments=arguments)
-            caches[id(call)] = shadow, real
+                    if len(empty) < len(self.caches):
+                        empty.append(deepcopy(vars(cache)))
+                    lengthen(cache, len(self._model.layers), len(call.ids))
+            caches[id(call)] = cache
             states.append(state)
             self._recorded.append(recorded)
+        for cache, attributes in zip(self.caches, empty, strict=True):
+            vars(cache).update(attributes)
         if self._model.returned is None:
             self._record_batches(calls)
         return states

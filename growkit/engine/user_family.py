@@ -193,12 +193,9 @@ def _check_sizes(family: Family, config: Config, model: Any) -> None:
             settings[key] = sorted({json.dumps(entry, default=str) for entry in value})
     said = json.dumps(settings, sort_keys=True, default=str)
     partners = {
-        key: [ratio for ratio, of in ratios.items() if {*axes} & {*of}]
-        for key, axes in sized.items()
-    }
-    partners |= {
-        ratio: [key for key, axes in sized.items() if {*axes} & {*of}]
-        for ratio, of in ratios.items()
+        key: [other for other, of in others.items() if {*axes} & {*of}]
+        for keys, others in ((sized, ratios), (ratios, sized))
+        for key, axes in keys.items()
     }
     for key, axes in {**sized, **ratios}.items():
         common = names.get(key, key)

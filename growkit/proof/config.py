@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cache
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from growkit.engine.loader import LAYERS as LAYER_NUMBERS
 from growkit.engine.loader import loading
 from growkit.engine.metrics import error_of
 from growkit.engine.oracle import PROVENANCE_KEYS, aliases, longest_context, resolved
-from growkit.engine.published import other_names, unrolled
+from growkit.engine.published import MISSING, other_names, unrolled
 from growkit.engine.rotary import rotary_of
 from growkit.engine.strict import strict_float64
 from growkit.engine.thresholds import THRESHOLD
@@ -67,8 +67,9 @@ WINDOWS = IN_CACHES | {"use_sliding_window", "max_window_layers"}
 UNAFFECTED = 1e-12
 """Relative difference of logits up to which a setting has no effect on them."""
 
-Shown = Callable[[str, Any], bool | None]
-"""Whether logits show that a model has another value of a key; None if it cannot run with it."""
+Shown = Callable[[str, Any, Any], bool | None]
+"""Whether logits show which value of a key a model has, the source's or the target's; None if it
+cannot run with the other one."""
 
 Copied = Sequence[frozenset[int]]
 """For each layer of a target, the layers of the source that it copies."""
@@ -88,68 +89,106 @@ def different_settings(
     fits: Callable[[Sequence[object], Sequence[object]], bool] = in_order,
     layers: tuple[int, int] | None = None,
     path: str = "",
-    of_target: Shown | None = None,
 ) -> tuple[list[str], list[str]]:
     """Find the keys with different values in two complete configs.
 
     Every setting is equal, is a size, which the tensors show, or is one that the logits of any two
-    tokens show; else it makes another model. Between two classes, only the keys that both
-    have, and the windows of all layers, are compared.
+    tokens show; else it makes another model. Between two classes, the keys that both have and the
+    windows of all layers are compared. A key that only the target has is compared with what the
+    source's family computes, or else with the default of its class.
 
     Args:
         first: config of the source.
         second: config of the target.
-        shown: whether the source's logits show another value.
+        shown: whether logits show that one model has the other's value.
         fits: whether a list of the target, with one entry per layer, fits the source's, if their
             numbers of layers differ.
         layers: their numbers of layers; None for what the configs say.
         path: of the part of a config that the two are, with a dot at the end.
-        of_target: whether the target's logits show another value; None if it has no weights.
 
     Returns:
         The keys that make another model, and the keys that are only reported.
     """
     changed, named = list[str](), list[str]()
-    follow, configs = _follow_experts(first, second), (first, second)
+    follow, one_class = _follow_experts(first, second), _of_one_class(first, second)
     layers = layers or (layers_of(first), layers_of(second))
-    free, own = PROVENANCE_KEYS, {}
-    one_class = first.get("model_type") == second.get("model_type")
-    keys = first.keys() | second.keys()
-    if not one_class:
-        free = free | _sizes(first) | _sizes(second) | {"model_type"}
-        own = _names_in_messages(first, second)
-        first, second = _in_shared_names(first), _in_shared_names(second)
-        keys = first.keys() & second.keys()
-    else:
-        first, second = _with_sizes(first), _with_sizes(second)
-    missing: Any = object()
-    for key in sorted(keys - free):
-        was, now = (_entries(*of, key, missing) for of in zip((first, second), layers, strict=True))
+    pair = _comparable(first, second)
+    for key in sorted(pair.keys):
+        configs = zip((pair.first, pair.second), layers, strict=True)
+        was, now = (_entries(config, count, key, MISSING) for config, count in configs)
         by_layer = key in WINDOWS or (one_class and key not in SHARED)
-        name = f"{path}{own.get(key, key)}"
-        explained = (
-            (was == now or follow.get(key, missing) == now or _fewer_predicting(key, now))
+        name = f"{path}{pair.names.get(key, key)}"
+        if (
+            (was == now or follow.get(key, MISSING) == now or _fewer_predicting(key, now))
             or (key == "vocab_size" and type(was) is type(now) is int and was < now)
             or (by_layer and _deeper(was, now, layers) and fits(was, now))
-            or (one_class and _is_size(key, first, second))
-            or (not one_class and _means_the_same(key, was, *configs))
+            or (one_class and _is_size(key, pair.first, pair.second))
+            or (not one_class and _means_the_same(key, was, first, second))
             # Caches of a decoder without its encoder have as many layers as the key of this name.
             or ((was, now) == layers and key == aliases(second).get("num_hidden_layers"))
-            or (one_class and key not in follow and _is_forced(key, path, first, second, of_target))
-        )
-        if explained:
+        ):
             continue
         if isinstance(was, dict) and isinstance(now, dict) and key.endswith("config"):
-            inside = different_settings(was, now, shown, fits, layers, f"{name}.", of_target)
+            inside = different_settings(was, now, shown, fits, layers, f"{name}.")
             changed += inside[0]
             named += inside[1]
-        elif key in FREE or shown(f"{path}{key}", now):
+        elif key in FREE or shown(f"{path}{key}", was, now):
             named.append(name)
         else:
             changed.append(name)
     if not path and one_class:
-        changed = [key for key in changed if not _is_derived(key, *configs)]
-    return changed, named
+        changed = [key for key in changed if not _is_derived(key, first, second)]
+    return changed, [*named, *sorted(pair.unknown)]
+
+
+def _of_one_class(first: Config, second: Config) -> bool:
+    return bool(first.get("model_type") == second.get("model_type"))
+
+
+class _Comparable(NamedTuple):
+    """Two configs with the same keys for the same settings.
+
+    Attributes:
+        first: that of the source.
+        second: that of the target.
+        keys: keys to compare.
+        names: names in messages, where they differ from the keys.
+        unknown: keys of settings of which the source says nothing.
+    """
+
+    first: Config
+    second: Config
+    keys: Set[str]
+    names: Mapping[str, str] = {}
+    unknown: Set[str] = frozenset()
+
+
+def _comparable(first: Config, second: Config) -> _Comparable:
+    """Name equal settings alike in two configs.
+
+    What only the target of another class has is compared with what the source's family computes,
+    or with the default of its class; but no default says how many tokens or experts are used.
+    """
+    if _of_one_class(first, second):
+        was, now = _with_sizes(first), _with_sizes(second)
+        return _Comparable(was, now, (was.keys() | now.keys()) - PROVENANCE_KEYS)
+    was, now = dict(_in_shared_names(first)), _in_shared_names(second)
+    free = PROVENANCE_KEYS | _sizes(first) | _sizes(second) | {"model_type"}
+    added = now.keys() - was.keys() - first.keys() - free
+    experts, _ = experts_by_config(second)
+    chosen = {experts.top_k, *experts.groups, experts.scaling} if experts else {}
+    unknown = {key for key in added if key in chosen or THRESHOLD.search(key)}
+    family = known_family(first.get("model_type"))
+    assumed = _in_shared_names(resolved({"model_type": second.get("model_type")}) or {})
+    assumed |= family.complete(first) if family else {}
+    for key in added - unknown:
+        was[key] = assumed.get(key, MISSING)
+        if was[key] not in (MISSING, now[key]):
+            others = {other: value for other, value in second.items() if other != key}
+            if (resolved(others) or {}).get(key) == now[key]:  # its class computes it from others
+                was[key] = now[key]
+    names, keys = _names_in_messages(first, second), (was.keys() & now.keys()) - free
+    return _Comparable(was, now, keys, names, unknown)
 
 
 def _means_the_same(key: str, was: Any, first: Config, second: Config) -> bool:
@@ -161,8 +200,10 @@ def _means_the_same(key: str, was: Any, first: Config, second: Config) -> bool:
     if key == "rope_parameters":
         angles, others = rotary_of(first), rotary_of(second)
         return angles is not None and others is not None and angles.same_angles(others)
-    return key not in SHARED | WINDOWS | {TIED} and shown_by_tensors(
-        key, {**second, key: was}, second
+    return (
+        key not in SHARED | WINDOWS | {TIED}
+        and was is not MISSING
+        and shown_by_tensors(key, {**second, key: was}, second)
     )
 
 
@@ -188,29 +229,33 @@ def _is_derived(key: str, first: Config, second: Config) -> bool:
     return read is not None and value_at(read, key) == now != value_at(first, key)
 
 
-def judge(source: Checkpoint) -> Shown:
+def judge(checkpoint: Checkpoint, *, is_target: bool = False) -> Shown:
     """Make the function that says which settings of a model its logits show.
 
-    It runs the model on two tokens, in strict float64, with the other value. All prompts have as
-    many, so their logits show a wrong value of what changes those of the second token: of an eps,
-    a factor or a switch, for example, but of no window, and of no scale of late positions.
+    It runs the model on two tokens, in strict float64, with the other model's value. All prompts
+    have as many, so their logits show a wrong value of what changes those of the second token: of
+    an eps, a factor or a switch, for example, but of no window, and of no scale of late positions.
+
+    Args:
+        checkpoint: the model.
+        is_target: whether it is the target, which gets the source's values.
     """
 
     @cache
     def second_token(key: str, value: Any) -> Tensor | None:
         with suppress(InputError), strict_float64():
-            weights = copy(class_weights(source))
-            weights.config = loading(source).config
+            weights = copy(class_weights(checkpoint))
+            weights.config = loading(checkpoint).config
             if key:
                 weights.config = with_value(weights.config, key, value)
             model = Layerwise(weights, torch.float64, CPU)
-            state = last_state(model.stages([Call(question(source).call.ids[:2])]))
+            state = last_state(model.stages([Call(question(checkpoint).call.ids[:2])]))
             with model.head() as head:
                 return head(state)[1]
         return None
 
-    def shown(key: str, value: Any) -> bool | None:
-        own = second_token("", None)
+    def shown(key: str, was: Any, now: Any) -> bool | None:
+        own, value = second_token("", None), was if is_target else now
         if own is None or not isinstance(value, bool | int | float | str):
             return False
         other = second_token(key, value)
@@ -223,50 +268,6 @@ def _deeper(was: Any, now: Any, layers: tuple[int, int]) -> bool:
     """Whether both values are lists with one entry per layer, for different numbers of layers."""
     lists = isinstance(was, list) and isinstance(now, list)
     return lists and layers[0] != layers[1] and layers == (len(was), len(now))
-
-
-def settings_of_one_class(
-    first: Config, second: Config, of_target: Shown
-) -> tuple[list[str], list[str]]:
-    """Judge the keys of a config that cannot be compared with the config of another class.
-
-    Such a setting has the default of its class, or the target's logits show another value;
-    else it makes another model, as does a key that the class does not read.
-
-    Args:
-        first: a complete config.
-        second: the complete config of a model of another class.
-        of_target: whether the logits of the second model show another value.
-
-    Returns:
-        The keys of ``second`` that make another model, and those that were not compared.
-    """
-    defaults = resolved({"model_type": second.get("model_type")}) or {}
-    experts, _ = experts_by_config(second)
-    chosen = (experts.top_k, *experts.groups, experts.scaling) if experts else ()
-    names, family = _own_names(second), known_family(first.get("model_type"))
-    completed = {**first, **(family.complete(first) if family else {})}
-    both = _in_shared_names(first).keys() & _in_shared_names(second).keys() & SHARED
-    compared = {names.get(key, key) for key in both}
-    seen = {*compared, *first, *_sizes(second), *PROVENANCE_KEYS, "model_type"}
-    missing: Any = object()
-    changed: list[str] = []
-    named: list[str] = []
-    for key in sorted(second.keys() - seen):
-        value, default = second[key], defaults.get(key, missing)
-        if key in chosen or THRESHOLD.search(key):
-            named.append(key)
-        elif value in (default, completed.get(key, missing)) or _fewer_predicting(key, value):
-            continue
-        elif default is missing:
-            changed.append(key)
-        elif value == (resolved({k: v for k, v in second.items() if k != key}) or {}).get(key):
-            continue  # its class computes it from others
-        elif of_target(key, default):
-            named.append(key)
-        elif not shown_by_tensors(key, second, {**second, key: default}):
-            changed.append(key)
-    return changed, named
 
 
 def _in_shared_names(config: Config) -> Config:
@@ -352,12 +353,11 @@ def set_by_steps(lineage: Lineage) -> set[str]:
     if lineage.source.described is not None:
         return routed(lineage)
     steps = zip(lineage.stages, lineage.plans, strict=False)
-    missing: Any = object()
     return {
         key
         for before, plan in steps
         for key, value in plan.own_config.items()
-        if key not in SHARED and before.config.get(key, missing) != value
+        if key not in SHARED and before.config.get(key, MISSING) != value
     }
 
 
@@ -443,10 +443,7 @@ def _grew_along(key: str, first: Config, second: Config) -> bool:
 
 
 def _heads_of_same_width(first: Config, second: Config) -> dict[str, int]:
-    """The numbers of heads that divide hidden into as wide ones as in the source, by their keys.
-
-    No tensor shows such a number.
-    """
+    """The numbers of heads that divide hidden into as wide ones as in the source, by their keys."""
     hidden = aliases(second).get("hidden_size", "hidden_size")
     widths = first.get(hidden), second.get(hidden)
     if not all(type(width) is int for width in widths) or widths[0] == widths[1]:
@@ -454,30 +451,9 @@ def _heads_of_same_width(first: Config, second: Config) -> dict[str, int]:
     wanted = {
         key: Fraction(first[key] * widths[1], widths[0])
         for key in first.keys() & second.keys()
-        if HEADS.search(key) and not KV_HEADS.search(key) and type(first[key]) is int
+        if HEADS.search(key) and type(first[key]) is int
     }
-    return {
-        key: int(number)
-        for key, number in wanted.items()
-        if number.denominator == 1
-        and not shown_by_tensors(key, second, {**second, key: 2 * int(number)})
-    }
-
-
-def _is_forced(key: str, path: str, first: Config, second: Config, of_target: Shown | None) -> bool:
-    """Whether a number grew by the factor of a size, and the target cannot run with the source's.
-
-    A class may compare it with that size only, without tensors that show it, as the number of key
-    and value heads where all heads share one compressed vector.
-    """
-    was, now = first.get(key), second.get(key)
-    if of_target is None or type(was) is not int or type(now) is not int:
-        return False
-    if key in SHARED | WINDOWS or THRESHOLD.search(key) or not _same_context(key, second, was):
-        return False
-    sizes = (size for size in first.keys() & second.keys() - {key} if type(first[size]) is int)
-    alike = (first[size] != second[size] == now * first[size] / was for size in sizes if was)
-    return any(alike) and of_target(f"{path}{key}", was) is None
+    return {key: int(number) for key, number in wanted.items() if number.denominator == 1}
 
 
 def _same_context(key: str, config: Config, value: Any) -> bool:
@@ -508,7 +484,7 @@ def _read_keys(config: Config) -> Set[str]:
     return (resolved({"model_type": config.get("model_type")}) or config).keys()
 
 
-def stale_sizes(first: Config, second: Config, of_target: Shown) -> dict[str, Any]:
+def stale_sizes(first: Config, second: Config, shown: Shown) -> dict[str, Any]:
     """Keys with another number than sizes that grew require, with what plans write instead.
 
     The class reads none of them, but for the number of heads into which it splits hidden.
@@ -516,15 +492,20 @@ def stale_sizes(first: Config, second: Config, of_target: Shown) -> dict[str, An
     Args:
         first: config of the source.
         second: config of the target.
-        of_target: whether the target's logits show another value.
+        shown: whether the target's logits show another value.
     """
     if first.get("model_type") != second.get("model_type"):
         return {}
     unread = second.keys() - _read_keys(second) - SHARED - WINDOWS
     same = sorted(key for key in unread if second[key] == first.get(key))
     sizes = {key: _repeated_size(key, first, second) for key in same}
-    heads = _heads_of_same_width(first, second).items()
-    sizes |= {key: number for key, number in heads if of_target(key, number) is not False}
+    for key, number in _heads_of_same_width(first, second).items():
+        in_tensors = shown_by_tensors(key, second, {**second, key: 2 * number})
+        if (
+            not (KV_HEADS.search(key) or in_tensors)
+            and shown(key, number, second[key]) is not False
+        ):
+            sizes[key] = number
     return {key: size for key, size in sizes.items() if size not in (None, second[key])}
 
 

@@ -93,10 +93,16 @@ def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
         clauses.append(f"{len(sentences) - MAX_TOLD} more")
     if unexplained:
         clauses.append(f"no known mistake explains {listed(unexplained)}")
-    finding = Finding(
-        name="diagnosis", kept=None, sentence="; ".join(clauses), place=wrong[0], in_reason=True
+    return _diagnosis("; ".join(clauses), wrong[0], sentences, unexplained)
+
+
+def _diagnosis(
+    sentence: str, place: str, explanations: list[str], unexplained: Sequence[str] = ()
+) -> Diagnosis:
+    finding = Finding(name="diagnosis", kept=None, sentence=sentence, place=place, in_reason=True)
+    return Diagnosis(
+        findings=[finding], notes=[], explanations=explanations, unexplained=[*unexplained]
     )
-    return Diagnosis(findings=[finding], notes=[], explanations=sentences, unexplained=unexplained)
 
 
 def explain_sizes(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
@@ -108,18 +114,15 @@ def explain_sizes(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
         return None
     was, now = (model.family.complete(model.config) for model in (before, after))
     changed = sorted(key for key in before.family.size_keys if was.get(key) != now.get(key))
-    (one, other), equal = _alike(before, after), False
-    if changed and one.tensors.keys() == other.tensors.keys():
-        with stored_dtypes():
-            equal = all(_same(one, other, name) for name in one.tensors)
-    if not equal:
+    one, other = _alike(before, after)
+    if not changed or one.tensors.keys() != other.tensors.keys():
         return None
+    with stored_dtypes():
+        if not all(_same(one, other, name) for name in one.tensors):
+            return None
     keys = ", ".join(f"{key} {now.get(key)} in place of {was.get(key)}" for key in changed)
     sentence = f"all weights agree, but the config has {keys}"
-    finding = Finding(
-        name="diagnosis", kept=None, sentence=sentence, place=changed[0], in_reason=True
-    )
-    return Diagnosis(findings=[finding], notes=[], explanations=[sentence], unexplained=[])
+    return _diagnosis(sentence, changed[0], [sentence])
 
 
 def _alike(before: Model, after: Model) -> tuple[Model, Model]:

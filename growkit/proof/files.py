@@ -235,20 +235,18 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     deeper = configs.layers_of(was) != configs.layers_of(now)
     copied = configs.copied_layers(source, target) if deeper else None
     now = _without_old_keys(source, was, now)
-    fits, of_target = partial(configs.follows, copied), configs.judge(target)
-    keys, other_keys = configs.different_settings(
-        was, now, configs.judge(source), fits, of_target=of_target
-    )
+    fits, shown = partial(configs.follows, copied), configs.judge(target, is_target=True)
+    keys, other_keys = configs.different_settings(was, now, shown, fits)
     other_keys += ["dtype"] if wider else []
     unstated = [key for key in keys if not target.states(key.partition(".")[0])]
     keys = [key for key in keys if key not in unstated]
-    stale = configs.stale_sizes(was, now, of_target)
-    named = [f"{key} in config.json differs" for key in other_keys]
+    stale = configs.stale_sizes(was, now, shown)
+    others = was.get("model_type") != now.get("model_type")
+    not_compared = [key for key in other_keys if others and key not in was]
+    named = [f"{key} in config.json differs" for key in other_keys if key not in not_compared]
     if unstated:
         named.append(f"not compared, as {target.folder} does not state it: {listed(unstated)}")
-    if was.get("model_type") != now.get("model_type"):
-        own_keys, not_compared = configs.settings_of_one_class(was, now, of_target)
-        keys += own_keys
+    if others:
         note = "of config.json only keys with the same meaning in both classes were compared"
         named.append(note + (f", not {', '.join(not_compared)}" if not_compared else ""))
     values = [_changed_value(key, {**was, **stale}, now) for key in (*keys, *stale)]

@@ -63,7 +63,7 @@ def check_settings_held(
 def _first_other_setting(source: Checkpoint, written: Checkpoint) -> str | None:
     """The first setting that is read again with another value."""
     was, now = loading(source).config, loading(written).config
-    decide, others = different_settings(was, now, judge(source), of_target=judge(written))
+    decide, others = different_settings(was, now, judge(written, is_target=True))
     for key in sorted({*decide, *others} - {"dtype"}):
         if written.states(key.partition(".")[0]):
             values = [json.dumps(value_at(config, key)) for config in (was, now)]
