@@ -46,37 +46,25 @@ class Request:
     logits: Sequence[Path] = ()
 
 
-@dataclass(frozen=True)
-class Pair:
-    """What is compared, and how.
+@dataclass(frozen=True, kw_only=True)
+class Pair(Request):
+    """What is compared, and how; its source is as the target continues it, rounded if it is.
 
     Attributes:
         stored: the source as it is stored.
-        before: the source as the target continues it, rounded if the recipe rounds it.
-        after: the target.
         origin: how the target was made.
-        settings: settings of the proof.
         device: device of both models as they run.
         prompts: the prompts.
         advance: called with the bytes of every layer of both models.
         varying: operations that ran and have no deterministic form; it grows as operations run.
-        optimizer: path of the source's optimizer state; None if it is not known.
-        adapter: folder of the source's adapter; None if it is not to be compared.
-        logits: files of logits that programs computed with the target.
     """
 
     stored: Checkpoint
-    before: Checkpoint
-    after: Checkpoint
     origin: Origin
-    settings: Settings
     device: torch.device
     prompts: Prompts
     advance: Callable[[int], None]
     varying: list[str]
-    optimizer: Path | None = None
-    adapter: Path | None = None
-    logits: Sequence[Path] = ()
 
     @property
     def lineage(self) -> Lineage:
@@ -118,17 +106,13 @@ def open_pair(request: Request) -> Iterator[Pair]:
         if origin.lineage.tokens is not None:
             planned = views.enter_context(with_tokens_left(planned, origin.lineage))
         check_vocabularies(planned, after)
+        after = after.with_family(origin.lineage.source.described)
         yield Pair(
+            **vars(request) | {"before": planned, "after": after},
             stored=before,
-            before=planned,
-            after=after.with_family(origin.lineage.source.described),
             origin=origin,
-            settings=settings,
             device=device,
             prompts=make_prompts(settings, planned.opened.path, planned.config),
             advance=advance,
             varying=varying,
-            optimizer=request.optimizer,
-            adapter=request.adapter,
-            logits=request.logits,
         )
