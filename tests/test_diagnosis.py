@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.format import formats
-from growkit.proof.diagnosis import Diagnosis, explain_weights
+from growkit.extras.formats.checks.diagnosis import Diagnosis, explain_weights
 from growkit.sources import find
 from tests.conftest import edit_config, edit_weights, save_model
 from tests.test_engines import MODELS, SETTINGS

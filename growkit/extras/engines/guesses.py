@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from growkit.base.tensors import Config, cut
+from growkit.extras.formats.checks.diagnosis import ROTARY
 from growkit.families.model import Model
-from growkit.proof.diagnosis import ROTARY
 
 Values = Callable[[Any, Config], Sequence[Any]]
 """Other values of a key, from its value and the whole config."""

@@ -1,1 +1,1 @@
-"""Formats of other programs: files of weights, and quantised weights."""
+"""Formats of other programs: files of weights, quantised weights, and mistakes of conversions."""

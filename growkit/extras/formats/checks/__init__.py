@@ -1,0 +1,1 @@
+"""Checks of the proof: mistakes of conversions, and weights that growkit dequantised."""
