@@ -104,6 +104,12 @@ class Layerwise(LayeredModel):
         with self._forward.head() as run:
             yield torch.no_grad()(lambda hidden: run(hidden)[:, : self.tokens])
 
+    def logits(self, call: Call) -> Tensor:
+        """Run all stages in one call; return its logits, [tokens, vocabulary]."""
+        state = last_state(self.stages([call]))
+        with self.head() as head:
+            return head(state)
+
     def share(self, hidden: Tensor, tokens: Sequence[int]) -> float:
         """Mean probability mass of some tokens, over all rows.
 

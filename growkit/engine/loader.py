@@ -32,6 +32,7 @@ from growkit.engine.transformers_internals import (
     trace_loading,
     watched_conversions,
 )
+from growkit.families.description import without_keys
 from growkit.planning.own_class import config_as_loaded, substitute
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
@@ -159,14 +160,8 @@ def check_class(config: Any, where: str) -> None:
 
 def _check_config(checkpoint: Checkpoint, resolved: Config, model: Any) -> None:
     """Check that growkit's proof and the loader resolve ``config.json`` alike."""
-
-    def comparable(config: Any) -> Any:
-        if not isinstance(config, dict):
-            return config
-        return {key: comparable(value) for key, value in config.items() if key not in LOADING_KEYS}
-
-    both = resolved, model.config.to_dict()
-    ours, theirs = (comparable(config.get("text_config", config)) for config in both)
+    both = (without_keys(config, LOADING_KEYS) for config in (resolved, model.config.to_dict()))
+    ours, theirs = (config.get("text_config", config) for config in both)
     for key in sorted((ours.keys() | theirs.keys()) - checkpoint.nested_keys):
         if ours.get(key) != theirs.get(key):
             raise InputError(

@@ -4,7 +4,7 @@ At the end, the vocabulary of family descriptions: every key and the kind of its
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, TypeGuard
@@ -562,6 +562,15 @@ def with_value(config: Config, key: str, value: Any) -> Config:
     if rest:
         value = with_value(config.get(first) or {}, rest, value)
     return {**config, first: value}
+
+
+def without_keys(config: Config, keys: Container[str]) -> dict[str, Any]:
+    """The config without some keys, in all of its parts."""
+    return {
+        key: without_keys(value, keys) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in keys
+    }
 
 
 def leaves(value: Config, path: str = "") -> Iterator[tuple[str, int]]:

@@ -24,7 +24,7 @@ from growkit.checkpoint.reading import Checkpoint, rounds
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
 from growkit.engine.device import CPU
-from growkit.engine.layerwise import Layerwise, last_state
+from growkit.engine.layerwise import Layerwise
 from growkit.engine.loader import LAYERS as LAYER_NUMBERS
 from growkit.engine.loader import loading
 from growkit.engine.metrics import error_of
@@ -248,10 +248,8 @@ def judge(checkpoint: Checkpoint, *, is_target: bool = False) -> Shown:
             weights.config = loading(checkpoint).config
             if key:
                 weights.config = with_value(weights.config, key, value)
-            model = Layerwise(weights, torch.float64, CPU)
-            state = last_state(model.stages([Call(question(checkpoint).call.ids[:2])]))
-            with model.head() as head:
-                return head(state)[1]
+            call = Call(question(checkpoint).call.ids[:2])
+            return Layerwise(weights, torch.float64, CPU).logits(call)[1]
         return None
 
     def shown(key: str, was: Any, now: Any) -> bool | None:

@@ -17,7 +17,7 @@ from growkit.base.tensors import TORCH_NAMES, TensorInfo, main_dtype
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.device import CPU, reproducible
-from growkit.engine.layerwise import Layerwise, last_state
+from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import longest_context, tokens_of
 from growkit.engine.strict import strict_float64
 from growkit.results.proof_result import Fingerprint
@@ -112,18 +112,12 @@ def fingerprint_of(checkpoint: Checkpoint) -> Fingerprint | None:
     asked, dtype = question(checkpoint), computed_in(checkpoint.tensors)
     with reproducible(CPU):
         with strict_float64():
-            exact = _answer(checkpoint, torch.float64, asked)
-        rounded = _answer(checkpoint, getattr(torch, dtype), asked)
-    return fingerprint("target", asked, exact, rounded, dtype, widest(checkpoint))
+            exact = Layerwise(checkpoint, torch.float64, CPU).logits(asked.call)
+        rounded = Layerwise(checkpoint, getattr(torch, dtype), CPU).logits(asked.call)
+    answers = asked.of(exact), asked.of(rounded)
+    return fingerprint("target", asked, *answers, dtype, widest(checkpoint))
 
 
 def widest(checkpoint: Checkpoint) -> int:
     """The largest dimension of any tensor."""
     return max(max(info.shape, default=1) for info in checkpoint.tensors.values())
-
-
-def _answer(checkpoint: Checkpoint, dtype: torch.dtype, asked: Question) -> Tensor:
-    model = Layerwise(checkpoint, dtype, CPU)
-    state = last_state(model.stages([asked.call]))
-    with model.head() as head:
-        return asked.of(head(state))

@@ -4,15 +4,13 @@ The rest of the proof compares the language models. Towers and projectors must b
 all other keys of the config must have the same values.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from growkit.base.tensors import Config
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.inside import Inside
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
+from growkit.families.description import without_keys
 from growkit.proof.check import Check
 from growkit.proof.function import Function
 from growkit.proof.pair import Pair
@@ -62,15 +60,8 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _different_keys(source: Inside, target: Inside) -> list[str]:
     """The keys of the config with other values, except for those of the language model."""
     configs = (model.stored.config for model in (source, target))
-    before, after = (_settings(resolved(config) or config) for config in configs)
+    before, after = (
+        without_keys(resolved(config) or config, PROVENANCE_KEYS | {"dtype"}) for config in configs
+    )
     keys = (before.keys() | after.keys()) - {"text_config"}
     return [key for key in sorted(keys) if before.get(key) != after.get(key)]
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    """The keys of a config and of its parts, except for those of its file and its dtype."""
-    return {
-        key: _settings(value) if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key not in PROVENANCE_KEYS | {"dtype"}
-    }
