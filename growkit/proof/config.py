@@ -132,7 +132,7 @@ def different_settings(
             inside = different_settings(was, now, shown, fits, layers, f"{name}.")
             changed += inside[0]
             named += inside[1]
-        elif key in FREE or shown(f"{path}{key}", was, now):
+        elif key in FREE or (key not in follow and shown(f"{path}{key}", was, now)):
             named.append(name)
         else:
             changed.append(name)
