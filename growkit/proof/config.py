@@ -45,7 +45,7 @@ from growkit.families.description import (
     with_value,
 )
 from growkit.families.family import Family, by_layer, first_index, known_family
-from growkit.families.keys import EXPERTS, GROUPS, HEADS, KV_HEADS, LAYERS, SCALING, TOP_K
+from growkit.families.keys import EXPERTS, GROUPS, HEADS, KV_HEADS, LAYERS, SCALING, TOP_K, WIDTH
 from growkit.planning.plan import Lineage
 from growkit.proof.fingerprint import question
 
@@ -419,7 +419,7 @@ def _is_size(key: str, first: Config, second: Config) -> bool:
         return False
     if key == TIED:  # some readers tie a head although it is stored
         return not now
-    if now in (_repeated_size(key, first, second), _heads_of_same_width(first, second).get(key)):
+    if now in (_repeated_size(key, first, second), _grown_with_hidden(first, second).get(key)):
         return now is not None
     return _same_context(key, first, now) and (
         shown_by_tensors(key, first, second) or _grew_along(key, first, second)
@@ -440,8 +440,8 @@ def _grew_along(key: str, first: Config, second: Config) -> bool:
     )
 
 
-def _heads_of_same_width(first: Config, second: Config) -> dict[str, int]:
-    """The numbers of heads that divide hidden into as wide ones as in the source, by their keys."""
+def _grown_with_hidden(first: Config, second: Config) -> dict[str, int]:
+    """The numbers of heads and the widths of MLPs, multiplied by the factor of hidden, by key."""
     hidden = aliases(second).get("hidden_size", "hidden_size")
     widths = first.get(hidden), second.get(hidden)
     if not all(type(width) is int for width in widths) or widths[0] == widths[1]:
@@ -449,7 +449,7 @@ def _heads_of_same_width(first: Config, second: Config) -> dict[str, int]:
     wanted = {
         key: Fraction(first[key] * widths[1], widths[0])
         for key in first.keys() & second.keys()
-        if HEADS.search(key) and type(first[key]) is int
+        if (HEADS.search(key) or WIDTH.search(key)) and type(first[key]) is int
     }
     return {key: int(number) for key, number in wanted.items() if number.denominator == 1}
 
@@ -497,12 +497,10 @@ def stale_sizes(first: Config, second: Config, shown: Shown) -> dict[str, Any]:
     unread = second.keys() - _read_keys(second) - SHARED - WINDOWS
     same = sorted(key for key in unread if second[key] == first.get(key))
     sizes = {key: _repeated_size(key, first, second) for key in same}
-    for key, number in _heads_of_same_width(first, second).items():
+    for key, number in _grown_with_hidden(first, second).items():
         in_tensors = shown_by_tensors(key, second, {**second, key: 2 * number})
-        if (
-            not (KV_HEADS.search(key) or in_tensors)
-            and shown(key, number, second[key]) is not False
-        ):
+        counts_heads = HEADS.search(key) and not KV_HEADS.search(key) and not in_tensors
+        if counts_heads and shown(key, number, second[key]) is not False:
             sizes[key] = number
     return {key: size for key, size in sizes.items() if size not in (None, second[key])}
 
