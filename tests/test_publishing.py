@@ -326,7 +326,7 @@ def test_a_result_that_can_only_be_read_is_printed_or_missed(
     assert ended(how, arguments.format(source)) == expected
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize(("flag", "code", "kind"), [("", 0, "warning"), ("--json", 2, "error")])
 def test_a_growth_that_cannot_be_shown_has_done_its_work(
     flag: str, code: int, kind: str, source: Path, place: Path
