@@ -37,8 +37,11 @@ def as_markdown(rows: Sequence[Abilities]) -> str:
             kinds.setdefault(line[column], []).append(line[1])
         kinds.pop("–", None)
         for what, types in kinds.items():
-            every = len(types) == len(lines) > 1
-            shown.append(f"| {name} | {what} | {'every type' if every else ', '.join(types)} |")
+            others = [line[1] for line in lines if line[1] not in types]
+            listed = ", ".join(types)
+            if len(others) < 2 < len(types):
+                listed = " but ".join(["every type", *others])
+            shown.append(f"| {name} | {what} | {listed} |")
     return BEGIN + "\n".join(shown) + "\n" + END
 
 

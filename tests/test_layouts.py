@@ -14,7 +14,7 @@ from torch import Tensor
 import growkit
 from growkit.base.errors import InputError
 from growkit.engine.oracle import resolved
-from growkit.extras.differential.modeling import FILES, register
+from growkit.extras.differential.modeling import model_code, register
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
 )
@@ -202,7 +202,7 @@ def test_any_layout_is_read(layout: str, seed: int, tmp_path: Path) -> None:
     source = save(tmp_path / "source", layout, seed, dtype, **(UNSAID | DRAW[layout](choose)))
     target = convert(source, "diff-transformer", shard_size=choose.choice(["5GB", "4KB"]))
     assert error(source, target) < LIMIT
-    assert all((target / name).exists() for name in FILES)
+    assert all((target / name).exists() for name in model_code())
 
 
 def expressible(choose: Random, layout: str) -> dict[str, Any]:

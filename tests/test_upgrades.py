@@ -15,11 +15,14 @@ from growkit import ConvertStep, GrowStep, Recipe
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from tests.conftest import (
+    distance,
     edit_json,
     edit_weights,
     listed,
     load_strict,
+    logits_of,
     relative_error,
+    save_model,
     save_random,
     seeded,
 )
@@ -59,9 +62,12 @@ def grouped_query(kind: str, choose: Random) -> dict[str, Any]:
     }
 
 
+DEEPER = GrowStep("depth", {"layers": "x2"})
+
 UPGRADES = {
     "mla": ("deepseek_v3", ["self_attn.kv_a_proj_with_mqa.bias", "self_attn.kv_b_proj.weight"]),
     "hybrid": ("falcon_h1", ["self_attn.o_proj.weight", "mamba.out_proj.weight"]),
+    "hyper-connections": ("hyper_llama", ["attn_hc.base", "ffn_hc.base", "mlp.up_proj.weight"]),
 }
 """By name, the class and tensors whose faults must be noticed."""
 
@@ -136,8 +142,9 @@ def test_what_a_class_cannot_have_is_refused_in_the_plan(
 @pytest.mark.parametrize(
     ("upgrade", "after"),
     [
-        ("mla", [GrowStep("upcycle", {"experts": "4"})]),
-        ("hybrid", [GrowStep("hypercloning", {"hidden": "x2"})]),
+        ("mla", [DEEPER, GrowStep("upcycle", {"experts": "4"})]),
+        ("hybrid", [DEEPER, GrowStep("hypercloning", {"hidden": "x2"})]),
+        ("hyper-connections", [GrowStep("hypercloning", {"hidden": "x2"})]),
     ],
 )
 def test_growth_and_upgrades_are_one_recipe(
@@ -146,7 +153,80 @@ def test_growth_and_upgrades_are_one_recipe(
     config = grouped_query("llama", seeded(2)) | {"tie_word_embeddings": False}
     source, out = tmp_path / "source", tmp_path / "out"
     save_random(source, CONFIG_MAPPING["llama"](**config), 0)
-    wider, deeper = GrowStep("hypercloning", {"hidden": "x2"}), GrowStep("depth", {"layers": "x2"})
-    steps = (wider, ConvertStep(upgrade, {}), deeper, *after)
+    wider = GrowStep("hypercloning", {"hidden": "x2"})
+    steps = (wider, ConvertStep(upgrade, {}), *after)
     assert growkit.run(Recipe(str(source), steps, str(out), QUICK))["kept"]
     assert relative_error(source, out) < 1e-12
+
+
+def mixed_by_hand(layer: Any, connection: Any, streams: torch.Tensor, block: Any) -> torch.Tensor:
+    """One block between its hyper-connections, from the formulas alone.
+
+    Args:
+        layer: config of the model.
+        connection: holds the projection, the base and the scales.
+        streams: [tokens, streams, hidden].
+        block: maps states, [tokens, hidden], to outputs of the same shape.
+    """
+    count = layer.hc_mult
+    flat = streams.flatten(1)
+    flat = flat / (flat.square().mean(1, keepdim=True) + layer.rms_norm_eps).sqrt()
+    parts = (flat @ connection.fn.T).split([count, count, count**2], 1)
+    bases = connection.base.split([count, count, count**2])
+    pre, post, mixing = (
+        part * scale + base
+        for part, scale, base in zip(parts, connection.scale, bases, strict=True)
+    )
+    output = block((pre.sigmoid()[:, :, None] * streams).sum(1))
+    mixing = mixing.view(-1, count, count).softmax(2)
+    for step in range(layer.hc_sinkhorn_iters):
+        mixing = mixing if not step else mixing / mixing.sum(2, keepdim=True)
+        mixing = mixing / mixing.sum(1, keepdim=True)
+    added = 2 * post.sigmoid()[:, :, None] * output[:, None]
+    return added + torch.einsum("tjk,tjd->tkd", mixing, streams)
+
+
+def logits_by_hand(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of a prompt, [tokens, vocabulary], with Llama's own attention and MLPs."""
+    inner, config = model.model, model.config
+    state = inner.embed_tokens(ids)
+    positions = inner.rotary_emb(state[None], torch.arange(len(ids))[None])
+    mask = torch.full((len(ids),) * 2, -torch.inf).triu(1)[None, None]
+    streams = state[:, None].expand(-1, config.hc_mult, -1)
+    for layer in inner.layers:
+
+        def attend(read: torch.Tensor, layer: Any = layer) -> torch.Tensor:
+            normed = layer.input_layernorm(read)[None]
+            return layer.self_attn(normed, position_embeddings=positions, attention_mask=mask)[0][0]
+
+        def widen(read: torch.Tensor, layer: Any = layer) -> torch.Tensor:
+            return layer.mlp(layer.post_attention_layernorm(read))
+
+        streams = mixed_by_hand(config, layer.attn_hc, streams, attend)
+        streams = mixed_by_hand(config, layer.ffn_hc, streams, widen)
+    flat, head = streams.flatten(1), inner.hc_head
+    flat = flat / (flat.square().mean(1, keepdim=True) + config.rms_norm_eps).sqrt()
+    pre = (flat @ head.hc_fn.T * head.hc_scale + head.hc_base).sigmoid()
+    return model.lm_head(inner.norm((pre[:, :, None] * streams).sum(1)))
+
+
+@pytest.mark.parametrize("streams", ["2", "4", "8"])
+def test_streams_that_have_parted_compute_what_the_formulas_say(
+    streams: str, tmp_path: Path
+) -> None:
+    source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
+    growkit.convert(source, out, "hyper-connections", streams=streams, verify=False)
+    with edit_weights(out) as weights:
+        generator = torch.Generator().manual_seed(0)
+        for name in weights:
+            if "_hc." in name or (".hc_" in name and not name.endswith("fn")):
+                weights[name].normal_(0, 0.5, generator=generator)
+    model, ids = load_strict(out), torch.arange(24)
+    with strict_float64(), torch.no_grad():
+        expected = logits_by_hand(model, ids)
+    assert distance(expected, logits_of(model, ids[None])) < 1e-12
+    with torch.no_grad():
+        model.model.layers[1].attn_hc.base[-1] += 0.1
+    assert distance(expected, logits_of(model, ids[None])) > 1e-6  # the control
+    growkit.grow(out, tmp_path / "wider", hidden="x2", verify=False)
+    assert relative_error(out, tmp_path / "wider") < 1e-12

@@ -6,8 +6,11 @@ copied next to the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from growkit.base.lazy import registered
 from growkit.base.tensors import Config
@@ -37,6 +40,31 @@ class OwnClass:
     config: Callable[[Config, str], Config]
     plan: Callable[[Model], Plan]
     attention: Callable[[Model], Attention | None] = lambda model: None
+
+
+def code_in(folder: Path) -> dict[str, bytes]:
+    """The files of a model's code, by name; those that begin with an underscore are growkit's."""
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("[!_]*.py"))}
+
+
+def register_classes(model_type: str, auto_map: Mapping[str, str], package: str) -> None:
+    """Register the classes of a model with transformers' auto classes.
+
+    Args:
+        model_type: the type of its config.
+        auto_map: the module and the name of each class, by auto class.
+        package: the package of these modules.
+    """
+    import transformers
+
+    def find(place: str) -> Any:
+        module, _, name = place.rpartition(".")
+        return getattr(import_module(f"{package}.{module}"), name)
+
+    config = find(auto_map["AutoConfig"])
+    transformers.AutoConfig.register(model_type, config, exist_ok=True)
+    for auto in auto_map.keys() - {"AutoConfig"}:
+        getattr(transformers, auto).register(config, find(auto_map[auto]), exist_ok=True)
 
 
 def own_classes() -> dict[str, OwnClass]:

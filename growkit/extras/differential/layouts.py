@@ -62,7 +62,8 @@ LAMBDA_TOLERANCE = 1e-13
 
 def layout_names() -> dict[str, Family]:
     """The families that are DIFF Transformers, by name on the command line."""
-    return {name.replace("_", "-"): family for name, family in families("form").items()}
+    layouts = {name: of for name, of in families("form").items() if of.form or of is DIFF}
+    return {name.replace("_", "-"): family for name, family in layouts.items()}
 
 
 def is_differential(family: Family, config: Config) -> bool:

@@ -6,6 +6,8 @@ folder loads without growkit installed; they do not import growkit.
 
 from pathlib import Path
 
+from growkit.planning.own_class import code_in, register_classes
+
 MODEL_TYPE = "diff_transformer"
 OLDEST_TRANSFORMERS = "4.57"
 """The oldest version of transformers that runs the copied code; the config repeats it."""
@@ -21,27 +23,12 @@ AUTO_MAP = {
 }
 """The ``auto_map`` of ``config.json``: where transformers finds the classes in a folder."""
 
-FILES = sorted(file.name for file in Path(__file__).parent.glob("[!_]*.py"))
-
 
 def model_code() -> dict[str, bytes]:
     """The model's files, by name, which belong next to the weights in a folder."""
-    return {name: (Path(__file__).parent / name).read_bytes() for name in FILES}
+    return code_in(Path(__file__).parent)
 
 
 def register() -> None:
     """Register the model with transformers' auto classes, so that no folder needs its code."""
-    import transformers
-
-    from growkit.extras.differential.modeling import (
-        configuration_diff_transformer,
-        modeling_diff_transformer,
-    )
-
-    config = configuration_diff_transformer.DiffTransformerConfig
-    transformers.AutoConfig.register(MODEL_TYPE, config, exist_ok=True)
-    for auto, name in AUTO_MAP.items():
-        cls = name.rpartition(".")[2]
-        if auto != "AutoConfig":
-            model = getattr(modeling_diff_transformer, cls)
-            getattr(transformers, auto).register(config, model, exist_ok=True)
+    register_classes(MODEL_TYPE, AUTO_MAP, __name__)

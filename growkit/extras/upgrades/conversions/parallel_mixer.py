@@ -117,13 +117,13 @@ def _new(name: str, key: str, info: TensorInfo) -> Transform:
     starts: dict[str, Callable[[], Tensor]] = {
         ".A_log": lambda: torch.arange(1, info.shape[0] + 1).double().log(),
         ".dt_bias": partial(_time_steps, key, info.shape[0]),
-        ".in_proj.weight": partial(_uniform, key, info.shape),
-        ".conv1d.weight": partial(_uniform, key, info.shape),
     }
     for ending, start in starts.items():
         if name.endswith(ending):
             rounded = partial(_rounded, start, info)
             return Computed((), "new, as Mamba-2 starts", rounded, dtype=info.dtype)
+    if name.endswith((".in_proj.weight", ".conv1d.weight")):
+        return drawn_uniformly(key, info)
     return Constant(info.dtype, 1.0 if name.endswith(".D") else 0.0, "new")
 
 
@@ -136,8 +136,18 @@ def _numbers(key: str, rows: int, columns: int) -> Tensor:
     return torch.from_numpy(noise(key, np.arange(rows), columns).astype(np.float64) + 0.5) / 2**15
 
 
+def drawn_uniformly(key: str, info: TensorInfo) -> Transform:
+    """Weights that are drawn as torch draws those of linear layers and convolutions.
+
+    Args:
+        key: seed of the numbers.
+        info: header of the tensor.
+    """
+    rounded = partial(_rounded, partial(_uniform, key, info.shape), info)
+    return Computed((), "new, random", rounded, dtype=info.dtype)
+
+
 def _uniform(key: str, shape: tuple[int, ...]) -> Tensor:
-    """As torch draws the weights of linear layers and convolutions."""
     inputs = math.prod(shape[1:])
     return _numbers(key, shape[0], inputs).reshape(shape) / math.sqrt(inputs)
 

@@ -1,0 +1,1 @@
+"""Conversions to models with several residual streams."""
