@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFas
 
 import growkit
 from growkit.cli.demo import held_out_text
-from growkit.operations.reductions import tokenizer
+from growkit.extras.shrinking import tokenizer
 from tests.conftest import (
     cli,
     distance,

@@ -1,7 +1,8 @@
 """Additions that the core finds by their place and never imports.
 
 Each package is one extra. ``growkit.base.lazy.of_extras`` looks in it for the packages ``growth``,
-``conversions``, ``own_classes``, ``checks``, ``weight_formats``, ``quantised``, ``companions``
-(files that grow with a model), ``results`` (that commands print) and ``views`` (of these), with a
-file for each of these; and for a module ``families`` that describes further families.
+``conversions``, ``reductions`` (ways to shrink), ``own_classes``, ``checks``, ``weight_formats``,
+``quantised``, ``companions`` (files that grow with a model), ``results`` (that commands print) and
+``views`` (of these), with a file for each of these; and for a module ``families`` that describes
+further families.
 """

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from importlib.util import find_spec
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import registered
@@ -159,9 +160,9 @@ def operations(verb: str) -> dict[str, Operation]:
     A module defines ``OPERATION``, or a function ``make_operations`` that returns several.
     """
     kind = PACKAGES[verb]
-    package = f"growkit.operations.{kind}"
-    listed = list(registered(kind, "OPERATION", package).values())
-    for several in registered(kind, "make_operations", package).values():
+    core = [name for name in [f"growkit.operations.{kind}"] if find_spec(name)]
+    listed = list(registered(kind, "OPERATION", *core).values())
+    for several in registered(kind, "make_operations", *core).values():
         listed += several()
     return {one.name: one for one in sorted(listed, key=lambda one: one.name)}
 

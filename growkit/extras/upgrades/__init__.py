@@ -1,1 +1,1 @@
-"""Conversions to classes of transformers with another architecture, with the function kept."""
+"""Conversions to classes with another architecture, with the function kept."""

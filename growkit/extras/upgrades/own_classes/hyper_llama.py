@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
-from growkit.extras.hyper_connections.modeling import (
+from growkit.extras.upgrades.modeling import (
     ARCHITECTURE,
     AUTO_MAP,
     MODEL_TYPE,

@@ -2,7 +2,7 @@
 
 What is left keeps its rows, so that its logits keep their values; the softmax gives it the
 probability of the tokens that are gone. The tokenizer can still make every token
-(``growkit.operations.reductions.tokenizer``); the ids that are left are numbered anew, in order,
+(``growkit.extras.shrinking.tokenizer``); the ids that are left are numbered anew, in order,
 also in the config and in the settings of generation.
 """
 
@@ -21,14 +21,14 @@ from growkit.checkpoint.folder import GENERATION, Folder
 from growkit.checkpoint.reading import read_rows
 from growkit.checkpoint.scratch import in_temporary
 from growkit.checkpoint.token_ids import ids_in, with_new_ids
-from growkit.families.model import Model
-from growkit.operations.reductions.tokenizer import (
+from growkit.extras.shrinking.tokenizer import (
     Content,
     ids_by_token,
     needed,
     read_tokenizer,
     write_trimmed,
 )
+from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, Tokens
 from growkit.planning.transforms import Kept, Slices, Transform

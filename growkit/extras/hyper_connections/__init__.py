@@ -1,1 +1,0 @@
-"""Several residual streams in place of one: Llama with the hyper-connections of DeepSeek-V4."""

@@ -1,1 +1,0 @@
-"""Conversions to models with several residual streams."""

@@ -1,0 +1,1 @@
+"""Smaller models: a growth is undone, or tokens are left out."""
