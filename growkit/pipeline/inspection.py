@@ -45,6 +45,9 @@ from growkit.sources import family_for, find
 FACTORS = ("x3/2", "x2", "x4")
 """Sizes to try, in this order, until one is exact."""
 
+POSITIONS = {"rope_theta": 1e4, "max_position_embeddings": 64}
+"""What an example states, so that no class need be imported for it."""
+
 MAX_TENSORS = 3000
 """Number of tensors above which a model is planned with fewer experts."""
 
@@ -136,7 +139,8 @@ def catalogue(name: str | None = None) -> list[Abilities]:
 def abilities(family: Family, kind: str) -> Abilities:
     """List the possible operations on models of a type."""
     ties = (True, False) if TIED in family.defaults else (None,)
-    switches = [{"model_type": kind, **({} if tied is None else {TIED: tied})} for tied in ties]
+    known = {"model_type": kind, **POSITIONS}
+    switches = [known | ({} if tied is None else {TIED: tied}) for tied in ties]
     models = [example(family, **config) for config in switches]
     grown = [
         answer
