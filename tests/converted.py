@@ -66,7 +66,7 @@ EXPERTS: dict[str, Any] = {
 
 def save_source(folder: Path, kind: str, sizes: dict[str, Any] | None = None) -> Path:
     """A source in bfloat16, whose numbers have at most eight bits."""
-    config = CONFIG_MAPPING[kind](**{**SMALL, **(sizes or MODELS[kind])})
+    config = CONFIG_MAPPING[kind](**{**SMALL, **(sizes or MODELS.get(kind, {}))})
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
         for salt, (_, parameter) in enumerate(sorted(model.named_parameters())):
@@ -190,7 +190,24 @@ def mlx_blocks(source: Path, out: Path) -> None:
     shutil.copy(source / "config.json", out.with_suffix(".mlx_numbers"))
 
 
-PROGRAMS = {"llama.cpp": llama_cpp, "litgpt": litgpt, "mlx": mlx}
+def torchtune(source: Path, out: Path) -> None:
+    """Load a source with torchtune, and save it with the names of torchtune."""
+    from torchtune.training import checkpointing
+
+    kind = {"llama": "LLAMA3_2", "qwen2": "QWEN2"}[source.name]
+    given: Any = {"checkpoint_files": ["model.safetensors"], "model_type": kind}
+    given |= {"checkpoint_dir": source, "output_dir": source.with_name("out")}
+    state = checkpointing.FullModelHFCheckpointer(**given).load_checkpoint()
+    checkpointing.FullModelTorchTuneCheckpointer(**given).save_checkpoint(state, 0)
+    saved, folder = source.with_name("out") / "epoch_0", out.with_suffix(".torchtune")
+    folder.mkdir(exist_ok=True)
+    for file in ("model-00001-of-00001.bin", "config.json", "generation_config.json"):
+        shutil.copy(saved / file, folder)
+
+
+PROGRAMS = {"llama.cpp": llama_cpp, "litgpt": litgpt, "mlx": mlx, "torchtune": torchtune}
+OF_TORCHTUNE = ("llama", "qwen2")
+"""Types of models of which torchtune's files are here."""
 
 
 def main(program: str, *sources: str) -> None:
@@ -205,7 +222,7 @@ def main(program: str, *sources: str) -> None:
             mlx_blocks(
                 save_source(Path(scratch) / "mixtral", "mixtral", EXPERTS), FILES / "mixtral"
             )
-    for kind in MODELS:
+    for kind in OF_TORCHTUNE if program == "torchtune" else MODELS:
         with TemporaryDirectory() as scratch:
             PROGRAMS[program](save_source(Path(scratch) / kind, kind), FILES / kind)
 

@@ -96,6 +96,19 @@ class Format:
         """How the stored tensors hold those of transformers; empty if they have the same names."""
         return ()
 
+    def check_type(self, config: Config) -> None:
+        """Refuse a type that is not among ``models``.
+
+        Raises:
+            InputError: see above.
+        """
+        if str(config.get("model_type")) not in self.models:
+            raise InputError(
+                f"a checkpoint of {self.title} is read if it is a {' or '.join(self.models)}, but "
+                f"config.json says {config.get('model_type')!r}; convert it to safetensors with "
+                f"{self.title}"
+            )
+
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
         """Plan the files that hold a model.
 

@@ -5,7 +5,6 @@ https://github.com/pytorch/torchtitan
 
 from collections.abc import Mapping, Sequence
 
-from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.checkpoint.distributed_file import LIST, MAX_BYTES
 from growkit.checkpoint.folder import Folder
@@ -29,16 +28,8 @@ class Torchtitan(Distributed):
         return files if files and MARK in folder.bytes(LIST, MAX_BYTES) else {}
 
     def layout(self, config: Config) -> Sequence[Held]:
-        """See ``Format``.
-
-        Raises:
-            InputError: the model is no Llama, whose names are the only ones known.
-        """
-        if config.get("model_type") not in self.models:
-            raise InputError(
-                f"a checkpoint of torchtitan is read if it is a {self.models[0]}, but config.json "
-                f"says {config.get('model_type')!r}; convert it to safetensors with torchtitan"
-            )
+        """See ``Format``."""
+        self.check_type(config)
         return META.layout(config)
 
 
