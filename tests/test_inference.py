@@ -64,21 +64,12 @@ def command(*arguments: object) -> tuple[int, str]:
 
 
 def test_a_family_that_nobody_knows(arcee: Path, tmp_path: Path) -> None:
-    """From a class to a larger model, and a proof that knows how it was made."""
     code, text = command("inspect", arcee, "--infer")
     assert code == 0, text
     assert "# Sure: everything that could be tried computes the same." in text
     file = tmp_path / "arcee.yaml"
     file.write_text(text)
     assert command("inspect", arcee, "--family", file)[0] == 0
-    sizes = ("--hidden", "x2", "--ffn", "x3", "--prompts", 1, "--length", 12)
-    code, said = command("grow", arcee, tmp_path / "out", "--family", file, *sizes)
-    assert code == 0, said
-    assert relative_error(arcee, tmp_path / "out") < 1e-12
-    file.unlink()  # the manifest has all of it
-    verdict = growkit.verify(arcee, tmp_path / "out", settings=FEW)
-    assert verdict["kept"]
-    assert verdict.sections.weights.recovered
 
 
 def test_an_unknown_family_is_inferred_in_the_run(arcee: Path, tmp_path: Path) -> None:
@@ -88,9 +79,10 @@ def test_an_unknown_family_is_inferred_in_the_run(arcee: Path, tmp_path: Path) -
     assert re.search(r"family inferred from ArceeForCausalLM in [\d.]+ s, every axis tried", said)
     made = json.loads((tmp_path / "out" / "growkit.json").read_text())
     assert made["recipe"]["family"]["model_type"] == "arcee"
-    code, said = command("verify", arcee, tmp_path / "out", "--prompts", 1, "--length", 12)
-    assert code == 0, said
-    assert "all tensors" in said or "recovered" in said
+    assert relative_error(arcee, tmp_path / "out") < 1e-12
+    verdict = growkit.verify(arcee, tmp_path / "out", settings=FEW)  # the manifest has all of it
+    assert verdict["kept"]
+    assert verdict.sections.weights.recovered
 
 
 @pytest.mark.parametrize("number", [9])
