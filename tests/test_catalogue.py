@@ -10,12 +10,9 @@ import pytest
 
 import growkit
 from growkit.cli.catalogue import table
-from growkit.engine.planner import change
 from growkit.families.family import families
-from growkit.families.model import example
 from growkit.pipeline.inspection import catalogue
 from growkit.planning.operation import operations
-from growkit.planning.recipe import GrowStep
 from growkit.results.growth_result import Abilities, Answer
 from tests.catalogue import BEGIN, FILE, as_markdown, keeps, outcome, random_model
 from tests.conftest import cli, edit_json, seeded
@@ -123,12 +120,3 @@ def test_a_window_that_the_class_assumes_is_a_window(tmp_path: Path) -> None:
         with pytest.raises(growkit.InputError, match=r"sliding_window.* 4096"):
             growkit.convert(source, tmp_path / "none", "diff-v2", verify=False)
     assert not (tmp_path / "none").exists()
-
-
-def test_groups_of_several_sizes_are_refused() -> None:
-    """Also where the config of a class takes any numbers of heads."""
-    (falcon,) = (family for family in families().values() if "falcon" in family.model_types)
-    model = example(falcon, new_decoder_architecture=True, num_kv_heads=4)
-    with pytest.raises(growkit.InputError, match="each of these serves a whole group"):
-        change(GrowStep("hypercloning", kv_heads="x3/2"), model, 0)
-    assert change(GrowStep("hypercloning", kv_heads="x2"), model, 0).promise == "exact"

@@ -94,22 +94,10 @@ def test_growkit_reads_and_writes_what_the_program_itself_writes(
     assert {key: settings[key] for key in alike} == {key: known[key] for key in alike}
 
 
-@pytest.mark.parametrize(
-    ("kind", "to", "changes", "reason"),
-    [
-        ("qwen3", "meta", {}, "is of type qwen3, and growkit writes .* for llama"),
-        ("llama", "meta", {}, "read with other sizes"),
-        ("llama", "litgpt", {"hidden_act": "relu"}, 'cannot say that .* has hidden_act "relu"'),
-        ("mixtral", "gguf", {"sliding_window": 8}, "cannot say that .* has sliding_window"),
-    ],
-)
-def test_a_format_that_cannot_hold_a_model_is_refused(
-    tmp_path: Path, kind: str, to: str, changes: dict[str, Any], reason: str
-) -> None:
-    source = save_source(tmp_path / "source", kind)
-    edit_config(source, **changes)
-    with pytest.raises(InputError, match=reason):
-        growkit.convert(source, tmp_path / "out", to)
+def test_sizes_that_a_format_cannot_hold_are_refused(tmp_path: Path) -> None:
+    source = save_source(tmp_path / "source", "llama")
+    with pytest.raises(InputError, match="read with other sizes"):
+        growkit.convert(source, tmp_path / "out", "meta")
     assert not (tmp_path / "out").exists()
 
 
