@@ -20,7 +20,6 @@ from tests.conftest import (
     edit_config,
     edit_weights,
     listed,
-    refusal,
     save_model,
 )
 
@@ -217,38 +216,3 @@ def test_a_conversion_and_its_program_have_one_verdict(tmp_path: Path) -> None:
     assert str(tmp_path) not in text
     done = cli("verify", source, "--logits", file, "--report", tmp_path / "page.html", "--json")
     assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (1, "another setting")
-
-
-BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "no ids": (lambda content: content.pop("ids"), "needs ids and logits"),
-    "no program": (lambda content: content.pop("program"), "has no program"),
-    "a dtype of weights": (lambda content: content.update(dtype="q8_0"), "dtype in"),
-    "an unknown id": (lambda content: content.update(ids=[99] * TOKENS), "0 to 63 were expected"),
-    "ids that are no numbers": (lambda content: content.update(ids=["a"]), "not an array"),
-    "rows of two lengths": (lambda content: content["logits"][0].pop(), "not an array"),
-    "fewer rows": (lambda content: content["logits"].pop(), "name the position of every row"),
-    "a misspelt name": (lambda content: content.update(logit=[1.0]), "did you mean 'logits'?"),
-    "states of another size": (
-        lambda content: content.update({"hidden.1": [[1.0]] * TOKENS}),
-        "[48, 32] was expected",
-    ),
-}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("fault", BAD)
-def test_a_bad_file_is_refused_in_one_sentence(tmp_path: Path, fault: str) -> None:
-    edit, told = BAD[fault]
-    source, file = source_of(tmp_path / "source", "llama"), tmp_path / "logits.json"
-    content = {"program": "engine", "dtype": "float32", "ids": [1] * TOKENS}
-    content["logits"] = [[0.0] * 64 for _ in range(TOKENS)]
-    edit(content)
-    file.write_text(json.dumps(content))
-    assert told in refusal("verify", source, "--logits", file)
-
-
-def test_verify_needs_a_target_or_logits(tmp_path: Path) -> None:
-    source = source_of(tmp_path / "source", "llama")
-    assert "name OUT" in refusal("verify", source)
-    assert "leave out the other options" in refusal("verify", source, "--logits", "x", "--seed", 1)
-    assert "x" in refusal("verify", source, "--logits", tmp_path / "x.safetensors")
