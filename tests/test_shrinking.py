@@ -117,7 +117,9 @@ def test_a_changed_bit_is_no_growth_that_could_be_undone(tmp_path: Path) -> None
 def test_what_is_shrunk_is_proved(tmp_path: Path) -> None:
     source, grown = save_model(tmp_path / "source", "llama"), tmp_path / "grown"
     growkit.grow(source, grown, hidden="x2", verify=False)
+    assert growkit.inspect(grown).possible[-1].command == "growkit shrink SRC OUT"
     growkit.shrink(grown, tmp_path / "back", verify=False)
+    assert not any("shrink" in step.command for step in growkit.inspect(tmp_path / "back").possible)
     assert growkit.verify(grown, tmp_path / "back", QUICK)["kept"]
     with edit_weights(tmp_path / "back") as weights:
         weights["model.layers.1.mlp.up_proj.weight"][0, 0] *= 1 + 2.0**-23

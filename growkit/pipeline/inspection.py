@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.inside import Inside
+from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
 from growkit.engine import planner
@@ -33,6 +35,7 @@ from growkit.families.family import Family, families, family_of
 from growkit.families.model import Headers, Model, example
 from growkit.planning import recipe as recipes
 from growkit.planning.companions import companions
+from growkit.planning.manifest import read_record, source_headers
 from growkit.planning.operation import PROMISES, Operation, SizeOption, operations
 from growkit.planning.own_class import own_classes
 from growkit.planning.plan import SMALL as SMALL_TENSOR
@@ -96,7 +99,7 @@ def inspect(
         tensors=len(used),
         files=[file.name for file in checkpoint.files],
         dropped=dropped | rest,
-        possible=[*_possibilities(checkpoint)],
+        possible=[*_possibilities(checkpoint), *_undoable(checkpoint)],
         inferred=stored.inferred,
     )
 
@@ -169,6 +172,17 @@ def _possibilities(model: Model) -> Iterator[Possible]:
         answer = _answer("convert", operation, model)
         if answer.promise:
             yield _possible("convert", "--to", answer)
+
+
+def _undoable(checkpoint: Checkpoint) -> Iterator[Possible]:
+    """The way back of a folder that was grown, as its manifest says it; no weight is read."""
+    with suppress(InputError):  # a manifest may be anything
+        recipe = read_record(checkpoint.opened)
+        if recipe and {step.verb for step in recipe.steps} == {"grow"}:
+            before = source_headers(checkpoint.opened, checkpoint.tensors, checkpoint.described)
+            promise = "exact until it is trained"
+            command = "growkit shrink SRC OUT"
+            yield Possible(command=command, promise=promise, becomes=before.family.name)
 
 
 def _with_few_experts(model: Model) -> Model:
