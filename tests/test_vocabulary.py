@@ -115,7 +115,7 @@ CLASSES = {
 """The classes as which transformers loads them; those of two kinds add a token for masks."""
 
 
-def with_tokenizer(folder: Path, kind: str) -> Path:
+def with_tokenizer(folder: Path, kind: str, *, tied: bool = False) -> Path:
     """A tiny Llama with a tokenizer of a kind, which puts a token before each text."""
     made = TOKENIZERS[kind]()
     made.post_processor = processors.TemplateProcessing(
@@ -125,7 +125,7 @@ def with_tokenizer(folder: Path, kind: str) -> Path:
     ids = {f"{name}_id": made.token_to_id(token) for name, token in tokens.items()}
     del ids["unk_token_id"]
     count = made.get_vocab_size() + 8  # rows without a token
-    save_model(folder, "llama", vocab_size=count, **ids)
+    save_model(folder, "llama", vocab_size=count, tie_word_embeddings=tied, **ids)
     GenerationConfig(**ids | {"eos_token_id": [ids["eos_token_id"], 7]}).save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=made, **tokens).save_pretrained(folder)
     with edit_json(folder / "tokenizer_config.json") as settings:
@@ -134,15 +134,10 @@ def with_tokenizer(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@pytest.mark.parametrize("tied", [False, True])
-def test_what_is_left_keeps_its_logits_and_its_pieces(
-    kind: str, tied: bool, tmp_path: Path
-) -> None:
-    source, out, text = (
-        with_tokenizer(tmp_path / "source", kind),
-        tmp_path / "out",
-        tmp_path / "text",
-    )
+def test_what_is_left_keeps_its_logits_and_its_pieces(kind: str, tmp_path: Path) -> None:
+    tied = kind in ("byte-fallback", "word-piece")
+    source = with_tokenizer(tmp_path / "source", kind, tied=tied)
+    out, text = tmp_path / "out", tmp_path / "text"
     text.write_text("<|endoftext|>".join(DOCUMENTS), "utf-8")
     settings = growkit.Settings(text=str(text), prompts=2, length=24)
     result = growkit.shrink(source, out, vocab_of=text, verify=settings)
