@@ -24,7 +24,14 @@ from growkit.base.tensors import SAFETENSORS_NAMES, Config, TensorInfo, cut
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.engine import oracle
-from growkit.engine.loader import Conversion, check_class, dequantises, loading, the_tensor
+from growkit.engine.loader import (
+    Conversion,
+    by_parameter,
+    check_class,
+    dequantises,
+    loading,
+    the_tensor,
+)
 from growkit.engine.transformers_internals import own_dtypes, uninitialised
 from growkit.families.model import Model
 from growkit.planning.own_class import runnable, substitute
@@ -180,9 +187,7 @@ class ClassWeights(Model):
     def __init__(self, checkpoint: Model, conversions: tuple[Conversion, ...]) -> None:
         self.config = checkpoint.config
         self._checkpoint = checkpoint
-        self._conversions = {
-            name: conversion for conversion in conversions for name in conversion.shapes
-        }
+        self._conversions = by_parameter(conversions)
         self.tensors = {}
         for conversion in conversions:
             # The narrowest dtype that holds all these tensors exactly.
@@ -355,10 +360,7 @@ class StoredGradients:
         own = substitute(checkpoint.config)
         rules = own.plan(checkpoint).rules if own else ()
         self._rules = {rule.target: rule for rule in rules}
-        conversions = loading(checkpoint).conversions  # none for a layout with rules
-        self._conversions = {
-            name: conversion for conversion in conversions for name in conversion.shapes
-        }
+        self._conversions = by_parameter(loading(checkpoint).conversions)  # none with rules
         self._unconverted = Unconverted(checkpoint.tensors)
         self._waiting: dict[int, dict[str, Tensor]] = {}
         self.lost: set[str] = set()

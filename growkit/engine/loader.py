@@ -6,7 +6,7 @@ large the model. Folders that transformers would read differently from growkit a
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -66,6 +66,11 @@ class Conversion:
     def sources(self) -> list[str]:
         """The names of all tensors."""
         return [tensor for names in self.tensors.values() for tensor in names]
+
+
+def by_parameter(conversions: Iterable[Conversion]) -> dict[str, Conversion]:
+    """The conversion that makes each parameter and buffer, by its name in the class."""
+    return {name: conversion for conversion in conversions for name in conversion.shapes}
 
 
 @dataclass(frozen=True)

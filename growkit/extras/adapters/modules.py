@@ -12,7 +12,7 @@ from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import empty_model, stacks
-from growkit.engine.loader import Conversion, loading
+from growkit.engine.loader import Conversion, by_parameter, loading
 from growkit.engine.oracle import require_class
 from growkit.extras.adapters.adapter_folder import (
     COLUMNS,
@@ -45,11 +45,7 @@ class Modules:
         where = str(checkpoint.folder)
         require_class(checkpoint.config, where, "PEFT cannot adapt it; leave out --adapter")
         self.tensors = checkpoint.tensors
-        self.conversions = {
-            n: conversion
-            for conversion in loading(checkpoint).conversions
-            for n in conversion.shapes
-        }
+        self.conversions = by_parameter(loading(checkpoint).conversions)
         self.model, _, stored = empty_model(checkpoint, torch.float32)
         self.stored = {n: stored(n) for n in self.model.state_dict()}
 

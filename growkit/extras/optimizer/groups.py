@@ -31,7 +31,7 @@ from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import open_weights
 from growkit.engine.class_weights import converted, empty_model, tied_names
-from growkit.engine.loader import Conversion, loading
+from growkit.engine.loader import Conversion, by_parameter, loading
 from growkit.engine.oracle import require_class
 from growkit.planning.own_class import substitute
 from growkit.planning.updates import recorded_law, stepped
@@ -224,8 +224,7 @@ def class_updates(
         return stepped(own.plan(checkpoint), updates)
     return {
         name: _combine(checkpoint, name, conversion, updates, by_element)
-        for conversion in loading(checkpoint).conversions
-        for name in conversion.shapes
+        for name, conversion in by_parameter(loading(checkpoint).conversions).items()
     }
 
 
@@ -372,11 +371,8 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
     shapes = {name: info.shape for name, info in headers.items()}
     if checkpoint and not substitute(checkpoint.config):
         known = class_updates(checkpoint, known, by_element=False)
-        shapes = {
-            n: s
-            for conversion in loading(checkpoint).conversions
-            for n, s in conversion.shapes.items()
-        }
+        conversions = by_parameter(loading(checkpoint).conversions)
+        shapes = {name: conversion.shapes[name] for name, conversion in conversions.items()}
     modules = (getattr(module, "all_tied_weights_keys", None) for module in model.modules())
     # Of the model itself, or of the first module that is not a wrapper.
     ties: dict[str, str] = next((tied for tied in modules if isinstance(tied, dict)), {})

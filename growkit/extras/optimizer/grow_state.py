@@ -25,7 +25,7 @@ from growkit.base.tensors import TensorInfo, Weights, cut
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
-from growkit.engine.loader import Conversion, loading
+from growkit.engine.loader import Conversion, by_parameter, loading
 from growkit.engine.oracle import require_class
 from growkit.extras.optimizer.groups import (
     UNTRAINABLE,
@@ -469,9 +469,7 @@ def grown_moments(
         shapes = {rule.target: rule.info.shape for rule in plans[-1].rules}
     else:
         conversions = loading(after).conversions
-        shapes = {
-            name: shape for conversion in conversions for name, shape in conversion.shapes.items()
-        }
+        shapes = {name: of.shapes[name] for name, of in by_parameter(conversions).items()}
     grown: Moments = {name: {} for name in shapes}
     for kind in MOMENTS:
         stored = StoredGradients(before)

@@ -6,6 +6,7 @@ strict float64. Nothing else needs PEFT.
 """
 
 import re
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from growkit.base.errors import InputError, foreign
 from growkit.base.limits import strict_limit, within
-from growkit.base.tensors import ANYWHERE, TensorInfo, cut
+from growkit.base.tensors import TensorInfo
 from growkit.base.torch_internals import buffers_of, parameters_of
 from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER
 from growkit.checkpoint.reading import Checkpoint
@@ -26,6 +27,8 @@ from growkit.extras.adapters.adapter_folder import AdapterFolder
 from growkit.extras.adapters.adapter_tensors import PREFIX, AdapterTensors
 from growkit.extras.adapters.grow_adapter import Adapter
 from growkit.extras.adapters.modules import Modules
+from growkit.planning.plan import Plan, Planned, Rule
+from growkit.planning.transforms import Computed, Kept
 from growkit.proof.check import Check
 from growkit.proof.control import MAX_TOKENS
 from growkit.proof.function import Function
@@ -129,7 +132,7 @@ AROUND = re.compile(r"\.(base_layer|token_adapter|original_module|modules_to_sav
 """Parts of names that PEFT inserts for a model's own parameters."""
 
 
-class AdaptedWeights(Extended):
+class AdaptedWeights(Planned, Extended):
     """A checkpoint to which PEFT itself applies an adapter, with the names that it gives the class.
 
     Only known settings of the adapter's config are used. The adapter is entirely in memory.
@@ -140,27 +143,13 @@ class AdaptedWeights(Extended):
     """
 
     def __init__(self, checkpoint: Checkpoint, adapter: AdapterFolder) -> None:
-        self.config, self._base = checkpoint.config, class_weights(checkpoint)
-        self._adapter = adapter
-        self._own: dict[str, Tensor] = {}
-        self._names: dict[str, str] = {}
-        self.tensors: dict[str, TensorInfo] = {}
+        self._base, self._adapter = class_weights(checkpoint), adapter
+        super().__init__(self._base, Plan(checkpoint.config, ()))
 
     def where(self, name: str | None = None) -> str:
         """See ``Weights``."""
-        if name in self._own:
-            return str(self._adapter.file.path)
-        return self._base.where(self._names[name] if name else None)
-
-    def cuts(self, name: str) -> int:
-        """See ``Weights``."""
-        return ANYWHERE if name in self._own else self._base.cuts(self._names[name])
-
-    def read(self, name: str, *where: slice | None) -> Tensor:
-        """See ``Weights``."""
-        if name in self._own:
-            return cut(self._own[name], where)
-        return self._base.read(self._names[name], *where)
+        own = name is not None and not self.plan.by_target[name].sources
+        return str(self._adapter.file.path) if own else super().where(name)
 
     def extend(self, model: Any) -> None:
         """See ``Extended``.
@@ -172,11 +161,12 @@ class AdaptedWeights(Extended):
         loaded = self._loaded(model)
         named = [*model.named_parameters(remove_duplicate=False)]
         own = {id(parameter): loaded[name] for name, parameter in named if name in loaded}
+        rules = []
         for name, parameter in named:
-            if id(parameter) in own:
-                self._own[name] = own[id(parameter)]
+            if (tensor := own.get(id(parameter))) is not None:
                 path, _, last = name.rpartition(".")
-                self.tensors[name] = TensorInfo.of_torch(parameter.shape, self._own[name].dtype)
+                info = TensorInfo.of_torch(parameter.shape, tensor.dtype)
+                rules.append(Rule(name, info, Computed((), NAME, partial(Tensor.detach, tensor))))
                 empty = torch.empty(parameter.shape, dtype=model.dtype, device="meta")
                 parameters_of(model.get_submodule(path))[last] = nn.Parameter(empty)
                 continue
@@ -187,7 +177,8 @@ class AdaptedWeights(Extended):
                     f"{adapter.file.path} has nothing for {name} of a {type(model).__name__}; give "
                     "the adapter of this model"
                 )
-            self._names[name], self.tensors[name] = held, self._base.tensors[held]
+            rules.append(Rule(name, self._base.tensors[held], Kept(held)))
+        super().__init__(self._base, Plan(self.config, tuple(rules)))
         for module in model.modules():  # buffers with which PEFT would unload an adapter
             for key, buffer in buffers_of(module).items():
                 if buffer is not None and buffer.is_meta:
