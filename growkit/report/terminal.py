@@ -101,10 +101,12 @@ def training_hint(result: Found) -> str | None:
     updates, proof = result.get("updates"), result.get("verification")
     if not updates or (proof and next_step(proof)):
         return None
+    hint = "train it with growkit.training.param_groups, which takes the source's learning rate"
+    if result["parameters"] <= result["source_parameters"]:
+        return hint
     return (
-        "train it with growkit.training.param_groups, which takes the source's learning rate; "
-        "before a long run, growkit probe measures on your text whether that pays, compared with "
-        "training the source for longer"
+        f"{hint}; before a long run, growkit probe measures on your text whether that pays, "
+        "compared with training the source for longer"
     )
 
 
