@@ -390,7 +390,7 @@ def test_a_recipe_names_the_file_of_a_family_that_extends_another(
     assert recorded["sizes"]["vocab_size"] == "vocab"
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["bloom", "openai-gpt", "opt", "phi", "starcoder2"])
 def test_the_dtype_of_the_files_hides_no_norm(
