@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 
 import growkit
 from growkit.base import tensors
+from growkit.base.progress import Advance
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
 from growkit.cli.demo import MODEL
@@ -168,6 +169,23 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     growkit.grow(source, folder / "exact", hidden="x2", verify=False)
     growkit.convert(source, folder / "lossy", "shared-diff", rank=1, verify=False)
     return folder
+
+
+class Counted:
+    """Progress as anybody may show it."""
+
+    def __init__(self) -> None:
+        self.done: dict[str, int] = {}
+        self.total: dict[str, int] = {}
+
+    @contextmanager
+    def bytes(self, title: str, total: int) -> Iterator[Advance]:
+        self.done[title], self.total[title] = 0, total
+
+        def advance(count: int) -> None:
+            self.done[title] += count
+
+        yield advance
 
 
 def load_strict(folder: Path) -> PreTrainedModel:

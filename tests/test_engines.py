@@ -16,6 +16,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.writing import sha256
 from growkit.results.engine_result import EngineResult
 from tests.conftest import (
+    Counted,
     cli,
     edit_config,
     edit_weights,
@@ -86,7 +87,9 @@ def test_a_wrong_setting_is_named(tmp_path: Path, case: int, seed: int) -> None:
 def test_rounding_is_no_fault(tmp_path: Path, kind: str, seed: int, dtype: str) -> None:
     source = source_of(tmp_path / "source", kind, seed)
     file = as_run(source, tmp_path / "logits.safetensors", dtype, seed, hidden=True)
-    result = verdict_of(source, file)
+    progress = Counted()
+    result = growkit.verify_logits(source, [file], progress=progress)
+    assert progress.done == progress.total != {}
     assert (result.verdict, result.kept) == ("rounding", True), result.reason
     (program,) = result.sections.engine.programs
     assert program.first_differing_layer is None

@@ -18,7 +18,6 @@ import torch
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.options import options_of
-from growkit.base.progress import Advance
 from growkit.base.settings import Running
 from growkit.families.family import families
 from growkit.pipeline.inspection import abilities, plan
@@ -27,7 +26,7 @@ from growkit.results import fields
 from growkit.results.growth_result import Story
 from growkit.results.schema import json_schema
 from tests import reference
-from tests.conftest import save_model
+from tests.conftest import Counted, save_model
 
 QUICK = growkit.Settings(prompts=1, length=8)
 HOSTILE = "<script>alert('x')</script> & \"more\""
@@ -125,23 +124,6 @@ def test_settings_are_taken_wherever_something_is_proved(place: Path) -> None:
     assert again.verification.seed == 3
     made = growkit.Recipe(recipe.source, recipe.steps, recipe.output, verify=False)
     assert growkit.run(made, overwrite=True).verification is None
-
-
-class Counted:
-    """Progress as anybody may show it."""
-
-    def __init__(self) -> None:
-        self.done: dict[str, int] = {}
-        self.total: dict[str, int] = {}
-
-    @contextmanager
-    def bytes(self, title: str, total: int) -> Iterator[Advance]:
-        self.done[title], self.total[title] = 0, total
-
-        def advance(count: int) -> None:
-            self.done[title] += count
-
-        yield advance
 
 
 @contextmanager

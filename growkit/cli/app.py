@@ -250,13 +250,14 @@ def verify_command(
 def _verify_logits(source: Path, logits: Sequence[Path], destination: cli.Destination) -> int:
     """Compare logits with the source alone; return the exit code."""
     from growkit.report.saving import check_report, write_report
+    from growkit.report.terminal import Bars
 
     one = find(source)
     inputs = Inputs([one.folder, *logits])
     check_report(destination.report, inputs)
     from growkit.extras.engines.logits_alone import verify_logits  # takes seconds
 
-    result = verify_logits(one.name, logits)
+    result = verify_logits(one.name, logits, progress=Bars())
     write_report(result, destination.report, inputs, [], [one.folder])
     print_result(result, destination.json, destination.report)
     return 0 if result["kept"] else 1

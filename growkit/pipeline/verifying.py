@@ -10,7 +10,7 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.lazy import usual_torch
 from growkit.base.options import takes
-from growkit.base.progress import Progress, Silent
+from growkit.base.progress import Progress, Silent, shown
 from growkit.base.settings import Settings
 from growkit.checkpoint.scratch import report_faults
 from growkit.planning.manifest import read_record
@@ -74,5 +74,6 @@ def verify(
     check_order(before, after, recipe)
     files = [Path(file) for file in logits]
     request = Request(before, after, settings, recipe, progress, state, of_source, files)
-    verdict = prove(request)
+    with shown(progress):
+        verdict = prove(request)
     return name_result(verdict, one.name, other.name)

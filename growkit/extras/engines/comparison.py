@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError
+from growkit.base.progress import current, steps
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call, CallError, Spool
 from growkit.engine.class_weights import class_weights
@@ -209,10 +210,13 @@ class Engine:
             for guess in guesses
             for ids in self.file.ids
         ]
-        for number, stage in enumerate(model.stages(calls)):
-            if look and number in self._exact:
-                look(number, stage)
-            ends = [*stage.after]
+        title = f"computing logits of {self.file.program} again, in {len(calls)} passes"
+        with steps(current(), title, len(model.layers) + 1) as advance:
+            for number, stage in enumerate(model.stages(calls)):
+                if look and number in self._exact:
+                    look(number, stage)
+                ends = [*stage.after]
+                advance(1)
         return ends
 
     def _keep(self, number: int, stage: Stage) -> None:

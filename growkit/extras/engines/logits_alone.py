@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from growkit.base.lazy import usual_torch
+from growkit.base.progress import Progress, Silent, shown
 from growkit.base.units import today
 from growkit.checkpoint.scratch import report_faults
 from growkit.engine.device import CPU, check_subnormal_numbers, reproducible
@@ -19,7 +20,9 @@ from growkit.sources import find
 
 @report_faults()
 @usual_torch()
-def verify_logits(source: str | Path, logits: Sequence[str | Path]) -> EngineResult:
+def verify_logits(
+    source: str | Path, logits: Sequence[str | Path], *, progress: Progress = Silent()
+) -> EngineResult:
     """Compare logits that other programs computed with strict float64 by the source's own class.
 
     The difference is rounding, if the class's own rounding in the program's dtype explains it; a
@@ -29,6 +32,7 @@ def verify_logits(source: str | Path, logits: Sequence[str | Path]) -> EngineRes
     Args:
         source: folder of the model that the programs ran, or its name on the Hub.
         logits: a file for each program, of the same tokens.
+        progress: receives the progress, such as ``growkit.Bars()``.
 
     Returns:
         The verdict and all figures.
@@ -38,7 +42,7 @@ def verify_logits(source: str | Path, logits: Sequence[str | Path]) -> EngineRes
     """
     started, one = time.perf_counter(), find(source)
     check_subnormal_numbers()
-    with reproducible(CPU):
+    with reproducible(CPU), shown(progress):
         section = compare_engines(one.open(), [Path(file) for file in logits])
     first = failed(section.findings)
     verdict = "rounding" if first is None else str(first.verdict)

@@ -595,7 +595,7 @@ def _place(path: Any, start: int, name: str, shape: Shape, kind: int, offset: in
     info = TensorInfo(shape, DTYPES.get(kind, "U8"))
     if kind not in DTYPES:
         elements, size, _ = _block(kind, path)
-        if not shape or shape[-1] % elements:
+        if not shape or 0 in shape or shape[-1] % elements:
             raise ValueError(f"the rows of tensor {name[:80]!r} are not a multiple of a block")
         info = TensorInfo((*shape[:-1], shape[-1] // elements * size), "U8")
     check_header(path, name, info)
