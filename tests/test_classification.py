@@ -20,10 +20,10 @@ from transformers.utils import ModelOutput, generic
 
 from growkit.extras.differential.modeling import (
     AUTO_MAP,
-    FILES,
     OLDEST_TRANSFORMERS,
     configuration_diff_transformer,
     differential_attention,
+    model_code,
 )
 from tests.conftest import save_model
 from tests.test_modeling import VARIANTS
@@ -73,7 +73,7 @@ def test_the_code_beside_the_weights_classifies(
     model = cls.from_pretrained(folder, config=config.from_pretrained(folder, num_labels=3))
     assert model(torch.arange(8)[None]).logits.shape[-1] == 3
     model.save_pretrained(tmp_path / "saved")
-    assert {*FILES} <= {file.name for file in (tmp_path / "saved").iterdir()}
+    assert model_code().keys() <= {file.name for file in (tmp_path / "saved").iterdir()}
     saved = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert saved["auto_map"][auto] == AUTO_MAP[auto]
 
@@ -84,7 +84,7 @@ def test_an_older_transformers_is_refused_in_a_sentence(
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
     assert configuration_diff_transformer.OLDEST_TRANSFORMERS == OLDEST_TRANSFORMERS
-    file = Path(differential_attention.__file__).with_name(FILES[0])
+    file = Path(differential_attention.__file__).with_name("configuration_diff_transformer.py")
     spec = importlib.util.spec_from_file_location("copied", file)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "copied", module)
