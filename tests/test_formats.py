@@ -202,6 +202,10 @@ def test_a_quantised_file_stands_for_the_numbers_of_its_blocks(tmp_path: Path) -
     expected = torch.from_numpy(gguf.quants.dequantize(blocks, kind))
     assert file.tensors["token_embd.weight"].shape == (6, 96)
     assert file.read("token_embd.weight", slice(1, 5), slice(7, 70)).equal(expected[1:5, 7:70])
+    empty = (tmp_path / "q.gguf").read_bytes().replace(*(struct.pack("<QQ", 96, n) for n in (6, 0)))
+    (tmp_path / "q.gguf").write_bytes(empty)
+    with pytest.raises(InputError, match="not a multiple of a block"):
+        FORMAT.open(Folder(tmp_path / "q.gguf"), ["q.gguf"])
 
 
 @pytest.mark.parametrize("fault", ["", "model.norm.weight", "model.layers.0.mlp.up_proj.weight"])

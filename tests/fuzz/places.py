@@ -197,7 +197,7 @@ def state(folder: Path | str) -> State:
     return found
 
 
-CONVERTED = ("llama.gguf", "mixtral.litgpt")
+CONVERTED = ("llama.gguf", "llama.parts", "llama.torchtune", "mixtral.litgpt", "mixtral.mlx_blocks")
 """Places with models of other programs."""
 
 

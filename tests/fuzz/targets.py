@@ -214,6 +214,8 @@ def converted(random: Random, places: Places) -> Case:
         content = random.choice(
             [content, yaml_text(random, change(random, yaml.safe_load(sound), []))]
         )
+    elif name.endswith("json"):
+        content = odd_json(random, sound, [])
     return Case(place, look(random), {name: content})
 
 
