@@ -24,10 +24,8 @@ from growkit.cli.demo import MODEL, training_text
 from growkit.engine.planner import plan_recipe
 from growkit.engine.prompts import DOCUMENT_SEPARATOR, make_prompts
 from growkit.engine.strict import strict_float64
-from growkit.extras.differential.conversions.shared_diff import (
-    SHRINKAGES,
-    smallest_rank,
-)
+from growkit.extras.calibration import smallest_rank
+from growkit.extras.differential.conversions.shared_diff import SHRINKAGES
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
 )

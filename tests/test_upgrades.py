@@ -139,6 +139,62 @@ def test_what_a_class_cannot_have_is_refused_in_the_plan(
         growkit.convert(source, tmp_path / "out", upgrade, verify=QUICK, dry_run=True)
 
 
+def with_few_components(folder: Path, config: dict[str, Any], choose: Random) -> tuple[int, str]:
+    """Give the keys and values of a folder few components; return the rank and pairs of latents."""
+    kv_heads, width = config["num_key_value_heads"], config["head_dim"]
+    counts = [choose.randint(0, kv_heads) for _ in range(width // 2 - 1)] + [1]
+    latent = choose.randint(2, min(kv_heads * width, config["hidden_size"]) - 1)
+    random = torch.Generator().manual_seed(choose.randrange(1000))
+
+    def normal(*shape: int, dtype: torch.dtype = torch.complex128) -> torch.Tensor:
+        return torch.randn(shape, generator=random, dtype=dtype)
+
+    with edit_weights(folder) as weights:
+        for layer in range(2):
+            prefix = f"model.layers.{layer}.self_attn."
+            keys, values = (weights[f"{prefix}{name}_proj.weight"] for name in "kv")
+            bias = weights.get(f"{prefix}k_proj.bias", torch.zeros(len(keys)))
+            inputs = keys.shape[1]
+            rows = [normal(kv_heads, count) @ normal(count, inputs + 1) for count in counts]
+            halves = torch.view_as_real(torch.stack(rows, 1))  # [heads, pairs, inputs + 1, 2]
+            full = halves.movedim(-1, 1).flatten(0, 2) / 8
+            keys.copy_(full[:, :-1])
+            bias.copy_(full[:, -1])
+            left = normal(len(values), latent, dtype=torch.float64)
+            values.copy_(left @ normal(latent, inputs, dtype=torch.float64) / 8)
+    return 4 + latent + 2 * sum(counts), ",".join(map(str, counts))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("kind", SWITCHES)
+def test_latents_hold_all_components_that_they_have_room_for(
+    kind: str, seed: int, tmp_path: Path
+) -> None:
+    choose, source, out = seeded(seed), tmp_path / "source", tmp_path / "out"
+    config = grouped_query(kind, choose)
+    save_random(source, CONFIG_MAPPING[kind](**config), seed, torch.float64)
+    rank, pairs = with_few_components(source, config, choose)
+    converted = growkit.convert(source, out, "mla", rank=rank, pairs=pairs, verify=QUICK)
+    assert converted["kept"], converted["verification"]["reason"]
+    assert converted["promise"] == "bounded"
+    assert relative_error(source, out) < 1e-10
+    latent = load_strict(out)
+    with strict_float64():
+        cache = latent(torch.arange(5)[None]).past_key_values.layers[0]
+    assert cache.keys[0, 0, 0].numel() + cache.values[0, 0, 0].numel() == rank
+    attention, ending = choose.choice(
+        [("kv_a_proj_with_mqa", "weight"), ("kv_a_proj_with_mqa", "bias"), ("kv_b_proj", "weight")]
+    )
+    with edit_weights(out) as weights:
+        weights[f"model.layers.1.self_attn.{attention}.{ending}"].mul_(1.5).add_(0.01)
+    assert relative_error(source, out) > 1e-6  # the control
+    assert not growkit.verify(source, out, QUICK)["kept"]
+    smaller = tmp_path / "smaller"
+    growkit.convert(source, smaller, "mla", rank=rank - 1, pairs=pairs, verify=False)
+    assert relative_error(source, smaller) > 1e-6  # the control
+
+
 @pytest.mark.parametrize(
     ("upgrade", "after"),
     [

@@ -31,8 +31,9 @@ class Rotary:
     original: int
 
     def same_angles(self, other: Rotary) -> bool:
-        """Whether both have pairs with the same frequencies, each any number of times."""
-        switches = self.original == other.original or self.short == self.long
+        """Whether this has only frequencies of the other, each any number of times."""
+        fixed = self.short == self.long and other.short == other.long
+        switches = self.original == other.original or fixed
         return (
             switches
             and _close({self.factor}, {other.factor})
@@ -44,8 +45,7 @@ class Rotary:
 
 
 def _close(first: set[float], second: set[float]) -> bool:
-    pairs = zip(sorted(first), sorted(second), strict=False)
-    return len(first) == len(second) and all(abs(x - y) <= 1e-12 * abs(x) for x, y in pairs)
+    return all(any(abs(x - y) <= 1e-12 * abs(x) for y in second) for x in first)
 
 
 def rotary_of(config: Config) -> Rotary | None:

@@ -163,7 +163,8 @@ def _without_search(step: Step) -> Step:
     """
     options = dict(step.options)
     searched = {*step.files} & options.keys() - {"calibration"}
-    searched |= {"calibration"} & options.keys() if "shrinkage" not in options else set()
+    if options.keys().isdisjoint(("shrinkage", "pairs")):  # what is searched for on a text
+        searched |= {"calibration"} & options.keys()
     if searched or options.get("rank") == "auto":
         raise InputError("it lacks the result of a search")
     if "calibration" in options:

@@ -199,7 +199,7 @@ def _means_the_same(key: str, was: Any, first: Config, second: Config) -> bool:
     """
     if key == "rope_parameters":
         angles, others = rotary_of(first), rotary_of(second)
-        return angles is not None and others is not None and angles.same_angles(others)
+        return angles is not None and others is not None and others.same_angles(angles)
     return (
         key not in SHARED | WINDOWS | {TIED}
         and was is not MISSING

@@ -137,7 +137,7 @@ class RankTried(Result):
 
     Attributes:
         layer: index of the layer, from 0; null for all layers alike.
-        rank: rank of the updates.
+        rank: rank of the updates, or numbers of a compressed latent.
         kl_nats_per_token: the KL that it costs, if the search was for a tolerance; else null.
         energy: the share of energy that it keeps, if the search was for an energy; else null.
         chosen: whether the search chose it.

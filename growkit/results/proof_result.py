@@ -15,14 +15,15 @@ MAX_VALUES = 512
 
 
 class Spectrum(Result):
-    """Singular values of the low-rank updates of one projection, and their residual.
+    """Singular values of low-rank updates, or of a compressed projection, and the residual.
 
     Attributes:
         module: name of the projection, e.g. ``model.layers.0.self_attn.q_proj``.
         singular_values: singular values of W₁ - W₂ for two matrices that share a base; for more
-            matrices, those of each one's difference from their mean. The root mean square over all
-            groups, the largest first, at most ``MAX_VALUES``.
-        rank: rank of the updates.
+            matrices, those of each one's difference from their mean; the root mean square over all
+            groups. For a compressed latent, those of the weighted projection. The largest first,
+            at most ``MAX_VALUES``.
+        rank: rank of the updates, or number of components of the latent.
         kept: number of singular values that updates of this rank hold, 2r for two matrices.
         residual: the residual, summed over all matrices.
         best: the smallest possible residual, ½ Σ_{i>2r} σᵢ². For more than two matrices, the

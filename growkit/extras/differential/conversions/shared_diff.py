@@ -2,29 +2,33 @@
 
 Bases and updates are the best ones for the weights alone (``low_rank``), or for the inputs that
 attention reads on a text; they are computed in float64. Ranks are given, or the smallest ones that
-keep a tolerance. To measure inputs and costs on real text, the model runs one layer at a time from
-its files (``growkit.engine.layerwise``), so it may be larger than memory.
+keep a tolerance (``growkit.extras.calibration``).
 
 Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
-from growkit.base.limits import within
 from growkit.base.options import Option, Value
 from growkit.base.progress import current
-from growkit.base.settings import Settings
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype, total_bytes
+from growkit.extras.calibration import (
+    CALIBRATION,
+    TOLERANCE,
+    WINDOWS,
+    Calibration,
+    Projections,
+    costs_of,
+    smallest_rank,
+    windows_of,
+)
 from growkit.extras.differential.conversions.storing import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import ATTENTION
 from growkit.extras.differential.diff_family import FAMILY as DIFF
@@ -35,10 +39,6 @@ from growkit.planning.plan import Plan, TargetCheck
 from growkit.planning.rewriting import rewrite
 from growkit.planning.transforms import Computed, Kept, Transform
 from growkit.results.growth_result import RankTried
-
-if TYPE_CHECKING:
-    from growkit.engine.calls import Spool
-    from growkit.engine.layerwise import Layerwise
 
 PARTS = ("base.weight", "down.weight", "up.weight")
 
@@ -61,13 +61,7 @@ class SharedDiff(OnDiffTransformer):
             accepts=_is_rank,
             example=1,
         ),
-        Option(
-            "tolerance",
-            "the KL that rank auto may cost, in nats per token",
-            form="NATS",
-            kind=float,
-            limits=(None, 1e300),
-        ),
+        TOLERANCE,
         Option(
             "energy",
             "the share of differences between heads that rank auto keeps in each layer, e.g. 0.99",
@@ -75,11 +69,7 @@ class SharedDiff(OnDiffTransformer):
             kind=float,
             limits=(None, 1),
         ),
-        Option(
-            "calibration",
-            "a UTF-8 text, which weights inputs by their frequency, and on which auto tries ranks",
-            form="TEXT",
-        ),
+        CALIBRATION,
         Option(
             "shrinkage",
             "how little the calibration text weighs, from 0 (inputs weigh as much as they occur in "
@@ -206,12 +196,6 @@ def _product(heads: HeadGroups, dtype: str, *parts: Tensor) -> Tensor:
     return heads.multiplied_out(*(part.double() for part in parts)).to(getattr(torch, dtype))
 
 
-WINDOWS = 64
-"""Number of windows of text, of 512 tokens each, for the second moments."""
-
-RANKS_PER_PASS = 8
-"""Number of ranks that are tried in one pass over the model."""
-
 SHRINKAGES = (0.0, 0.3, 0.6, 0.9, 0.97, 1.0)
 """Values to try, from the weights of the text to equal weights."""
 
@@ -227,46 +211,6 @@ class Way:
 
     ranks: tuple[int, ...]
     shrinkage: float
-
-
-def smallest_rank(
-    most: int, costs: Callable[[Sequence[int]], Mapping[int, float]], tolerance: float
-) -> tuple[int, dict[int, float]]:
-    """Find a rank that keeps a tolerance while the next smaller one does not.
-
-    Apart from noise, costs fall as ranks rise. Ranks are tried in a geometric series, then between
-    the largest rank that fails and the smallest that keeps the tolerance, until these are
-    neighbours.
-
-    Args:
-        most: the largest useful rank.
-        costs: maps ranks to the cost of each.
-        tolerance: the largest accepted cost.
-
-    Returns:
-        The rank, and the cost of every rank that was tried.
-
-    Raises:
-        InputError: no rank keeps the tolerance.
-    """
-    tried: dict[int, float] = {}
-    below, above = 0, most + 1
-    while above - below > 1:
-        between = range(below + 1, above)
-        ranks = list(between[:: -(-len(between) // RANKS_PER_PASS)])
-        if above > most:  # the first pass covers the whole range
-            steps = {round(most ** (i / (RANKS_PER_PASS - 1))) for i in range(RANKS_PER_PASS)}
-            ranks = sorted(steps | {1, most})
-        tried |= costs(ranks)
-        kept = [rank for rank, cost in tried.items() if within(cost, tolerance)]
-        if not kept:
-            raise InputError(
-                f"no rank keeps a tolerance of {tolerance:g}: rank {most} still costs "
-                f"{tried[most]:.3g}; pass a wider --dtype or a larger tolerance"
-            )
-        above = min(kept)
-        below = max((rank for rank in tried if rank < above), default=0)
-    return above, dict(sorted(tried.items()))
 
 
 def weight_of(projection: str, layer: int) -> str:
@@ -305,10 +249,7 @@ class Search:
             self._shrinkages = SHRINKAGES if shrinkage is None else (float(shrinkage),)
 
     def _windows(self, count: int | None = None) -> Sequence[Tensor]:
-        from growkit.engine.prompts import make_prompts
-
-        text = Settings(self._options.get("calibration"), count)
-        return make_prompts(text, Path(self._source.where()), self._source.config).windows
+        return windows_of(self._source, self._options.get("calibration"), count)
 
     @cached_property
     def _calibration(self) -> Calibration:
@@ -368,36 +309,15 @@ class Search:
         ]
 
     def _costs(self, ways: Sequence[Way]) -> Mapping[Way, float]:
-        """Measure the cost of ways on the text, all in one pass over the model.
+        """The cost of ways, see ``growkit.extras.calibration.costs_of``."""
 
-        Returns:
-            KL(source ‖ source with shared projections) of every way, in nats per token.
-        """
-        from growkit.engine.calls import Call
-        from growkit.engine.metrics import distance_of
+        def of_layer(layer: int) -> Callable[[Way], Projections]:
+            weights = {n: self._source.read(weight_of(n, layer)) for n in self.projections}
+            return lambda way: {n: (self._shared(n, layer, weights[n], way), None) for n in weights}
 
-        source, windows, model = self._source, self._windows(), _layerwise(self._source)
         ranks = sorted({rank for way in ways for rank in way.ranks})
-        title, total = f"trying rank {', '.join(map(str, ranks))}", total_bytes(source.tensors)
-        states: dict[Way, list[Tensor]] = {}
-        with current().bytes(title, total) as advance:
-            for stage in model.stages([Call(window) for window in windows]):
-                if stage.layer is None:
-                    states = {way: list(stage.after) for way in ways}
-                    continue
-                advance(total // self.layers)
-                attention = next(m for m in stage.module.modules() if hasattr(m, "q_proj"))
-                modules = {name: getattr(attention, name) for name in self.projections}
-                weights = {name: source.read(weight_of(name, stage.layer)) for name in modules}
-                for way in ways:
-                    new = {n: self._shared(n, stage.layer, weights[n], way) for n in modules}
-                    with _replaced(modules, new):
-                        states[way] = [stage.again(i, state) for i, state in enumerate(states[way])]
-        with model.head() as head:
-            clean = head, stage.after
-            return {
-                way: distance_of(clean, (head, states[way]), windows).kl_per_token for way in ways
-            }
+        title = f"trying rank {', '.join(map(str, ranks))}"
+        return costs_of(self._source, self._windows(), ways, of_layer, title)
 
     def _shared(self, projection: str, layer: int, weight: Tensor, way: Way) -> Tensor:
         """The weight that a projection gets from its rounded parts."""
@@ -437,86 +357,6 @@ class Search:
             RankTried(layer=layer, rank=n, kl_nats_per_token=None, energy=e, chosen=n == best)
             for n, e in kept.items()
         ]
-
-
-class Calibration:
-    """Second moments of the inputs of every layer's attention, on a text.
-
-    The model runs once, when the first moment is needed. The moments of all layers are as large as
-    a part of the model, so they are kept in a temporary folder, which is deleted with this object.
-
-    Args:
-        source: a DIFF Transformer.
-        windows: token ids, each [tokens].
-    """
-
-    def __init__(self, source: Model, windows: Sequence[Tensor]) -> None:
-        self._source, self._windows = source, windows
-        self._lock = Lock()
-        self._moments: Spool | None = None
-
-    def moment(self, layer: int, shrinkage: float = 0.0) -> Tensor:
-        """Σ x xᵀ over all tokens, where x is the input of queries and keys, [hidden, hidden].
-
-        Args:
-            layer: index of the layer.
-            shrinkage: part of the moment that is spread evenly over all directions, since rare
-                directions differ between texts (Ledoit and Wolf, "A well-conditioned estimator for
-                large-dimensional covariance matrices", 2004).
-
-        Returns:
-            The moment, in float64.
-
-        Raises:
-            InputError: the model cannot run, or there is no room for temporary files.
-        """
-        with self._lock:
-            self._moments = self._moments or _run(self._source, self._windows)
-        moment = self._moments[layer]
-        even = torch.eye(len(moment), dtype=moment.dtype) * moment.trace() / len(moment)
-        return moment.lerp(even, shrinkage)
-
-
-def _run(source: Model, windows: Sequence[Tensor]) -> Spool:
-    """Run a model, and record the moment of every layer."""
-    from growkit.engine.calls import Call, Spool
-
-    model, moments = _layerwise(source), Spool()
-    hidden = source.config["hidden_size"]
-    moment = torch.zeros(hidden, hidden, dtype=torch.float64, device=model.device)
-
-    def look(module: Any, args: tuple[Tensor, ...]) -> None:
-        read = args[0].flatten(0, -2).double()
-        moment.addmm_(read.T, read)
-
-    for module in model.model.modules():
-        if hasattr(module, "q_proj"):
-            module.q_proj.register_forward_pre_hook(look)
-    for stage in model.stages([Call(window) for window in windows]):
-        if stage.layer is not None:
-            moments.append(moment)
-            moment.zero_()
-    return moments
-
-
-@contextmanager
-def _replaced(modules: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Iterator[None]:
-    for name, module in modules.items():
-        weight = weights[name].to(dict(module.named_parameters())["weight"])
-        module.forward = partial(torch.nn.functional.linear, weight=weight, bias=module.bias)
-    try:
-        yield
-    finally:
-        for module in modules.values():
-            del module.forward
-
-
-def _layerwise(source: Model) -> Layerwise:
-    from growkit.engine.device import choose_device
-    from growkit.engine.layerwise import Layerwise
-
-    dtype = torch.float64 if main_dtype(source.tensors) == "F64" else torch.float32
-    return Layerwise(source, dtype, choose_device("auto", dtype))
 
 
 OPERATION = SharedDiff()

@@ -14,24 +14,48 @@ arXiv 2405.04434, section 2.1). Here, with g key-value heads of width d:
 - If queries have biases, they go through a latent of their own, in the same way.
 
 Everything but the constants trains at the source's scale from the first step on.
+
+With a rank, latents are compressed (``growkit.extras.upgrades.compression``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 from growkit.algebra.expansion import NOTHING
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
-from growkit.base.tensors import FLOAT_BITS, TORCH_NAMES, Config, TensorInfo, main_dtype
+from growkit.base.options import Value
+from growkit.base.tensors import (
+    FLOAT_BITS,
+    FLOAT_BYTES,
+    TORCH_NAMES,
+    Config,
+    TensorInfo,
+    main_dtype,
+)
+from growkit.extras.upgrades.compression import (
+    ATTENTION,
+    OPTIONS,
+    Bases,
+    Search,
+    Shape,
+    Way,
+    judge_keys,
+    judge_values,
+)
 from growkit.families.description import Member
+from growkit.families.family import Family
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
+from growkit.planning.plan import Plan, TargetCheck
 from growkit.planning.rewriting import rewrite, upgraded
 from growkit.planning.transforms import Computed, Constant, Mapped, Transform, row_maps
+from growkit.results.proof_result import Spectrum
 
 CONSTANTS = 4
 """Coordinates of a latent with constants."""
@@ -45,6 +69,7 @@ class LatentAttention(Operation):
 
     name = "mla"
     paper = "https://arxiv.org/abs/2405.04434"
+    options = OPTIONS
 
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
@@ -52,14 +77,43 @@ class LatentAttention(Operation):
         _check_dtype(source)
         sizes = source.family.sizes(source.config)
         biased = any(name.endswith("self_attn.q_proj.bias") for name in source.tensors)
-        heads = _Heads(source, sizes["heads"], sizes["kv_heads"], sizes["head_dim"], biased)
-        config = {key: value for key, value in config.items() if key not in REPLACED}
-        config |= heads.config()
-        dense = target.complete(config)["first_k_dense_replace"]
-        config["first_k_dense_replace"] = max(dense, sizes["layers"])
-        return Change(
-            [rewrite(source, target, config, heads.transform, divergence="latents are new")]
-        )
+        heads = Heads(source, sizes["heads"], sizes["kv_heads"], sizes["head_dim"], biased)
+        if "rank" in options:
+            return _compressed(heads, target, config, options)
+        if options:
+            raise InputError(f"{next(iter(options))} needs a rank; leave it out, or give one")
+        return Change([_rewritten(heads, target, config)])
+
+
+def _rewritten(heads: Heads, target: Family, config: Config, **more: Any) -> Plan:
+    config = {key: value for key, value in config.items() if key not in REPLACED}
+    config |= heads.config()
+    completed = target.complete(config)
+    dense = max(completed["first_k_dense_replace"], completed["num_hidden_layers"])
+    config["first_k_dense_replace"] = dense
+    divergence = "latents are new"
+    return rewrite(heads.source, target, config, heads.transform, divergence=divergence, **more)
+
+
+def _compressed(heads: Heads, target: Family, config: Config, options: Mapping[str, str]) -> Change:
+    source, layers = heads.source, config["num_hidden_layers"]
+    shape = Shape(heads.heads, heads.kv_heads, heads.width)
+    search = Search(source, shape, layers, CONSTANTS, options)
+    way, tried = search.settle()
+    compressed = Compressed(
+        source, heads.heads, heads.kv_heads, heads.width, heads.biased, search, way
+    )
+    checks = [check for layer in range(layers) for check in compressed.checks(layer)]
+    plan = _rewritten(compressed, target, config, checks=tuple(checks))
+    size = FLOAT_BYTES[main_dtype(source.tensors)] * layers
+    full = 2 * heads.kv_heads * heads.width
+    lost = (
+        f"the part of keys and values that {way.rank:,} numbers cannot hold: a token takes "
+        f"{size * way.rank:,} bytes of the cache in place of {size * full:,}"
+    )
+    settled: dict[str, Value | None] = {"rank": str(way.rank), "tolerance": None}
+    settled["pairs"] = ",".join(map(str, way.pairs))
+    return Change([plan], "bounded", lost, settled, ranks=tried)
 
 
 REPLACED = ("head_dim", "rope_theta", "rope_scaling", "rope_parameters")
@@ -76,7 +130,7 @@ def _check_dtype(source: Model) -> None:
 
 
 @dataclass(frozen=True)
-class _Heads:
+class Heads:
     """The heads of the source, and their places in the latents.
 
     Attributes:
@@ -93,20 +147,29 @@ class _Heads:
     width: int
     biased: bool
 
+    @property
+    def latent(self) -> int:
+        """Number of coordinates of the latent, but for the constants."""
+        return self.kv_heads * self.width
+
+    @property
+    def frequencies(self) -> tuple[int, ...]:
+        """The pair of the source whose frequency each pair of the rotary key has."""
+        return tuple(range(self.width // 2)) * self.kv_heads
+
     def config(self) -> Config:
         """The keys of the config that describe the latents."""
-        keys = self.kv_heads * self.width
         return {
             "num_key_value_heads": self.heads,
             "q_lora_rank": self.heads * self.width + CONSTANTS if self.biased else None,
-            "kv_lora_rank": keys + CONSTANTS,
-            "qk_rope_head_dim": keys,
+            "kv_lora_rank": self.latent + CONSTANTS,
+            "qk_rope_head_dim": 2 * len(self.frequencies),
             "qk_nope_head_dim": 0,
             "v_head_dim": self.width,
             "attention_bias": True,
             "rope_interleave": False,
             "num_nextn_predict_layers": 0,
-            **_rope(self.source, self.width, self.kv_heads),
+            **_rope(self.source, self.width, self.frequencies),
         }
 
     @cached_property
@@ -177,6 +240,128 @@ class _Heads:
         return down
 
 
+@dataclass(frozen=True)
+class Compressed(Heads):
+    """Heads whose latents are compressed.
+
+    Attributes:
+        search: what computes the bases.
+        way: the way to compress.
+    """
+
+    search: Search
+    way: Way
+
+    @property
+    def shape(self) -> Shape:
+        """The numbers of heads alone."""
+        return self.search.shape
+
+    @property
+    def latent(self) -> int:
+        """See ``Heads``."""
+        return self.way.latent
+
+    @property
+    def frequencies(self) -> tuple[int, ...]:
+        """See ``Heads``."""
+        return tuple(pair for pair, count in enumerate(self.way.pairs) for _ in range(count))
+
+    def transform(self, member: Member, info: TensorInfo) -> Transform | None:
+        """See ``Heads``."""
+        prefix, attention, name = member.name.partition(".self_attn.")
+        module, _, kind = name.rpartition(".")
+        makers: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+            "q_proj": (self._queries, ("q_proj.weight",)),
+            "q_b_proj": (self._expanded_queries, ()),
+            "kv_a_proj_with_mqa": (self._down, ("k_proj.weight", "v_proj.weight")),
+            "kv_b_proj": (self._up, ("v_proj.bias",)),
+        }
+        if module not in makers:
+            return super().transform(member, info)
+        assert member.layer is not None
+        make, old = makers[module]
+        if kind == "bias":
+            make, old = self._down_bias, ("k_proj.bias",)
+        names = [f"{prefix}{attention}{name}" for name in old]
+        names = [name for name in names if name in self.source.tensors]
+        compute = partial(self._computed, make, member.layer, info)
+        why = f"compressed to {self.way.rank} numbers"
+        return Computed(tuple(names), why, compute, repeatable=False, dtype=info.dtype)
+
+    def _computed(
+        self, make: Callable[..., Tensor], layer: int, info: TensorInfo, *old: Tensor
+    ) -> Tensor:
+        made = make(self.search.bases(layer, self.way), *(one.double() for one in old))
+        assert made.shape == info.shape
+        return made.to(info.torch_dtype).contiguous()
+
+    def _queries(self, bases: Bases, queries: Tensor) -> Tensor:
+        return bases.queries(self.shape, queries)
+
+    def _expanded_queries(self, bases: Bases) -> Tensor:
+        """Rows of queries from the latent of ``q_proj``, and zeros for its constants."""
+        rows = bases.queries(self.shape, torch.eye(self.heads * self.width, dtype=torch.float64))
+        return torch.nn.functional.pad(rows, (0, CONSTANTS))
+
+    def _down(self, bases: Bases, keys: Tensor, values: Tensor) -> Tensor:
+        constants = torch.zeros(CONSTANTS, values.shape[1], dtype=torch.float64)
+        rotary = bases.keys(self.shape, keys)
+        return torch.cat([bases.values_down @ values, constants, rotary.real, rotary.imag])
+
+    def _down_bias(self, bases: Bases, *keys: Tensor) -> Tensor:
+        none = torch.zeros(self.kv_heads * self.width, dtype=torch.float64)
+        rotary = bases.keys(self.shape, keys[0] if keys else none)
+        latent = torch.zeros(self.latent, dtype=torch.float64)
+        constants = _constants(self.latent + CONSTANTS)
+        return torch.cat([latent, constants, rotary.real, rotary.imag])
+
+    def _up(self, bases: Bases, *bias: Tensor) -> Tensor:
+        """Rows of values; the first constant carries what all tokens have in common, biases too."""
+        expanded = torch.nn.functional.pad(bases.values_up, (0, CONSTANTS))
+        first = _constants(self.latent + CONSTANTS)[0] / 2.0**EXPONENT
+        expanded[:, self.latent] = bases.constant / first
+        return expanded[list(self.value_rows)]
+
+    def checks(self, layer: int) -> list[TargetCheck]:
+        """The checks of what a layer has in place of keys and values."""
+        prefix = ATTENTION.format(layer=layer)
+        queries = f"{prefix}{'q_b_proj' if self.biased else 'q_proj'}.weight"
+        down = f"{prefix}kv_a_proj_with_mqa"
+        rotary = [f"{prefix}{name}" for name in ("q_proj.weight", "k_proj.weight", "k_proj.bias")]
+        rotary = [name for name in rotary if name in self.source.tensors]
+        values = tuple(f"{prefix}{name}.weight" for name in ("v_proj", "o_proj"))
+        targets = (queries, f"{down}.weight", f"{down}.bias")
+        of_values = (f"{prefix}kv_b_proj.weight", f"{down}.weight")
+        return [
+            TargetCheck(tuple(rotary), targets, partial(self._judge_keys, f"{prefix}k_proj")),
+            TargetCheck(values, of_values, partial(self._judge_values, f"{prefix}v_proj")),
+        ]
+
+    def _judge_keys(
+        self, module: str, sources: Sequence[Tensor], targets: Sequence[Tensor]
+    ) -> tuple[bool, Spectrum]:
+        queries, keys, *bias = sources
+        read, down, shift = targets
+        if self.biased:
+            read = read[:, :-CONSTANTS].double() @ queries.double()
+        keys = torch.cat([keys, *(one[:, None] for one in bias)], 1)
+        stored = torch.cat([down, shift[:, None]], 1) if bias else down
+        end = self.latent + CONSTANTS
+        constants = torch.nn.functional.pad(_constants(end), (self.latent, 0)).to(shift.dtype)
+        fits = shift[:end].equal(constants) and (bool(bias) or not shift[end:].any())
+        kept, spectrum = judge_keys(
+            module, self.shape, self.frequencies, (queries, keys), (read, stored[end:])
+        )
+        return kept and fits, spectrum
+
+    def _judge_values(
+        self, module: str, sources: Sequence[Tensor], targets: Sequence[Tensor]
+    ) -> tuple[bool, Spectrum]:
+        up, down = targets
+        return judge_values(module, self.shape, sources, (up, down[: self.latent]))
+
+
 def _ones(columns: Sequence[int], info: TensorInfo) -> Tensor:
     """A matrix with a 1 in each row, at a column; without one for NOTHING."""
     matrix = torch.zeros(info.shape, dtype=info.torch_dtype)
@@ -210,8 +395,8 @@ def _constants(size: int) -> Tensor:
     raise AssertionError(f"{size} is no sum of four squares")
 
 
-def _rope(source: Model, width: int, kv_heads: int) -> Config:
-    """Rotary parameters that give every KV head the frequencies of the source, spelled as there.
+def _rope(source: Model, width: int, frequencies: Sequence[int]) -> Config:
+    """Rotary parameters that give every pair its frequency of the source, spelled as there.
 
     Raises:
         InputError: the frequencies are not fixed, or not all of a head is rotated.
@@ -236,12 +421,12 @@ def _rope(source: Model, width: int, kv_heads: int) -> Config:
     base = {"rope_theta": 1.0}
     scaling = {
         "rope_type": "longrope",
-        "short_factor": short * kv_heads,
-        "long_factor": long * kv_heads,
+        "short_factor": [short[pair] for pair in frequencies],
+        "long_factor": [long[pair] for pair in frequencies],
         "attention_factor": factor,
         "original_max_position_embeddings": original,
         "factor": math.e,
-        "mscale_all_dim": 10 * (kv_heads**0.25 - 1),
+        "mscale_all_dim": 10 * ((2 * len(frequencies) / width) ** 0.25 - 1),
     }
     if "rope_parameters" in source.config:
         return {"rope_parameters": base | scaling}

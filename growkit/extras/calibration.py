@@ -1,0 +1,237 @@
+"""What a change of attention's projections costs on a text, and the text's moments.
+
+To measure inputs and costs on real text, the model runs one layer at a time from its files
+(``growkit.engine.layerwise``), so it may be larger than memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
+from growkit.base.limits import within
+from growkit.base.options import Option
+from growkit.base.progress import current
+from growkit.base.settings import Settings
+from growkit.base.tensors import main_dtype, total_bytes
+from growkit.families.model import Model
+
+if TYPE_CHECKING:
+    from growkit.engine.calls import Spool
+    from growkit.engine.layerwise import Layerwise
+
+TOLERANCE = Option(
+    "tolerance",
+    "the KL that rank auto may cost, in nats per token",
+    form="NATS",
+    kind=float,
+    limits=(None, 1e300),
+)
+CALIBRATION = Option(
+    "calibration",
+    "a UTF-8 text, which weights inputs by their frequency, and on which auto tries ranks",
+    form="TEXT",
+)
+
+Way = TypeVar("Way", bound=Hashable)
+
+Projections = Mapping[str, "tuple[Tensor, Tensor | None]"]
+"""By the name of a projection, its weight and its bias; None keeps the bias."""
+
+WINDOWS = 64
+"""Number of windows of text, of 512 tokens each, for the second moments."""
+
+RANKS_PER_PASS = 8
+"""Number of ranks that are tried in one pass over the model."""
+
+
+def windows_of(source: Model, text: str | None, count: int | None = None) -> Sequence[Tensor]:
+    """Token ids of a text, or random ones, each [tokens].
+
+    Raises:
+        InputError: see ``growkit.engine.prompts.make_prompts``.
+    """
+    from growkit.engine.prompts import make_prompts
+
+    return make_prompts(Settings(text, count), Path(source.where()), source.config).windows
+
+
+def smallest_rank(
+    most: int, costs: Callable[[Sequence[int]], Mapping[int, float]], tolerance: float
+) -> tuple[int, dict[int, float]]:
+    """Find a rank that keeps a tolerance while the next smaller one does not.
+
+    Apart from noise, costs fall as ranks rise. Ranks are tried in a geometric series, then between
+    the largest rank that fails and the smallest that keeps the tolerance, until these are
+    neighbours.
+
+    Args:
+        most: the largest useful rank.
+        costs: maps ranks to the cost of each.
+        tolerance: the largest accepted cost.
+
+    Returns:
+        The rank, and the cost of every rank that was tried.
+
+    Raises:
+        InputError: no rank keeps the tolerance.
+    """
+    tried: dict[int, float] = {}
+    below, above = 0, most + 1
+    while above - below > 1:
+        between = range(below + 1, above)
+        ranks = list(between[:: -(-len(between) // RANKS_PER_PASS)])
+        if above > most:  # the first pass covers the whole range
+            steps = {round(most ** (i / (RANKS_PER_PASS - 1))) for i in range(RANKS_PER_PASS)}
+            ranks = sorted(steps | {1, most})
+        tried |= costs(ranks)
+        kept = [rank for rank, cost in tried.items() if within(cost, tolerance)]
+        if not kept:
+            raise InputError(
+                f"no rank keeps a tolerance of {tolerance:g}: rank {most} still costs "
+                f"{tried[most]:.3g}; pass a wider --dtype or a larger tolerance"
+            )
+        above = min(kept)
+        below = max((rank for rank in tried if rank < above), default=0)
+    return above, dict(sorted(tried.items()))
+
+
+def costs_of(
+    source: Model,
+    windows: Sequence[Tensor],
+    ways: Sequence[Way],
+    of_layer: Callable[[int], Callable[[Way], Projections]],
+    title: str,
+) -> Mapping[Way, float]:
+    """Measure the cost of other projections, all ways in one pass over the model.
+
+    Args:
+        source: the model.
+        windows: token ids, each [tokens].
+        ways: what is tried.
+        of_layer: maps the index of a layer to the function that makes its projections.
+        title: what the progress bar says.
+
+    Returns:
+        KL(source ‖ source with other projections) of every way, in nats per token.
+    """
+    from growkit.engine.calls import Call
+    from growkit.engine.metrics import distance_of
+
+    model, total = _layerwise(source), total_bytes(source.tensors)
+    states: dict[Way, list[Tensor]] = {}
+    with current().bytes(title, total) as advance:
+        for stage in model.stages([Call(window) for window in windows]):
+            if stage.layer is None:
+                states = {way: list(stage.after) for way in ways}
+                continue
+            advance(total // len(model.layers))
+            attention = next(m for m in stage.module.modules() if hasattr(m, "q_proj"))
+            projections = of_layer(stage.layer)
+            for way in ways:
+                with _replaced(attention, projections(way)):
+                    states[way] = [stage.again(i, state) for i, state in enumerate(states[way])]
+    with model.head() as head:
+        clean = head, stage.after
+        return {way: distance_of(clean, (head, states[way]), windows).kl_per_token for way in ways}
+
+
+class Calibration:
+    """Second moments of the inputs of every layer's attention, on a text.
+
+    The model runs once, when the first moment is needed. The moments of all layers are as large as
+    a part of the model, so they are kept in a temporary folder, which is deleted with this object.
+
+    Args:
+        source: a model whose attention has a ``q_proj``.
+        windows: token ids, each [tokens].
+    """
+
+    def __init__(self, source: Model, windows: Sequence[Tensor]) -> None:
+        self._source, self._windows = source, windows
+        self._lock = Lock()
+        self._moments: Spool | None = None
+
+    def moment(self, layer: int, shrinkage: float = 0.0) -> Tensor:
+        """Σ x xᵀ over all tokens, where x is the input of queries and keys, [hidden, hidden].
+
+        Args:
+            layer: index of the layer.
+            shrinkage: part of the moment that is spread evenly over all directions, since rare
+                directions differ between texts (Ledoit and Wolf, "A well-conditioned estimator for
+                large-dimensional covariance matrices", 2004).
+
+        Returns:
+            The moment, in float64.
+
+        Raises:
+            InputError: the model cannot run, or there is no room for temporary files.
+        """
+        moment = self._sums(layer)[:-1, :-1]
+        even = torch.eye(len(moment), dtype=moment.dtype) * moment.trace() / len(moment)
+        return moment.lerp(even, shrinkage)
+
+    def mean(self, layer: int) -> Tensor:
+        """The mean of x xᵀ over all tokens, where x ends with a 1, [hidden + 1, hidden + 1].
+
+        Raises:
+            InputError: see ``moment``.
+        """
+        sums = self._sums(layer)
+        return sums / sums[-1, -1]
+
+    def _sums(self, layer: int) -> Tensor:
+        with self._lock:
+            self._moments = self._moments or _run(self._source, self._windows)
+        return self._moments[layer]
+
+
+def _run(source: Model, windows: Sequence[Tensor]) -> Spool:
+    """Run a model, and record Σ x xᵀ of every layer, where x ends with a 1."""
+    from growkit.engine.calls import Call, Spool
+
+    model, moments = _layerwise(source), Spool()
+    size = source.config["hidden_size"] + 1
+    moment = torch.zeros(size, size, dtype=torch.float64, device=model.device)
+
+    def look(module: Any, args: tuple[Tensor, ...]) -> None:
+        read = torch.nn.functional.pad(args[0].flatten(0, -2).double(), (0, 1), value=1.0)
+        moment.addmm_(read.T, read)
+
+    for module in model.model.modules():
+        if hasattr(module, "q_proj"):
+            module.q_proj.register_forward_pre_hook(look)
+    for stage in model.stages([Call(window) for window in windows]):
+        if stage.layer is not None:
+            moments.append(moment)
+            moment.zero_()
+    return moments
+
+
+@contextmanager
+def _replaced(attention: Any, projections: Projections) -> Iterator[None]:
+    modules = {name: getattr(attention, name) for name in projections}
+    for name, module in modules.items():
+        like = dict(module.named_parameters())["weight"]
+        weight, bias = projections[name]
+        bias = module.bias if bias is None else bias.to(like)
+        module.forward = partial(torch.nn.functional.linear, weight=weight.to(like), bias=bias)
+    try:
+        yield
+    finally:
+        for module in modules.values():
+            del module.forward
+
+
+def _layerwise(source: Model) -> Layerwise:
+    from growkit.engine.device import choose_device
+    from growkit.engine.layerwise import Layerwise
+
+    dtype = torch.float64 if main_dtype(source.tensors) == "F64" else torch.float32
+    return Layerwise(source, dtype, choose_device("auto", dtype))
