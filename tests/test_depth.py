@@ -138,7 +138,7 @@ def without_gradient(folder: Path, new: list[int], steps: int = 3) -> list[str]:
     ]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "qwen3-1")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_any_family(kind: str, seed: int, tmp_path: Path) -> None:

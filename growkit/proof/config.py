@@ -123,6 +123,7 @@ def different_settings(
             or (key == "vocab_size" and type(was) is type(now) is int and was < now)
             or (by_layer and _deeper(was, now, layers) and fits(was, now))
             or (one_class and _is_size(key, pair.first, pair.second))
+            or (one_class and layers[0] != layers[1] and _types_follow(key, second))
             or (not one_class and _means_the_same(key, was, first, second))
             # Caches of a decoder without its encoder have as many layers as the key of this name.
             or ((was, now) == layers and key == aliases(second).get("num_hidden_layers"))
@@ -410,6 +411,14 @@ def _sizes(config: Config) -> set[str]:
     """
     width, family = {"intermediate_size"}, known_family(config.get("model_type"))
     return width if family is None else family.size_keys - (family.unseen_sizes - width) - SHARED
+
+
+def _types_follow(key: str, config: Config) -> bool:
+    """Whether the class derives the types of layers that a config lists from keys such as this."""
+    if key not in WINDOWS - IN_CACHES:
+        return False
+    derived = resolved({name: of for name, of in config.items() if name != "layer_types"}) or {}
+    return derived.get("layer_types") == config.get("layer_types")
 
 
 def _is_size(key: str, first: Config, second: Config) -> bool:

@@ -244,8 +244,8 @@ def _deeper(
     if identity:
         order = _fit_kinds(source, config, order, Types({}, {}), movable)
     said = published | moved
-    config, warning = _contradicted(family, relayered(order), order, types, others, said)
-    return config, order, [warning]
+    config, warnings = _contradicted(family, relayered(order), order, types, others, said)
+    return config, order, warnings
 
 
 Lists = Mapping[str, Sequence[Any]]
@@ -330,8 +330,8 @@ def _contradicted(
     types: Types,
     others: Mapping[str, tuple[int, int]],
     published: Config,
-) -> tuple[Config, str]:
-    """Leave out keys from which other software would derive other lists than the config has.
+) -> tuple[Config, list[str]]:
+    """Change or leave out keys from which other software would derive other lists.
 
     Args:
         family: the family.
@@ -342,7 +342,8 @@ def _contradicted(
         published: config of the target, with the keys that the source's publisher wrote.
 
     Returns:
-        The config without the keys, and a warning.
+        The config, with a number from which the lists are derived as they are, such as that of
+        layers without windows; without one, the config without the keys, and a warning.
     """
     values = {key: [types.before[key][layer.of] for layer in order] for key in others}
     config = {**config, **values}
@@ -358,16 +359,20 @@ def _contradicted(
         for key, other in numbers.items()
         if any(family.derived_lists({**said, key: other}).get(k) != own.get(k) for k in others)
     }
+    for key in sorted(contradicting & config.keys()):
+        for number in range(len(order) + 1):
+            if family.derived_lists({**said, key: number}).items() >= values.items():
+                return {**config, key: number}, []
     repeated = (_repeated(said, types.after[key], 0) for key in others)
     contradicting |= {keys[0] for keys in repeated if keys}
     key, (of, place) = next(iter(others.items()))
     left_out = "".join(f"; {key} is left out" for key in sorted(contradicting))
     remedy = "; leave out --place" if any(layer.idle for layer in order) else ""
-    return {k: v for k, v in config.items() if k not in contradicting}, (
+    return {k: v for k, v in config.items() if k not in contradicting}, [
         f"software that derives {key} from the index of a layer instead of reading it would "
         f"compute something else: layer {of} ({values[key][place]}) becomes layer {place} "
         f"({types.after[key][place]}){left_out}{remedy}"
-    )
+    ]
 
 
 def _fit_kinds(
