@@ -123,7 +123,7 @@ def different_settings(
             or (key == "vocab_size" and type(was) is type(now) is int and was < now)
             or (by_layer and _deeper(was, now, layers) and fits(was, now))
             or (one_class and _is_size(key, pair.first, pair.second))
-            or (one_class and layers[0] != layers[1] and _types_follow(key, second))
+            or (one_class and layers[0] != layers[1] and _types_follow(key, was, second))
             or (not one_class and _means_the_same(key, was, first, second))
             # Caches of a decoder without its encoder have as many layers as the key of this name.
             or ((was, now) == layers and key == aliases(second).get("num_hidden_layers"))
@@ -413,12 +413,24 @@ def _sizes(config: Config) -> set[str]:
     return width if family is None else family.size_keys - (family.unseen_sizes - width) - SHARED
 
 
-def _types_follow(key: str, config: Config) -> bool:
-    """Whether the class derives the types of layers that a config lists from keys such as this."""
-    if key not in WINDOWS - IN_CACHES:
+def _types_follow(key: str, was: Any, config: Config) -> bool:
+    """Whether a key only says which types layers have, and does not contradict the config's lists.
+
+    It derives the same lists, or it is left out: plans do that if no number derives them.
+    """
+    count = layers_of(config)
+    lists = {name for name, of in config.items() if isinstance(of, list) and len(of) == count}
+    bare = {name: of for name, of in config.items() if name not in lists | {key}}
+    before, now, left_out = (
+        resolved(bare | value) for value in ({key: was}, {key: config.get(key)}, {})
+    )
+    if key in lists or before is None or now is None or left_out is None:
         return False
-    derived = resolved({name: of for name, of in config.items() if name != "layer_types"}) or {}
-    return derived.get("layer_types") == config.get("layer_types")
+    others = now.keys() - PROVENANCE_KEYS - {key}
+    shaped = {name for name in others if before.get(name, MISSING) != now[name]}
+    derived = {name for name in lists if now.get(name) == config[name]}
+    absent = left_out.get(key, MISSING) == config.get(key)
+    return bool(shaped) and shaped <= (lists if absent else derived)
 
 
 def _is_size(key: str, first: Config, second: Config) -> bool:
