@@ -130,7 +130,7 @@ def test_tiles(
     case = Case(*parts, drawn_case.real)
     given = [each.to(place).requires_grad_() for each in (case.query, case.key, case.value)]
     real = None if case.real is None else case.real.to(place)
-    inputs = triton_kernels.Inputs(*given, group, SCALING, real)
+    inputs = triton_kernels.HeadInputs(*given, group, SCALING, real)
     attended = triton_kernels.attention_of_heads(inputs, integral=True)
     heads = (attended.signal + GAMMA.to(place) * attended.integral).cpu()
     seen = torch.ones(rows, 1) if case.real is None else case.real[:, None, :, None]

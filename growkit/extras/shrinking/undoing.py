@@ -17,7 +17,7 @@ from growkit.planning.transforms import Stacked, Subtensor, Transform
 
 
 @dataclass(frozen=True)
-class Piece:
+class CopiedPiece:
     """A part of a target that one transform makes.
 
     Attributes:
@@ -44,7 +44,7 @@ class Piece:
         return weights.read(self.target, slice(self.matrix, self.matrix + 1), rows)[0]
 
 
-def _pieces(rule: Rule) -> Iterator[Piece]:
+def _pieces(rule: Rule) -> Iterator[CopiedPiece]:
     """The pieces of a target."""
     for piece in _of_matrices(rule):
         if isinstance(piece.transform, Subtensor):
@@ -53,21 +53,21 @@ def _pieces(rule: Rule) -> Iterator[Piece]:
             yield piece
 
 
-def _of_matrices(rule: Rule) -> Iterator[Piece]:
+def _of_matrices(rule: Rule) -> Iterator[CopiedPiece]:
     if not isinstance(rule.transform, Stacked):
-        yield Piece(rule.target, rule.transform, rule.info.shape)
+        yield CopiedPiece(rule.target, rule.transform, rule.info.shape)
         return
     for matrix, parts in enumerate(rule.transform.matrices):
         row = 0
         for transform, count in parts:
             shape = (count, *rule.info.shape[2:])
-            yield Piece(rule.target, transform, shape, row=row, matrix=matrix)
+            yield CopiedPiece(rule.target, transform, shape, row=row, matrix=matrix)
             row += count
 
 
-def _joined(weights: Weights, pieces: Sequence[Piece], of: slice) -> Tensor:
+def _joined(weights: Weights, pieces: Sequence[CopiedPiece], of: slice) -> Tensor:
     """Rows of what a transform makes, from pieces of it."""
-    bands: dict[int, list[Piece]] = {}
+    bands: dict[int, list[CopiedPiece]] = {}
     for piece in sorted(pieces, key=lambda piece: piece.begin):
         bands.setdefault(piece.begin[0] if piece.begin else 0, []).append(piece)
     rows = []
@@ -93,9 +93,9 @@ class Inverse:
     known: Collection[str]
 
     @cached_property
-    def copies(self) -> Mapping[str, Sequence[Mapping[tuple[int, ...], Piece]]]:
+    def copies(self) -> Mapping[str, Sequence[Mapping[tuple[int, ...], CopiedPiece]]]:
         """For every source that can be recovered, its copies, as pieces by where they begin."""
-        copies: dict[str, list[dict[tuple[int, ...], Piece]]] = {}
+        copies: dict[str, list[dict[tuple[int, ...], CopiedPiece]]] = {}
         for rule in self.plan.rules:
             for piece in _pieces(rule) if rule.target in self.known else ():
                 if piece.transform.reversible:

@@ -267,7 +267,7 @@ OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Way:
+class LatentWay:
     """One way to compress.
 
     Attributes:
@@ -281,7 +281,7 @@ class Way:
     latent: int
 
 
-class Search:
+class LatentSearch:
     """The choice of a way to compress one model, by its options or by a search.
 
     Args:
@@ -323,11 +323,11 @@ class Search:
             weights[name] = torch.cat([weight, last[:, None]], 1)
         return statistics(self.shape, self._calibration.mean(layer), weights)
 
-    def bases(self, layer: int, way: Way) -> Bases:
+    def bases(self, layer: int, way: LatentWay) -> Bases:
         """The bases of a layer."""
         return self._known(layer).bases(way.pairs, way.latent)
 
-    def settle(self) -> tuple[Way, list[RankTried]]:
+    def settle(self) -> tuple[LatentWay, list[RankTried]]:
         """Choose the way to compress; return it with all ranks that were tried.
 
         Raises:
@@ -342,7 +342,7 @@ class Search:
             return self._within(float(options["tolerance"]))
         return self._with_rank(int(options["rank"])), []
 
-    def _with_rank(self, rank: int) -> Way:
+    def _with_rank(self, rank: int) -> LatentWay:
         least, most = self._constants + 3, 2 * self._full + self._constants - 1
         if not least <= rank <= most:
             raise InputError(
@@ -359,14 +359,14 @@ class Search:
                     f"{self.shape.pairs} numbers of at most {self.shape.kv_heads}, twice whose sum "
                     f"is less than {rank - self._constants} by 1 to {self._full}; or leave them out"
                 )
-            return Way(rank, pairs, latent)
+            return LatentWay(rank, pairs, latent)
         ways = self._ways(rank)
         return min(ways, key=self._costs(ways).__getitem__) if len(ways) > 1 else ways[0]
 
-    def _within(self, tolerance: float) -> tuple[Way, list[RankTried]]:
-        tried: dict[Way, float] = {}
+    def _within(self, tolerance: float) -> tuple[LatentWay, list[RankTried]]:
+        tried: dict[LatentWay, float] = {}
 
-        def cheapest(rank: int) -> Way | None:
+        def cheapest(rank: int) -> LatentWay | None:
             ways = [way for way in tried if way.rank == rank]
             return min(ways, key=tried.__getitem__, default=None)
 
@@ -398,7 +398,7 @@ class Search:
         order = torch.stack(by_layer).sum(0).flatten().argsort(descending=True, stable=True)
         return (order // self.shape.kv_heads).tolist()
 
-    def _ways(self, rank: int) -> list[Way]:
+    def _ways(self, rank: int) -> list[LatentWay]:
         """What is tried for a rank; nothing if it has no room for keys and values."""
         room = rank - self._constants
         least, most = max(1, -(-(room - self._full) // 2)), min(self._full, room - 1) // 2
@@ -409,17 +409,17 @@ class Search:
         for count in sorted(counts):
             kept = self._order[:count]
             pairs = tuple(kept.count(pair) for pair in range(self.shape.pairs))
-            ways.append(Way(rank, pairs, room - 2 * count))
+            ways.append(LatentWay(rank, pairs, room - 2 * count))
         return ways
 
-    def _costs(self, ways: Sequence[Way]) -> Mapping[Way, float]:
-        def of_layer(layer: int) -> Callable[[Way], Projections]:
+    def _costs(self, ways: Sequence[LatentWay]) -> Mapping[LatentWay, float]:
+        def of_layer(layer: int) -> Callable[[LatentWay], Projections]:
             prefix, known = ATTENTION.format(layer=layer), self._known(layer)
             keys, values = (self.source.read(f"{prefix}{n}.weight") for n in ("k_proj", "v_proj"))
             bias = f"{prefix}k_proj.bias"
             shift = self.source.read(bias) if bias in self.source.tensors else None
 
-            def projections(way: Way) -> Projections:
+            def projections(way: LatentWay) -> Projections:
                 bases = known.bases(way.pairs, way.latent)
                 left = bases.values_up @ (bases.values_down @ values.double())
                 of_keys = None if shift is None else bases.keys_left(self.shape, shift)

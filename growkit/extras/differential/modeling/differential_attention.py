@@ -624,10 +624,10 @@ def differential_heads(
     value, lambda_, gamma = projected.value, projected.lambda_, projected.gamma
     added = sums = None
     if integral in IN_KERNELS:
-        from .triton_kernels import Inputs, attention_of_heads
+        from .triton_kernels import HeadInputs, attention_of_heads
 
         assert past_sums is None
-        inputs = Inputs(*projected[:4], scaling, real)
+        inputs = HeadInputs(*projected[:4], scaling, real)
         attended = attention_of_heads(inputs, integral=integral == "tiles")
         added = attended.integral
         sums = None if attended.sums is None else Sums(attended.sums.detach())

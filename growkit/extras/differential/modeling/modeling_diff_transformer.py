@@ -238,19 +238,19 @@ class DiffTransformerAttention(nn.Module):
         of_norm: Any = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         of_norm = (*of_norm, norm is not None, scale)
         if in_kernels and self._is_next_row(projected, past, visibility, layer):
-            from .triton_kernels import Inputs, Norm, row_of_heads
+            from .triton_kernels import HeadInputs, HeadNorm, row_of_heads
 
             sums = None if layer is None else layer.sums.columns
             real = visibility.real
-            inputs, weights = Inputs(*projected[:4], self.scaling, real), projected[4:]
-            output, sums = row_of_heads(inputs, *weights, sums, Norm(*of_norm))
+            inputs, weights = HeadInputs(*projected[:4], self.scaling, real), projected[4:]
+            output, sums = row_of_heads(inputs, *weights, sums, HeadNorm(*of_norm))
             self._add_rows(layer, projected, None if sums is None else Sums(sums), real)
             return self.o_proj(output), None
         heads, maps = self._attend(projected, past, visibility, layer, kwargs)
         if in_kernels:
-            from .triton_kernels import Norm, combine_in_kernel
+            from .triton_kernels import HeadNorm, combine_in_kernel
 
-            output = combine_in_kernel(heads, Norm(*of_norm), dtype)
+            output = combine_in_kernel(heads, HeadNorm(*of_norm), dtype)
         else:
             output = combine(*heads)
             output = output if norm is None else norm(output)

@@ -397,7 +397,7 @@ class _Combination(torch.autograd.Function):
         )
 
 
-class Norm(NamedTuple):
+class HeadNorm(NamedTuple):
     """What is done to heads after their difference.
 
     Attributes:
@@ -413,7 +413,7 @@ class Norm(NamedTuple):
     scale: float
 
 
-def combine_in_kernel(heads: Sequence[Tensor | None], norm: Norm, dtype: torch.dtype) -> Tensor:
+def combine_in_kernel(heads: Sequence[Tensor | None], norm: HeadNorm, dtype: torch.dtype) -> Tensor:
     """norm(signal - λ noise + γ integral) · weight · scale, head by head, in one pass.
 
     Args:
@@ -1014,7 +1014,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tens
     return attended
 
 
-class Inputs(NamedTuple):
+class HeadInputs(NamedTuple):
     """What the heads of a text are computed from.
 
     Attributes:
@@ -1038,9 +1038,9 @@ class Inputs(NamedTuple):
         """Number of noise heads."""
         return self.query.shape[1] - self.signal
 
-    def dense(self) -> "Inputs":
+    def dense(self) -> "HeadInputs":
         """The same, with the coordinates of a head next to each other."""
-        return Inputs(*(_dense(tensor) for tensor in self[:3]), *self[3:])
+        return HeadInputs(*(_dense(tensor) for tensor in self[:3]), *self[3:])
 
     def of_signal(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the signal heads."""
@@ -1103,14 +1103,14 @@ def _sum_up(blocks: Tensor, *, reverse: bool = False) -> None:
 
 
 class _Outputs(NamedTuple):
-    """What attention returns for each of ``Inputs.calls``, and the integral."""
+    """What attention returns for each of ``HeadInputs.calls``, and the integral."""
 
     outputs: list[Tensor]
     log_sums: list[Tensor]
     integral: Integral | None
 
 
-def _forward(inputs: Inputs, *, integral: bool) -> _Outputs:
+def _forward(inputs: HeadInputs, *, integral: bool) -> _Outputs:
     """Attention, and the integral of the signal heads."""
     attended = [attend(*call, inputs.scaling) for call in inputs.calls()]
     outputs, log_sums = [output for output, _ in attended], [log_sum for _, log_sum in attended]
@@ -1120,7 +1120,7 @@ def _forward(inputs: Inputs, *, integral: bool) -> _Outputs:
     return _Outputs(outputs, log_sums, _integral_of(inputs, outputs[0], log_sums[0]))
 
 
-def _integral_of(inputs: Inputs, output: Tensor, log_sums: Tensor) -> Integral:
+def _integral_of(inputs: HeadInputs, output: Tensor, log_sums: Tensor) -> Integral:
     """The integral of the signal heads, which are the first of the output's heads."""
     (query, key, value), signal = inputs.of_signal(), inputs.signal
     batch, _, rows, width = output.shape
@@ -1150,7 +1150,7 @@ def _integral_of(inputs: Inputs, output: Tensor, log_sums: Tensor) -> Integral:
 
 
 def _backward(
-    gradients: list[Tensor], d_integral: Tensor | None, inputs: Inputs, attended: _Outputs
+    gradients: list[Tensor], d_integral: Tensor | None, inputs: HeadInputs, attended: _Outputs
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values, from those of the signal and of the noise heads."""
     key, key_heads, outputs = inputs.key, inputs.value.shape[1], attended.outputs
@@ -1185,7 +1185,7 @@ def _backward(
 
 
 def _backward_of_integral(
-    gradients: list[Tensor], d_integral: Tensor, inputs: Inputs, attended: _Outputs
+    gradients: list[Tensor], d_integral: Tensor, inputs: HeadInputs, attended: _Outputs
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """What the integral adds to gradients.
 
@@ -1234,7 +1234,11 @@ def _backward_of_integral(
 
 
 def _backward_of_tiles(
-    inputs: Inputs, d_integral: Tensor, of_rows: Sequence[Tensor], d_value: Tensor, kept: Integral
+    inputs: HeadInputs,
+    d_integral: Tensor,
+    of_rows: Sequence[Tensor],
+    d_value: Tensor,
+    kept: Integral,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries and keys from the tiles of G; those of values are added to ``d_value``.
 
@@ -1269,7 +1273,7 @@ _SPACE = "kernels_" + __name__.replace(".", "_")
 def _with_integral(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, real: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    inputs = Inputs(query, key, value, query.shape[1], scaling, real).dense()
+    inputs = HeadInputs(query, key, value, query.shape[1], scaling, real).dense()
     (output,), (log_sums,), kept = _forward(inputs, integral=True)
     assert kept is not None
     return output, log_sums, *kept
@@ -1301,7 +1305,7 @@ def _with_integral_backward(
     real: Tensor | None,
     attended: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    inputs = Inputs(query, key, value, query.shape[1], scaling, real).dense()
+    inputs = HeadInputs(query, key, value, query.shape[1], scaling, real).dense()
     output, log_sums, *kept = attended
     outputs = _Outputs([output], [log_sums], Integral(*kept))
     gradients = _backward([d_output], _dense(d_integral), inputs, outputs)
@@ -1334,7 +1338,7 @@ class _Heads(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
-        inputs, integral = Inputs(*arguments[:-1]).dense(), arguments[-1]
+        inputs, integral = HeadInputs(*arguments[:-1]).dense(), arguments[-1]
         outputs, log_sums, kept = _forward(inputs, integral=integral)
         query, key, value, *ctx.options, real = inputs
         ctx.calls = len(outputs)
@@ -1348,7 +1352,7 @@ class _Heads(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         query, key, value, real, *saved = ctx.saved_tensors
-        inputs, calls = Inputs(query, key, value, *ctx.options, real), ctx.calls
+        inputs, calls = HeadInputs(query, key, value, *ctx.options, real), ctx.calls
         outputs, log_sums, kept = saved[:calls], saved[calls : 2 * calls], saved[2 * calls :]
         batch, _, *shape = outputs[0].shape
         of_heads = [
@@ -1362,7 +1366,7 @@ class _Heads(torch.autograd.Function):
         return *_backward(of_heads, d_integral, inputs, attended), *(None,) * 4
 
 
-def attention_of_heads(inputs: Inputs, *, integral: bool) -> Attended:
+def attention_of_heads(inputs: HeadInputs, *, integral: bool) -> Attended:
     """A₁ V, A₂ V and softmax(G) V of a text (DINT, arXiv 2501.17486, eq. 5 and 6).
 
     What the integral leaves out of a row's weights is at most ``errors`` of their sum.
@@ -1543,11 +1547,11 @@ PART = 256
 
 
 def row_of_heads(
-    inputs: Inputs,
+    inputs: HeadInputs,
     lambda_: Tensor | None,
     gamma: Tensor | None,
     sums: Tensor | None,
-    norm: Norm,
+    norm: HeadNorm,
 ) -> tuple[Tensor, Tensor | None]:
     """A row after those in a cache, without gradients, up to ``combine_in_kernel``.
 
@@ -1579,7 +1583,7 @@ def row_of_heads(
     return out, new_sums
 
 
-def _read_parts(inputs: Inputs, sums: Tensor | None) -> tuple[Sequence[Tensor], Tensor | None]:
+def _read_parts(inputs: HeadInputs, sums: Tensor | None) -> tuple[Sequence[Tensor], Tensor | None]:
     """What ``_row_kernel`` and ``_row_integral_kernel`` write, and the sums after the row.
 
     See ``row_of_heads`` for the arguments.

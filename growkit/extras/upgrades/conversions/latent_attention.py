@@ -42,9 +42,9 @@ from growkit.extras.upgrades.compression import (
     ATTENTION,
     OPTIONS,
     Bases,
-    Search,
+    LatentSearch,
+    LatentWay,
     Shape,
-    Way,
     judge_keys,
     judge_values,
 )
@@ -77,7 +77,7 @@ class LatentAttention(Operation):
         _check_dtype(source)
         sizes = source.family.sizes(source.config)
         biased = any(name.endswith("self_attn.q_proj.bias") for name in source.tensors)
-        heads = Heads(source, sizes["heads"], sizes["kv_heads"], sizes["head_dim"], biased)
+        heads = LatentHeads(source, sizes["heads"], sizes["kv_heads"], sizes["head_dim"], biased)
         if "rank" in options:
             return _compressed(heads, target, config, options)
         if options:
@@ -85,7 +85,7 @@ class LatentAttention(Operation):
         return Change([_rewritten(heads, target, config)])
 
 
-def _rewritten(heads: Heads, target: Family, config: Config, **more: Any) -> Plan:
+def _rewritten(heads: LatentHeads, target: Family, config: Config, **more: Any) -> Plan:
     config = {key: value for key, value in config.items() if key not in REPLACED}
     config |= heads.config()
     completed = target.complete(config)
@@ -95,10 +95,12 @@ def _rewritten(heads: Heads, target: Family, config: Config, **more: Any) -> Pla
     return rewrite(heads.source, target, config, heads.transform, divergence=divergence, **more)
 
 
-def _compressed(heads: Heads, target: Family, config: Config, options: Mapping[str, str]) -> Change:
+def _compressed(
+    heads: LatentHeads, target: Family, config: Config, options: Mapping[str, str]
+) -> Change:
     source, layers = heads.source, config["num_hidden_layers"]
     shape = Shape(heads.heads, heads.kv_heads, heads.width)
-    search = Search(source, shape, layers, CONSTANTS, options)
+    search = LatentSearch(source, shape, layers, CONSTANTS, options)
     way, tried = search.settle()
     compressed = Compressed(
         source, heads.heads, heads.kv_heads, heads.width, heads.biased, search, way
@@ -130,7 +132,7 @@ def _check_dtype(source: Model) -> None:
 
 
 @dataclass(frozen=True)
-class Heads:
+class LatentHeads:
     """The heads of the source, and their places in the latents.
 
     Attributes:
@@ -241,7 +243,7 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Compressed(Heads):
+class Compressed(LatentHeads):
     """Heads whose latents are compressed.
 
     Attributes:
@@ -249,8 +251,8 @@ class Compressed(Heads):
         way: the way to compress.
     """
 
-    search: Search
-    way: Way
+    search: LatentSearch
+    way: LatentWay
 
     @property
     def shape(self) -> Shape:
@@ -259,16 +261,16 @@ class Compressed(Heads):
 
     @property
     def latent(self) -> int:
-        """See ``Heads``."""
+        """See ``LatentHeads``."""
         return self.way.latent
 
     @property
     def frequencies(self) -> tuple[int, ...]:
-        """See ``Heads``."""
+        """See ``LatentHeads``."""
         return tuple(pair for pair, count in enumerate(self.way.pairs) for _ in range(count))
 
     def transform(self, member: Member, info: TensorInfo) -> Transform | None:
-        """See ``Heads``."""
+        """See ``LatentHeads``."""
         prefix, attention, name = member.name.partition(".self_attn.")
         module, _, kind = name.rpartition(".")
         makers: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
