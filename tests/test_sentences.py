@@ -65,7 +65,7 @@ def test_options_in_python() -> None:
         growkit.grow("source", "out", hiden="x2")
     with pytest.raises(InputError, match="for layers choose the growth method depth"):
         growkit.grow("source", "out", num_hidden_layers=8)
-    with pytest.raises(InputError, match="for rank choose the conversion to shared-diff"):
+    with pytest.raises(InputError, match="for rank choose the conversion to mla or shared-diff"):
         growkit.grow("source", "out", rank=8)
     with pytest.raises(InputError, match="seed is '1'"):
         growkit.grow("source", "out", hidden="x2", seed="1")  # type: ignore[arg-type]
