@@ -193,19 +193,16 @@ class RecordedCall(NamedTuple):
     placeholders: Extras
 
 
-def batches(
-    calls: Sequence[Call], *, by_position: bool = False
-) -> Iterator[tuple[int, Sequence[Call]]]:
+def batches(calls: Sequence[Call]) -> Iterator[tuple[int, Sequence[Call]]]:
     """Group consecutive calls whose inputs have the same shape, with the index of the first.
 
-    Args:
-        calls: the calls.
-        by_position: whether the calls of a batch need the same largest position.
+    The largest position of a batch decides on its rotary frequencies in some classes (LongRoPE), so
+    the calls of a batch have the same.
     """
 
     def alike_in(call: Call) -> Any:
         inputs = sorted((key, tuple(tensor.shape)) for key, tensor in call.inputs.items())
-        last = int(call.inputs[POSITIONS].max()) if by_position and POSITIONS in call.inputs else 0
+        last = int(call.inputs[POSITIONS].max()) if POSITIONS in call.inputs else None
         return call.cached or call.kernel or bool(call.settings), len(call.ids), inputs, last
 
     first = 0

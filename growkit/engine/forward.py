@@ -302,10 +302,7 @@ class Forward:
             yield run
 
     def _record_batches(self, calls: Sequence[Call]) -> None:
-        # Of a batch, the largest position decides on the frequencies of these rotary embeddings.
-        kinds = [str(getattr(module, "rope_type", "")) for module in self._model.model.modules()]
-        by_position = any("dynamic" in kind or "longrope" in kind for kind in kinds)
-        for first, batch in batches(calls, by_position=by_position):
+        for first, batch in batches(calls):
             ids = torch.stack([call.ids for call in batch])
             inputs = {
                 key: torch.cat([call.inputs[key] for call in batch]) for key in batch[0].inputs
