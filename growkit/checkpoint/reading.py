@@ -7,7 +7,7 @@ source.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from growkit.base.tensors import (
     Config,
     TensorInfo,
     Weights,
-    full,
     main_dtype,
     widened,
 )
@@ -331,46 +330,6 @@ class RoundedCheckpoint(Widened, View):
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(getattr(torch, self.dtype)))
         return model
-
-
-class Selection(View):
-    """A checkpoint in which some tensors have fewer rows, for the proof.
-
-    Args:
-        stored: the checkpoint.
-        rows: the indices of the rows that are left, in ascending order, by tensor.
-        config: the contents of its ``config.json``.
-        beside: a folder with the files that belong next to it.
-    """
-
-    def __init__(
-        self, stored: Checkpoint, rows: Mapping[str, Sequence[int]], config: Config, beside: Folder
-    ) -> None:
-        super().__init__(stored)
-        self.stands_alone = False
-        self.config = self.published = config
-        self.opened, self._rows = beside, rows
-        self.tensors = dict(stored.tensors)
-        for name, left in rows.items():
-            info = stored.tensors[name]
-            self.tensors[name] = TensorInfo((len(left), *info.shape[1:]), info.dtype)
-
-    def read(self, name: str, *where: slice | None) -> Tensor:
-        """See ``Checkpoint``."""
-        if name not in self._rows:
-            return self.stored.read(name, *where)
-        rows, *others = full(self.tensors[name].shape, where)
-        return read_rows(self.stored, name, self._rows[name][rows], others)
-
-
-def read_rows(
-    weights: Weights, name: str, rows: Sequence[int], others: Sequence[slice] = ()
-) -> Tensor:
-    """Read some rows of a tensor, in ascending order."""
-    if not rows:
-        return weights.read(name, slice(0, 0), *others)
-    places = torch.tensor(rows) - rows[0]
-    return weights.read(name, slice(rows[0], rows[-1] + 1), *others)[places]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ every target tensor is written exactly once, with the shape that its pattern pre
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
@@ -21,6 +22,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, Where
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.reading import Checkpoint
 from growkit.families.family import Family
 from growkit.families.model import RECOMPUTED, Model, predicting, predicts
 from growkit.planning.transforms import Kept, Mapped, Transform
@@ -77,11 +79,13 @@ class Tokens:
 
     Attributes:
         kept: their ids in the source, in the order of their ids in the target.
+        select: opens the source with these tokens alone, under the target's ids.
         write: makes the copied tokenizer and settings in the folder of the target those of the
             target; None if the ids stay.
     """
 
     kept: Sequence[int]
+    select: Callable[[Checkpoint], AbstractContextManager[Checkpoint]]
     write: Callable[[Folder], None] | None = None
 
 

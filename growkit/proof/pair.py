@@ -18,7 +18,7 @@ from growkit.engine.prompts import Prompts, make_prompts
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
 from growkit.proof.preflight import check_vocabularies, check_vocabulary
-from growkit.proof.weights import Origin, as_planned, origin_of, with_tokens_left
+from growkit.proof.weights import Origin, as_planned, origin_of
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,9 @@ def open_pair(request: Request) -> Iterator[Pair]:
     with reproducible(device) as varying, bar as advance, ExitStack() as views:
         origin = origin_of(before, after, request.recipe)
         planned = as_planned(before, origin)
-        if origin.lineage.tokens is not None:
-            planned = views.enter_context(with_tokens_left(planned, origin.lineage))
+        for plan in origin.lineage.plans:
+            if plan.tokens:
+                planned = views.enter_context(plan.tokens.select(planned))
         check_vocabularies(planned, after)
         after = after.with_family(origin.lineage.source.described)
         yield Pair(

@@ -9,8 +9,8 @@ writes contain the results of searches.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from shlex import quote
@@ -28,17 +28,13 @@ from growkit.base.tensors import (
     widened,
 )
 from growkit.base.workers import workers
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.publishing import MANIFEST, write_json
-from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Selection, Widened
-from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.token_ids import with_new_ids
+from growkit.checkpoint.publishing import MANIFEST
+from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
 from growkit.checkpoint.writing import keep_freed
 from growkit.engine.class_weights import ClassWeights, class_weights
 from growkit.engine.lending import LARGE
 from growkit.engine.loader import loading
 from growkit.engine.planner import plan_recipe
-from growkit.engine.published import config_to_write
 from growkit.engine.user_family import described_family, unlisted_family
 from growkit.families.model import Model
 from growkit.planning.manifest import read_record, without_searches
@@ -145,31 +141,6 @@ def as_planned(before: Checkpoint, origin: Origin) -> Checkpoint:
     before = before.with_family(planned.described)
     narrower = planned.rounded if isinstance(planned, Widened) else None
     return RoundedCheckpoint(before, narrower) if narrower else before
-
-
-@contextmanager
-def with_tokens_left(before: Checkpoint, lineage: Lineage) -> Iterator[Checkpoint]:
-    """Make the source with the tokens alone that the target has, under the target's ids.
-
-    Args:
-        before: the source.
-        lineage: how the target was made, with fewer tokens.
-    """
-    family, kept = before.family, lineage.tokens
-    assert kept is not None
-    new = {token: index for index, token in enumerate(kept)}
-    sizes = {**before.sizes, "vocab": len(kept)}
-    config = family.resized(with_new_ids(before.config, new), sizes)
-    config = config_to_write(before, config, family)
-    patterns = family.patterns(before.config).items()
-    rows = {name: kept for name, pattern in patterns if "vocab" in pattern.dimensions[0].axes}
-    with temporary("tokens") as folder:
-        for name in {*before.opened.carried(), *before.opened.code()}:
-            before.opened.copy(name, folder)
-        write_json(folder / "config.json", config)
-        beside = Folder(folder)
-        lineage.write_sidecars(beside)
-        yield Selection(before, rows, config, beside)
 
 
 FARTHEST = 0.5

@@ -24,11 +24,12 @@ from growkit.base.workers import workers
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Widened, rounded
+from growkit.extras.shrinking.tokens_left import tokens_of
 from growkit.extras.shrinking.undoing import Inverse, Undone, inverses, sources_of
 from growkit.families.model import Model
 from growkit.planning.manifest import read_record, source_headers, without_searches
 from growkit.planning.operation import Change, Operation
-from growkit.planning.plan import Lineage, Plan, Planned, Tokens
+from growkit.planning.plan import Lineage, Plan, Planned
 from growkit.planning.transforms import Slices, Transform
 
 
@@ -149,7 +150,7 @@ def _plan(source: Model, growth: _Growth) -> Plan:
         family,
         ADDED,
         layers=layers,
-        tokens=Tokens(range(old)) if old < source.sizes["vocab"] else None,
+        tokens=tokens_of(range(old)) if old < source.sizes["vocab"] else None,
         again=growth.again,
     )
 

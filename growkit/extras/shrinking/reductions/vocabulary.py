@@ -18,9 +18,8 @@ from growkit.base.lazy import Tensor
 from growkit.base.options import Option
 from growkit.base.tensors import Weights
 from growkit.checkpoint.folder import GENERATION, Folder
-from growkit.checkpoint.reading import read_rows
 from growkit.checkpoint.scratch import in_temporary
-from growkit.checkpoint.token_ids import ids_in, with_new_ids
+from growkit.extras.shrinking.token_ids import ids_in, with_new_ids
 from growkit.extras.shrinking.tokenizer import (
     Content,
     ids_by_token,
@@ -28,6 +27,7 @@ from growkit.extras.shrinking.tokenizer import (
     read_tokenizer,
     write_trimmed,
 )
+from growkit.extras.shrinking.tokens_left import read_rows, tokens_of
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, Tokens
@@ -63,7 +63,7 @@ class Trim(Operation):
         kept = _tokens_to_keep(source, folder, content, options, documents)
         if len(kept) == old:
             raise InputError(f"all {old} tokens of {source.where()} would be kept")
-        tokens = Tokens(kept, partial(write_trimmed, content=content, kept=kept))
+        tokens = tokens_of(kept, partial(write_trimmed, content=content, kept=kept))
         plan = _plan(source, tokens)
         lost = (
             f"{old - len(kept)} of {old} tokens no longer share the softmax: logits of the "

@@ -1,0 +1,87 @@
+"""The source with the tokens alone that its target has, under the target's ids, for the proof."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from growkit.base.lazy import Tensor, torch
+from growkit.base.tensors import Config, TensorInfo, Weights, full
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.publishing import write_json
+from growkit.checkpoint.reading import Checkpoint, View
+from growkit.checkpoint.scratch import temporary
+from growkit.extras.shrinking.token_ids import with_new_ids
+from growkit.planning.plan import Tokens
+
+Write = Callable[[Folder], None]
+"""Changes copied files; see ``Tokens.write``."""
+
+
+def tokens_of(kept: Sequence[int], write: Write | None = None) -> Tokens:
+    """The tokens of a target that has these tokens of its source alone.
+
+    Args:
+        kept: see ``Tokens``.
+        write: see ``Tokens``.
+    """
+    return Tokens(kept, partial(_selected, kept=kept, write=write), write)
+
+
+@contextmanager
+def _selected(source: Checkpoint, kept: Sequence[int], write: Write | None) -> Iterator[Checkpoint]:
+    from growkit.engine.published import config_to_write  # imports torch
+
+    family, new = source.family, {token: index for index, token in enumerate(kept)}
+    sizes = {**source.sizes, "vocab": len(kept)}
+    planned = family.resized(with_new_ids(source.config, new), sizes)
+    patterns = family.patterns(source.config).items()
+    rows = {name: kept for name, pattern in patterns if "vocab" in pattern.dimensions[0].axes}
+    with temporary("tokens") as folder:
+        for name in {*source.opened.carried(), *source.opened.code()}:
+            source.opened.copy(name, folder)
+        config = config_to_write(source, planned, family)
+        write_json(folder / "config.json", config)
+        beside = Folder(folder)
+        if write:
+            write(beside)
+        yield Selection(source, rows, config, beside)
+
+
+class Selection(View):
+    """A checkpoint in which some tensors have fewer rows.
+
+    Args:
+        stored: the checkpoint.
+        rows: the indices of the rows that are left, in ascending order, by tensor.
+        config: the contents of its ``config.json``.
+        beside: a folder with the files that belong next to it.
+    """
+
+    def __init__(
+        self, stored: Checkpoint, rows: Mapping[str, Sequence[int]], config: Config, beside: Folder
+    ) -> None:
+        super().__init__(stored)
+        self.stands_alone = False
+        self.config = self.published = config
+        self.opened, self._rows = beside, rows
+        self.tensors = dict(stored.tensors)
+        for name, left in rows.items():
+            info = stored.tensors[name]
+            self.tensors[name] = TensorInfo((len(left), *info.shape[1:]), info.dtype)
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """See ``Checkpoint``."""
+        if name not in self._rows:
+            return self.stored.read(name, *where)
+        rows, *others = full(self.tensors[name].shape, where)
+        return read_rows(self.stored, name, self._rows[name][rows], others)
+
+
+def read_rows(
+    weights: Weights, name: str, rows: Sequence[int], others: Sequence[slice] = ()
+) -> Tensor:
+    """Read some rows of a tensor, in ascending order."""
+    if not rows:
+        return weights.read(name, slice(0, 0), *others)
+    places = torch.tensor(rows) - rows[0]
+    return weights.read(name, slice(rows[0], rows[-1] + 1), *others)[places]
