@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
@@ -37,6 +38,9 @@ Make = Callable[..., Path]
 
 
 LAYERS = 4
+
+KINDS = {"lfm2": "conv", "qwen3_5_text": "linear_attention", "qwen3_next": "linear_attention"}
+"""By type, a kind of layers that is neither full attention nor attention with a window."""
 
 
 class Deep:
@@ -164,6 +168,47 @@ def test_any_family(kind: str, seed: int, tmp_path: Path) -> None:
         if manifest:
             place = found["fault"] or {"layer": None, "tensor": None}
             assert (place["layer"], place["tensor"]) == (layer, name), f"{name}: {found['fault']}"
+
+
+@pytest.mark.usage
+@pytest.mark.sampled(1, "qwen3_5_text-3")
+@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize(
+    "kind", ["cohere2", "gemma3_text", "gpt_oss", "lfm2", "qwen3", "qwen3_5_text", "qwen3_next"]
+)
+def test_new_layers_of_a_kind(kind: str, seed: int, tmp_path: Path) -> None:
+    """Also of one that the source lacks; all of it trains, and a fault in it is noticed."""
+    choose, source, out = seeded(seed), tmp_path / "source", tmp_path / "out"
+    kinds = ["full_attention", KINDS.get(kind, "sliding_attention")]
+    asked = choose.choice(kinds)
+    if kind in CONFIGS:
+        case = Deep(kind, seed)
+        if coin(choose):
+            only = kinds[0] if kind in KINDS else choose.choice(kinds)
+            case.config["layer_types"] = [only] * LAYERS
+        case.config |= {"use_sliding_window": True} if kind == "qwen3" else {}
+        case.save(source)
+    else:
+        architectures.save(kind, source, alternating=True)
+    place = {"place": choose.choice([[0], [1, 1, 0]])} if coin(choose) else {"layers": "x2"}
+    quick = growkit.Settings(prompts=1, length=16, trainability=True)
+    recipe = Recipe(str(source), (GrowStep("depth", kind=asked, **place),), str(out), quick)
+    result = growkit.run(recipe)
+    assert result["kept"], result["verification"]["reason"]
+    assert relative_error(source, out) < 1e-12
+    writes = re.compile(r"\.(\d+)\..*(o_proj|out_proj|post_attention_layernorm)\.weight")
+    with edit_weights(out) as tensors:
+        same = [name for name, tensor in tensors.items() if len(tensor.unique()) == 1]
+    idle = {int(found[1]): name for name in same if (found := writes.search(name))}
+    types = AutoConfig.from_pretrained(out).layer_types
+    assert {types[layer] for layer in idle} == {asked}
+    assert not without_gradient(out, [*idle])
+    (out / "growkit.json").unlink()
+    assert growkit.verify(source, out, **FEW)["kept"]
+    with edit_weights(out) as tensors:
+        tensors[choose.choice(sorted(idle.values()))].view(-1)[0] += 0.1
+    assert relative_error(source, out) > 1e-6
+    assert not growkit.verify(source, out, **FEW)["kept"]
 
 
 def test_lists_are_those_of_the_classes() -> None:

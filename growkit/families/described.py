@@ -366,6 +366,7 @@ class _Description:
             norm=self._norm(entry, name) if "norm" in entry else None,
             scale=partial(_product, powers) if powers else None,
             idle=entry.get("idle"),
+            start=entry.get("start"),
             offset=entry.get("offset", 0.0),
             component=entry.get("component"),
             dense=NEW if dense == "new" else dense and tuple(_listed(dense)),
@@ -421,6 +422,8 @@ class _Description:
                 self._check_pattern(said[key], f"{of} in {self._where}")
         for axis in said.get("powers", ()):
             self._check_axis(axis, f"{of} in {self._where}")
+        if isinstance(start := said.get("start"), str):
+            _check_known(start, description.STARTS, f"start of {of} in {self._where} is {start!r}")
         return dict(said)
 
     def _norm(self, entry: Mapping[str, Any], of: str) -> Norm:

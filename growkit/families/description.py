@@ -68,6 +68,8 @@ class Tensor:
         scale: the factor that the class applies to the tensor, from the sizes of the axes.
         idle: its value in a layer that returns its input, as the class has it; None if that does
             not matter.
+        start: its value where it is new, as the class has it, or one of ``STARTS``; None for
+            zeros in vectors, ones in norms, and random numbers in matrices.
         offset: the number that the class adds to the tensor before it applies the factor.
         component: its part of the model, for users who search for a fault; None to derive it from
             the name (``component_of``).
@@ -83,6 +85,7 @@ class Tensor:
     norm: Norm | None = None
     scale: Callable[[Mapping[str, int]], float] | None = None
     idle: float | None = None
+    start: float | str | None = None
     offset: float = 0.0
     component: str | None = None
     dense: tuple[str, ...] | None = None
@@ -605,6 +608,7 @@ TENSOR = NORM | {
     "offset": float,
     "powers": {ANY: float},
     "idle": float,
+    "start": (float, str),
     "order": [str],
     "component": str,
     "dense": ([str], str),
@@ -613,8 +617,13 @@ TENSOR = NORM | {
 """The keys of a tensor's entry and the kinds of their values.
 ``tied`` is its pattern in tied models; ``bias`` the models with a bias next to a weight;
 ``powers`` those of axes that its class multiplies it by;
-``idle`` what it holds in a layer that changes nothing; ``order`` one of ``ORDERS`` and its axes.
+``idle`` what it holds in a layer that changes nothing; ``start`` what it holds where it is new, or
+how that is drawn (``STARTS``); ``order`` one of ``ORDERS`` and its axes.
 """
+
+STARTS = ("decays", "time_steps")
+"""What ``growkit.planning.starts`` draws: logarithms of the rates at which states of heads decay,
+and biases of their time steps."""
 
 MULTIPLE = {"of": str, "why": str}
 

@@ -2,7 +2,8 @@
 
 An identity block (Wu et al., "LLaMA Pro: Progressive LLaMA with Block Expansion", arXiv 2401.02415)
 is a copy of the layer before it whose output is zero. The zeros get a gradient at once, the rest of
-the layer after the first step.
+the layer after the first step. With ``kind`` it is of another kind than that layer, such as linear
+attention; what no layer of the source has starts as ``growkit.planning.starts`` says.
 
 Three other arrangements change the function: stacks (Du et al., "Stacking Your Transformers", arXiv
 2405.15319), overlapping stacks (Kim et al., "SOLAR 10.7B", arXiv 2312.15166), and layers next to
@@ -17,18 +18,22 @@ from typing import Any, NamedTuple
 from growkit.algebra.expansion import IndexMap, index_map, placed
 from growkit.base.errors import InputError
 from growkit.base.options import Option
-from growkit.base.tensors import Config
+from growkit.base.tensors import Config, TensorInfo, main_dtype
 from growkit.families.description import MAX_LAYERS, Member
 from growkit.families.family import Family, rearranged
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan
+from growkit.planning.starts import new_tensor
 from growkit.planning.transforms import Constant, Kept, Mapped, Transform
 
 PLACES = ("even", "end")
 
 PERIODS = re.compile(r"pattern|interval|period|every_n")
 """Names of keys of periods, in which the types of layers alternate."""
+
+DEEP = 64
+"""Number of layers among which every kind occurs that a class alternates by default."""
 
 HANDING_ON = "num_kv_shared_layers"
 """A key of classes whose last layer of each type hands on keys and values, for other layers or for
@@ -55,6 +60,12 @@ OPTIONS: tuple[Option, ...] = (
         form="even|end|N,N,…",
         accepts=_is_place,
     ),
+    Option(
+        "kind",
+        "kind of the new layers, as config.json names it in a list with one entry for each layer, "
+        "such as linear_attention (default: that of the layer before them)",
+        form="NAME",
+    ),
 )
 
 
@@ -65,10 +76,17 @@ class Layer:
     Attributes:
         of: index of the source's layer that it copies.
         idle: whether its output is zero.
+        kind: a key with one entry for each layer and the layer's entry, if a user asks for it; None
+            for the entries of the source's layer.
     """
 
     of: int
     idle: bool = False
+    kind: tuple[str, str] | None = None
+
+    def entry(self, key: str, entries: Sequence[Any]) -> Any:
+        """Its entry in a list, from those of the source."""
+        return self.kind[1] if self.kind and self.kind[0] == key else entries[self.of]
 
 
 class Depth(Operation):
@@ -97,10 +115,22 @@ class Depth(Operation):
             options = {**options, "place": PLACES[1]}
         order = arrangement(source.sizes["layers"], options)
         _check(source, order)
-        config, order, warnings = _deeper(source, order, options)
+        orders = _of_kind(source, order, options) if "kind" in options else [order]
+        ways = [_deeper(source, order, options) for order in orders]
+        config, order, warnings = min(
+            ways, key=lambda way: (_new_layer_hands_on(source, way[1]), len(way[2]))
+        )
+        if _new_layer_hands_on(source, order):
+            movable = options.get("place", PLACES[0]) in PLACES
+            remedy = "choose another number of layers" if movable else "leave out --place"
+            raise InputError(
+                f"the last layer of each type of the {family.name} model in {source.where()} hands "
+                f"its keys and values on, which no new layer can do; {remedy}"
+            )
         family.check_bounds(config, "the deeper model")
         layers = tuple(None if layer.idle else layer.of for layer in order)
-        plan = Plan.checked(source, config, _transforms(source, config, order), layers=layers)
+        transforms = _transforms(source, config, order, seed)
+        plan = Plan.checked(source, config, transforms, layers=layers)
         settings = {"blocks": options["blocks"]}
         if options["blocks"] in ("identity", "interpose"):
             settings["place"] = options.get("place", PLACES[0])
@@ -198,6 +228,60 @@ def _check(source: Model, order: Sequence[Layer]) -> None:
         raise InputError(f"layers of {model} {why}")
 
 
+def _of_kind(
+    source: Model, order: Sequence[Layer], options: Mapping[str, str]
+) -> list[list[Layer]]:
+    """Turn new layers into such of another kind, of which each copies the nearest layer, if any.
+
+    Returns:
+        The order; if the user names no place, also those with new layers before the layers that
+        they would follow, last and first: from one of them other software may derive the types.
+
+    Raises:
+        InputError: the class has no layers of this kind, or they would not be idle.
+    """
+    family, complete, kind = source.family, source.complete, options["kind"]
+    if options["blocks"] != "identity":
+        raise InputError(
+            f"kind is {kind!r}, but layers of {options['blocks']} are copies; leave out --kind"
+        )
+    named = {"model_type", *family.size_keys}
+    sizes = {key: value for key, value in source.config.items() if key in named}
+    deep = {family.layers_key: DEEP}
+    lists = [family.derived_lists({**config, **deep}) for config in (source.config, sizes)]
+    present = {key: complete.get(key) or [] for key in family.lists.union(*lists)}
+    kinds = {
+        entry: key
+        for some in (*lists, present)
+        for key, entries in some.items()
+        for entry in entries
+        if isinstance(entry, str) and present[key]
+    }
+    if kind not in kinds:
+        known = ", ".join(sorted(kinds)) or "layers of one kind"
+        raise InputError(
+            f"kind is {kind!r}, but {family.one} as in {source.where()} has {known} only; choose "
+            "another kind, or leave out --kind"
+        )
+    key = kinds[kind]
+    alike = [layer for layer, entry in enumerate(present[key]) if entry == kind]
+
+    def nearest(layer: Layer) -> Layer:
+        if not layer.idle:
+            return layer
+        of = min(alike, key=lambda other: abs(other - layer.of), default=layer.of)
+        return Layer(of, True, (key, kind))
+
+    orders = [order]
+    if options.get("place", PLACES[0]) == PLACES[0]:
+        orders += [
+            sorted(order, key=lambda layer: (layer.of, not layer.idle)),
+            sorted(order, key=lambda layer: layer.idle),
+            sorted(order, key=lambda layer: not layer.idle),
+        ]
+    return [[nearest(layer) for layer in order] for order in orders]
+
+
 def _deeper(
     source: Model, order: list[Layer], options: Mapping[str, str]
 ) -> tuple[Config, list[Layer], list[str]]:
@@ -212,9 +296,14 @@ def _deeper(
     """
     family = source.family
 
-    def relayered(order: Sequence[Layer], **more: Any) -> Config:
+    def relayered(order: Sequence[Layer], derived: Lists | None = None, **more: Any) -> Config:
         copied = [layer.of for layer in order]
-        return family.relayered(source.config, copied, source.where(), **more)
+        asked = {
+            key: [layer.entry(key, source.complete[key]) for layer in order]
+            for key in {layer.kind[0] for layer in order if layer.kind}
+        }
+        derived = {**(derived or {}), **asked}
+        return family.relayered(source.config, copied, source.where(), derived, **more)
 
     # A published period may be unknown to the class that reads the config.
     published = source.published or {}
@@ -225,7 +314,7 @@ def _deeper(
         for key, said in published.items()
         if key not in source.config
     }
-    identity = options["blocks"] == "identity"
+    identity = options["blocks"] == "identity" and "kind" not in options
     movable = options.get("place", PLACES[0]) in PLACES
     tried = []
     for arrange in (True, False):
@@ -248,7 +337,7 @@ def _deeper(
     return config, order, warnings
 
 
-Lists = Mapping[str, Sequence[Any]]
+Lists = Mapping[str, list[Any]]
 """Lists with one entry for each layer, by their keys."""
 
 
@@ -267,13 +356,14 @@ class Types(NamedTuple):
         """Whether a layer has the types that its place would derive."""
         return all(self.before[key][layer.of] == self.after[key][place] for key in self.before)
 
-    def others(self, order: Sequence[Layer]) -> dict[str, tuple[int, int]]:
-        """For each list, a kept layer with another entry than its place would derive, and this."""
-        others: dict[str, tuple[int, int]] = {}
-        for key in self.before:
+    def others(self, order: Sequence[Layer]) -> dict[str, int]:
+        """For each list, the first place of a layer that needs another entry than derived there."""
+        others: dict[str, int] = {}
+        for key, entries in self.before.items():
             for place, layer in enumerate(order):
-                if not layer.idle and self.before[key][layer.of] != self.after[key][place]:
-                    others.setdefault(key, (layer.of, place))
+                counts = layer.kind or not layer.idle
+                if counts and layer.entry(key, entries) != self.after[key][place]:
+                    others.setdefault(key, place)
         return others
 
 
@@ -328,7 +418,7 @@ def _contradicted(
     config: Config,
     order: Sequence[Layer],
     types: Types,
-    others: Mapping[str, tuple[int, int]],
+    others: Mapping[str, int],
     published: Config,
 ) -> tuple[Config, list[str]]:
     """Change or leave out keys from which other software would derive other lists.
@@ -345,7 +435,7 @@ def _contradicted(
         The config, with a number from which the lists are derived as they are, such as that of
         layers without windows; without one, the config without the keys, and a warning.
     """
-    values = {key: [types.before[key][layer.of] for layer in order] for key in others}
+    values = {key: [layer.entry(key, types.before[key]) for layer in order] for key in others}
     config = {**config, **values}
     said = {**published, **config}
     own = family.derived_lists(said)
@@ -365,13 +455,12 @@ def _contradicted(
                 return {**config, key: number}, []
     repeated = (_repeated(said, types.after[key], 0) for key in others)
     contradicting |= {keys[0] for keys in repeated if keys}
-    key, (of, place) = next(iter(others.items()))
+    key, place = next(iter(others.items()))
     left_out = "".join(f"; {key} is left out" for key in sorted(contradicting))
     remedy = "; leave out --place" if any(layer.idle for layer in order) else ""
     return {k: v for k, v in config.items() if k not in contradicting}, [
-        f"software that derives {key} from the index of a layer instead of reading it would "
-        f"compute something else: layer {of} ({values[key][place]}) becomes layer {place} "
-        f"({types.after[key][place]}){left_out}{remedy}"
+        f"software that derives {key} from the index of a layer instead of reading it would take "
+        f"layer {place} ({values[key][place]}) for {types.after[key][place]}{left_out}{remedy}"
     ]
 
 
@@ -391,31 +480,20 @@ def _fit_kinds(
         order: the wanted order.
         types: see ``Types``.
         movable: whether layers of the source can be at other places than in the wanted order.
-
-    Raises:
-        InputError: in every order a new layer would have to hand on.
     """
-    family, complete = source.family, source.complete
+    family = source.family
     before, after = _by_layer(family, source.config), _by_layer(family, deeper)
-    numbered = family.numbered(complete)
-    hands_on = complete.get(HANDING_ON) is not None
-    named = complete.get("layer_types") or [""] * len(before)
-    kinds = [(*before[of], str(named[of])) for of in before]  # a file may hold anything
+    numbered = family.numbered(source.complete)
 
     def fits(layer: Layer, place: int) -> bool:
         same = before[layer.of].keys() == after[place].keys()
         stays = layer.idle or (types.alike(layer, place) and (not numbered or layer.of == place))
         return same and stays
 
-    def ends(order: Sequence[Layer]) -> bool:
-        """Whether the last layer of a type is a new one."""
-        last = {kinds[layer.of]: layer for layer in order}
-        return hands_on and any(layer.idle for layer in last.values())
-
     present = [Layer(of) for of in before]
     wanted = [place for place, layer in enumerate(order) if not layer.idle]
     fit = all(fits(layer, at) and types.alike(layer, at) for at, layer in enumerate(order))
-    if fit and not ends(order):
+    if fit and not _new_layer_hands_on(source, order):
         return order
     latest, place = [0] * len(present), len(order)
     for layer in reversed(present):
@@ -428,15 +506,23 @@ def _fit_kinds(
         layers = _filled(len(order), way, latest if movable else way, fits, types.alike)
         kept = {place: layer.of for place, layer in enumerate(layers) if not layer.idle}
         covered = [*kept.values()] == [*before] and len(layers) == len(order)
-        if covered and (movable or [*kept] == wanted) and not ends(layers):
+        stays = movable or [*kept] == wanted
+        if covered and stays and not _new_layer_hands_on(source, layers):
             return layers
-    if ends(order):
-        remedy = "choose another number of layers" if movable else "leave out --place"
-        raise InputError(
-            f"the last layer of each type of the {family.name} model in {source.where()} hands its "
-            f"keys and values on, which no new layer can do; {remedy}"
-        )
     return order
+
+
+def _new_layer_hands_on(source: Model, order: Sequence[Layer]) -> bool:
+    """Whether the last layer of a type is a new one, in a class that makes it hand values on."""
+    if source.complete.get(HANDING_ON) is None:
+        return False
+    tensors = _by_layer(source.family, source.config)
+    types = source.complete.get("layer_types") or [""] * len(tensors)
+    last = {
+        (*tensors[layer.of], str(layer.entry("layer_types", types))): layer  # any type in a file
+        for layer in order
+    }
+    return any(layer.idle for layer in last.values())
 
 
 Fits = Callable[[Layer, int], bool]
@@ -467,13 +553,15 @@ def _filled(
     return layers
 
 
-def _transforms(source: Model, config: Config, order: Sequence[Layer]) -> dict[str, Transform]:
+def _transforms(
+    source: Model, config: Config, order: Sequence[Layer], seed: int
+) -> dict[str, Transform]:
     """Make the transform of every tensor.
 
     Raises:
         InputError: a layer would differ in kind from its source, or compute with another index.
     """
-    family = source.family
+    family, sizes = source.family, source.family.sizes(config)
     before, after = _by_layer(family, source.config), _by_layer(family, config)
     numbered = family.numbered(source.complete)
     others = "another number of layers", "--blocks identity or interpose"
@@ -485,7 +573,7 @@ def _transforms(source: Model, config: Config, order: Sequence[Layer]) -> dict[s
                 f"{numbered} layers compute with their index or with what others hand them; put "
                 "identity blocks at the end (--place end)"
             )
-        if before[layer.of].keys() != after[place].keys():
+        if before[layer.of].keys() != after[place].keys() and not layer.kind:
             raise InputError(
                 f"no config of {family.one} makes layer {place} of the same kind as layer "
                 f"{layer.of} of {source.where()}; choose {other}"
@@ -496,7 +584,12 @@ def _transforms(source: Model, config: Config, order: Sequence[Layer]) -> dict[s
         if member.layer is None
     }
     for place, layer in enumerate(order):
-        for inside, (name, described, *_) in after[place].items():
+        for inside, member in after[place].items():
+            name, described, *_ = member
+            if inside not in before[layer.of]:
+                info = TensorInfo(member.pattern.shape(sizes), main_dtype(source.tensors))
+                transforms[name] = new_tensor(member, f"{seed}:{name}", info)
+                continue
             of = before[layer.of][inside].name
             if not layer.idle:
                 transforms[name] = Kept(of, why=f"layer {layer.of} as it is")

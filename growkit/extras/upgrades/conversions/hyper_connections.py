@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from growkit.base.options import Option
 from growkit.base.tensors import TensorInfo
-from growkit.extras.upgrades.conversions.parallel_mixer import drawn_uniformly
 from growkit.families.description import Member
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite, upgraded
+from growkit.planning.starts import drawn_uniformly
 from growkit.planning.transforms import Constant, Kept, Transform
 
 STREAMS = Option("streams", "number of residual streams", ("4", "2", "8"))

@@ -8,21 +8,18 @@ arXiv 2507.22448), with all multipliers 1.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
-from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
-from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option
 from growkit.base.tensors import Config, TensorInfo
 from growkit.families.description import Member
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite, upgraded
-from growkit.planning.transforms import Computed, Constant, Kept, Transform
+from growkit.planning.starts import new_tensor
+from growkit.planning.transforms import Kept, Transform
 
 HEAD_DIM = 64
 """Width of a head of the mixer, if hidden is a multiple of it."""
@@ -105,57 +102,11 @@ class ParallelMixer(Operation):
                 name = name.replace(new, old)
             if name in source.tensors:
                 return Kept(name)
-            return _new(name, f"{seed}:{name}", info)
+            return new_tensor(member, f"{seed}:{name}", info)
 
         plan = rewrite(source, target, config, special)
         waits = {name for name in plan.by_target if ".mamba." in name and ".out_proj." not in name}
         return Change([replace(plan, waits=frozenset(waits))])
-
-
-def _new(name: str, key: str, info: TensorInfo) -> Transform:
-    """A tensor of a new mixer, or a bias that attention has to have, as zeros."""
-    starts: dict[str, Callable[[], Tensor]] = {
-        ".A_log": lambda: torch.arange(1, info.shape[0] + 1).double().log(),
-        ".dt_bias": partial(_time_steps, key, info.shape[0]),
-    }
-    for ending, start in starts.items():
-        if name.endswith(ending):
-            rounded = partial(_rounded, start, info)
-            return Computed((), "new, as Mamba-2 starts", rounded, dtype=info.dtype)
-    if name.endswith((".in_proj.weight", ".conv1d.weight")):
-        return drawn_uniformly(key, info)
-    return Constant(info.dtype, 1.0 if name.endswith(".D") else 0.0, "new")
-
-
-def _rounded(start: Callable[[], Tensor], info: TensorInfo) -> Tensor:
-    return start().to(info.torch_dtype)
-
-
-def _numbers(key: str, rows: int, columns: int) -> Tensor:
-    """Random numbers between -1 and 1."""
-    return torch.from_numpy(noise(key, np.arange(rows), columns).astype(np.float64) + 0.5) / 2**15
-
-
-def drawn_uniformly(key: str, info: TensorInfo) -> Transform:
-    """Weights that are drawn as torch draws those of linear layers and convolutions.
-
-    Args:
-        key: seed of the numbers.
-        info: header of the tensor.
-    """
-    rounded = partial(_rounded, partial(_uniform, key, info.shape), info)
-    return Computed((), "new, random", rounded, dtype=info.dtype)
-
-
-def _uniform(key: str, shape: tuple[int, ...]) -> Tensor:
-    inputs = math.prod(shape[1:])
-    return _numbers(key, shape[0], inputs).reshape(shape) / math.sqrt(inputs)
-
-
-def _time_steps(key: str, heads: int) -> Tensor:
-    """Biases whose softplus is between 0.001 and 0.1, evenly in the logarithm."""
-    steps = torch.pow(10, _numbers(key, heads, 1)[:, 0] - 2)
-    return steps + (-torch.expm1(-steps)).log()
 
 
 OPERATION = ParallelMixer()
