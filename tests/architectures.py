@@ -138,6 +138,11 @@ def build(kind: str, seed: int = 0, **more: Any) -> PreTrainedModel:
             else:
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("tid2eid"):  # the experts of every token
+                experts = model.config.num_local_experts
+                rows = torch.rand(len(buffer), experts, generator=generator)
+                buffer.copy_(rows.topk(buffer.shape[1]).indices)
     return model.eval()
 
 

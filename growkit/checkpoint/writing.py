@@ -24,7 +24,7 @@ from threading import Condition, Event, Lock
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
-from growkit.base.tensors import FLOAT_BYTES, TensorInfo, Weights, total_bytes, total_parameters
+from growkit.base.tensors import TensorInfo, Weights, total_bytes, total_parameters
 from growkit.base.workers import workers
 
 WORKERS = 2
@@ -135,7 +135,7 @@ def _sort(shard: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     least = total_bytes(shard) // LARGE_PART
 
     def rank(item: tuple[str, TensorInfo]) -> tuple[int, int]:
-        return -FLOAT_BYTES[item[1].dtype], -max(item[1].bytes, least)
+        return -item[1].element_bytes, -max(item[1].bytes, least)
 
     return dict(sorted(shard.items(), key=rank))
 

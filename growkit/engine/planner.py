@@ -114,7 +114,7 @@ def _ragged_experts(grown: Model) -> str:
         first, *others = member.pattern.dimensions
         info = grown.tensors[member.name]
         stacked = first.axes == {"experts"} and len(others) > 1
-        rows = [size * tensors.FLOAT_BYTES[info.dtype] for size in info.shape[-2:]]
+        rows = [size * info.element_bytes for size in info.shape[-2:]]
         row = next((row for row in reversed(rows) if row % ROW_OF_EXPERTS), 0)
         if (stacked or (member.tensor.counts == "experts" and others)) and row:
             return (

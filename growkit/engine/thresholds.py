@@ -6,7 +6,7 @@ models alike, shows in a short prompt what the setting does in a long one.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -35,21 +35,34 @@ LOW = 4
 """The lower value: with it, a prompt of 21 tokens has several windows, and blocks of windows."""
 
 
+MORE = 48
+"""Tokens by which a prompt is longer than a setting that cannot have a lower value."""
+
+FARTHEST = 1 << 11
+"""Limit for the tokens of such a prompt."""
+
+
+def reach(*configs: Config) -> int:
+    """The tokens of a prompt that is longer than every setting without a lower value.
+
+    Args:
+        configs: configs of models.
+
+    Returns:
+        Their number; 0 if there is no such setting, or none below ``FARTHEST``.
+    """
+    low, values = lowered(*configs), _thresholds(configs)
+    tokens = [value + MORE for key, value in values.items() if key not in low]
+    return max((count for count in tokens if count <= FARTHEST), default=0)
+
+
 def lowered(*configs: Config) -> dict[str, int]:
     """Lower values for settings that are the same in all configs, by their keys.
 
     Args:
         configs: configs of models; a dot in a key leads into a part of them.
     """
-    numbers = [dict(leaves(resolved(config) or config)) for config in configs]
-    low = {
-        key: LOW
-        for key, value in numbers[0].items()
-        if THRESHOLD.search(key)
-        and not OTHERS.search(key)
-        and value > LOW
-        and all(config.get(key) == value for config in numbers)
-    }
+    low = dict.fromkeys(_thresholds(configs), LOW)
 
     def fits(changes: Mapping[str, int]) -> bool:
         pairs = [(config, changed(config, changes)) for config in configs]
@@ -63,6 +76,19 @@ def lowered(*configs: Config) -> dict[str, int]:
     if low and not fits(low):
         return {key: value for key, value in low.items() if fits({key: value})}
     return low
+
+
+def _thresholds(configs: Sequence[Config]) -> dict[str, int]:
+    """The values above ``LOW`` of such settings, by their keys."""
+    numbers = [dict(leaves(resolved(config) or config)) for config in configs]
+    return {
+        key: value
+        for key, value in numbers[0].items()
+        if THRESHOLD.search(key)
+        and not OTHERS.search(key)
+        and value > LOW
+        and all(config.get(key) == value for config in numbers)
+    }
 
 
 def _lists(config: Config) -> dict[str, Any]:

@@ -161,6 +161,11 @@ def unused_tensors(source: Model, family: Family) -> tuple[dict[str, str], dict[
     return dropped, duplicates
 
 
+INDICES = frozenset({"I32", "I64"})
+"""Dtypes of tables that a class reads, such as the experts of every token. Quantised weights in them
+have other shapes than those of the class."""
+
+
 def _check_header(
     source: Model, family: Family, name: str, pattern: Pattern, expected: tuple[int, ...]
 ) -> None:
@@ -180,7 +185,8 @@ def _check_header(
             f"tensor {name} is missing from {source.where()}; {family.one} with its "
             f"config.json has it, with shape {list(expected)}; {remedy}"
         )
-    if info.dtype not in tensors.FLOAT_BYTES:
+    indices = info.dtype in INDICES and family.description is not None
+    if info.dtype not in tensors.FLOAT_BYTES and not indices:
         raise InputError(
             f"tensor {name} in {source.where(name)} has dtype {info.dtype}; growkit works on "
             f"float weights ({', '.join(tensors.FLOAT_BYTES)}), dequantise the model first"

@@ -13,7 +13,7 @@ from growkit.base.tensors import Config
 from growkit.engine.calls import Call
 from growkit.engine.device import RUNS
 from growkit.engine.oracle import longest_context
-from growkit.engine.thresholds import lowered
+from growkit.engine.thresholds import lowered, reach
 
 SHORT = 16
 """Length of the prompt for all modes but the prefill."""
@@ -116,9 +116,11 @@ def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[M
         if longest is not None:
             why = f"the prompt is as long as the longest context, {longest} tokens"
         all_modes += [Mode(EXPLICIT, note=why), Mode(LONGEST, note=why)]
-    if settings := lowered(source, target):
+    settings, needed = lowered(source, target), reach(source, target)
+    if settings or needed:
+        prompt = windows[0][: max(count, needed)]
         listed = ", ".join(f"{key} {value}" for key, value in settings.items())
-        note = f"{count} tokens, with {listed} in both models"
+        note = f"{len(prompt)} tokens" + (f", with {listed} in both models" if listed else "")
         all_modes.append(Mode(LONG, (Call(prompt, settings=settings),), note=note))
     return all_modes
 

@@ -15,6 +15,7 @@ from growkit.base.tensors import total_bytes
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.device import check_subnormal_numbers, choose_device, reproducible
 from growkit.engine.prompts import Prompts, make_prompts
+from growkit.engine.thresholds import reach
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
 from growkit.proof.preflight import check_vocabularies, check_vocabulary
@@ -55,6 +56,7 @@ class Pair(Request):
         origin: how the target was made.
         device: device of both models as they run.
         prompts: the prompts.
+        reach: see ``growkit.engine.thresholds.reach``.
         advance: called with the bytes of every layer of both models.
         varying: operations that ran and have no deterministic form; it grows as operations run.
     """
@@ -63,6 +65,7 @@ class Pair(Request):
     origin: Origin
     device: torch.device
     prompts: Prompts
+    reach: int
     advance: Callable[[int], None]
     varying: list[str]
 
@@ -83,7 +86,8 @@ class Pair(Request):
 
     def if_weights_recovered(self) -> Pair:
         """The same pair with the fewer prompts that are enough if no weight can be at fault."""
-        return replace(self, prompts=self.prompts.cut(*self.settings.if_weights_recovered.amount))
+        amount = self.settings.amount(recovered=True, reach=self.reach)
+        return replace(self, prompts=self.prompts.cut(*amount))
 
 
 @contextmanager
@@ -108,12 +112,14 @@ def open_pair(request: Request) -> Iterator[Pair]:
                 planned = views.enter_context(plan.tokens.select(planned))
         check_vocabularies(planned, after)
         after = after.with_family(origin.lineage.source.described)
+        reached = reach(planned.config, after.config)
         yield Pair(
             **vars(request) | {"before": planned, "after": after},
             stored=before,
             origin=origin,
             device=device,
-            prompts=make_prompts(settings, planned.opened.path, planned.config),
+            prompts=make_prompts(settings, planned.opened.path, planned.config, reached),
+            reach=reached,
             advance=advance,
             varying=varying,
         )
