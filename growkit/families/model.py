@@ -162,8 +162,8 @@ def unused_tensors(source: Model, family: Family) -> tuple[dict[str, str], dict[
 
 
 INDICES = frozenset({"I32", "I64"})
-"""Dtypes of tables that a class reads, such as the experts of every token. Quantised weights in them
-have other shapes than those of the class."""
+"""Dtypes of tables that a class reads, such as a token's experts; quantised weights in them have
+shapes of their own."""
 
 
 def _check_header(
