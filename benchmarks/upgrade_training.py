@@ -1,7 +1,7 @@
 """Do models with an upgraded architecture train as well as their source does?
 
-A small Llama learns a random text of second order; it is converted, and source and results train on
-with AdamW for 100 steps of the same tokens, with five seeds:
+A small Llama and a small Qwen3 learn a random text of second order; they are converted, and sources
+and results train on with AdamW for 100 steps of the same tokens, with five seeds:
 
     python benchmarks/upgrade_training.py
 """
@@ -14,22 +14,50 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import growkit
+from growkit import ConvertStep, GrowStep, Recipe
 
 VOCAB, STEPS, SEEDS = 64, 100, range(5)
-CONFIG = LlamaConfig(
-    vocab_size=VOCAB,
-    hidden_size=128,
-    intermediate_size=256,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    max_position_embeddings=256,
-)
-UPGRADES = ("mla", "hybrid")
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+}
+LINEAR = {  # for layers of Gated DeltaNet
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+INSERTED = GrowStep("depth", {"layers": "x2", "kind": "linear_attention"})
+DEEPER = GrowStep("depth", {"layers": "x2"})
+UPGRADES: list[tuple[str, Any, dict[str, tuple[GrowStep | ConvertStep, ...]]]] = [
+    (
+        "Llama",
+        LlamaConfig(**SIZES),
+        {name: (ConvertStep(name, {}),) for name in ("mla", "hybrid", "hyper-connections")},
+    ),
+    (
+        "Qwen3",
+        Qwen3Config(**SIZES, **LINEAR),
+        {
+            "output-gate": (ConvertStep("output-gate", {}),),
+            "output-gate, depth x2": (ConvertStep("output-gate", {}), DEEPER),
+            "output-gate, depth x2 --kind linear_attention": (
+                ConvertStep("output-gate", {}),
+                INSERTED,
+            ),
+        },
+    ),
+]
+"""Names and configs of sources, and by name the steps of what becomes of each."""
 
 
 def next_tokens() -> Tensor:
@@ -60,31 +88,38 @@ def train(model: Any, text: Tensor, steps: int, seed: int) -> tuple[float, float
 
 
 def main() -> None:
-    """Print a row for the source and for each conversion."""
+    """Print a row for each source and each conversion."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    text, trained = next_tokens(), LlamaForCausalLM(CONFIG)
-    train(trained, text, 400, 99)
+    text = next_tokens()
     print("| model | first loss | loss after 100 steps | parameters that stayed |")
     print("| --- | --- | --- | --- |")
-    with TemporaryDirectory() as scratch:
-        folders = {name: Path(scratch) / name for name in ("source", *UPGRADES)}
-        trained.save_pretrained(folders["source"])
-        for name in UPGRADES:
-            assert growkit.convert(folders["source"], folders[name], name)["kept"]
-        for name, folder in folders.items():
-            runs = [
-                train(AutoModelForCausalLM.from_pretrained(folder), text, STEPS, seed)
-                for seed in SEEDS
-            ]
-            first, last = ([run[at] for run in runs] for at in (0, 1))
-            still = sorted({parameter for run in runs for parameter in run[2]})
-            print(
-                f"| {name} | {fmean(first):.6f} | {fmean(last):.4f} ± {stdev(last):.4f} | "
-                f"{', '.join(still) or 'none'} |",
-                flush=True,
-            )
+    for source, config, upgrades in UPGRADES:
+        torch.manual_seed(0)
+        trained = AutoModelForCausalLM.from_config(config)
+        train(trained, text, 400, 99)
+        with TemporaryDirectory() as scratch:
+            folders = {name: Path(scratch) / str(at) for at, name in enumerate((source, *upgrades))}
+            trained.save_pretrained(folders[source])
+            for name, steps in upgrades.items():
+                recipe = Recipe(str(folders[source]), steps, str(folders[name]))
+                assert growkit.run(recipe)["kept"]
+            for name, folder in folders.items():
+                print(row(name, folder, text), flush=True)
+
+
+def row(name: str, folder: Path, text: Tensor) -> str:
+    """Train a model with every seed."""
+    runs = [
+        train(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), text, STEPS, seed)
+        for seed in SEEDS
+    ]
+    first, last = ([run[at] for run in runs] for at in (0, 1))
+    still = sorted({parameter for run in runs for parameter in run[2]})
+    return (
+        f"| {name} | {fmean(first):.6f} | {fmean(last):.4f} ± {stdev(last):.4f} | "
+        f"{', '.join(still) or 'none'} |"
+    )
 
 
 if __name__ == "__main__":

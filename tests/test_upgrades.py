@@ -215,6 +215,13 @@ def test_growth_and_upgrades_are_one_recipe(
     assert relative_error(source, out) < 1e-12
 
 
+def test_an_upgrade_that_an_earlier_step_prevents_is_refused(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    steps = (ConvertStep("diff-v2", {}), ConvertStep("hybrid", {}))
+    with pytest.raises(InputError, match=r"DIFF Transformer model.*leave out the steps that made"):
+        growkit.run(Recipe(str(source), steps, str(tmp_path / "out"), QUICK))
+
+
 def mixed_by_hand(layer: Any, connection: Any, streams: torch.Tensor, block: Any) -> torch.Tensor:
     """One block between its hyper-connections, from the formulas alone.
 

@@ -8,7 +8,7 @@ from growkit.base.tensors import Config, TensorInfo, main_dtype
 from growkit.families.description import Member, Without
 from growkit.families.family import Family, families
 from growkit.families.model import Model
-from growkit.planning.plan import Plan
+from growkit.planning.plan import Plan, Planned
 from growkit.planning.transforms import Kept, Transform
 
 Special = Callable[[Member, TensorInfo], Transform | None]
@@ -64,9 +64,10 @@ def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
     for target in families().values():
         by_kind |= {of: (target, rest) for of, rest in target.upgrades.get(conversion, {}).items()}
     if kind not in by_kind:
+        before = "; leave out the steps that made it one" if isinstance(source, Planned) else ""
         raise InputError(
             f"no class known to --to {conversion} computes the rest of {source.family.one}, so "
-            f"{source.where()} cannot be converted; these can: {', '.join(sorted(by_kind))}"
+            f"{source.where()} cannot be converted{before}; these can: {', '.join(sorted(by_kind))}"
         )
     target, without = by_kind[kind]
     config = config_with(source, target, without)

@@ -249,7 +249,8 @@ def _of_kind(
     sizes = {key: value for key, value in source.config.items() if key in named}
     deep = {family.layers_key: DEEP}
     lists = [family.derived_lists({**config, **deep}) for config in (source.config, sizes)]
-    present = {key: complete.get(key) or [] for key in family.lists.union(*lists)}
+    stored = {key: complete.get(key) for key in family.lists.union(*lists)}
+    present = {key: of if isinstance(of, list) else [] for key, of in stored.items()}
     kinds = {
         entry: key
         for some in (*lists, present)
