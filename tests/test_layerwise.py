@@ -119,7 +119,24 @@ def gradients(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.parametrize("kind", EXPERTS[:2])
+@pytest.mark.usefixtures("small_parts")
+def test_only_the_experts_of_tokens_are_read(
+    kind: str, reads: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    """In files of single experts, or of all of them; a token has two of four."""
+    folder = save(kind, tmp_path / "model")
+    (logits,) = run(opened(folder), [Call(ids(1))])
+    stored = Checkpoint(folder).tensors
+    experts = {name: info.elements for name, info in stored.items() if name.count("expert")}
+    read = sum(count for name, count in reads if name in experts)
+    assert read == sum(experts.values()) / 2
+    with strict_float64(), torch.no_grad():
+        model = load_model(folder, torch.float64, CPU, "eager")
+        assert close(logits, model(ids(1)[None], use_cache=False).logits[0])
+
+
+@pytest.mark.sampled(4, "in parts-mixtral")
 @pytest.mark.parametrize("folder", [*VARIANTS, *EXPERTS, *BETWEEN], indirect=True)
 def test_gradients(folder: Path) -> None:
     check_gradients(folder)
