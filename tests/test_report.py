@@ -18,9 +18,8 @@ import growkit
 from growkit.planning.recipe import load_recipe
 from growkit.report.proof_page import glance, proof_view
 from growkit.report.saving import page
-from growkit.results.proof_result import (
-    next_step,
-)
+from growkit.report.terminal import training_hint
+from growkit.results.proof_result import next_step
 from tests.conftest import cli, edit_weights, save_model
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\ud800\u202e\u2066\x9b"
@@ -459,3 +458,11 @@ def test_a_report_names_its_output_and_warns(
     assert f"<p>{name}, made from" in page
     for text in (" ".join(made.warnings), page):
         assert (f"ank {rank} makes the model larger" in text) is (rank == 4)
+
+
+def test_only_who_trains_otherwise_than_before_gets_a_hint(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    assert training_hint(growkit.convert(source, tmp_path / "a", "litgpt", verify=False)) is None
+    assert training_hint(growkit.grow(source, tmp_path / "b", hidden="x2", verify=False))
+    wider = growkit.convert(source, tmp_path / "c", "hyper-connections", verify=False)
+    assert training_hint(wider)

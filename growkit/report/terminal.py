@@ -96,14 +96,15 @@ def _class_change(changes: Sequence[Found]) -> str | None:
 def training_hint(result: Found) -> str | None:
     """Say how to train an output (a ``growkit.GrowResult``), without a full stop.
 
-    None if nothing was written, or if the proof gives other advice.
+    None if nothing was written, if the proof gives other advice, or if training goes on as before.
     """
     updates, proof = result.get("updates"), result.get("verification")
     if not updates or (proof and next_step(proof)):
         return None
     hint = "train it with growkit.training.param_groups, which takes the source's learning rate"
     if result["parameters"] <= result["source_parameters"]:
-        return hint
+        rates = ("lr", "weight_decay", "eps")
+        return hint if any(of[key] != 1 for of in updates["groups"] for key in rates) else None
     return (
         f"{hint}; before a long run, growkit probe measures on your text whether that pays, "
         "compared with training the source for longer"
