@@ -20,7 +20,7 @@ from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite, upgraded
 from growkit.planning.starts import drawn_uniformly
-from growkit.planning.transforms import Constant, Kept, Transform
+from growkit.planning.transforms import Constant, Kept, Stacked, Transform
 
 STREAMS = Option("streams", "number of residual streams", ("4", "2", "8"))
 
@@ -30,8 +30,17 @@ WRITES = (
     "o_proj.bias",
     "down_proj.weight",
     "down_proj.bias",
+    ".w2.weight",
+    "experts.down_proj",
 )
 """The tensors that write the state."""
+
+EXPERTS = {
+    "mlp.gate.weight": ["gate"],
+    "mlp.experts.gate_up_proj": ["experts.{}.w1", "experts.{}.w3"],
+    "mlp.experts.down_proj": ["experts.{}.w2"],
+}
+"""Names inside layers of experts, and of the tensors of Mixtral that they hold, one by one."""
 
 HEAD, NORM = "lm_head.weight", "model.norm.weight"
 
@@ -58,6 +67,8 @@ class HyperConnections(Operation):
 
         def special(member: Member, info: TensorInfo) -> Transform | None:
             name = member.name
+            if name not in source.tensors and ".mlp." in name:
+                return _of_experts(source, name, info, streams)
             if name not in source.tensors:
                 if name.endswith("fn"):
                     return drawn_uniformly(f"{seed}:{name}", info)
@@ -71,6 +82,21 @@ class HyperConnections(Operation):
         plan = rewrite(source, target, config, special)
         waits = frozenset(name for name in plan.by_target if name.endswith("fn"))
         return Change([replace(plan, waits=waits)])
+
+
+def _of_experts(source: Model, name: str, info: TensorInfo, streams: int) -> Transform:
+    """A tensor of experts, from those of Mixtral, whose files have a tensor for each expert."""
+    layer, _, inside = name.partition("mlp.")
+    names = [f"{layer}block_sparse_moe.{part}.weight" for part in EXPERTS[f"mlp.{inside}"]]
+    if len(info.shape) == 2:
+        return Kept(names[0])
+    rows = info.shape[1] // len(names)
+
+    def kept(of: str) -> Transform:
+        return Kept(of, 2 / streams if of.endswith(WRITES) else 1.0)
+
+    parts = [[(kept(of.format(at)), rows) for of in names] for at in range(info.shape[0])]
+    return Stacked(parts, "experts of a layer in one tensor")
 
 
 OPERATION = HyperConnections()

@@ -1,27 +1,31 @@
 """Llama with several residual streams, mixed by the hyper-connections of DeepSeek-V4.
 
-Attention and MLP are Llama's, and the mixing is DeepSeek-V4's ("mHC: Manifold-Constrained
-Hyper-Connections", arXiv 2512.24880). States between layers are [batch, tokens, streams, hidden].
+Attention and MLP are Llama's, experts in place of the MLP are Mixtral's, and the mixing is
+DeepSeek-V4's ("mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880). States between
+layers are [batch, tokens, streams, hidden].
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
     DeepseekV4HyperConnection,
     DeepseekV4HyperHead,
 )
-from transformers.models.llama.modeling_llama import (
-    LlamaDecoderLayer,
-    LlamaForCausalLM,
-    LlamaModel,
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
+from transformers.models.mixtral.modeling_mixtral import (
+    MixtralExperts,
+    MixtralForCausalLM,
+    MixtralSparseMoeBlock,
+    MixtralTopKRouter,
 )
 from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_hyper_llama import HyperLlamaConfig
 
@@ -45,6 +49,9 @@ class HyperLlamaDecoderLayer(LlamaDecoderLayer):
     def __init__(self, config: HyperLlamaConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         mixing: Any = config
+        if config.num_local_experts:
+            experts: Any = MixtralSparseMoeBlock(mixing)
+            self.mlp = experts
         self.attn_hc = DeepseekV4HyperConnection(mixing)
         self.ffn_hc = DeepseekV4HyperConnection(mixing)
 
@@ -71,6 +78,7 @@ class HyperLlamaModel(LlamaModel):
     _can_record_outputs = {  # noqa: RUF012
         **LlamaModel._can_record_outputs,
         "hidden_states": HyperLlamaDecoderLayer,
+        "router_logits": OutputRecorder(MixtralTopKRouter, index=0),
     }
 
     def __init__(self, config: HyperLlamaConfig) -> None:
@@ -80,6 +88,12 @@ class HyperLlamaModel(LlamaModel):
         mixing: Any = config
         self.hc_head = DeepseekV4HyperHead(mixing)
         self.post_init()  # type: ignore[no-untyped-call]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)  # type: ignore[no-untyped-call]
+        if isinstance(module, MixtralExperts | MixtralTopKRouter):
+            for parameter in module.parameters():
+                init.normal_(parameter, std=self.config.initializer_range)
 
     @merge_with_config_defaults  # type: ignore[untyped-decorator]
     @capture_outputs  # type: ignore[untyped-decorator]
@@ -92,7 +106,7 @@ class HyperLlamaModel(LlamaModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+    ) -> MoeModelOutputWithPast:
         """Run the model; see ``LlamaModel.forward``."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds was expected")
@@ -124,18 +138,19 @@ class HyperLlamaModel(LlamaModel):
                 **kwargs,
             )
         hidden_states = self.norm(self.hc_head(streams))
-        return BaseModelOutputWithPast(last_hidden_state=hidden_states, cache=cache)
+        return MoeModelOutputWithPast(last_hidden_state=hidden_states, cache=cache)
 
 
-class HyperLlamaForCausalLM(LlamaForCausalLM):
-    """The model with a head for language modelling."""
+class HyperLlamaForCausalLM(MixtralForCausalLM):
+    """The model with a head for language modelling, and the loss that balances experts."""
 
-    config: HyperLlamaConfig
+    config: HyperLlamaConfig  # type: ignore[assignment]
     config_class = HyperLlamaConfig
     _no_split_modules = ["HyperLlamaDecoderLayer"]  # noqa: RUF012
 
     def __init__(self, config: HyperLlamaConfig) -> None:
-        super().__init__(config)
+        mixing: Any = config
+        super().__init__(mixing)
         self.model = HyperLlamaModel(config)
         self.post_init()  # type: ignore[no-untyped-call]
 
