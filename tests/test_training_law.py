@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -153,6 +154,18 @@ class Pair:
 def _recipe(source: Path, output: Path, steps: list[dict[str, Any]]) -> growkit.Recipe:
     content = {"source": str(source), "output": str(output), "steps": steps, "verify": False}
     return parse_recipe(content, "recipe")
+
+
+def test_one_eps_is_the_nearest_to_those_of_all_rows() -> None:
+    """Adam divides by √v + eps: rows whose gradient is that of n copies need an nth of it."""
+    random = seeded(11)
+    for _ in range(20):
+        n_out = np.array([random.randrange(1, 9) for _ in range(random.randrange(1, 5))])
+        update = Update(n_out=n_out, factor=random.uniform(0.2, 3))
+        rows = n_out * update.factor
+        others = np.linspace(0.01, 5, 3_000) / update.factor
+        changes = np.abs(np.outer(others, rows) - 1).max(1)
+        assert np.abs(update.eps * rows - 1).max() <= changes.min()
 
 
 @dataclass(frozen=True, eq=False)
