@@ -108,8 +108,8 @@ def source_headers(target: Folder, names: Collection[str], described: Family | N
             pass
         case _:
             raise InputError(
-                f"'source_model' in {file} is not the config and the dtypes of a model; make the "
-                f"folder again with 'growkit run {file}'"
+                f"{file} does not record the config and the dtypes of the source "
+                f"('source_model'); make the folder again with 'growkit run {file}'"
             )
     where = f"the model from which {target} was made"
     family = family_of(config, where, described).as_stored(config, names)
@@ -133,7 +133,10 @@ def read_record(target: Folder) -> Recipe | None:
     if not isinstance(recipe, dict):
         raise InputError(f"{file} holds no recipe; remove the file to compare logits alone")
     with foreign(f"the recipe in {file} cannot be read", "remove the file to compare without it"):
-        return parse_recipe(recipe, str(file))  # untrusted values may raise anything
+        try:
+            return parse_recipe(recipe, str(file))  # untrusted values may raise anything
+        except InputError as error:  # an option of an earlier version, for example
+            raise InputError(f"{error}; remove {file} to compare without it") from error
 
 
 NO_FILE = os.path.join(os.devnull, "not read")
