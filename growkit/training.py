@@ -1,4 +1,4 @@
-"""Tools for continued training: parameter groups, a check at step 0, and ramps.
+"""Tools for continued training: parameter groups, and a check at step 0.
 
 The check tests whether the model in the trainer's memory computes the promised function. It finds a
 wrong shard, conversion or folder before the first training step.

@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import ModelOutput, generic
 
+import growkit
 from growkit.extras.differential.modeling import (
     AUTO_MAP,
     OLDEST_TRANSFORMERS,
@@ -76,6 +77,14 @@ def test_the_code_beside_the_weights_classifies(
     assert model_code().keys() <= {file.name for file in (tmp_path / "saved").iterdir()}
     saved = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert saved["auto_map"][auto] == AUTO_MAP[auto]
+
+
+def test_a_grown_model_names_every_class_of_its_code(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "diff_transformer")
+    named = json.loads((source / "config.json").read_text())["auto_map"]
+    assert named.items() < AUTO_MAP.items()  # transformers names the class that was saved
+    growkit.grow(source, tmp_path / "out", ffn="x2", verify=False)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"] == AUTO_MAP
 
 
 @pytest.mark.parametrize(("version", "fits"), [("4.56.2", False), ("4.57.0", True)])

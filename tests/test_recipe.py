@@ -117,3 +117,15 @@ def test_the_proof_of_a_recipe_reads_another_text(
     again = cli("run", out, "--output", tmp_path / "again", "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["verification"]["text"] is None
+
+
+def test_a_manifest_means_the_defaults_of_its_time(make: Make, tmp_path: Path) -> None:
+    """Former defaults hold where it records none; those of today are recorded."""
+    source, recipe = make("diffllama", head_dim=8), {"output": "b", "steps": [{"convert": "dint"}]}
+    for now, content in (("exact", {"growkit": "0", "recipe": recipe}), (None, recipe)):
+        (tmp_path / "growkit.json").write_text(json.dumps(content))
+        (step,) = load_recipe(tmp_path / "growkit.json", source=str(source)).steps
+        assert step.options.get("integral_method") == now
+    growkit.convert(source, tmp_path / "out", "dint", verify=False)
+    (step,) = load_recipe(tmp_path / "out").steps
+    assert step.options["integral_method"] == "auto"

@@ -41,6 +41,7 @@ class Option:
         limits: limits of a number.
         accepts: whether a free value is valid; it may raise a more precise ``InputError``.
         example: a value that is possible in every family, if a free value is required; else None.
+        unrecorded: the former default, which a manifest means that does not record the option.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Option:
     limits: Limits | None = None
     accepts: Callable[[str], bool] = lambda text: True
     example: str | int | None = None
+    unrecorded: str | None = None
 
     def check(self, value: Any) -> None:
         """Refuse a value that is not allowed, or is beyond the limits.

@@ -98,7 +98,7 @@ def config_to_write(source: Model, planned: Config, family: Family) -> Config:
         if now.get(key) != wanted[key]:
             written = _with(written, key, named.get(key, wanted[key]))
     new = (key for key in changed if _has(written, key) and not _has(published, key))
-    for key in sorted({*new} - FOLDER_KEYS):
+    for key in sorted(key for key in new if key.partition(".")[0] not in FOLDER_KEYS):
         written = _without_need(written, key, complete)
     return written
 

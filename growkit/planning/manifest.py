@@ -134,7 +134,9 @@ def read_record(target: Folder) -> Recipe | None:
         raise InputError(f"{file} holds no recipe; remove the file to compare logits alone")
     with foreign(f"the recipe in {file} cannot be read", "remove the file to compare without it"):
         try:
-            return parse_recipe(recipe, str(file))  # untrusted values may raise anything
+            return parse_recipe(
+                recipe, str(file), recorded=True
+            )  # untrusted values may raise anything
         except InputError as error:  # an option of an earlier version, for example
             raise InputError(f"{error}; remove {file} to compare without it") from error
 
@@ -172,9 +174,6 @@ def _without_search(step: Step) -> Step:
         raise InputError("it lacks the result of a search")
     if "calibration" in options:
         options["calibration"] = NO_FILE
-    takes_groups = any(option.name == "groups" for option in step.operation.options)
-    if options.get("symmetry") == "keep" and takes_groups:
-        options.setdefault("groups", "part")  # the default when manifests did not record it
     return type(step)(step.name, options)
 
 

@@ -352,7 +352,11 @@ def load_recipe(
         InputError: a key is unknown, missing or of the wrong type; the message names it.
     """
     file = recipe_file(Path(file))
-    content = _manifest(file) if file.suffix == ".json" else folders.read_yaml(file, "recipe")
+    recorded = False
+    if file.suffix == ".json":
+        content, recorded = _manifest(file)
+    else:
+        content = folders.read_yaml(file, "recipe")
     content = with_paths(content, os.path.expanduser)
     if not isinstance(content, dict) or content.keys().isdisjoint(REQUIRED):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
@@ -360,11 +364,11 @@ def load_recipe(
     if isinstance(content.get("family"), str):
         overrides["family"] = load_description(os.path.expanduser(content["family"]))
     overrides = {key: value for key, value in overrides.items() if value is not None}
-    return parse_recipe({**otherwise, **content} | overrides, str(file))
+    return parse_recipe({**otherwise, **content} | overrides, str(file), recorded=recorded)
 
 
-def _manifest(file: Path) -> Any:
-    """Read the recipe in a manifest, or in JSON that is a recipe itself.
+def _manifest(file: Path) -> tuple[Any, bool]:
+    """Read the recipe in a manifest, or in JSON that is a recipe itself, and which of these it is.
 
     A manifest has file names without folders. A file that is not in the current folder is looked up
     next to the model. If the text of the proof is in neither, the proof compares random tokens, as
@@ -372,10 +376,10 @@ def _manifest(file: Path) -> Any:
     """
     recipe: Any = folders.Folder(file.parent).json(file.name)
     if "growkit" not in recipe:
-        return recipe
+        return recipe, False
     recipe = recipe.get("recipe")
     if not isinstance(recipe, dict):
-        return recipe
+        return recipe, True
     siblings = os.path.dirname(os.path.abspath(file.parent))
 
     def find(name: str) -> str:
@@ -390,7 +394,7 @@ def _manifest(file: Path) -> Any:
     output = recipe.get("output")
     if isinstance(output, str) and output and not os.path.isabs(output):
         recipe["output"] = str(file.parent)
-    return recipe
+    return recipe, True
 
 
 def with_paths(
@@ -416,15 +420,21 @@ def with_paths(
     return changed
 
 
-def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
-    """Parse the contents of a recipe file; see ``load_recipe``."""
+def parse_recipe(content: Mapping[str, Any], where: str, *, recorded: bool = False) -> Recipe:
+    """Parse the contents of a recipe file; see ``load_recipe``.
+
+    Args:
+        content: the contents.
+        where: the file, for messages.
+        recorded: whether a manifest has the recipe (``Option.unrecorded``).
+    """
     check_kind(content, _kinds(Recipe) | {"verify": (bool, _kinds(Settings))}, where)
     for key in REQUIRED:
         if not content.get(key):
             raise InputError(f"{where} has no {key}; a recipe needs source, steps and output")
     check_kind(content["steps"], list, f"steps in {where}")
     steps = tuple(
-        _parse_step(step, f"step {number} of {where}")
+        _parse_step(step, f"step {number} of {where}", recorded)
         for number, step in enumerate(content["steps"], 1)
     )
     verify = content.get("verify", True)
@@ -432,7 +442,7 @@ def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
     return Recipe(**{**content, "steps": steps, "verify": proof})
 
 
-def _parse_step(step: Any, where: str) -> Step:
+def _parse_step(step: Any, where: str, recorded: bool) -> Step:
     verbs = [verb for verb in STEPS if isinstance(step, dict) and verb in step]
     if len(verbs) != 1:
         raise InputError(
@@ -444,7 +454,9 @@ def _parse_step(step: Any, where: str) -> Step:
         if step[key] is None:
             raise InputError(f"{key} in {where} is null; give a value, or leave it out")
     try:
-        return STEPS[verb](step[verb], {key: step[key] for key in step if key != verb})
+        parsed = STEPS[verb](step[verb], {key: step[key] for key in step if key != verb})
+        former = {option.name: option.unrecorded for option in parsed.operation.options if recorded}
+        return STEPS[verb](parsed.name, former | dict(parsed.options))
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

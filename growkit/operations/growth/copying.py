@@ -56,6 +56,7 @@ GROUPS = Option(
     "query heads that a copy of a KV head serves: copies of its whole group (whole), or of part of "
     "it (part), so that copies of the KV head diverge; auto is whole with --symmetry keep",
     ("auto", "whole", "part"),
+    unrecorded="part",
 )
 
 

@@ -1,8 +1,7 @@
 """Conversion of DIFF to DINT: the integral of the signal maps is added, with weight γ.
 
 Gated, γ = g · λ with a learnable g per layer that begins at 0: the function is the same, and the
-model learns the weight of the integral (or g is ramped to 1 during training, see
-``growkit.training``). Unified, γ = λ from the first step, as in the paper: another function.
+model learns the weight of the integral. Unified, γ = λ from the first step, as in the paper: another function.
 
 DINT has no factor 1 - λ_init. It moves into the weight of the head norm, which is stored in
 float64, so that nothing is rounded.
@@ -42,6 +41,7 @@ class Dint(OnDiffTransformer):
             "how a causal integral is computed: by its series in long texts alone (auto), always "
             "exactly, or always by the series, which is as fast as DIFF",
             ("auto", "exact", "series"),
+            unrecorded="exact",
         ),
     )
 
@@ -71,9 +71,12 @@ class Dint(OnDiffTransformer):
             return Computed((member.name,), why, lambda norm: norm.double() * factor, dtype="F64")
 
         plan = rewrite(source, DIFF, config, special)
+        settled = {"integral_method": config["integral_method"]}
         if options["gamma"] == "gated":
-            return Change([plan])
-        return Change([plan], "different", "γ = λ from the first step: the integral is new")
+            return Change([plan], settled=settled)
+        return Change(
+            [plan], "different", "γ = λ from the first step: the integral is new", settled
+        )
 
 
 OPERATION = Dint()
