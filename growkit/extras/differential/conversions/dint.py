@@ -1,7 +1,8 @@
 """Conversion of DIFF to DINT: the integral of the signal maps is added, with weight γ.
 
 Gated, γ = g · λ with a learnable g per layer that begins at 0: the function is the same, and the
-model learns the weight of the integral. Unified, γ = λ from the first step, as in the paper: another function.
+model learns the weight of the integral. Unified, γ = λ from the first step, as in the paper:
+another function.
 
 DINT has no factor 1 - λ_init. It moves into the weight of the head norm, which is stored in
 float64, so that nothing is rounded.
