@@ -3,11 +3,13 @@
 import copy
 import io
 import json
+import math
 import pickle
 import pickletools
 import struct
 import zipfile
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import load, save
+
+from growkit.extras.formats.weight_formats.gguf import ALIGNMENT, _entry, _Header
 
 
 def words(text: str) -> list[str]:
@@ -155,25 +159,29 @@ def yaml_text(random: Random, tree: Any) -> bytes:
 
 def damaged(random: Random, content: bytes) -> bytes:
     """Some bytes, changed without regard to what they mean."""
-    content = content or b"{}"
     for _ in range(random.choice([1, 1, 2, 4])):
-        at = random.randrange(len(content) + 1)
-        size = random.choice([1, 1, 2, 8, 64])
-        signs = [b"\0", b"{", b"}", b"[", b'"', b",", b":", b"\xff", b"\n", b"NaN"]
-        hostile = random.choice(HOSTILE).encode("utf-8", errors="surrogatepass")[:100]
-        twice = content[at : at + size] * 2
-        some = random.choice([random.randbytes(size), hostile, random.choice(signs), twice])
-        text = content.decode("utf-8", errors="replace")
-        content = random.choice(
-            [
-                *(content[:at], content[at:], content[:at] + content[at + size :]),
-                *[content[:at] + some + content[at:]] * 3,
-                *[content[:at] + some + content[at + len(some) :]] * 4,
-                random.choice([b"", b"\xef\xbb\xbf" + content, content + b"\0" * 100, b"\0"]),
-                text.encode(random.choice(["utf-16", "utf-32", "utf-8-sig"])),
-            ]
-        )
+        content = _damage_once(random, content or b"{}")
     return content[:LARGEST]
+
+
+def _damage_once(random: Random, content: bytes) -> bytes:
+    at = random.randrange(len(content) + 1)
+    size = random.choice([1, 1, 2, 8, 64])
+    signs = [b"\0", b"{", b"}", b"[", b'"', b",", b":", b"\xff", b"\n", b"NaN"]
+    hostile = random.choice(HOSTILE).encode("utf-8", errors="surrogatepass")[:100]
+    twice = content[at : at + size] * 2
+    some = random.choice([random.randbytes(size), hostile, random.choice(signs), twice])
+    what = random.randrange(12)
+    if what < 3:
+        return random.choice([content[:at], content[at:], content[:at] + content[at + size :]])
+    if what < 6:
+        return content[:at] + some + content[at:]
+    if what < 10:
+        return content[:at] + some + content[at + len(some) :]
+    if what == 10:
+        return random.choice([b"", b"\xef\xbb\xbf" + content, content + b"\0" * 100, b"\0"])
+    text = content.decode("utf-8", errors="replace")
+    return text.encode(random.choice(["utf-16", "utf-32", "utf-8-sig"]))
 
 
 # --- Weights --------------------------------------------------------------------------------------
@@ -234,7 +242,7 @@ def odd_archive(random: Random, content: bytes) -> bytes:
     name = random.choice(list(members))
     what = random.randrange(10)
     if what < 5:
-        members[f"{root}/data.pkl"] = _odd_pickle(random, members[f"{root}/data.pkl"])
+        members[f"{root}/data.pkl"] = odd_pickle(random, members[f"{root}/data.pkl"])
     elif what == 5:
         record = random.choice(["byteorder", "version", ".format_version", "constants.pkl"])
         content = random.choice([b"big", b"", b"middle", b"99", b"-1", b"\xff", b"x" * 1000])
@@ -255,8 +263,10 @@ def odd_archive(random: Random, content: bytes) -> bytes:
     return made.getvalue()
 
 
-def _odd_pickle(random: Random, content: bytes) -> bytes:
+def odd_pickle(random: Random, content: bytes) -> bytes:
     """A pickle with one opcode changed: another number, another name, left out, twice."""
+    if content[2:3] == pickle.FRAME:  # a frame states its length, and may be left out
+        content = content[:2] + content[11:]
     opcodes = list(pickletools.genops(content))
     begins = [position or 0 for _, _, position in opcodes] + [len(content)]
     at = random.randrange(len(opcodes))
@@ -270,8 +280,70 @@ def _odd_pickle(random: Random, content: bytes) -> bytes:
         module, name = random.choice(SEEDS["calls"]).split()
         mine = f"c{module}\n{name}\n".encode()
     elif isinstance(argument, str) and "UNICODE" in opcode.name:
-        text = random.choice([*HOSTILE, "cuda:0", "meta", "0", "1"]).encode(errors="surrogatepass")
+        named = [*HOSTILE, "cuda:0", "meta", "0", "1", *words(" ".join(SEEDS["calls"]))]
+        text = random.choice(named).encode(errors="surrogatepass")
         mine = b"X" + struct.pack("<I", len(text)) + text
     else:
         mine = random.choice([b"", mine * 2, b"N", b"\x88", b"}", b"]", b"0", mine + b"\x85R"])
     return content[: begins[at]] + mine + content[begins[at + 1] :]
+
+
+# --- GGUF -----------------------------------------------------------------------------------------
+
+
+class _Fields(_Header):
+    """Notes where everything in the header of a GGUF file lies."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content), "it")
+        self.places: list[tuple[int, int]] = []
+
+    def take(self, count: int) -> bytes:
+        self.places.append((self.at, count))
+        return super().take(count)
+
+
+@lru_cache
+def _fields(content: bytes) -> _Fields:
+    header = _Fields(content)
+    *_, tensors, count = header.numbers("4sIQQ")
+    for _ in range(count):
+        header.text()
+        header.value(*header.numbers("I"))
+    for _ in range(tensors):
+        _entry(header)
+    return header
+
+
+def odd_gguf(random: Random, content: bytes) -> bytes:
+    """A GGUF file whose header says something else; the tensors still begin where it ends."""
+    if random.random() < 0.1:
+        return damaged(random, content)
+    fields = _fields(content)
+    header, data = content[: fields.at], content[-(-fields.at // ALIGNMENT) * ALIGNMENT :]
+    chosen = random.choices(range(len(fields.places)), k=random.choice([1, 1, 1, 2, 3]))
+    for number in sorted({*chosen}, reverse=True):
+        begin, size = fields.places[number]
+        of_length = slice(begin - 8, begin)
+        if header[of_length] == _length(size):
+            other, length = random.choice(fields.places)
+            known = content[other : other + length].decode("latin-1")
+            own = near(random, header[begin : begin + size].decode())
+            text = str(random.choice([own, known, known, random.choice(HOSTILE)]))
+            text = text.encode("utf-8", errors="surrogatepass")
+            header = header[: begin - 8] + _length(len(text)) + text + header[begin + size :]
+        elif size:
+            at = begin + random.randrange(0, size, 4)
+            header = header[:at] + _odd_word(random) + header[at + 4 :]
+    return header + bytes(-len(header) % ALIGNMENT) + data
+
+
+def _length(number: int) -> bytes:
+    return struct.pack("<Q", number)
+
+
+def _odd_word(random: Random) -> bytes:
+    """Four bytes: a whole number, a part of one, or a floating-point number."""
+    real = random.choice([each for each in REAL if abs(each) < 3e38 or not math.isfinite(each)])
+    whole = random.choice([*range(13), 30, 32, *WHOLE]) >> random.choice([0, 0, 32])
+    return random.choice([struct.pack("<I", whole % (1 << 32)), struct.pack("<f", real)])

@@ -197,8 +197,13 @@ def state(folder: Path | str) -> State:
     return found
 
 
-CONVERTED = ("llama.gguf", "llama.parts", "llama.torchtune", "mixtral.litgpt", "mixtral.mlx_blocks")
-"""Places with models of other programs."""
+OF_PROGRAMS = ("llama.gguf", "llama.parts", "llama.q4_k_m", "llama.torchtune", "mixtral.litgpt")
+OF_PROGRAMS += ("mixtral.mlx", "mixtral.mlx_blocks")
+WRITTEN = {"meta": "llama", "torchtitan": "llama", "megatron": "mixtral"}
+"""Formats that growkit writes, each with the model that is written."""
+LOGITS = "logits"
+READERS = (*OF_PROGRAMS, *WRITTEN, LOGITS)
+"""Places with files of other programs."""
 
 
 def build(root: Path) -> dict[str, Place]:
@@ -210,21 +215,28 @@ def build(root: Path) -> dict[str, Place]:
         for name, (kind, sizes) in (MODELS | others).items():
             places[name] = _begin(root / name)
             _model(root / name / "source", kind, sizes)
-        for name, (origin, layout) in STORED.items():
+        written = {name: (origin, name) for name, origin in WRITTEN.items()}
+        for name, (origin, layout) in (STORED | written).items():
             places[name] = _begin(root / name)
             source = root / name / "source"
             growkit.convert(root / origin / "source", source, to=layout, verify=False)
             for file in ("growkit.json", "README.md"):
                 (source / file).unlink()
+            for archive in source.glob("*.pth"):  # with checksums
+                torch.save(torch.load(archive), archive)
         places["sharded"] = _begin(root / "sharded")
         _model(root / "sharded/source", "llama", SIZES, shard_size="1KB")
         places["bin"] = _begin(root / "bin")
         _pickled(_model(root / "bin/source", "llama", SIZES))
-        for name in CONVERTED:
+        for name in OF_PROGRAMS:
             places[name] = _begin(root / name)
-            (root / name / "source").mkdir()
-            for file in (FILES / name).iterdir() if (FILES / name).is_dir() else [FILES / name]:
-                shutil.copy(file, root / name / "source")
+            if (FILES / name).is_dir():
+                shutil.copytree(FILES / name, root / name / "source")
+            else:
+                (root / name / "source").mkdir()
+                shutil.copy(FILES / name, root / name / "source/model.gguf")
+        places[LOGITS] = _begin(root / LOGITS)
+        _logits(root / LOGITS / "source")
         places["words"] = _begin(root / "words")
         _tokenizer(_model(root / "words/source", "llama", SIZES))
         places["pair"] = _begin(root / "pair")
@@ -254,6 +266,18 @@ def _model(folder: Path, kind: str, sizes: dict[str, Any], shard_size: str = "5G
         rounded = {name: (t * 4).round() / 4 for name, t in load_file(file).items()}
         save_file(rounded, file, {"format": "pt"})
     return folder
+
+
+def _logits(folder: Path) -> None:
+    folder.mkdir()
+    about = {"program": "p", "dtype": "bfloat16"}
+    tensors = {"ids": torch.arange(4), "positions": torch.tensor([1, 3])}
+    tensors |= {"logits": torch.ones(2, 8), "hidden.0": torch.ones(4, 3)}
+    save_file(tensors, folder / "logits.safetensors", about)
+    del tensors["logits"]
+    tensors |= {"top_ids": torch.arange(6).view(2, 3), "top_logprobs": -torch.ones(2, 3)}
+    content = {name: tensor.tolist() for name, tensor in tensors.items()}
+    (folder / "logits.json").write_text(json.dumps(about | content))
 
 
 def _pickled(folder: Path) -> None:

@@ -31,11 +31,13 @@ from tests.fuzz.odd import (
     near,
     odd,
     odd_archive,
+    odd_gguf,
+    odd_pickle,
     odd_safetensors,
     words,
     yaml_text,
 )
-from tests.fuzz.places import CONVERTED, KINDS, Case, Place
+from tests.fuzz.places import KINDS, LOGITS, OF_PROGRAMS, READERS, WRITTEN, Case, Place
 
 Places = Mapping[str, Place]
 
@@ -56,7 +58,7 @@ VERIFY = ("verify", "source", "target", "--json", *QUICK)
 GROW = ("grow", "source", "out", "--hidden", "x2", "--json")
 
 
-WRITTEN = words(
+VALUES = words(
     "1 2 3 4 8 16 0.1 0.5 1.0 10 30 x1 x2 x3 x4 x3/2 x1.5 x5/4 0,1 1,2,0 0,0 even end auto "
     "on text.txt 17 24 x16"
 )
@@ -79,7 +81,7 @@ def sound_value(random: Random, option: Option) -> Any:
     """A value that an option takes; None if none was found."""
     if option.kind is bool:
         return True
-    known = option.values or (SIZES if isinstance(option, SizeOption) else WRITTEN)
+    known = option.values or (SIZES if isinstance(option, SizeOption) else VALUES)
     return random.choice([each for each in known if _takes(option, each)] or [None])
 
 
@@ -102,7 +104,7 @@ def chosen_options(random: Random, operation: Operation, odd_ones: int) -> dict[
         if value is not None
     }
     for option in random.choices(operation.options, k=odd_ones) if operation.options else ():
-        sound = found.get(option.name, random.choice(WRITTEN))
+        sound = found.get(option.name, random.choice(VALUES))
         found[option.name] = random.choice([odd(random), near(random, sound), random.choice(ODD)])
     return found
 
@@ -203,20 +205,38 @@ def pickled(random: Random, places: Places) -> Case:
     return Case("bin", look(random), files)
 
 
-def converted(random: Random, places: Places) -> Case:
-    """Odd files of other programs; most damage is in the first bytes, the header."""
-    place = random.choice(CONVERTED)
+def odd_yaml(random: Random, sound: bytes) -> bytes:
+    """A YAML file, changed in its values or in its bytes."""
+    if random.random() < 0.15:
+        return damaged(random, sound)
+    return yaml_text(random, change(random, yaml.load(sound, yaml.CSafeLoader), []))
+
+
+ODD_FILES: dict[str, Callable[[Random, bytes], bytes]] = {
+    "gguf": odd_gguf,
+    "safetensors": odd_safetensors,
+    **dict.fromkeys(("bin", "pth"), odd_archive),
+    "metadata": odd_pickle,
+    "distcp": damaged,
+    "json": lambda random, sound: odd_json(random, sound, config_keys()),
+    "yaml": odd_yaml,
+}
+"""By the end of a file's name."""
+
+
+def opened(random: Random, places: Places, place: str = "") -> Case:
+    """An odd file of another program, which is only opened, in any place or in this one."""
+    place = place or random.choice(READERS)
     name = random.choice([name for name in places[place].files if name.startswith("source/")])
-    sound = places[place].content(name)
-    edge = random.choice([len(sound), 2600])
-    content = damaged(random, sound[:edge]) + sound[edge:]
-    if name.endswith("yaml"):
-        content = random.choice(
-            [content, yaml_text(random, change(random, yaml.safe_load(sound), []))]
-        )
-    elif name.endswith("json"):
-        content = odd_json(random, sound, [])
-    return Case(place, look(random), {name: content})
+    content = ODD_FILES[name.rpartition(".")[2]](random, places[place].content(name))
+    model = name if place == LOGITS else "source"
+    return Case(place, ("open", model, str(random.randrange(100))), {name: content})
+
+
+def converted(random: Random, places: Places) -> Case:
+    """An odd file of another program, of which anything is asked."""
+    drawn = opened(random, places, random.choice([*OF_PROGRAMS, *WRITTEN]))
+    return Case(drawn.place, look(random), drawn.files)
 
 
 def folder(random: Random, places: Places) -> Case:
@@ -354,6 +374,7 @@ TARGETS: dict[str, tuple[Callable[[Random, Places], Case], float]] = {
     "index": (index, 8),
     "pickled": (pickled, 8),
     "converted": (converted, 8),
+    "opened": (opened, 8),
     "folder": (folder, 2),
     "recipe": (recipe, 13),
     "arguments": (arguments, 13),

@@ -19,9 +19,9 @@ from growkit.pipeline import inspection
 from tests.conftest import seeded
 from tests.fuzz import worker as workers
 from tests.fuzz.odd import SEEDS
-from tests.fuzz.places import Case, corpus
+from tests.fuzz.places import READERS, Case, corpus
 from tests.fuzz.rules import Answer, judge
-from tests.fuzz.targets import TARGETS, draw
+from tests.fuzz.targets import TARGETS, draw, opened
 from tests.fuzz.worker import Tally, Worker, quickly
 
 INPUTS, MANY, KEPT = 30, 20_000, 20
@@ -38,10 +38,12 @@ def worker() -> Iterator[Worker]:
 
 
 def report(tally: Tally) -> str:
+    """The first input that broke a rule in each way."""
+    kinds = {found.fault.kind: found for found in reversed(tally.found)}
     return "\n".join(
         f"{found.number} {found.target}: {found.fault.kind}\n{found.fault.detail[-1500:]}\n"
         f"{json.dumps(found.case.as_json())}"[:12_000]
-        for found in tally.found
+        for found in kinds.values()
     )
 
 
@@ -59,6 +61,22 @@ def test_odd_inputs_break_no_rule(
     assert tally.count == count
     assert {target for target, _ in tally.inputs} == set(TARGETS)
     assert {"0", "2"} <= {code for _, code in tally.inputs} <= {"0", "1", "2"}
+
+
+def test_odd_files_of_other_programs_are_opened_or_refused(
+    worker: Worker, pytestconfig: pytest.Config
+) -> None:
+    """As many of each reader; ``--inputs 100000`` takes a few minutes for each of them."""
+    count = pytestconfig.getoption("--inputs") or (2_000 if pytestconfig.getoption("--all") else 12)
+
+    def make(number: int) -> tuple[str, Case]:
+        place = READERS[number % len(READERS)]
+        return place, opened(seeded(number), worker.places, place)
+
+    tally = worker.run(make, 0, count * len(READERS))
+    assert not tally.found, report(tally)
+    assert tally.count == count * len(READERS)
+    assert {code for _, code in tally.inputs} == {"0", "2"}
 
 
 def test_what_once_broke_a_rule_does_no_more(worker: Worker, pytestconfig: pytest.Config) -> None:

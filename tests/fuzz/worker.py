@@ -23,7 +23,9 @@ from unittest.mock import patch
 import typer
 
 from growkit.cli.app import app
+from growkit.extras.engines.logits_file import LogitsFile
 from growkit.report import saving, terminal
+from growkit.sources import find
 from tests.fuzz.places import SECRET, Case, Place, build, remove, state
 from tests.fuzz.rules import Answer, Fault, cause, judge
 
@@ -42,6 +44,23 @@ RUNS += ("socket.getaddrinfo", "socket.gethostbyname", "urllib.Request", "os.sta
 WRITES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink")
 WRITES += ("os.truncate", "os.chmod", "os.chown", "os.utime", "shutil.rmtree", "os.mkfifo")
 FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+OPENER = typer.Typer(add_completion=False)
+
+
+@OPENER.command("open")
+def open_files(name: Path, number: int) -> None:
+    """What every command does first: open a model, or logits, and read a few numbers."""
+    if name.is_file():
+        logits = LogitsFile(name)
+        logits.check_tokens(16)
+        logits.log_probabilities(0, slice(0, 1), 16)
+        return
+    model = find(name).open()
+    _ = model.sizes
+    tensor = [*model.tensors][number % len(model.tensors)]
+    model.read(tensor, *[slice(0, 1)] * min(len(model.tensors[tensor].shape), 1))
 
 
 @dataclass
@@ -82,7 +101,8 @@ class Worker:
         for name in ("places", "tmp", "home"):
             (self.root / name).mkdir()
         self.places = build(self.root / "places")
-        self.command = typer.main.get_command(app)
+        self.command: Any = typer.main.get_command(app)
+        self.command.add_command(typer.main.get_command(OPENER))
         self.prepare = prepare
 
     def close(self) -> None:
@@ -176,12 +196,12 @@ class _Child:
             self.told.write(json.dumps(told) + "\n")
             answer = self.answer(case)
             fault = judge(case.arguments, answer)
-            if _peak() > self.most:
-                fault = fault or Fault("more than 1 GiB", f"{_peak() >> 20} MiB")
+            if (peak := _peak()) > self.most:
+                fault = fault or Fault("more than 1 GiB", f"{peak >> 20} MiB")
             told |= {"code": str(answer.code)}
             told |= {"fault": (fault.kind, fault.detail)} if fault else {}
             self.told.write(json.dumps(told) + "\n")
-            if _peak() > self.most or _resident() > self.most - (MEMORY >> 1):
+            if peak > self.most or _resident() > self.most - (MEMORY >> 1):
                 return
 
     def answer(self, case: Case) -> Answer:

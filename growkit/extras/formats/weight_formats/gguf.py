@@ -316,7 +316,8 @@ class GGUFFile(WeightFile):
         shape = self.tensors[name].shape
         *rows, columns = full(shape, where)
         stored = super().read(name, *rows)
-        with stored_dtypes():  # strict float64 must not apply
+        # Strict float64 must not apply, and whoever reads the numbers refuses those not finite.
+        with stored_dtypes(), np.errstate(all="ignore"):
             numbers = _library("quants").dequantize(stored.numpy(), self.quantised[name])
             return cut(
                 torch.from_numpy(np.ascontiguousarray(numbers)), (*[None] * len(rows), columns)
