@@ -5,6 +5,7 @@ import re
 import shutil
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 import yaml
 from safetensors.torch import load_file
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import growkit
 from growkit.base.errors import InputError
@@ -478,3 +481,80 @@ def test_a_checkpoint_of_megatron_core_is_its_source(tmp_path: Path, kind: str) 
     shutil.copy(source / "config.json", out)
     fault = growkit.verify(source, out, QUICK)["fault"]
     assert fault["tensor"] == "model.layers.1.self_attn.v_proj.weight"
+
+
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+WORDS += r"\s*[\r\n]+|\s+(?!\S)|\s+"
+RULES = {"qwen2": WORDS % r"\p{N}", "llama-bpe": WORDS % r"\p{N}{1,3}", "default": ""}
+"""How text is divided, by llama.cpp's names; the last one has pieces as sentencepiece does."""
+
+TEXT = (FILES.parents[1] / "README.md").read_text("utf-8")
+
+
+def with_trained_tokenizer(folder: Path, rule: str) -> Path:
+    """A model with a tokenizer that begins every text with a token."""
+    begin, single = "<s>", [f"<0x{byte:02X}>" for byte in range(256)]
+    tokenizer = Tokenizer(models.BPE(ignore_merges=rule == "llama-bpe"))
+    train: dict[str, Any] = {"vocab_size": 600, "show_progress": False, "special_tokens": [begin]}
+    if RULES[rule]:
+        train["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
+        divided = pre_tokenizers.Split(Regex(RULES[rule]), "isolated")
+        as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([divided, as_bytes])
+    else:
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.train_from_iterator(TEXT.splitlines(), trainers.BpeTrainer(**train))
+    if not RULES[rule]:
+        pieces = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)[1:]
+        halves = ((piece[:at], piece[at:]) for piece in pieces for at in range(1, len(piece)))
+        merges = [pair for pair in halves if {*pair} <= {*pieces}]
+        vocab = {piece: number for number, piece in enumerate([begin, *single, *pieces])}
+        tokenizer.model = models.BPE(vocab, merges, byte_fallback=True)
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=begin).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_gguf_file_has_the_tokenizer(tmp_path: Path, rule: str) -> None:
+    """As transformers reads it from the file; and llama.cpp, where that is installed."""
+    pytest.importorskip("gguf")
+    source = with_trained_tokenizer(save_model(tmp_path / "source", "llama", vocab_size=900), rule)
+    assert not growkit.convert(source, tmp_path / "out", "gguf", verify=False)["warnings"]
+    assert stored(tmp_path / "out")[1]["tokenizer.ggml.pre"] == rule
+    own = AutoTokenizer.from_pretrained(source)
+    reader = AutoTokenizer.from_pretrained(tmp_path / "out", gguf_file="model.gguf")
+    texts = [*filter(None, map(str.strip, TEXT.split("\n\n"))), "1984 Ǆ 模型 \U0001f642"]
+    expected = [own(text).input_ids for text in texts]
+    assert [reader(text).input_ids for text in texts] == expected
+    with suppress(ImportError):
+        from llama_cpp import Llama
+
+        program = Llama(str(tmp_path / "out" / "model.gguf"), vocab_only=True, verbose=False)
+        assert [program.tokenize(text.encode(), special=True) for text in texts] == expected
+
+
+NO_TOKENIZER: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
+    ("qwen2", lambda t: t["pre_tokenizer"]["pretokenizers"].pop(0), "no name that llama.cpp has"),
+    ("qwen2", lambda t: t.update(pre_tokenizer=None), "no tokens for single bytes"),
+    ("qwen2", lambda t: t["model"].update(end_of_word_suffix="/"), "no equal of its BPE"),
+    ("qwen2", lambda t: t["post_processor"]["single"].reverse(), "adds other tokens to a text"),
+    ("default", lambda t: t["model"]["merges"].pop(), "no scores of its tokens give the order"),
+    ("default", lambda t: t["normalizer"]["normalizers"].pop(1), "replaces spaces, or single"),
+    ("default", lambda t: t["model"]["vocab"].pop("<0xFF>"), "replaces spaces, or single bytes"),
+]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", range(len(NO_TOKENIZER)))
+def test_a_tokenizer_that_llama_cpp_does_not_have_is_left_out(tmp_path: Path, case: int) -> None:
+    pytest.importorskip("gguf")
+    rule, edit, reason = NO_TOKENIZER[case]
+    source = with_trained_tokenizer(save_model(tmp_path / "source", "llama", vocab_size=900), rule)
+    content = json.loads((source / "tokenizer.json").read_text("utf-8"))
+    edit(content)
+    (source / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+    (warning,) = growkit.convert(source, tmp_path / "out", "gguf", verify=False)["warnings"]
+    assert reason in warning
+    assert stored(tmp_path / "out")[1]["tokenizer.ggml.model"] == "none"

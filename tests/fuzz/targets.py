@@ -227,7 +227,9 @@ ODD_FILES: dict[str, Callable[[Random, bytes], bytes]] = {
 def opened(random: Random, places: Places, place: str = "") -> Case:
     """An odd file of another program, which is only opened, in any place or in this one."""
     place = place or random.choice(READERS)
-    name = random.choice([name for name in places[place].files if name.startswith("source/")])
+    unread = "source/generation_config.json"
+    names = [name for name in places[place].files if name.startswith("source/") and name != unread]
+    name = random.choice(names)
     content = ODD_FILES[name.rpartition(".")[2]](random, places[place].content(name))
     model = name if place == LOGITS else "source"
     return Case(place, ("open", model, str(random.randrange(100))), {name: content})

@@ -34,6 +34,8 @@ WAIT = 12.0
 """Seconds of waiting for something, at most: other processes may have the machine meanwhile."""
 MEMORY = 600 << 20
 """Bytes that an input may take beyond the 0.4 GiB that imports take: 1 GiB in all."""
+PEAKS = 16
+"""Inputs after which memory is looked at, which takes as long as a fourth of an input."""
 ROOM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Memory, where it can be had as a folder: on a disk, writing takes as long as all the rest."""
 LOADED = saving, terminal
@@ -196,12 +198,14 @@ class _Child:
             self.told.write(json.dumps(told) + "\n")
             answer = self.answer(case)
             fault = judge(case.arguments, answer)
-            if (peak := _peak()) > self.most:
-                fault = fault or Fault("more than 1 GiB", f"{peak >> 20} MiB")
+            at_times = number % PEAKS == 0 or number == end - 1
+            if at_times and (peak := _peak()) > self.most:
+                since = f"{peak >> 20} MiB, by one of the last {PEAKS} inputs"
+                fault = fault or Fault("more than 1 GiB", since)
             told |= {"code": str(answer.code)}
             told |= {"fault": (fault.kind, fault.detail)} if fault else {}
             self.told.write(json.dumps(told) + "\n")
-            if peak > self.most or _resident() > self.most - (MEMORY >> 1):
+            if at_times and (peak > self.most or _resident() > self.most - (MEMORY >> 1)):
                 return
 
     def answer(self, case: Case) -> Answer:

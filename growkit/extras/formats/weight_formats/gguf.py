@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import pi, prod
 from typing import IO, Any
 
-from growkit.base.errors import InputError
+from growkit.base.errors import InputError, reason
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.names import listed
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, cut, full, main_dtype
@@ -29,6 +29,7 @@ from growkit.checkpoint.layout import Arranged, Held, row_sizes
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import Place, WeightFile, check_header, explain_damage
 from growkit.checkpoint.writing import Shard
+from growkit.extras.formats.gguf_tokenizer import tokenizer_settings
 from growkit.families.model import Model
 
 MAX_HEADER = 1 << 27
@@ -401,10 +402,15 @@ class GGUF(Format):
                     f"{tensors.where(stored)} has {info.dtype} numbers, which llama.cpp does not "
                     "compute with; pass --dtype float32, float16 or bfloat16"
                 )
-        settings = _settings(config, name, known)
-        constants = _constants(config)
-        shard = _shard(name, settings, constants, tensors.tensors)
-        return Output(tensors, [shard], {}, [NO_TOKENIZER])
+        settings = {f"{name}.{key}": v for key, v in _settings(config, name, known).items()}
+        warnings = []
+        try:
+            tokenizer = tokenizer_settings(source, config)
+        except ValueError as error:
+            tokenizer, warnings = {"ggml.model": "none"}, [NO_TOKENIZER.format(why=reason(error))]
+        settings |= {f"tokenizer.{key}": value for key, value in tokenizer.items()}
+        shard = _shard(name, settings, _constants(config), tensors.tensors)
+        return Output(tensors, [shard], {}, warnings)
 
 
 # Writing
@@ -416,7 +422,7 @@ WRITTEN = ("F32", "F16", "BF16")
 FILE = "model.gguf"
 
 NO_TOKENIZER = (
-    "the GGUF file has no tokenizer, so programs compute with ids of tokens, but do not read text; "
+    "the GGUF file has no tokenizer ({why}), so programs compute with ids, but do not read text; "
     "for a file that does, convert with llama.cpp's convert_hf_to_gguf.py, and verify that"
 )
 
@@ -472,12 +478,10 @@ def _shard(
     with temporary("archive") as folder:
         writer = _library("gguf_writer").GGUFWriter(folder / FILE, name)
         for key, value in settings.items():
-            number = kinds.GGUFValueType.FLOAT32 if isinstance(value, float) else None
-            kind = number or kinds.GGUFValueType.get_type(value)
+            kind = kinds.GGUFValueType.get_type(value)
             kind = kinds.GGUFValueType.UINT32 if type(value) is int else kind
-            writer.add_key_value(f"{name}.{key}", value, kind)
+            writer.add_key_value(key, value, kind)
         writer.add_quantization_version(kinds.GGML_QUANT_VERSION)
-        writer.add_tokenizer_model("none")
         every = {key: TensorInfo.of_torch(one.shape, one.dtype) for key, one in constants.items()}
         every |= tensors
         for key, info in every.items():
