@@ -16,11 +16,21 @@ from tests.conftest import (
     edit_weights,
     random_ids,
     refusal,
+    relative_error,
     same_bits,
     save_model,
     seeded,
 )
-from tests.families import CONFIGS, DENSE, FAMILIES, Config, coin, dense_config, save_lively
+from tests.families import (
+    CONFIGS,
+    DENSE,
+    FAMILIES,
+    IDENTITY,
+    Config,
+    coin,
+    dense_config,
+    save_lively,
+)
 
 QUICK = growkit.Settings(prompts=2, length=24)
 
@@ -53,8 +63,8 @@ def assert_same_model(source: Path, back: Path) -> None:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kind", sorted({*CONFIGS, *DENSE}))
 def test_a_growth_is_undone_bit_for_bit(kind: str, seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)
     config = dense_config(kind, choose) if kind in DENSE else CONFIGS[kind](choose)
@@ -112,6 +122,40 @@ def test_a_changed_bit_is_no_growth_that_could_be_undone(tmp_path: Path) -> None
     result = growkit.shrink(grown, tmp_path / "back", verify=QUICK, dry_run=True)
     assert result["promise"] == "different"
     assert "in model.layers.1.mlp.up_proj.weight" in result["lost"]
+
+
+LAST = ("down_proj.weight", "fc2.weight", "mlp.c_proj.weight", "mlp.dense_4h_to_h.weight")
+"""Endings of the names of the last matrices of MLPs."""
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "kind", ["diffllama", "gemma", "gpt2", "gpt_neox", "llama", "opt", "phi3", "qwen3_5_text"]
+)
+def test_parts_that_change_nothing_are_left_out(kind: str, seed: int, tmp_path: Path) -> None:
+    """Layers that return their input, and units whose column in the last matrix is zero."""
+    choose, source, deeper, out = seeded(seed), *(tmp_path / name for name in ("s", "d", "o"))
+    config = CONFIGS[kind](choose) | {k: v for k, v in IDENTITY.items() if kind == "opt"}
+    save_lively(source, kind, config, seed, choose.choice([torch.float32, torch.bfloat16]))
+    few = [choose.randint(0, 2) for _ in range(2)]
+    with edit_weights(source) as weights:
+        for layer, name in enumerate(sorted(name for name in weights if name.endswith(LAST))):
+            matrix = weights[name].T if kind == "gpt2" else weights[name]
+            matrix[:, choose.sample(range(matrix.shape[1]), few[layer])] = 0
+            width = matrix.shape[1] - min(few)
+    growkit.grow(source, deeper, method="depth", layers="x2", verify=False)
+    (deeper / "growkit.json").unlink()
+    result = growkit.shrink(deeper, out, method="unused", verify=QUICK)
+    assert (result["kept"], result["promise"]) == (True, "exact")
+    assert relative_error(source, out) < 1e-12
+    with edit_weights(out) as weights:
+        names = [name for name in weights if name.endswith(LAST)]
+        assert [weights[name].shape[kind != "gpt2"] for name in names] == [width] * 2
+        weights[choose.choice(names)].mul_(1.5)
+    assert not growkit.verify(deeper, out, QUICK)["kept"]
+    command = ("shrink", out, tmp_path / "no", "--method", "unused")
+    assert "nothing can be left out" in refusal(*command)
 
 
 def test_what_is_shrunk_is_proved(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from growkit.base.lazy import Tensor, torch
-from growkit.base.tensors import Config, TensorInfo, Weights, full
+from growkit.base.lazy import Tensor
+from growkit.base.tensors import Config, TensorInfo, full
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.reading import Checkpoint, View
 from growkit.checkpoint.scratch import temporary
+from growkit.extras.shrinking.selecting import read_rows
 from growkit.extras.shrinking.token_ids import with_new_ids
 from growkit.planning.plan import Tokens
 
@@ -75,13 +76,3 @@ class Selection(View):
             return self.stored.read(name, *where)
         rows, *others = full(self.tensors[name].shape, where)
         return read_rows(self.stored, name, self._rows[name][rows], others)
-
-
-def read_rows(
-    weights: Weights, name: str, rows: Sequence[int], others: Sequence[slice] = ()
-) -> Tensor:
-    """Read some rows of a tensor, in ascending order."""
-    if not rows:
-        return weights.read(name, slice(0, 0), *others)
-    places = torch.tensor(rows) - rows[0]
-    return weights.read(name, slice(rows[0], rows[-1] + 1), *others)[places]

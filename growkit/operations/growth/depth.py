@@ -116,21 +116,7 @@ class Depth(Operation):
         order = arrangement(source.sizes["layers"], options)
         _check(source, order)
         orders = _of_kind(source, order, options) if "kind" in options else [order]
-        ways = [_deeper(source, order, options) for order in orders]
-        config, order, warnings = min(
-            ways, key=lambda way: (_new_layer_hands_on(source, way[1]), len(way[2]))
-        )
-        if _new_layer_hands_on(source, order):
-            movable = options.get("place", PLACES[0]) in PLACES
-            remedy = "choose another number of layers" if movable else "leave out --place"
-            raise InputError(
-                f"the last layer of each type of the {family.name} model in {source.where()} hands "
-                f"its keys and values on, which no new layer can do; {remedy}"
-            )
-        family.check_bounds(config, "the deeper model")
-        layers = tuple(None if layer.idle else layer.of for layer in order)
-        transforms = _transforms(source, config, order, seed)
-        plan = Plan.checked(source, config, transforms, layers=layers)
+        plan, warnings = plan_layers(source, orders, options, seed)
         settings = {"blocks": options["blocks"]}
         if options["blocks"] in ("identity", "interpose"):
             settings["place"] = options.get("place", PLACES[0])
@@ -138,6 +124,42 @@ class Depth(Operation):
             return Change([plan], settled=settings, warnings=warnings)
         lost = "layers are computed more than once"
         return Change([plan], "different", lost, settings, warnings=warnings)
+
+
+def plan_layers(
+    source: Model, orders: Sequence[list[Layer]], options: Mapping[str, str], seed: int
+) -> tuple[Plan, list[str]]:
+    """Plan a model that consists of layers of the source, and perhaps of new ones.
+
+    Args:
+        source: the source.
+        orders: possible layers of the target, in order; the first that fits best is taken.
+        options: options of the method.
+        seed: seed of new tensors.
+
+    Returns:
+        The plan, and warnings for users of the result.
+
+    Raises:
+        InputError: the class would compute another function, or has no such models.
+    """
+    family = source.family
+    ways = [_deeper(source, order, options) for order in orders]
+    config, order, warnings = min(
+        ways, key=lambda way: (_new_layer_hands_on(source, way[1]), len(way[2]))
+    )
+    if _new_layer_hands_on(source, order):
+        movable = options.get("place", PLACES[0]) in PLACES
+        remedy = "choose another number of layers" if movable else "leave out --place"
+        raise InputError(
+            f"the last layer of each type of the {family.name} model in {source.where()} hands its "
+            f"keys and values on, which no new layer can do; {remedy}"
+        )
+    family.check_bounds(config, "the deeper model")
+    layers = tuple(None if layer.idle else layer.of for layer in order)
+    transforms = _transforms(source, config, order, seed)
+    unread = "its layer returns its input"
+    return Plan.checked(source, config, transforms, unread=unread, layers=layers), warnings
 
 
 def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:

@@ -96,7 +96,7 @@ def _growth_of(source: Model) -> _Growth:
     if recipe is None:
         raise InputError(
             f"{folder} has no {MANIFEST}, which says how it was grown; copy that of the model that "
-            "was grown next to its weights"
+            "was grown next to its weights, or leave out what changes nothing (--method unused)"
         )
     if any(step.verb == "shrink" for step in recipe.steps):
         raise InputError(f"{folder} was made smaller itself, which cannot be undone")

@@ -7,18 +7,15 @@ also in the config and in the settings of generation.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from growkit.algebra.update import Update
 from growkit.base.errors import InputError
-from growkit.base.lazy import Tensor
 from growkit.base.options import Option
-from growkit.base.tensors import Weights
 from growkit.checkpoint.folder import GENERATION, Folder
 from growkit.checkpoint.scratch import in_temporary
+from growkit.extras.shrinking.selecting import Selected
 from growkit.extras.shrinking.token_ids import ids_in, with_new_ids
 from growkit.extras.shrinking.tokenizer import (
     Content,
@@ -27,11 +24,11 @@ from growkit.extras.shrinking.tokenizer import (
     read_tokenizer,
     write_trimmed,
 )
-from growkit.extras.shrinking.tokens_left import read_rows, tokens_of
+from growkit.extras.shrinking.tokens_left import tokens_of
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, Tokens
-from growkit.planning.transforms import Kept, Slices, Transform
+from growkit.planning.transforms import Kept, Transform
 
 VOCAB = Option(
     "vocab",
@@ -149,37 +146,11 @@ def _plan(source: Model, tokens: Tokens) -> Plan:
     for member in family.members(config):
         name, (first, *others) = member.name, member.pattern.dimensions
         assert all("vocab" not in other.axes for other in others), "a row is a token"
-        transforms[name] = Selected(name, tokens.kept) if "vocab" in first.axes else Kept(name)
+        left = Selected(name, tokens.kept, "the rows of the tokens that are left")
+        transforms[name] = left if "vocab" in first.axes else Kept(name)
     new = {number: index for index, number in enumerate(tokens.kept)}
     resized = family.resized(with_new_ids(config, new), sizes)
     return Plan.checked(source, resized, transforms, tokens=tokens)
-
-
-@dataclass(frozen=True, eq=False)
-class Selected(Transform):
-    """A tensor of which some rows are left.
-
-    Attributes:
-        source: its name.
-        rows: the indices of these rows, in ascending order.
-    """
-
-    source: str
-    rows: Sequence[int]
-    why: str = "the rows of the tokens that are left"
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """See ``Transform``."""
-        return (self.source,)
-
-    def part(self, source: Weights, where: Slices) -> Tensor:
-        """See ``Transform``."""
-        return read_rows(source, self.source, self.rows[where[0]], where[1:])
-
-    def update(self, before: Sequence[Update]) -> Update:
-        """See ``Transform``."""
-        return before[0].whole()
 
 
 def _differences(folder: Folder, tokens: Tokens, documents: Sequence[str]) -> list[str]:
