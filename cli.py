@@ -1,5 +1,5 @@
 """Run growkit from a checkout: ``python cli.py --help``."""
 
-from growkit.cli.app import run_app
+from growkit.cli.commands import run_app
 
 run_app()

@@ -4,9 +4,9 @@ from growkit.cli.signals import handle_signals
 
 
 def main() -> None:
-    """See ``growkit.cli.app.run_app``."""
+    """See ``growkit.cli.commands.run_app``."""
     handle_signals()
-    from growkit.cli.app import run_app  # takes most of a second
+    from growkit.cli.commands import run_app  # takes most of a second
 
     run_app()
 

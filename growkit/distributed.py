@@ -32,11 +32,11 @@ from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import sha256
 from growkit.engine.device import check_subnormal_numbers
 from growkit.engine.loader import check_class
-from growkit.engine.oracle import fit_experts, parsed
-from growkit.engine.planner import plan_recipe
-from growkit.engine.published import config_to_write
+from growkit.engine.recipe_planning import plan_recipe
+from growkit.engine.transformers_class import fit_experts, parsed
 from growkit.engine.transformers_internals import causal_class
 from growkit.engine.user_family import unlisted_family
+from growkit.engine.written_config import config_to_write
 from growkit.planning.own_class import runnable, substitute
 from growkit.planning.recipe import Recipe, load_recipe, recipe_file
 from growkit.planning.updates import law_of

@@ -27,9 +27,9 @@ from growkit.base.tensors import Config
 from growkit.checkpoint.dequantising import dense, dense_config
 from growkit.checkpoint.folder import HUB_NAME, SINGLE, Folder, address_in, check_name, small_files
 from growkit.checkpoint.format import find_format, read_config
-from growkit.checkpoint.inside import Inside, tensors_inside
+from growkit.checkpoint.multimodal import Inside, tensors_inside
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.oracle import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
+from growkit.engine.transformers_class import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
 from growkit.engine.user_family import NAMED, described_family
 from growkit.families.family import Family, family_of, known_family
 from growkit.families.model import Headers, Model

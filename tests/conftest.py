@@ -23,7 +23,7 @@ import growkit
 from growkit.base import tensors
 from growkit.base.progress import Advance
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli.app import app
+from growkit.cli.commands import app
 from growkit.cli.demo import MODEL
 from growkit.engine import lending
 from growkit.engine.strict import strict_float64

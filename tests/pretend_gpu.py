@@ -37,7 +37,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.engine.device import find_arithmetic_fault
 from growkit.engine.lending import Lender
-from growkit.proof import function, mode_results
+from growkit.proof import logits, mode_results
 from tests.conftest import edit_weights, save_model
 from tests.wrong_arithmetic import (
     KINDS,
@@ -271,8 +271,8 @@ def rows_on_the_cpu(*arguments: Any, rows: Any = Lender.rows) -> Tensor:
 def trusted() -> Iterator[None]:
     """Believe the device, without a look at the CPU."""
     with (
-        patch.object(function, "find_arithmetic_fault", lambda *args: ""),
-        patch.object(function, "unlike_cpu", lambda strict: ""),
+        patch.object(logits, "find_arithmetic_fault", lambda *args: ""),
+        patch.object(logits, "unlike_cpu", lambda strict: ""),
     ):
         yield
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 import growkit
-from growkit.cli.app import app
+from growkit.cli.commands import app
 
 FILE = Path(growkit.__file__).parents[1] / "docs" / "reference" / "reference.md"
 HEADING = "## Options\n"

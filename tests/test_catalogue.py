@@ -20,7 +20,7 @@ from tests.families import CONFIGS
 
 COMMAND = """
 import sys
-from growkit.cli.app import app
+from growkit.cli.commands import app
 try:
     app(["families", sys.argv[1], "--json"])
 except SystemExit:

@@ -26,14 +26,14 @@ def imported_by(*arguments: str, **environment: str) -> set[str]:
         "import sys, atexit\n"
         "atexit.register(lambda: print('\\n'.join(sys.modules), file=sys.stderr))\n"
         f"sys.argv = ['growkit', *{list(arguments)!r}]\n"
-        "from growkit.cli.app import run_app\n"
+        "from growkit.cli.commands import run_app\n"
         "run_app()\n"
     )
     given = {"env": os.environ | environment, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", code], **given)
     assert done.returncode == 0, done.stderr
     modules = set(done.stderr.splitlines())
-    assert "growkit.cli.app" in modules
+    assert "growkit.cli.commands" in modules
     return modules
 
 

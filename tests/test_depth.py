@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.planner import plan_recipe
+from growkit.engine.recipe_planning import plan_recipe
 from growkit.families.family import families, rearranged
 from growkit.operations.growth.depth import arrangement
 from growkit.results.proof_result import trainability_sentence

@@ -21,7 +21,7 @@ from growkit.algebra.expansion import (
     placed,
     uneven,
 )
-from growkit.algebra.law import copies_in, grow_slice, undo
+from growkit.algebra.growth_law import copies_in, grow_slice, undo
 from growkit.algebra.splits import Shares
 from growkit.base.tensors import cut
 from growkit.families.axes import Pattern, Role

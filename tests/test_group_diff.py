@@ -16,7 +16,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import total_parameters
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.planner import plan_recipe
+from growkit.engine.recipe_planning import plan_recipe
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
 )

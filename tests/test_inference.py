@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 import growkit
 from growkit.base.errors import InputError, PlaceError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.planner import change
+from growkit.engine.recipe_planning import change
 from growkit.engine.user_family import described_family
 from growkit.extras.inference import inferring
 from growkit.extras.inference.classes import ModelClass, as_in_files

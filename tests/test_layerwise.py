@@ -17,8 +17,8 @@ from growkit.engine import lending
 from growkit.engine.calls import Call, Spool
 from growkit.engine.device import CPU, choose_device
 from growkit.engine.layerwise import Layerwise
-from growkit.engine.oracle import load_model
 from growkit.engine.strict import strict_float64
+from growkit.engine.transformers_class import load_model
 from tests.architectures import TYPES, save
 from tests.conftest import close, listed, save_model, seeded
 

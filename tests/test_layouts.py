@@ -13,7 +13,7 @@ from torch import Tensor
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.engine.oracle import resolved
+from growkit.engine.transformers_class import resolved
 from growkit.extras.differential.modeling import model_code, register
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,

@@ -11,7 +11,7 @@ import growkit
 from growkit.base import limits
 from growkit.base.limits import Limit, within, within_each
 from growkit.engine.metrics import Distance
-from growkit.proof.function import Strict
+from growkit.proof.logits import Strict
 from growkit.report.proof_page import proof_view
 from growkit.report.saving import page
 from tests.conftest import listed

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.checkpoint import writing
-from growkit.cli.app import app
+from growkit.cli.commands import app
 from tests.conftest import Called, edit_weights, save_model, with_tokenizer
 
 MAX_SECONDS, LATE_SECONDS = 1.0, 20.0

@@ -21,8 +21,8 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.folder import read_json
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo import MODEL, training_text
-from growkit.engine.planner import plan_recipe
 from growkit.engine.prompts import DOCUMENT_SEPARATOR, make_prompts
+from growkit.engine.recipe_planning import plan_recipe
 from growkit.engine.strict import strict_float64
 from growkit.extras.calibration import smallest_rank
 from growkit.extras.differential.conversions.shared_diff import SHRINKAGES

@@ -36,7 +36,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli.app import app
+from growkit.cli.commands import app
 from growkit.cli.demo import MODEL, held_out_text
 from growkit.families.family import described, families
 from growkit.planning.recipe import shipped_recipe

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import growkit
 from growkit.base.errors import LONGEST_SENTENCE, InputError
 from growkit.base.settings import DEVICES
-from growkit.cli.app import app
+from growkit.cli.commands import app
 from growkit.planning.operation import operations
 from growkit.planning.recipe import shipped_recipes
 from tests.conftest import refusal, save_model

@@ -27,7 +27,9 @@ HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handle
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("module", ["growkit.cli.app", "typer", "growkit.families.described"])
+@pytest.mark.parametrize(
+    "module", ["growkit.cli.commands", "typer", "growkit.families.family_yaml"]
+)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_imports_are_ended_without_a_traceback(module: str, signum: signal.Signals) -> None:
     done = ended(HEEDING + DURING.format(module=module, signum=int(signum)))
@@ -51,7 +53,7 @@ def test_the_command_that_is_installed_begins_there() -> None:
     code = "import sys, growkit.__main__ as entry; print(callable(entry.main), *sys.modules)"
     known, *modules = ended(code).stdout.split()
     assert known == "True"
-    assert not {"growkit.cli.app", "growkit.planning.recipe", "typer", "rich"} & {*modules}
+    assert not {"growkit.cli.commands", "growkit.planning.recipe", "typer", "rich"} & {*modules}
 
 
 def ended(program: str) -> subprocess.CompletedProcess[str]:

@@ -22,11 +22,11 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, LlamaConfig, PreTrainedConfig
 
 import growkit
-from growkit.algebra import law
+from growkit.algebra import growth_law
 from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.planner import plan_recipe
+from growkit.engine.recipe_planning import plan_recipe
 from growkit.families.family import family_of
 from growkit.families.model import Headers
 from growkit.planning import plan
@@ -186,7 +186,9 @@ def test_noise_in_the_order_of_the_work_is_noticed(
     """The control of the test above."""
     drawn = np.random.default_rng(0)
     monkeypatch.setattr(
-        law, "noise", lambda key, rows, columns: drawn.integers(-9, 9, (len(rows), columns), "i2")
+        growth_law,
+        "noise",
+        lambda key, rows, columns: drawn.integers(-9, 9, (len(rows), columns), "i2"),
     )
     case = Case(LlamaConfig(**SIZES), "float32", [{"grow": "hypercloning", "hidden": "x2"}], 0)
     assert len({*digests(case, tmp_path, Random(0), WAYS)}) > 1

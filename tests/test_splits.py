@@ -13,7 +13,7 @@ from torch import Tensor
 
 import growkit
 from growkit.algebra.expansion import IndexMap, in_blocks
-from growkit.algebra.law import grow_slice
+from growkit.algebra.growth_law import grow_slice
 from growkit.algebra.splits import LEAST_SNR_DB, Draw, Shares, split
 from growkit.base.tensors import cut
 from growkit.families.axes import Role

@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit import training
-from growkit.algebra.update import Update
+from growkit.algebra.update_law import Update
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.planner import plan_recipe
+from growkit.engine.recipe_planning import plan_recipe
 from growkit.extras.optimizer.checks import trained_alike as proof
 from growkit.extras.optimizer.checks.trained_alike import (
     StatePaths,

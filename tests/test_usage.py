@@ -16,7 +16,7 @@ import growkit
 from growkit.base.errors import InputError, PlaceError
 from growkit.base.settings import Settings
 from growkit.checkpoint.scratch import Scratch
-from growkit.engine import oracle
+from growkit.engine import transformers_class
 from growkit.proof import mode_results as ways
 from tests.architectures import config_of
 from tests.conftest import edit_weights, listed, relative_error, save_model, save_random
@@ -77,7 +77,7 @@ def test_no_fault_of_the_place_becomes_a_verdict(
     number: int, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each temporary folder fails once; some are made where any exception means "not known"."""
-    oracle.parsed_text.cache_clear()
+    transformers_class.parsed_text.cache_clear()
     tried = count()
     make_folder = Scratch.make
 

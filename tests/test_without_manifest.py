@@ -14,11 +14,11 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoT
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine import planner
+from growkit.engine import recipe_planning
 from growkit.engine.loader import loading
-from growkit.engine.oracle import resolved
+from growkit.engine.transformers_class import resolved
 from growkit.planning.manifest import read_record
-from growkit.proof.config import (
+from growkit.proof.config_comparison import (
     different_settings,
     follows,
     in_order,
@@ -283,7 +283,7 @@ def test_what_a_class_assumes_goes_along(name: str, tmp_path: Path) -> None:
 def test_a_plan_that_changes_what_a_class_assumes_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "write_defaults_out", lambda source, target: target.config)
+    monkeypatch.setattr(recipe_planning, "write_defaults_out", lambda source, target: target.config)
     source = without_keys(tmp_path, "qwen2")
     made = growkit.convert(source, tmp_path / "out", to="diff", verify=PROOF)
     assert not made["kept"]

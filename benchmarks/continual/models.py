@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 import growkit
 from benchmarks.continual.experiment import Arm, Experiment, Job, Scale
 from benchmarks.continual.text import Text
-from growkit.engine.oracle import fit_experts
+from growkit.engine.transformers_class import fit_experts
 from growkit.extras.differential.modeling import register
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,

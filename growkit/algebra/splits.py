@@ -1,6 +1,6 @@
 """Exact splits: several numbers of a storage format that sum to a given one, bit for bit.
 
-``growkit.algebra.law`` turns the raw numbers of ``noise`` into shares.
+``growkit.algebra.growth_law`` turns the raw numbers of ``noise`` into shares.
 
 ``Shares`` distributes the weights of a reader over the copies that it reads.
 

@@ -21,7 +21,7 @@ from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, full, s
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.weight_file import MAX_SIZE
 from growkit.families.axes import ORDERS, Order, Pattern
-from growkit.families.description import MAX_EXPERTS
+from growkit.families.family_parts import MAX_EXPERTS
 from growkit.families.model import Model
 
 COUNTS = re.compile(r"\{(\w+)\}")

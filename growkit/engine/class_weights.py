@@ -23,7 +23,7 @@ from growkit.base.errors import foreign
 from growkit.base.tensors import SAFETENSORS_NAMES, Config, TensorInfo, cut
 from growkit.base.torch_internals import stored_dtypes
 from growkit.checkpoint.reading import Checkpoint, outlined
-from growkit.engine import oracle
+from growkit.engine import transformers_class
 from growkit.engine.loader import (
     Conversion,
     by_parameter,
@@ -91,7 +91,7 @@ def empty_model(weights: Model, dtype: torch.dtype) -> tuple[Any, Model, Callabl
             continue  # as in transformers, the class computes it
         if info is None or info.shape != tuple(tensor.shape):
             what = "missing keys" if info is None else "mismatched keys"
-            raise oracle.unread_weights(model, what, weights.where(), name)
+            raise transformers_class.unread_weights(model, what, weights.where(), name)
     return model, weights, stored
 
 
@@ -119,20 +119,20 @@ def build(weights: Model, config: Config, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     with (
-        oracle.quiet(),
+        transformers_class.quiet(),
         uninitialised("meta"),
         foreign(
             f"transformers cannot build the model of {weights.where()}", "correct its config.json"
         ),
     ):
-        parsed = oracle.parsed(config)
+        parsed = transformers_class.parsed(config)
         check_class(parsed, weights.where())
         # A class collects the logits of its routers, say, from layers that do not run in this call.
         for key in OUTPUTS:
             if getattr(parsed, key, False):
                 setattr(parsed, key, False)
         model: Any = AutoModelForCausalLM.from_config(parsed, dtype=dtype, trust_remote_code=False)
-    oracle.fit_experts(model)
+    transformers_class.fit_experts(model)
     return model
 
 

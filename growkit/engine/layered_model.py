@@ -18,8 +18,8 @@ from growkit.engine.calls import Call, CallError, Extras, NoStackError
 from growkit.engine.class_weights import Extended, empty_model, persistent_buffers
 from growkit.engine.kernels import with_kernel
 from growkit.engine.lending import Copies, Lender
+from growkit.engine.long_text_settings import Changed
 from growkit.engine.strict import choose_kernels
-from growkit.engine.thresholds import Changed
 from growkit.families.model import Model
 
 

@@ -25,14 +25,14 @@ from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.oracle import inert, parsed, quiet
+from growkit.engine.transformers_class import inert, parsed, quiet
 from growkit.engine.transformers_internals import (
     Trace,
     causal_class,
     trace_loading,
     watched_conversions,
 )
-from growkit.families.description import without_keys
+from growkit.families.family_parts import without_keys
 from growkit.planning.own_class import config_as_loaded, substitute
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")

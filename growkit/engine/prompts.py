@@ -22,7 +22,7 @@ from growkit.base.lazy import Tensor, torch
 from growkit.base.settings import Settings
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import TOKENIZER_FILES, Folder, is_of_tokenizer, open_regular, read
-from growkit.engine.oracle import longest_context, quiet, tokens_of
+from growkit.engine.transformers_class import longest_context, quiet, tokens_of
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from growkit.base.tensors import Config
-from growkit.engine.oracle import parsed
+from growkit.engine.transformers_class import parsed
 
 FIXED = ("linear", "llama3", "yarn", "longrope")
 """Types of scaling whose frequencies depend only on whether a text is longer than a number."""

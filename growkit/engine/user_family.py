@@ -17,10 +17,10 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.base.tensors import Config
-from growkit.engine.oracle import aliases, model_without_numbers, parsed, quiet
+from growkit.engine.transformers_class import aliases, model_without_numbers, parsed, quiet
 from growkit.families.axes import Axis
-from growkit.families.description import variations
 from growkit.families.family import Family, described, families, known_family
+from growkit.families.family_parts import variations
 from growkit.planning.operation import SizeOption, operations
 
 VOCABULARY = "vocab_size"
@@ -63,7 +63,7 @@ def described_family(description: Mapping[str, Any] | None, inferred: str = "") 
     """The family of a description, checked against its class for every model; None for none.
 
     Args:
-        description: see ``growkit.families.described``.
+        description: see ``growkit.families.family_yaml``.
         inferred: how it was inferred, in a sentence; empty if it was not.
 
     Raises:

@@ -1,6 +1,6 @@
 """Model families: tensor names and axes as data.
 
-Each YAML file of this package describes one family (``growkit.families.described``).
+Each YAML file of this package describes one family (``growkit.families.family_yaml``).
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import registered
 from growkit.base.names import perhaps
 from growkit.base.tensors import QUANTISED, Config
-from growkit.families import description
+from growkit.families import family_parts
 from growkit.families.axes import Pattern, Role
-from growkit.families.described import read_description, read_shipped, shipped
-from growkit.families.description import (
+from growkit.families.family_parts import (
     DiffForm,
     Experts,
     Member,
@@ -29,6 +28,7 @@ from growkit.families.description import (
     Without,
     component_of,
 )
+from growkit.families.family_yaml import read_description, read_shipped, shipped
 
 MAX_ROWS = 1 << 22
 """Limit for the rows or columns of a tensor, except for those of the vocabulary."""
@@ -38,7 +38,7 @@ PER_LAYER = "per_layer_config"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family(description.HasSizes):
+class Family(family_parts.HasSizes):
     """A model family: its tensors, their axes, and how its class uses them.
 
     Attributes:
@@ -86,7 +86,7 @@ class Family(description.HasSizes):
     other_forms: tuple[tuple[Tensor, ...], ...] = ()
     kinds: Mapping[str, str] = field(default_factory=dict)
     fixed: Callable[[Config], Mapping[str, str]] = lambda config: {}
-    lists: frozenset[str] = description.LISTS
+    lists: frozenset[str] = family_parts.LISTS
     arranged: Callable[[Config, Sequence[int]], Config] = lambda config, layers: {}
     class_lists: Callable[[Config], Mapping[str, list[Any]]] | None = None
     numbered: Callable[[Config], str | None] = lambda config: None
@@ -223,7 +223,7 @@ class Family(description.HasSizes):
                         "which its config.json has no size"
                     )
                 for number in range(sizes[axis]) if axis else (None,):
-                    numbers = dict.fromkeys(description.COUNTED, number)
+                    numbers = dict.fromkeys(family_parts.COUNTED, number)
                     name = tensor.name.format(layer=layer, **numbers)
                     members.append(Member(name, described, layer, number))
         return members
@@ -388,7 +388,7 @@ def of_single_layers(config: Config) -> dict[int, Config]:
 
 
 def described(content: Any, where: str) -> Family:
-    """Make a family from its description; see ``growkit.families.described``.
+    """Make a family from its description; see ``growkit.families.family_yaml``.
 
     Args:
         content: content of the YAML file.

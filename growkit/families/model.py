@@ -16,8 +16,8 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config, Weights
 from growkit.families.axes import Pattern
-from growkit.families.description import PREDICTING
 from growkit.families.family import Family, family_of
+from growkit.families.family_parts import PREDICTING
 
 QUANTISED = re.compile(
     r"[._](qweight|qzeros|scales|blocks|g_idx|packed|scale(_inv)?|weight_format|absmax|SCB|W_q)$"

@@ -25,13 +25,13 @@ from growkit.base.options import Value
 from growkit.base.settings import Settings
 from growkit.checkpoint.dequantising import Dequantised
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.inside import Inside
+from growkit.checkpoint.multimodal import Inside
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
-from growkit.engine import planner
-from growkit.families.described import TIED
+from growkit.engine import recipe_planning
 from growkit.families.family import Family, families, family_of
+from growkit.families.family_yaml import TIED
 from growkit.families.model import Headers, Model, example
 from growkit.planning import recipe as recipes
 from growkit.planning.companions import companions
@@ -238,7 +238,7 @@ def _answer(verb: str, operation: Operation, model: Model, **more: Value) -> Ans
     promise = becomes = why = None
     try:
         step = recipes.STEPS[verb](operation.name, options)
-        planned = planner.change(step, model, seed=0, complete_configs=False)
+        planned = recipe_planning.change(step, model, seed=0, complete_configs=False)
     except InputError as error:
         why = str(error)
     else:
@@ -312,8 +312,8 @@ def plan(
     source = origin.headers(family_for(origin, recipe.family))
     extra = Folder(origin.folder).carried_bytes()
     recipe = replace(recipe, source=origin.name)
-    prepared = planner.plan_recipe(recipe, source)
-    described = planner.planned_result(recipe, source, prepared)
+    prepared = recipe_planning.plan_recipe(recipe, source)
+    described = recipe_planning.planned_result(recipe, source, prepared)
     if not isinstance(source, Headers):
         prepared.lineage.check_values()
     elif deciding := prepared.lineage.deciding:

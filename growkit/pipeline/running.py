@@ -25,13 +25,13 @@ from growkit.checkpoint.distributed_file import LIST, distributed_shards, list_o
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.format import Format, Output, read_config
 from growkit.checkpoint.formats.transformers import FORMAT as TRANSFORMERS
-from growkit.checkpoint.inside import Inside
+from growkit.checkpoint.multimodal import Inside
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import check_faults, report_faults
-from growkit.engine.oracle import resolved
-from growkit.engine.planner import plan_recipe, planned_result, planned_tensors
 from growkit.engine.prompts import read_text
-from growkit.engine.published import config_to_write
+from growkit.engine.recipe_planning import plan_recipe, planned_result, planned_tensors
+from growkit.engine.transformers_class import resolved
+from growkit.engine.written_config import config_to_write
 from growkit.families.family import known_family
 from growkit.pipeline.inspection import disk_needed, estimate
 from growkit.planning import recipe as recipes

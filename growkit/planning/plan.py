@@ -16,7 +16,7 @@ from math import prod
 from typing import Any
 
 from growkit.algebra.expansion import NOTHING, Index
-from growkit.algebra.law import Rows
+from growkit.algebra.growth_law import Rows
 from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch

@@ -5,8 +5,8 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.families.description import Member, Without
 from growkit.families.family import Family, families
+from growkit.families.family_parts import Member, Without
 from growkit.families.model import Model
 from growkit.planning.plan import Plan, Planned
 from growkit.planning.transforms import Kept, Transform

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from growkit.algebra.expansion import IndexMap, placed
-from growkit.algebra.law import Read, Rows, copies_in, grow_moments, grow_slice, undo
+from growkit.algebra.growth_law import Read, Rows, copies_in, grow_moments, grow_slice, undo
 from growkit.algebra.splits import Shares
-from growkit.algebra.update import Update
+from growkit.algebra.update_law import Update
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Weights, widened
@@ -135,7 +135,7 @@ class Transform(ABC):
         raise NotImplementedError
 
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
-        """List the copies in a tensor of the target's shape (``growkit.algebra.law.copies_in``)."""
+        """List the copies in a tensor of the target's shape; see ``growth_law.copies_in``."""
         return iter(())
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The update of every tensor of a target, from its plans (``growkit.algebra.update``)."""
+"""The update of every tensor of a target, from its plans (``growkit.algebra.update_law``)."""
 
 import math
 import re
@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from growkit.algebra.update import Update
+from growkit.algebra.update_law import Update
 from growkit.base.errors import InputError
 from growkit.base.lazy import np
 from growkit.base.tensors import TensorInfo
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import MANIFEST, read_manifest
-from growkit.families.description import BALANCING
 from growkit.families.family import known_family
+from growkit.families.family_parts import BALANCING
 from growkit.families.model import Model
 from growkit.planning.plan import Lineage, Plan
 from growkit.results.growth_result import UpdateGroup, Updates

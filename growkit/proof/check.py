@@ -10,7 +10,7 @@ from growkit.base.lazy import registered
 from growkit.results.proof_result import Section
 
 if TYPE_CHECKING:
-    from growkit.proof.function import Function
+    from growkit.proof.logits import Function
     from growkit.proof.pair import Pair
 
 

@@ -30,15 +30,21 @@ from growkit.checkpoint.format import read_config
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.engine.loader import loading
-from growkit.engine.oracle import PROVENANCE_KEYS, aliases, parsed, resolved, resolved_as_loaded
-from growkit.engine.published import config_to_write
+from growkit.engine.transformers_class import (
+    PROVENANCE_KEYS,
+    aliases,
+    parsed,
+    resolved,
+    resolved_as_loaded,
+)
 from growkit.engine.user_code import is_trusted, own_code
 from growkit.engine.user_family import unlisted_family
+from growkit.engine.written_config import config_to_write
 from growkit.families.family import Family, families, known_family
 from growkit.planning.companions import companions
 from growkit.planning.manifest import changed_since
 from growkit.planning.recipe import Recipe
-from growkit.proof import config as configs
+from growkit.proof import config_comparison as configs
 from growkit.proof import sidecars
 from growkit.proof.weights import Origin
 from growkit.results.proof_result import (
@@ -185,7 +191,7 @@ def compare_with_plan(
         planned: the config that the recipe plans.
         family: its family.
         recipe: the recipe; None if it makes only weights.
-        routed: keys that the steps of the recipe set (``growkit.proof.config.set_by_steps``).
+        routed: keys that the recipe sets (``growkit.proof.config_comparison.set_by_steps``).
     """
     wanted = config_to_write(source, planned, family)
     written = target.published or target.config

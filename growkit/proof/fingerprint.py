@@ -18,8 +18,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.device import CPU, reproducible
 from growkit.engine.layerwise import Layerwise
-from growkit.engine.oracle import longest_context, tokens_of
 from growkit.engine.strict import strict_float64
+from growkit.engine.transformers_class import longest_context, tokens_of
 from growkit.results.proof_result import Fingerprint
 
 TOKENS = 32

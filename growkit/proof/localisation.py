@@ -17,7 +17,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import ClassWeights
 from growkit.engine.loader import loading
 from growkit.engine.metrics import error_of
-from growkit.families.description import component_of
+from growkit.families.family_parts import component_of
 from growkit.families.model import Model
 from growkit.planning.own_class import substitute
 from growkit.planning.plan import Lineage, Places, traced

@@ -18,10 +18,10 @@ from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import in_temporary
 from growkit.engine.metrics import error_of, finite
-from growkit.engine.oracle import class_loss, load_model, longest_context, quiet
 from growkit.engine.strict import strict_float64
+from growkit.engine.transformers_class import class_loss, load_model, longest_context, quiet
 from growkit.planning.updates import other_loss
-from growkit.proof.function import Function
+from growkit.proof.logits import Function
 from growkit.proof.modes import GENERATE, LOSS, NO_NUMBERS, RELOAD, SHORT, Mode
 from growkit.proof.pair import Pair
 from growkit.results.proof_result import Finding, ModeResult, ModesSection

@@ -12,8 +12,8 @@ from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.engine.calls import Call
 from growkit.engine.device import RUNS
-from growkit.engine.oracle import longest_context
-from growkit.engine.thresholds import lowered, reach
+from growkit.engine.long_text_settings import lowered, reach
+from growkit.engine.transformers_class import longest_context
 
 SHORT = 16
 """Length of the prompt for all modes but the prefill."""

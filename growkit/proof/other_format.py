@@ -15,10 +15,10 @@ from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import loading
-from growkit.engine.published import config_to_write
-from growkit.families.description import value_at
+from growkit.engine.written_config import config_to_write
+from growkit.families.family_parts import value_at
 from growkit.planning.plan import Lineage
-from growkit.proof.config import different_settings, judge
+from growkit.proof.config_comparison import different_settings, judge
 from growkit.proof.weights import Origin, as_planned
 
 

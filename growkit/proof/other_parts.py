@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.inside import Inside
-from growkit.engine.oracle import PROVENANCE_KEYS, resolved
-from growkit.families.description import without_keys
+from growkit.checkpoint.multimodal import Inside
+from growkit.engine.transformers_class import PROVENANCE_KEYS, resolved
+from growkit.families.family_parts import without_keys
 from growkit.proof.check import Check
-from growkit.proof.function import Function
+from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
 from growkit.results.proof_result import Finding, Section
 

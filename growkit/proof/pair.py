@@ -14,8 +14,8 @@ from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.device import check_subnormal_numbers, choose_device, reproducible
+from growkit.engine.long_text_settings import reach
 from growkit.engine.prompts import Prompts, make_prompts
-from growkit.engine.thresholds import reach
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
 from growkit.proof.preflight import check_vocabularies, check_vocabulary
@@ -56,7 +56,7 @@ class Pair(Request):
         origin: how the target was made.
         device: device of both models as they run.
         prompts: the prompts.
-        reach: see ``growkit.engine.thresholds.reach``.
+        reach: see ``growkit.engine.long_text_settings.reach``.
         advance: called with the bytes of every layer of both models.
         varying: operations that ran and have no deterministic form; it grows as operations run.
     """

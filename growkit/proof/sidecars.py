@@ -16,8 +16,8 @@ from growkit.checkpoint.folder import TOKENIZER_FILES as FILES
 from growkit.checkpoint.publishing import write_json
 from growkit.checkpoint.scratch import in_temporary
 from growkit.engine.loader import generation
-from growkit.engine.oracle import quiet
 from growkit.engine.prompts import first_difference, load_tokenizer
+from growkit.engine.transformers_class import quiet
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"

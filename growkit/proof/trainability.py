@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from growkit.algebra.expansion import IndexMap
-from growkit.algebra.law import zeros_in
+from growkit.algebra.growth_law import zeros_in
 from growkit.base.limits import within_each
 from growkit.base.tensors import AT_ONCE
 from growkit.planning.plan import Plan, Rule

@@ -10,7 +10,7 @@ from growkit.base.units import given_date, today
 from growkit.engine.device import driver_versions
 from growkit.proof.check import checks
 from growkit.proof.files import compare_folders
-from growkit.proof.function import (
+from growkit.proof.logits import (
     Function,
     compare_function,
     device_section,

@@ -34,14 +34,14 @@ from growkit.checkpoint.writing import keep_freed
 from growkit.engine.class_weights import ClassWeights, class_weights
 from growkit.engine.lending import LARGE
 from growkit.engine.loader import loading
-from growkit.engine.planner import plan_recipe
+from growkit.engine.recipe_planning import plan_recipe
 from growkit.engine.user_family import described_family, unlisted_family
 from growkit.families.model import Model
 from growkit.planning.manifest import read_record, without_searches
 from growkit.planning.plan import Lineage, LostError, Plan, Rule
 from growkit.planning.recipe import Recipe
-from growkit.planning.ties import lost_in_ties
-from growkit.proof.config import experts_by_config
+from growkit.planning.router_ties import lost_in_ties
+from growkit.proof.config_comparison import experts_by_config
 from growkit.results.proof_result import (
     AGAIN,
     Finding,

@@ -25,7 +25,7 @@ from growkit.checkpoint.folder import CARD, MAX_YAML, Folder
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import MANIFEST, made_around, write_whole
 from growkit.checkpoint.writing import sha256
-from growkit.families.description import EAGER_EXPERTS
+from growkit.families.family_parts import EAGER_EXPERTS
 from growkit.report import proof_page as proofs
 from growkit.report.drawing import escape, style_rules
 from growkit.report.engine_page import engine_view

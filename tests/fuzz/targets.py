@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, GenerationConfig
 
 from growkit.base.errors import InputError
 from growkit.base.options import Option
-from growkit.cli.app import app
+from growkit.cli.commands import app
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
 )

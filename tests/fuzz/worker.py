@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import typer
 
-from growkit.cli.app import app
+from growkit.cli.commands import app
 from growkit.extras.engines.logits_file import LogitsFile
 from growkit.report import saving, terminal
 from growkit.sources import find

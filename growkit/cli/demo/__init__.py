@@ -64,8 +64,8 @@ def _continuation(folder: Path) -> str:
     """The greedy continuation of the opening, in float32."""
     import torch
 
-    from growkit.engine.oracle import load_model
     from growkit.engine.prompts import load_tokenizer
+    from growkit.engine.transformers_class import load_model
 
     model = load_model(folder, torch.float32, torch.device("cpu"), None)
     tokenizer = load_tokenizer(folder)

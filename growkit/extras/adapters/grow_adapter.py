@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from growkit.algebra.law import Rows
-from growkit.algebra.update import Update
+from growkit.algebra.growth_law import Rows
+from growkit.algebra.update_law import Update
 from growkit.base import __version__
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch

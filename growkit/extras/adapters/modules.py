@@ -13,7 +13,7 @@ from growkit.base.tensors import Config
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import empty_model, stacks
 from growkit.engine.loader import Conversion, by_parameter, loading
-from growkit.engine.oracle import require_class
+from growkit.engine.transformers_class import require_class
 from growkit.extras.adapters.adapter_folder import (
     COLUMNS,
     DEFAULT,

@@ -22,8 +22,8 @@ from growkit.base.tensors import Config, main_dtype
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.diff_family import LAMBDA, OPTIONAL_KEYS
 from growkit.families.axes import Pattern
-from growkit.families.description import DiffForm, Member
 from growkit.families.family import Family, families, family_of
+from growkit.families.family_parts import DiffForm, Member
 from growkit.families.model import Model
 from growkit.planning.plan import Plan
 from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Transform, row_maps

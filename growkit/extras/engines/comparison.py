@@ -19,8 +19,8 @@ from growkit.engine.class_weights import class_weights
 from growkit.engine.device import CPU
 from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import LOGITS_AT_ONCE, Head
-from growkit.engine.oracle import resolved, tokens_of
 from growkit.engine.strict import strict_float64
+from growkit.engine.transformers_class import resolved, tokens_of
 from growkit.extras.engines.guesses import (
     Edited,
     Guess,

@@ -18,14 +18,14 @@ from torch import nn
 from growkit.base.errors import InputError, foreign
 from growkit.base.names import NOTHING
 from growkit.base.tensors import Config
-from growkit.engine.oracle import parsed, quiet
-from growkit.engine.thresholds import lowered
+from growkit.engine.long_text_settings import lowered
+from growkit.engine.transformers_class import parsed, quiet
 from growkit.engine.transformers_internals import causal_class, ignored_names, uninitialised
 from growkit.engine.user_family import ALSO, NAMED
 from growkit.extras.inference.shrinking import random_weights, sample_logits, smaller
-from growkit.families.description import MAX_LAYERS, leaves, one_model, with_value
+from growkit.families.config_keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part
 from growkit.families.family import PER_LAYER, of_single_layers
-from growkit.families.keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part
+from growkit.families.family_parts import MAX_LAYERS, leaves, one_model, with_value
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of tensors by their names."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from growkit.base.limits import within
 from growkit.engine.device import CPU
 from growkit.engine.metrics import error_of
-from growkit.engine.oracle import load_model, quiet
 from growkit.engine.strict import strict_float64
+from growkit.engine.transformers_class import load_model, quiet
 from growkit.families.model import Model
 
 SAME = 1e-10

@@ -32,9 +32,9 @@ from growkit.engine.calls import Call
 from growkit.engine.device import CPU
 from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.metrics import error_of
-from growkit.engine.oracle import load_model, quiet
-from growkit.engine.planner import change
+from growkit.engine.recipe_planning import change
 from growkit.engine.strict import strict_float64
+from growkit.engine.transformers_class import load_model, quiet
 from growkit.engine.user_family import described_family
 from growkit.extras.inference.classes import ModelClass
 from growkit.extras.inference.faults import layer_at_fault
@@ -42,9 +42,9 @@ from growkit.extras.inference.proposing import Proposal, choices, number
 from growkit.extras.inference.results.inference_result import Evidence, Inference, Trial
 from growkit.extras.inference.tracing import see
 from growkit.families.axes import Pattern
-from growkit.families.described import each_entry
-from growkit.families.description import MAX_LAYERS
 from growkit.families.family import described
+from growkit.families.family_parts import MAX_LAYERS
+from growkit.families.family_yaml import each_entry
 from growkit.families.model import Model, unused_tensors
 from growkit.planning.plan import Planned
 from growkit.planning.recipe import DEFAULT_METHOD, GrowStep

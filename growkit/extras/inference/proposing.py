@@ -15,9 +15,9 @@ from growkit.extras.inference.classes import ModelClass, one_of_experts
 from growkit.extras.inference.layers import Conditions
 from growkit.extras.inference.tracing import Observation
 from growkit.families.axes import Pattern
-from growkit.families.described import TIED, each_entry, module_of, writes_hidden
-from growkit.families.description import BALANCING
-from growkit.families.keys import GROUPS, SCALING, TOP_K, WIDTH, last_part
+from growkit.families.config_keys import GROUPS, SCALING, TOP_K, WIDTH, last_part
+from growkit.families.family_parts import BALANCING
+from growkit.families.family_yaml import TIED, each_entry, module_of, writes_hidden
 
 Terms = tuple[tuple[tuple[str, ...], int], ...]
 """Products of sizes in a dimension, each with its coefficient; the empty one is a constant."""

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from growkit.base.tensors import Config
-from growkit.engine.oracle import quiet
-from growkit.families.description import leaves
-from growkit.families.keys import EXPERTS, HEADS, PLACES, last_part
+from growkit.engine.transformers_class import quiet
+from growkit.families.config_keys import EXPERTS, HEADS, PLACES, last_part
+from growkit.families.family_parts import leaves
 
 SMALL = {
     "vocab": 61,

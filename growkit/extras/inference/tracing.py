@@ -22,7 +22,7 @@ from growkit.extras.inference.classes import (
 )
 from growkit.extras.inference.flow import Flow, Place
 from growkit.extras.inference.shrinking import sample_logits
-from growkit.families.keys import EPS
+from growkit.families.config_keys import EPS
 
 
 @dataclass(frozen=True)

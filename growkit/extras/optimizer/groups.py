@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from growkit.algebra.update import MUON_ADJUSTMENTS, Update, muon_rate
+from growkit.algebra.update_law import MUON_ADJUSTMENTS, Update, muon_rate
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 from growkit.base.tensors import TensorInfo
@@ -32,7 +32,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import open_weights
 from growkit.engine.class_weights import converted, empty_model, tied_names
 from growkit.engine.loader import Conversion, by_parameter, loading
-from growkit.engine.oracle import require_class
+from growkit.engine.transformers_class import require_class
 from growkit.planning.own_class import substitute
 from growkit.planning.updates import recorded_law, stepped
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from growkit.algebra.update import Update
+from growkit.algebra.update_law import Update
 from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.progress import Progress
@@ -26,7 +26,7 @@ from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
 from growkit.engine.loader import Conversion, by_parameter, loading
-from growkit.engine.oracle import require_class
+from growkit.engine.transformers_class import require_class
 from growkit.extras.optimizer.groups import (
     UNTRAINABLE,
     Factors,

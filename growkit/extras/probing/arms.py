@@ -16,8 +16,8 @@ from growkit.base.progress import Advance, Progress
 from growkit.base.tensors import total_parameters
 from growkit.checkpoint.publishing import is_untouched
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.oracle import load_model, longest_context
 from growkit.engine.prompts import check_ids, documents, ids_of, load_tokenizer, read_text
+from growkit.engine.transformers_class import load_model, longest_context
 from growkit.extras.optimizer.groups import param_groups
 from growkit.extras.probing import harness as harness
 from growkit.extras.probing.harness import Look

@@ -19,8 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from growkit.base.progress import Advance, nothing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.device import reproducible
-from growkit.engine.oracle import load_model, quiet
 from growkit.engine.strict import choose_kernels
+from growkit.engine.transformers_class import load_model, quiet
 from growkit.engine.transformers_internals import one_expert_at_a_time
 
 

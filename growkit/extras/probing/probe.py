@@ -18,7 +18,7 @@ from growkit.base.progress import Progress, Silent, steps
 from growkit.base.units import size
 from growkit.checkpoint.folder import TOKENIZER_FILES, is_of_tokenizer
 from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.inside import Inside
+from growkit.checkpoint.multimodal import Inside
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import sha256

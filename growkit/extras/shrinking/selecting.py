@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from growkit.algebra.update import Update
+from growkit.algebra.update_law import Update
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Weights
 from growkit.planning.transforms import Slices, Transform

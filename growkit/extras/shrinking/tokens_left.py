@@ -30,7 +30,7 @@ def tokens_of(kept: Sequence[int], write: Write | None = None) -> Tokens:
 
 @contextmanager
 def _selected(source: Checkpoint, kept: Sequence[int], write: Write | None) -> Iterator[Checkpoint]:
-    from growkit.engine.published import config_to_write  # imports torch
+    from growkit.engine.written_config import config_to_write  # imports torch
 
     family, new = source.family, {token: index for index, token in enumerate(kept)}
     sizes = {**source.sizes, "vocab": len(kept)}

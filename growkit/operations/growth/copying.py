@@ -17,8 +17,8 @@ from growkit.algebra.splits import LEAST_SNR_DB, Shares
 from growkit.base.errors import InputError
 from growkit.base.options import Option, Value
 from growkit.base.tensors import Config
-from growkit.families.description import MAX_SIZE, MultipleError
 from growkit.families.family import Family
+from growkit.families.family_parts import MAX_SIZE, MultipleError
 from growkit.families.model import Model
 from growkit.operations.growth.expanding import BOUNDED, expand, place_copies
 from growkit.operations.growth.vocabulary import NEW_TOKENS, UNTIE, VOCAB, plan_head, plan_tokens

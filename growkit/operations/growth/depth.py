@@ -19,8 +19,8 @@ from growkit.algebra.expansion import IndexMap, index_map, placed
 from growkit.base.errors import InputError
 from growkit.base.options import Option
 from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.families.description import MAX_LAYERS, Member
 from growkit.families.family import Family, rearranged
+from growkit.families.family_parts import MAX_LAYERS, Member
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan

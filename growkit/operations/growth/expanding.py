@@ -32,8 +32,8 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import np
 from growkit.base.tensors import Config
 from growkit.families.axes import Dimension, Order, Pattern, Role
-from growkit.families.description import Member, Norm, Tensor
 from growkit.families.family import Family
+from growkit.families.family_parts import Member, Norm, Tensor
 from growkit.families.model import Model
 from growkit.planning.plan import Plan
 from growkit.planning.transforms import Kept, Mapped, Rounded, Transform

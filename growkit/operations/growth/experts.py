@@ -42,7 +42,7 @@ from math import frexp, prod
 from pathlib import Path
 from typing import Any
 
-from growkit.algebra.law import Rows
+from growkit.algebra.growth_law import Rows
 from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
@@ -50,13 +50,13 @@ from growkit.base.options import MAX_COUNT, Option, Value
 from growkit.base.settings import Settings
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.families.axes import Role
-from growkit.families.description import MAX_EXPERTS, Experts, Member, value_at, with_value
+from growkit.families.family_parts import MAX_EXPERTS, Experts, Member, value_at, with_value
 from growkit.families.model import Model
 from growkit.operations.growth.copying import SNR_DB, SYMMETRY, shares_of
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan
-from growkit.planning.ties import lost_in_ties
+from growkit.planning.router_ties import lost_in_ties
 from growkit.planning.transforms import Computed, Kept, Mapped, Subtensor, Transform
 
 EXPERTS = "experts"

@@ -29,8 +29,8 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option
 from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.families.description import NEW, Experts, Member, Without
 from growkit.families.family import Family, families
+from growkit.families.family_parts import NEW, Experts, Member, Without
 from growkit.families.model import Model
 from growkit.operations.growth.experts import (
     EXPERTS,
@@ -44,7 +44,7 @@ from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan
 from growkit.planning.rewriting import config_with
-from growkit.planning.ties import lost_in_ties
+from growkit.planning.router_ties import lost_in_ties
 from growkit.planning.transforms import Computed, Constant, Kept, Subtensor, Transform
 
 SPREAD = 0.02

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from growkit.algebra.expansion import NOTHING
-from growkit.algebra.law import Rows
+from growkit.algebra.growth_law import Rows
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.options import Option
 from growkit.base.tensors import Weights
 from growkit.families.axes import Role
-from growkit.families.description import MAX_SIZE
+from growkit.families.family_parts import MAX_SIZE
 from growkit.families.model import Model
 from growkit.planning.operation import SizeOption
 from growkit.planning.plan import Plan

@@ -22,7 +22,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import CallError
 from growkit.engine.class_weights import Extended, class_weights, tied_names
 from growkit.engine.metrics import finite
-from growkit.engine.oracle import quiet
+from growkit.engine.transformers_class import quiet
 from growkit.extras.adapters.adapter_folder import AdapterFolder
 from growkit.extras.adapters.adapter_tensors import PREFIX, AdapterTensors
 from growkit.extras.adapters.grow_adapter import Adapter
@@ -31,7 +31,7 @@ from growkit.planning.plan import Plan, Planned, Rule
 from growkit.planning.transforms import Computed, Kept
 from growkit.proof.check import Check
 from growkit.proof.control import MAX_TOKENS
-from growkit.proof.function import Function
+from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
 from growkit.proof.weights import Origin, compare_weights
 from growkit.results.proof_result import Finding, Section

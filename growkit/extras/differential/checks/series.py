@@ -18,7 +18,7 @@ from growkit.base.tensors import TORCH_NAMES, main_dtype
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.metrics import finite
-from growkit.engine.oracle import longest_context
+from growkit.engine.transformers_class import longest_context
 from growkit.extras.differential.modeling.differential_attention import (
     BLOCK_ROWS,
     EXACT_ROWS,
@@ -31,7 +31,7 @@ from growkit.extras.differential.modeling.differential_attention import (
 )
 from growkit.extras.differential.modeling.modeling_diff_transformer import DiffTransformerAttention
 from growkit.proof.check import Check
-from growkit.proof.function import Function
+from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
 from growkit.results.proof_result import Finding, SeriesError, SeriesSection
 

@@ -23,7 +23,7 @@ from growkit.extras.differential.conversions.storing import OnDiffTransformer, r
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.diff_family import LAMBDA
 from growkit.extras.differential.growth.group_diff import OPERATION as GROUP_DIFF
-from growkit.families.description import Member
+from growkit.families.family_parts import Member
 from growkit.families.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.plan import Plan, Planned

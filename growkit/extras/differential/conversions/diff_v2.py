@@ -14,7 +14,7 @@ from functools import partial
 from growkit.base.tensors import Config, TensorInfo
 from growkit.extras.differential.conversions.storing import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import FAMILY as DIFF
-from growkit.families.description import Member
+from growkit.families.family_parts import Member
 from growkit.families.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.rewriting import rewrite

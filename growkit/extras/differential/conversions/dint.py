@@ -16,7 +16,7 @@ from growkit.base.options import Option
 from growkit.base.tensors import TensorInfo
 from growkit.extras.differential.conversions.storing import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import FAMILY as DIFF
-from growkit.families.description import Member
+from growkit.families.family_parts import Member
 from growkit.families.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.rewriting import rewrite

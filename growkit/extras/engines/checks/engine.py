@@ -3,7 +3,7 @@
 from growkit.extras.engines.judging import compare_engines
 from growkit.extras.engines.logits_file import LogitsFile
 from growkit.proof.check import Check
-from growkit.proof.function import Function
+from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
 from growkit.results.engine_result import EngineSection
 

@@ -17,7 +17,7 @@ from growkit.checkpoint.dequantising import Dequantised
 from growkit.engine.class_weights import class_weights, converted, one_row, stacks
 from growkit.engine.loader import Conversion, dequantisations, loading
 from growkit.proof.check import Check
-from growkit.proof.function import Function
+from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
 from growkit.results.proof_result import Finding, Section
 

@@ -22,7 +22,7 @@ from growkit.engine.class_weights import class_weights
 from growkit.families.axes import ORDERS
 from growkit.families.model import Model
 from growkit.proof.check import Check
-from growkit.proof.function import Function
+from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
 from growkit.results.proof_result import Finding, Section
 

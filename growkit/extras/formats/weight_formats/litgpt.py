@@ -22,7 +22,7 @@ from growkit.checkpoint.weight_file import (
     plain_tensors,
 )
 from growkit.families.axes import ORDERS
-from growkit.families.description import MAX_LAYERS
+from growkit.families.family_parts import MAX_LAYERS
 from growkit.families.model import Model
 
 WEIGHTS, CONFIG = "lit_model.pth", "model_config.yaml"

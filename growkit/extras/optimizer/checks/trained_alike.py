@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from growkit.algebra.update import Update
+from growkit.algebra.update_law import Update
 from growkit.base.errors import InputError
 from growkit.base.limits import rounded_sum, training_limit, within
 from growkit.base.settings import Settings
 from growkit.base.tensors import Weights, parts
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.metrics import finite
-from growkit.engine.oracle import class_loss, load_model
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
+from growkit.engine.transformers_class import class_loss, load_model
 from growkit.extras.optimizer.groups import Parameters, ParamGroup, class_updates
 from growkit.extras.optimizer.grow_state import MOMENTS, GrownState, Optimizer, grown_moments
 from growkit.extras.optimizer.state import ADAMW, MUON, STEP, State, open_state, written_in
@@ -40,7 +40,7 @@ from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.updates import Law, law_of
 from growkit.proof.check import Check
 from growkit.proof.fingerprint import widest
-from growkit.proof.function import Function
+from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
 from growkit.proof.preflight import check_room
 from growkit.results.proof_result import AGAIN, Finding, TrainingSection, counted

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from growkit.algebra.update import Update
+from growkit.algebra.update_law import Update
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Weights, same_numbers
@@ -88,7 +88,7 @@ def _growth_of(source: Model) -> _Growth:
     Raises:
         InputError: no manifest says it, or it is that of another model.
     """
-    from growkit.engine.planner import plan_recipe  # imports torch
+    from growkit.engine.recipe_planning import plan_recipe  # imports torch
     from growkit.engine.user_family import described_family, unlisted_family
 
     folder = Folder(source.where())

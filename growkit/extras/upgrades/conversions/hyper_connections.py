@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from growkit.base.options import Option
 from growkit.base.tensors import TensorInfo
-from growkit.families.description import Member
+from growkit.families.family_parts import Member
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite, upgraded

@@ -48,8 +48,8 @@ from growkit.extras.upgrades.compression import (
     judge_keys,
     judge_values,
 )
-from growkit.families.description import Member
 from growkit.families.family import Family
+from growkit.families.family_parts import Member
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, TargetCheck

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from growkit.algebra.expansion import NOTHING
-from growkit.algebra.law import Rows
+from growkit.algebra.growth_law import Rows
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import TensorInfo, Weights
-from growkit.families.description import Member
+from growkit.families.family_parts import Member
 from growkit.families.model import Model
 from growkit.operations.growth.copying import PROMISE
 from growkit.planning.operation import Change, Operation

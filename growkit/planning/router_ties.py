@@ -1,7 +1,7 @@
 """Tokens for which a router cannot tell experts apart."""
 
 from growkit.base.tensors import TORCH_NAMES, main_dtype
-from growkit.families.description import Experts
+from growkit.families.family_parts import Experts
 from growkit.families.model import Model
 
 SHORT = ("F16", "BF16")

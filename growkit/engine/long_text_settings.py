@@ -17,9 +17,9 @@ from transformers import PreTrainedConfig
 from growkit.base.tensors import Config
 from growkit.base.torch_internals import buffers_of, saved_buffers
 from growkit.engine.class_weights import build
-from growkit.engine.oracle import resolved
+from growkit.engine.transformers_class import resolved
 from growkit.engine.user_family import tensors_digest
-from growkit.families.description import leaves, with_value
+from growkit.families.family_parts import leaves, with_value
 from growkit.families.model import Model
 
 THRESHOLD = re.compile(r"(?i)window|chunk|top_?k|budget|block|local|compress|span|segment|distance")

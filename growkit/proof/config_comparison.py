@@ -27,15 +27,25 @@ from growkit.engine.device import CPU
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.loader import LAYERS as LAYER_NUMBERS
 from growkit.engine.loader import loading
+from growkit.engine.long_text_settings import THRESHOLD
 from growkit.engine.metrics import error_of
-from growkit.engine.oracle import PROVENANCE_KEYS, aliases, longest_context, resolved
-from growkit.engine.published import MISSING, other_names, unrolled
 from growkit.engine.rotary import rotary_of
 from growkit.engine.strict import strict_float64
-from growkit.engine.thresholds import THRESHOLD
+from growkit.engine.transformers_class import PROVENANCE_KEYS, aliases, longest_context, resolved
 from growkit.engine.user_family import CONTEXT, shown_by_tensors
-from growkit.families.described import TIED
-from growkit.families.description import (
+from growkit.engine.written_config import MISSING, other_names, unrolled
+from growkit.families.config_keys import (
+    EXPERTS,
+    GROUPS,
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    SCALING,
+    TOP_K,
+    WIDTH,
+)
+from growkit.families.family import Family, by_layer, first_index, known_family
+from growkit.families.family_parts import (
     BALANCING,
     LISTS,
     PREDICTING,
@@ -44,8 +54,7 @@ from growkit.families.description import (
     value_at,
     with_value,
 )
-from growkit.families.family import Family, by_layer, first_index, known_family
-from growkit.families.keys import EXPERTS, GROUPS, HEADS, KV_HEADS, LAYERS, SCALING, TOP_K, WIDTH
+from growkit.families.family_yaml import TIED
 from growkit.planning.plan import Lineage
 from growkit.proof.fingerprint import question
 

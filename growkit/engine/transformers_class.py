@@ -1,4 +1,4 @@
-"""The oracle: the real transformers class, loaded from the written files.
+"""The transformers class of a model: its config, as the class resolves it, and the model itself.
 
 Models without a class in transformers run as one of growkit's own (``growkit.planning.own_class``).
 """

@@ -34,10 +34,10 @@ from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.parsing import check_kind
 from growkit.base.tensors import Config
-from growkit.families import description
+from growkit.families import family_parts
 from growkit.families.axes import ORDERS, PLACES, Axis, Order, Pattern, Role
-from growkit.families.description import NEW, DiffForm, Experts, Multiple, Norm, Tensor, Without
 from growkit.families.expressions import LAYER, Expression, parse_expression
+from growkit.families.family_parts import NEW, DiffForm, Experts, Multiple, Norm, Tensor, Without
 
 PACKAGES = "growkit.families", "growkit.extras"
 """Their folders have the descriptions."""
@@ -122,7 +122,7 @@ def read_description(content: Any, where: str) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise InputError(f"{where} must be a mapping with {', '.join(NEEDED)}")
     content = extended(content, where)
-    check_kind(content, description.KEYS, where)
+    check_kind(content, family_parts.KEYS, where)
     for key in NEEDED:
         if not content.get(key):
             raise InputError(f"{where} has no {key}; a family needs {', '.join(NEEDED)}")
@@ -157,7 +157,7 @@ class _Description:
         tensors = self._tensors(content["tensors"])
         forms = [_merged(content["tensors"], form) for form in get("other_forms", ())]
         for form in forms:
-            check_kind(form, description.KEYS["tensors"], f"other_forms in {self._where}")
+            check_kind(form, family_parts.KEYS["tensors"], f"other_forms in {self._where}")
         names = {name for form in (content["tensors"], *forms) for name in form}
         for tied in (*self._tied.values(), *self._tied):
             _check_known(tied, names, f"tied in {self._where} names {tied!r}")
@@ -186,7 +186,7 @@ class _Description:
             "served": {axis: serving for axis, serving in served.items() if serving},
             "multiples": tuple(self._multiples()),
             "check": self._check((*norms, *(tensor.norm for tensor in tensors if tensor.norm))),
-            "lists": description.LISTS.union(get("lists", ())),
+            "lists": family_parts.LISTS.union(get("lists", ())),
             "arranged": self._arranged(),
             "numbered": lambda config: numbered if numbered and config.get(numbered) else None,
             "normed_sums": self._condition(get("normed_sums", False), "normed_sums").holds,
@@ -243,7 +243,7 @@ class _Description:
         """A value, or a function of the config."""
         what = f"assumed {key}"
         if isinstance(value, Mapping) and value.keys() == {"each_layer"}:
-            check_kind(value, description.TEXTS, f"{what} in {self._where}")
+            check_kind(value, family_parts.TEXTS, f"{what} in {self._where}")
             entry = self._expression(value["each_layer"], what)
             count = self._layers
             return lambda config: [entry(config, layer) for layer in range(config[count])]
@@ -269,7 +269,7 @@ class _Description:
             (self._condition(text, "needs"), why) for text, why in self._get("needs", {}).items()
         ]
 
-        one = description.one_model(name)
+        one = family_parts.one_model(name)
 
         def check(config: Config) -> None:
             for key in keys:
@@ -294,7 +294,7 @@ class _Description:
         for key, entry in self._get("arranged", {}).items():
             if isinstance(entry, Mapping) and len(entry) == 1:
                 what = f"arranged {key}"
-                check_kind(entry, description.ARRANGED, f"{what} in {self._where}")
+                check_kind(entry, family_parts.ARRANGED, f"{what} in {self._where}")
                 ((way, text),) = entry.items()
                 rules[key] = way, self._condition(text, what)
             else:
@@ -408,12 +408,12 @@ class _Description:
         """
         of = f"tensor {name}"
         plain = name.replace("{layer}", "0", 1)
-        for placeholder in description.COUNTED:
+        for placeholder in family_parts.COUNTED:
             plain = plain.replace(f"{{{placeholder}}}", "0", 1)
         if not NAME.fullmatch(plain):
             raise InputError(
                 f"{of} in {self._where} has a name that no tensor has; {{layer}} may occur in it "
-                f"once, and likewise {{{'}, {'.join(description.COUNTED)}}}"
+                f"once, and likewise {{{'}, {'.join(family_parts.COUNTED)}}}"
             )
         if "pattern" not in said:
             raise InputError(f"{of} in {self._where} must be a pattern, or a mapping with one")
@@ -423,11 +423,11 @@ class _Description:
         for axis in said.get("powers", ()):
             self._check_axis(axis, f"{of} in {self._where}")
         if isinstance(start := said.get("start"), str):
-            _check_known(start, description.STARTS, f"start of {of} in {self._where} is {start!r}")
+            _check_known(start, family_parts.STARTS, f"start of {of} in {self._where} is {start!r}")
         return dict(said)
 
     def _norm(self, entry: Mapping[str, Any], of: str) -> Norm:
-        said = {key: entry[key] for key in description.NORM if key in entry}
+        said = {key: entry[key] for key in family_parts.NORM if key in entry}
         over = said.pop("norm", "")
         self._check_axis(over, f"{of} in {self._where}")
         return Norm(over, said.pop("eps", None), **said)
