@@ -304,7 +304,7 @@ def alone(checkpoint: Checkpoint) -> Checkpoint:
     """
 
     def is_known(model: Model) -> bool:
-        return known_family(model.config.get("model_type"), model.described) is not None
+        return known_family(model.config, model.described) is not None
 
     if is_known(checkpoint):
         return checkpoint
@@ -355,7 +355,7 @@ def with_keys_of_class(config: Config) -> Config:
     layers become those of the class. What cannot be parsed stays as it is.
     """
     kind = config.get("model_type")
-    if not isinstance(kind, str) or known_family(kind):
+    if not isinstance(kind, str) or known_family(config):
         return config
     from transformers import CONFIG_MAPPING
 
@@ -414,12 +414,12 @@ def family_for(source: Source, description: Mapping[str, Any] | None) -> Family 
     """
     config = read_config(Folder(source.folder))
     kind = config.get("model_type")
-    if description is not None or not isinstance(kind, str) or known_family(kind):
+    if description is not None or not isinstance(kind, str) or known_family(config):
         return described_family(description)
     where = str(source.folder / "config.json")
     config, _ = dense_config(config, where)
     config = config_inside(config, source.folder) or with_keys_of_class(config)
-    if known_family(config.get("model_type")):
+    if known_family(config):
         return None
     for extra in of_extras("families"):
         if inferred := import_module(extra).describe(config, where):

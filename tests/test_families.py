@@ -56,8 +56,9 @@ def test_every_type_leads_to_its_family() -> None:
     """Without a look at the descriptions that do not name it."""
     every = {kind: family for family in families().values() for kind in family.model_types}
     assert len(every) >= 42
-    assert all(known_family(kind) is family for kind, family in every.items())
-    assert all(known_family(other) is None for other in ("lla", "llama2", "", None, ["llama"]))
+    assert all(known_family({"model_type": kind}) is family for kind, family in every.items())
+    others = ("lla", "llama2", "", None, ["llama"])
+    assert all(known_family({"model_type": other}) is None for other in others)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

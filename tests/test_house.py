@@ -44,7 +44,7 @@ class ToMistral(Operation):
 
     def plan(self, source, options, seed):
         config = {**source.config, "model_type": "mistral", "sliding_window": None}
-        return Change([rewrite(source, known_family("mistral"), config)])
+        return Change([rewrite(source, known_family({"model_type": "mistral"}), config)])
 
 
 OPERATION = ToMistral()

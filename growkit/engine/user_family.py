@@ -46,7 +46,7 @@ ALSO = {"num_kv_heads": "kv_heads"} | dict.fromkeys(
 ALWAYS_SIZES = {*NAMED, *ALSO} - {CONTEXT}
 """Keys that are sizes in every class; if heads split hidden, no shape depends on their number."""
 
-RESERVED_KEYS = ("architecture", "loads_with", "form", "former")
+RESERVED_KEYS = ("published_as", "architecture", "loads_with", "form", "former")
 """Keys reserved for growkit's own descriptions: promises that no class can confirm."""
 
 EXPERT_KEYS = r"expert|moe_|rout"
@@ -142,7 +142,7 @@ def unlisted_family(description: Mapping[str, Any] | None) -> Mapping[str, Any] 
     if description is None:
         return None
     types = described(description, "the description of the family").model_types
-    return None if any(map(known_family, types)) else description
+    return None if any(known_family({"model_type": kind}) for kind in types) else description
 
 
 def check_against_class(family: Family, config: Config) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Family(family_parts.HasSizes):
     Attributes:
         model_types: the ``model_type`` values of ``config.json`` that belong to it; the first is
             what growkit writes.
+        published_as: entries of ``config.json`` that belong to it as well, where another family has
+            the same ``model_type``.
         tensors: every tensor.
         other_forms: every tensor, as other files store the same models. Files without the prefix of
             the class need no form of their own.
@@ -82,6 +84,7 @@ class Family(family_parts.HasSizes):
     """
 
     model_types: tuple[str, ...]
+    published_as: Mapping[str, Any] = field(default_factory=dict)
     tensors: tuple[Tensor, ...]
     other_forms: tuple[tuple[Tensor, ...], ...] = ()
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -435,14 +438,18 @@ def _text(file: Path) -> str:
     return "\n" + file.read_text("utf-8")
 
 
-def known_family(model_type: object, described: Family | None = None) -> Family | None:
-    """The family of a type, one that a user describes before the package's; None if none is."""
+def known_family(config: Config, described: Family | None = None) -> Family | None:
+    """The family of a config, one that a user describes before the package's; None if none is."""
+    model_type = config.get("model_type")
     if described and model_type in described.model_types:
         return described
     if not isinstance(model_type, str):
         return None
     candidates = families(naming=model_type).values()
-    return next((family for family in candidates if model_type in family.model_types), None)
+    published = (family for family in candidates if family.published_as)
+    fitting = (family for family in published if family.published_as.items() <= config.items())
+    of_type = (family for family in candidates if model_type in family.model_types)
+    return next(chain(fitting, of_type), None)
 
 
 def family_of(config: Config, where: str, described: Family | None = None) -> Family:
@@ -460,7 +467,7 @@ def family_of(config: Config, where: str, described: Family | None = None) -> Fa
     model_type = config.get("model_type")
     if any(config.get(key) is not None for key in QUANTISED):
         raise InputError(f"the model in {where} is quantised; dequantise it first")
-    family = known_family(model_type, described)
+    family = known_family(config, described)
     if family is None:
         kinds = {kind for family in families().values() for kind in family.model_types}
         known = sorted(kinds.union(described.model_types if described else ()))

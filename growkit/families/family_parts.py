@@ -660,6 +660,7 @@ EXPERTS = {
 KEYS = {
     "family": str,
     "model_type": ([str], str),
+    "published_as": dict,
     "extends": str,
     "architecture": str,
     "loads_with": str,

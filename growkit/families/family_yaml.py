@@ -44,7 +44,10 @@ PACKAGES = "growkit.families", "growkit.extras"
 
 NEEDED = ("family", "model_type", "sizes", "tensors")
 
-NOT_INHERITED = ("family", "model_type", "architecture", "loads_with", "form", "former", "upgrades")
+NOT_INHERITED = (
+    *("family", "model_type", "published_as", "architecture", "loads_with"),
+    *("form", "former", "upgrades"),
+)
 """Keys that are not inherited."""
 
 NEEDED_AXES = ("layers", "vocab", "hidden")
@@ -170,6 +173,7 @@ class _Description:
         return {
             **{key: get(key) for key in ("architecture", "loads_with")},
             **{key: get(key, {}) for key in ("same", "constants", "aliases", "former", "kinds")},
+            "published_as": get("published_as", {}),
             "name": content["family"][:100],
             "model_types": tuple(_listed(content["model_type"])),
             "axes": self._axes_by_key(),

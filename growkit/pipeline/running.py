@@ -225,9 +225,10 @@ class _Run:
         self.output, self.origin = recipe.output_path, find(recipe.source)
         self.inputs = replace(recipe, source=str(self.origin.folder)).inputs(reads)
         family = family_for(self.origin, recipe.family)
-        if recipe.verify is not None and family and any(map(known_family, family.model_types)):
+        types = family.model_types if family else ()
+        if recipe.verify is not None and any(known_family({"model_type": kind}) for kind in types):
             raise InputError(
-                f"the family describes model_type {family.model_types[0]!r}, for which growkit has "
+                f"the family describes model_type {types[0]!r}, for which growkit has "
                 "one of its own, and the proof uses that; leave out the family, or the proof"
             )
         self.source = self.origin.open(family)

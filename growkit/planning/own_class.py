@@ -83,7 +83,7 @@ def substitute(config: Config) -> OwnClass | None:
     from transformers import CONFIG_MAPPING
 
     register_own_classes()
-    family = known_family(config.get("model_type"))
+    family = known_family(config)
     if family is None or config["model_type"] in CONFIG_MAPPING:
         return None
     return next((own for own in own_classes().values() if own.runs(family)), None)
@@ -106,11 +106,11 @@ def runnable(model: Model) -> Model:
 
 
 def as_own(model: Model) -> Plan:
-    """The plan that turns a model into one of a class of growkit's own.
+    """The plan that turns a model into one of a class of growkit's own, whose code is written.
 
     Raises:
-        InputError: no class of growkit's own runs the model.
+        InputError: no such class of growkit's own runs the model.
     """
-    plans = [own.plan for own in own_classes().values()]
-    fitting = [own.plan for own in own_classes().values() if own.runs(model.family)]
-    return (fitting or plans)[0](model)  # if none fits, the first says why
+    written = [own for own in own_classes().values() if own.family.auto_map]
+    fitting = [own for own in written if own.runs(model.family)]
+    return (fitting or written)[0].plan(model)  # if none fits, the first says why

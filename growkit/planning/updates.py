@@ -50,7 +50,7 @@ def other_loss(before: Model, after: Model) -> str:
     Returns:
         The reason, as a sentence; empty if there is none, or no family describes the target.
     """
-    if known_family(after.config.get("model_type"), after.described) is None:
+    if known_family(after.config, after.described) is None:
         return ""
     complete = after.family.complete(after.config)
     parts = [complete, *(part for part in complete.values() if isinstance(part, Mapping))]

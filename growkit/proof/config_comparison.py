@@ -188,7 +188,7 @@ def _comparable(first: Config, second: Config) -> _Comparable:
     experts, _ = experts_by_config(second)
     chosen = {experts.top_k, *experts.groups, experts.scaling} if experts else {}
     unknown = {key for key in added if key in chosen or THRESHOLD.search(key)}
-    family = known_family(first.get("model_type"))
+    family = known_family(first)
     assumed = _in_shared_names(resolved({"model_type": second.get("model_type")}) or {})
     assumed |= family.complete(first) if family else {}
     for key in added - unknown:
@@ -226,7 +226,7 @@ def _names_in_messages(first: Config, second: Config) -> dict[str, str]:
 
 def _with_sizes(config: Config) -> Config:
     """A config with the sizes that its class computes where it has none, such as head_dim."""
-    family = known_family(config.get("model_type"))
+    family = known_family(config)
     complete = family.complete(config) if family else {}
     sizes = family.axes.keys() - family.derived if family else set()
     return {**config, **{key: complete[key] for key in sizes if config.get(key) is None}}
@@ -395,7 +395,7 @@ def experts_by_config(
     config: Config, described: Family | None = None
 ) -> tuple[Experts | None, list[str]]:
     """The experts of a model's family, if any, and the names of the key for their number."""
-    family = known_family(config.get("model_type"), described)
+    family = known_family(config, described)
     if family is None:  # names of keys say enough
         numbers = [key for key, value in config.items() if type(value) is int]
         groups = tuple(key for key in GROUPS if key in numbers)
@@ -418,7 +418,7 @@ def _sizes(config: Config) -> set[str]:
 
     No model depends on the width of an MLP that none of its layers has.
     """
-    width, family = {"intermediate_size"}, known_family(config.get("model_type"))
+    width, family = {"intermediate_size"}, known_family(config)
     return width if family is None else family.size_keys - (family.unseen_sizes - width) - SHARED
 
 
@@ -548,7 +548,7 @@ def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
     if inside and all(str(layer).isdigit() for layer in inside):
         numbered = {int(layer): entry for layer, entry in inside.items()}
         return [numbered.get(layer) for layer in range(count)]
-    family = known_family(config.get("model_type"))
+    family = known_family(config)
     value = unrolled(value) or value
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
     first = 0 if "model_type" in config else first_index(config, count)

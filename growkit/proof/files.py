@@ -295,7 +295,7 @@ def _loaded_configs(source: Checkpoint, target: Checkpoint) -> tuple[Config, Con
 def _names_other_class(source: Checkpoint, target: Checkpoint, model: str) -> bool:
     """Whether other engines look for another class by a target's config than by the source's."""
     classes, before = (model.config.get("architectures") for model in (target, source))
-    family = known_family(target.config.get("model_type"))
+    family = known_family(target.config)
     allowed: list[Any] = [[model], *([[family.architecture]] if family else [])]
     if source.config.get("model_type") == target.config.get("model_type"):
         allowed.append(before)
@@ -474,7 +474,7 @@ def named_code(folder: Folder) -> dict[str, Any]:
 def foreign_code(folder: Folder) -> list[str]:
     """Names of files that refer to code other than growkit's, and of the files with that code."""
     named, config = named_code(folder), read_config(folder)
-    family, own = known_family(config.get("model_type")), growkits_code(config)
+    family, own = known_family(config), growkits_code(config)
     growkits = {"config.json": dict(family.auto_map)} if family and family.auto_map else {}
     code = own_code(folder)
     if not named or (own and named == growkits and code == own):
@@ -487,7 +487,7 @@ def foreign_code(folder: Folder) -> list[str]:
 
 def growkits_code(config: Config) -> dict[str, bytes]:
     """The code that growkit writes with a model, by file name; empty for most families."""
-    family = known_family(config.get("model_type"))
+    family = known_family(config)
     return dict(family.code()) if family else {}
 
 

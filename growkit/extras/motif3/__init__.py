@@ -1,0 +1,1 @@
+"""Motif-3: its description, and a class that runs it."""

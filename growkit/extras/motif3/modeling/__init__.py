@@ -1,0 +1,15 @@
+"""The transformers model for Motif-3, with the names of its parameters and settings."""
+
+from growkit.planning.own_class import register_classes
+
+MODEL_TYPE = "motif3"
+CLASSES = {
+    "AutoConfig": "modeling_motif3.Motif3Config",
+    "AutoModelForCausalLM": "modeling_motif3.Motif3ForCausalLM",
+}
+"""The classes, by auto class of transformers."""
+
+
+def register() -> None:
+    """Register the model with transformers' auto classes."""
+    register_classes(MODEL_TYPE, CLASSES, __name__)

@@ -1,0 +1,1 @@
+"""Classes of growkit's own, one file each: it defines ``OWN_CLASS``."""
