@@ -68,6 +68,7 @@ class Tensor:
         scale: the factor that the class applies to the tensor, from the sizes of the axes.
         idle: its value in a layer that returns its input, as the class has it; None if that does
             not matter.
+        diagonal: its value there on the diagonal, if that differs.
         start: its value where it is new, as the class has it, or one of ``STARTS``; None for
             zeros in vectors, ones in norms, and random numbers in matrices.
         offset: the number that the class adds to the tensor before it applies the factor.
@@ -85,6 +86,7 @@ class Tensor:
     norm: Norm | None = None
     scale: Callable[[Mapping[str, int]], float] | None = None
     idle: float | None = None
+    diagonal: float | None = None
     start: float | str | None = None
     offset: float = 0.0
     component: str | None = None
@@ -304,7 +306,8 @@ class HasSizes:
         constants: axes whose size is the same in every model of the family.
         same: axes that always have the size of another one.
         may_be_zero: keys of sizes that may be 0.
-        derived: keys of sizes that the class computes from other sizes and ignores in a config.
+        derived: keys, such as those of sizes, that the class computes from others and ignores in a
+            config.
         ratios: keys of whole numbers that are the product of some axes, divided by another one.
         aliases: for keys of sizes, the other name under which a config may have them.
         former: keys of older configs, and their names today, under which growkit writes them.
@@ -608,6 +611,7 @@ TENSOR = NORM | {
     "offset": float,
     "powers": {ANY: float},
     "idle": float,
+    "diagonal": float,
     "start": (float, str),
     "order": [str],
     "component": str,
@@ -617,8 +621,9 @@ TENSOR = NORM | {
 """The keys of a tensor's entry and the kinds of their values.
 ``tied`` is its pattern in tied models; ``bias`` the models with a bias next to a weight;
 ``powers`` those of axes that its class multiplies it by;
-``idle`` what it holds in a layer that changes nothing; ``start`` what it holds where it is new, or
-how that is drawn (``STARTS``); ``order`` one of ``ORDERS`` and its axes.
+``idle`` what it holds in a layer that changes nothing, and ``diagonal`` what its diagonal holds;
+``start`` what it holds where it is new, or how that is drawn (``STARTS``); ``order`` one of
+``ORDERS`` and its axes.
 """
 
 STARTS = ("decays", "time_steps")

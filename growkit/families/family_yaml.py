@@ -370,6 +370,7 @@ class _Description:
             norm=self._norm(entry, name) if "norm" in entry else None,
             scale=partial(_product, powers) if powers else None,
             idle=entry.get("idle"),
+            diagonal=entry.get("diagonal"),
             start=entry.get("start"),
             offset=entry.get("offset", 0.0),
             component=entry.get("component"),

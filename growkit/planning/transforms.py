@@ -447,17 +447,22 @@ class Computed(Transform):
 
 @dataclass(frozen=True)
 class Constant(Transform):
-    """A new tensor filled with one value."""
+    """A new tensor filled with one value, or a matrix with another one on its diagonal."""
 
     dtype: str = field()  # so that the base class's default is not inherited
     value: float
     why: str
     like: str = ""
+    diagonal: float | None = None
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
         shape = [part.stop - part.start for part in where]
-        return torch.full(shape, self.value, dtype=getattr(torch, TORCH_NAMES[self.dtype]))
+        tensor = torch.full(shape, self.value, dtype=getattr(torch, TORCH_NAMES[self.dtype]))
+        if self.diagonal is not None:
+            rows, columns = (torch.arange(part.start, part.stop) for part in where)
+            tensor[rows[:, None] == columns] = self.diagonal
+        return tensor
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``; ``before`` is that of ``like``, if there is one."""

@@ -457,7 +457,17 @@ def _contradicted(
     Returns:
         The config, with a number from which the lists are derived as they are, such as that of
         layers without windows; without one, the config without the keys, and a warning.
+
+    Raises:
+        InputError: the class derives a list, whatever a config says.
     """
+    for key in sorted(family.derived & others.keys()):
+        of, place = others[key]
+        raise InputError(
+            f"layer {of} of {family.one} ({types.before[key][of]}) would become layer {place}, for "
+            f"which its class derives {types.after[key][place]}; choose another number or place of "
+            "layers"
+        )
     values = {key: [layer.entry(key, types.before[key]) for layer in order] for key in others}
     config = {**config, **values}
     said = {**published, **config}
@@ -618,9 +628,8 @@ def _transforms(
                 transforms[name] = Kept(of, why=f"layer {layer.of} as it is")
             elif (idle := described.idle) is not None:
                 why = f"{idle:g}, so that the new layer passes on its input unchanged"
-                transforms[name] = Constant(
-                    source.tensors[of].dtype, idle - described.offset, why, of
-                )
+                dtype, value = source.tensors[of].dtype, idle - described.offset
+                transforms[name] = Constant(dtype, value, why, of, described.diagonal)
             else:
                 transforms[name] = Kept(of, why=f"in a new layer, as in layer {layer.of}", new=True)
     return {name: transforms[name] for name in family.patterns(config)}

@@ -3,8 +3,6 @@
 Motif's own class needs flash attention, which has neither float64 nor the CPU.
 """
 
-from dataclasses import replace
-
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.extras.motif3.modeling import MODEL_TYPE, register
@@ -15,27 +13,7 @@ from growkit.planning.plan import Plan
 from growkit.planning.transforms import Kept
 from growkit.results.growth_result import Attention
 
-DESCRIBED = shipped_family(MODEL_TYPE)
-TYPES = "layer_types"
-
-
-def _check(config: Config) -> None:
-    """Refuse lists of windows, which Motif's own code does not read.
-
-    Raises:
-        InputError: the layers with windows are not those whose index the period chooses.
-    """
-    DESCRIBED.check(config)
-    derived = DESCRIBED.derived_lists(config)
-    if config[TYPES] != derived[TYPES]:
-        raise InputError(
-            f"config.json of {DESCRIBED.one} would need {TYPES} {config[TYPES]}, but its class "
-            f"chooses windows by the index of a layer: {derived[TYPES]}; choose another number or "
-            "place of layers"
-        )
-
-
-FAMILY = replace(DESCRIBED, check=_check)
+FAMILY = shipped_family(MODEL_TYPE)
 
 
 def _runs(family: Family) -> bool:
