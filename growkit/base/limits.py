@@ -75,6 +75,13 @@ def within_each(distances: Tensor, limits: Tensor | float) -> Tensor:
     return distances.isfinite() & (distances <= limits)
 
 
+def is_identity(before: Tensor, after: Tensor) -> bool:
+    """Whether a layer returned its input, but for less than float64's rounding of its largest."""
+    if before.shape != after.shape:
+        return False
+    return bool((after - before).abs().max() <= SPACING["float64"] * before.abs().max())
+
+
 def rounded_sum(terms: int) -> float:
     """Relative error of a float64 sum of n products: about eps · √n."""
     return SPACING["float64"] * math.sqrt(terms)

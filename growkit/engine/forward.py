@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from growkit.base.limits import is_identity
 from growkit.base.torch_internals import tree_leaves, tree_map, version_of
 from growkit.engine.calls import (
     Arguments,
@@ -184,7 +185,7 @@ class Forward:
                         self._handed(index, call, self._extras[call]),
                     )
                     state, more = self.run_layer(index, call, state_before)
-                    idle = idle and state.equal(state_before)
+                    idle = idle and is_identity(state_before, state)
                     hands = self._handed(index, call, more)
                     alters = alters or not all(_same(of, hands.get(k)) for k, of in handed.items())
                     states.append(state)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from growkit.base.limits import is_identity
 from growkit.engine.calls import Call, Extras, Spool
 from growkit.engine.forward import Forward, PassedOn
 from growkit.engine.layered_model import LayeredModel
@@ -251,7 +252,7 @@ class Layerwise(LayeredModel):
             with _taking_gradients(parameters, take):
                 passed.rewind(index, with_gradients=not step)
                 output = self._forward.alone(index, state, extras)
-                idle = output.equal(state)
+                idle = is_identity(state, output)
                 tensors, gradients = passed.additions(index)
                 torch.autograd.backward([output, *tensors], [gradient, *gradients])
             del parameters

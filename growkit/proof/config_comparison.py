@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError
-from growkit.base.limits import within
+from growkit.base.limits import is_identity, within
 from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.reading import Checkpoint, rounds
 from growkit.engine.calls import Call
@@ -600,14 +600,14 @@ def copied_layers(source: Checkpoint, target: Checkpoint) -> Copied | None:
 
 
 def _idle_layers(checkpoint: Checkpoint) -> set[int]:
-    """The indices of layers that return their input, bit for bit."""
+    """The indices of layers that return their input."""
     idle = set[int]()
     with suppress(InputError), strict_float64():
         model = Layerwise(class_weights(checkpoint), torch.float64, CPU)
         before: Tensor | None = None
         for stage in model.stages([question(checkpoint).call]):
             after = stage.after[0].clone()
-            if stage.layer is not None and before is not None and after.equal(before):
+            if stage.layer is not None and before is not None and is_identity(before, after):
                 idle.add(stage.layer)
             before = after
     return idle

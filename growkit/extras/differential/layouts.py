@@ -299,7 +299,7 @@ def _value_head_dim(family: Family, config: Config) -> int:
 def _form(family: Family, where: str) -> DiffForm:
     if family.form is None:
         raise InputError(
-            f"{where} is {family.one}, which has no differential attention; "
+            f"{where} is {family.one}, whose attention no DIFF Transformer has; "
             f"layouts are {', '.join(sorted(layout_names()))}"
         )
     return family.form

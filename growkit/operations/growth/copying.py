@@ -108,7 +108,7 @@ class CopyMethod(Operation):
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
         """See ``Operation``."""
         old = family.sizes(config)
-        if not old.get("noise_heads"):
+        if not (family.form and old.get("noise_heads")):
             return True  # a DIFF Transformer would not help
         return family.expresses(config, {**old, **self.grown(family, config, options)})
 
