@@ -10,23 +10,21 @@ from typing import Any
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache, DynamicCache
-from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gemma3.modeling_gemma3 import (
+    Gemma3ForCausalLM,
+    Gemma3RotaryEmbedding,
+    Gemma3TextModel,
+)
 from transformers.models.llama.modeling_llama import (
-    LlamaForCausalLM,
-    LlamaPreTrainedModel,
     LlamaRMSNorm,
-    LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
     eager_attention_forward,
 )
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
 EPS = 1e-6
 """The number that PolyNorm and the norms of hyper-connections add to a mean."""
@@ -38,11 +36,15 @@ class Motif3Config(PreTrainedConfig):
 
     Args:
         rope_parameters: of ``full_attention`` and ``sliding_attention``.
+        use_bidirectional_attention: read by Gemma's class.
+        final_logit_softcapping: likewise.
     """
 
     model_type = "motif3"
 
     rope_parameters: dict[str, Any] | None = None
+    use_bidirectional_attention: bool = False
+    final_logit_softcapping: float | None = None
 
 
 def _linear(rows: int, columns: int) -> nn.Linear:
@@ -182,8 +184,10 @@ class Motif3Experts(nn.Module):
         output = torch.zeros_like(hidden_states, dtype=torch.float32)
         for expert in chosen.unique().tolist():
             tokens, places = torch.where(chosen == expert)
-            gate, up = F.linear(hidden_states[tokens], self.gate_up_proj[expert]).chunk(2, -1)
-            of_expert = F.linear(self.act_fn(gate, up, expert), self.down_proj[expert])
+            gate, up = functional.linear(hidden_states[tokens], self.gate_up_proj[expert]).chunk(
+                2, -1
+            )
+            of_expert = functional.linear(self.act_fn(gate, up, expert), self.down_proj[expert])
             weighed = of_expert.float() * weights[tokens, places].unsqueeze(-1)
             output = output.index_add(0, tokens, weighed)
         return output
@@ -199,7 +203,7 @@ class Motif3Router(nn.Module):
 
     def forward(self, hidden_states: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
         """The indices and weights of the chosen experts, in which corrections have no part."""
-        scores = F.linear(hidden_states.float(), self.gate.weight.float()).sigmoid()
+        scores = functional.linear(hidden_states.float(), self.gate.weight.float()).sigmoid()
         order = scores if correction is None else scores + correction.float()
         chosen = order.topk(self.config.experts_top_k, dim=-1).indices
         weights = scores.gather(-1, chosen)
@@ -291,15 +295,29 @@ def _written(streams: Tensor, output: Tensor, write: Tensor, mixing: Tensor) -> 
     return (mixing @ streams.float() + added).to(streams.dtype)
 
 
-def _rotary(config: Any, layer_type: str) -> LlamaRotaryEmbedding:
-    of_type = copy(config)
-    of_type.rope_parameters = config.rope_parameters[layer_type]
-    of_type.head_dim = config.qk_rope_head_dim
-    return LlamaRotaryEmbedding(of_type)
+class Motif3Embedding(nn.Embedding):
+    """The embedding, of which every stream holds a copy."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.vocab_size, config.hidden_size)
+        self.streams = config.mhc_expansion_rate
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Look up the streams of every token."""
+        return super().forward(input_ids).unsqueeze(2).expand(-1, -1, self.streams, -1)
 
 
-class Motif3Model(LlamaPreTrainedModel):
-    """The stack of layers, between copies of the embedding and the mean of the streams."""
+class Motif3FinalNorm(LlamaRMSNorm):
+    """The norm of the streams' mean."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Leave the streams."""
+        normed: Tensor = super().forward(hidden_states.mean(2))
+        return normed
+
+
+class Motif3Model(Gemma3TextModel):
+    """The stack of layers, which have a mask and rotary positions by type, as those of Gemma 3."""
 
     config: Any
     config_class = Motif3Config
@@ -307,62 +325,19 @@ class Motif3Model(LlamaPreTrainedModel):
     _can_record_outputs = {"hidden_states": Motif3DecoderLayer}  # noqa: RUF012
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        super(Gemma3TextModel, self).__init__(config)
+        self.embed_tokens = Motif3Embedding(config)
         layers = (Motif3DecoderLayer(config, index) for index in range(config.num_hidden_layers))
         self.layers = nn.ModuleList(layers)
-        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        of_types = {kind: _rotary(config, kind) for kind in {*config.layer_types}}
-        self.rotary_emb = nn.ModuleDict(of_types)
+        self.norm = Motif3FinalNorm(config.hidden_size, config.rms_norm_eps)
+        rotary = copy(config)
+        rotary.head_dim = config.qk_rope_head_dim
+        self.rotary_emb = Gemma3RotaryEmbedding(rotary)
+        self.gradient_checkpointing = False
         self.post_init()  # type: ignore[no-untyped-call]
 
-    @merge_with_config_defaults  # type: ignore[untyped-decorator]
-    @capture_outputs  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
-        """Run the model; see ``LlamaModel.forward``."""
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
-        if use_cache and cache is None:
-            cache = DynamicCache(config=self.config)
-        if position_ids is None:
-            seen = cache.get_seq_length() if cache is not None else 0
-            position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
-            position_ids = (position_ids + seen).unsqueeze(0)
-        of_type = {}
-        for kind in {*self.config.layer_types}:
-            full = kind == "full_attention"
-            mask = (create_causal_mask if full else create_sliding_window_causal_mask)(
-                config=self.config,
-                inputs_embeds=inputs_embeds,
-                attention_mask=attention_mask,
-                cache=cache,
-                position_ids=position_ids,
-            )
-            of_type[kind] = mask, self.rotary_emb[kind](inputs_embeds, position_ids)
-        streams = inputs_embeds.unsqueeze(2).expand(-1, -1, self.config.mhc_expansion_rate, -1)
-        for layer in self.layers:
-            mask, positions = of_type[layer.self_attn.layer_type]
-            streams = layer(
-                streams,
-                attention_mask=mask,
-                position_embeddings=positions,
-                cache=cache,
-                **kwargs,
-            )
-        hidden_states = self.norm(streams.mean(2))
-        return BaseModelOutputWithPast(last_hidden_state=hidden_states, cache=cache)
 
-
-class Motif3ForCausalLM(LlamaForCausalLM):
+class Motif3ForCausalLM(Gemma3ForCausalLM):
     """The model with a head for language modelling."""
 
     config: Any
@@ -370,7 +345,7 @@ class Motif3ForCausalLM(LlamaForCausalLM):
     _no_split_modules = ["Motif3DecoderLayer"]  # noqa: RUF012
 
     def __init__(self, config: Any) -> None:
-        super(LlamaForCausalLM, self).__init__(config)
+        super(Gemma3ForCausalLM, self).__init__(config)
         self.model = Motif3Model(config)
         self.vocab_size = config.vocab_size
         self.lm_head = _linear(config.vocab_size, config.hidden_size)
