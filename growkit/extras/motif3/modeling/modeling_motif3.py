@@ -144,7 +144,8 @@ class Motif3PolyNorm(nn.Module):
         powers = torch.stack([limited**3, limited**2, limited])
         normed = powers * (powers.square().mean(-1, keepdim=True) + EPS).rsqrt()
         output = (torch.tensordot(weight, normed, 1) + bias) * up
-        return (output.clamp(-self.limit, self.limit) * self.output_scale).to(gate.dtype)
+        scaled: Tensor = output.clamp(-self.limit, self.limit) * self.output_scale
+        return scaled.to(gate.dtype)
 
 
 class Motif3MLP(nn.Module):
@@ -160,7 +161,8 @@ class Motif3MLP(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Run the MLP."""
         activated = self.act_fn(self.gate_proj(hidden_states), self.up_proj(hidden_states))
-        return self.down_proj(activated)
+        output: Tensor = self.down_proj(activated)
+        return output
 
 
 class Motif3Experts(nn.Module):
@@ -227,7 +229,7 @@ class Motif3MoE(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Run the experts."""
         tokens = hidden_states.flatten(0, 1)
-        output = self.experts(tokens, *self.router(tokens, self.expert_bias))
+        output: Tensor = self.experts(tokens, *self.router(tokens, self.expert_bias))
         if self.shared_experts is not None:
             output = output + self.shared_experts(tokens).float()
         return output.to(hidden_states.dtype).view_as(hidden_states)
@@ -250,7 +252,8 @@ class Motif3HyperConnection(nn.Module):
     def _mapped(self, part: str, normed: Tensor, limit: float) -> Tensor:
         bias = getattr(self, f"bias_{part}").float()
         mapped = getattr(self, f"proj_{part}")(normed).float().unflatten(-1, bias.shape)
-        return (getattr(self, f"alpha_{part}").float() * mapped + bias).clamp(-limit, limit)
+        raw: Tensor = getattr(self, f"alpha_{part}").float() * mapped + bias
+        return raw.clamp(-limit, limit)
 
     def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What the block reads, and the weights of its output and of the streams, by stream."""
@@ -326,10 +329,12 @@ class Motif3Model(Gemma3TextModel):
 
     def __init__(self, config: Any) -> None:
         super(Gemma3TextModel, self).__init__(config)
-        self.embed_tokens = Motif3Embedding(config)
+        embedding: Any = Motif3Embedding(config)
+        self.embed_tokens = embedding
         layers = (Motif3DecoderLayer(config, index) for index in range(config.num_hidden_layers))
         self.layers = nn.ModuleList(layers)
-        self.norm = Motif3FinalNorm(config.hidden_size, config.rms_norm_eps)
+        norm: Any = Motif3FinalNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = norm
         rotary = copy(config)
         rotary.head_dim = config.qk_rope_head_dim
         self.rotary_emb = Gemma3RotaryEmbedding(rotary)
