@@ -216,7 +216,12 @@ def test_lists_are_those_of_the_classes() -> None:
     compared = 0
     for family in families().values():
         for kind in family.model_types:
-            if kind not in CONFIG_MAPPING or kind in ("diff_transformer", "falcon_h1", "mamba", "motif3"):
+            if kind not in CONFIG_MAPPING or kind in (
+                "diff_transformer",
+                "falcon_h1",
+                "mamba",
+                "motif3",
+            ):
                 continue
             for seed in range(4):
                 choose = seeded(seed)

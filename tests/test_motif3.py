@@ -121,7 +121,11 @@ def test_a_model_type_may_be_that_of_two_families(tmp_path: Path) -> None:
     [
         ({"mhc_enabled": False}, {"hidden": "x2"}, "several residual streams"),
         ({"num_shared_experts": 2}, {"hidden": "x2"}, "programs disagree"),
-        ({}, {"method": "depth", "place": "1"}, "its class derives sliding_attention"),
+        (
+            {},
+            {"method": "depth", "place": "1"},
+            "its class derives sliding_attention from the index",
+        ),
         ({}, {"method": "group-diff", "signal_heads": "9"}, "no multiple of noise_heads"),
     ],
 )

@@ -461,14 +461,13 @@ def _contradicted(
     Raises:
         InputError: the class derives a list, whatever a config says.
     """
-    for key in sorted(family.derived & others.keys()):
-        of, place = others[key]
-        raise InputError(
-            f"layer {of} of {family.one} ({types.before[key][of]}) would become layer {place}, for "
-            f"which its class derives {types.after[key][place]}; choose another number or place of "
-            "layers"
-        )
     values = {key: [layer.entry(key, types.before[key]) for layer in order] for key in others}
+    listed, place = next(iter(others.items()))
+    if listed in family.derived:
+        raise InputError(
+            f"layer {place} of {family.one} would be one of {values[listed][place]}, but its class "
+            f"derives {types.after[listed][place]} from the index; choose another number or place"
+        )
     config = {**config, **values}
     said = {**published, **config}
     own = family.derived_lists(said)
@@ -488,12 +487,11 @@ def _contradicted(
                 return {**config, key: number}, []
     repeated = (_repeated(said, types.after[key], 0) for key in others)
     contradicting |= {keys[0] for keys in repeated if keys}
-    key, place = next(iter(others.items()))
     left_out = "".join(f"; {key} is left out" for key in sorted(contradicting))
     remedy = "; leave out --place" if any(layer.idle for layer in order) else ""
     return {k: v for k, v in config.items() if k not in contradicting}, [
-        f"software that derives {key} from the index of a layer instead of reading it would take "
-        f"layer {place} ({values[key][place]}) for {types.after[key][place]}{left_out}{remedy}"
+        f"software that derives {listed} from the index of a layer instead of reading it would take "
+        f"layer {place} ({values[listed][place]}) for {types.after[listed][place]}{left_out}{remedy}"
     ]
 
 
