@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from growkit.engine.oracle import load_model
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.engine.oracle import load_model
 from growkit.engine.strict import strict_float64
 from growkit.families.family import family_of
 from growkit.sources import find

@@ -490,8 +490,9 @@ def _contradicted(
     left_out = "".join(f"; {key} is left out" for key in sorted(contradicting))
     remedy = "; leave out --place" if any(layer.idle for layer in order) else ""
     return {k: v for k, v in config.items() if k not in contradicting}, [
-        f"software that derives {listed} from the index of a layer instead of reading it would take "
-        f"layer {place} ({values[listed][place]}) for {types.after[listed][place]}{left_out}{remedy}"
+        f"software that derives {listed} from the index of a layer instead of reading it would "
+        f"take layer {place} ({values[listed][place]}) for {types.after[listed][place]}"
+        f"{left_out}{remedy}"
     ]
 
 
