@@ -19,22 +19,22 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 
-VOCAB, STEPS, SEEDS = 64, 100, range(5)
+VOCAB, STEPS, SEEDS = 16, 100, range(5)
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
-    "hidden_size": 128,
-    "intermediate_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 32,
+    "head_dim": 16,
     "max_position_embeddings": 256,
 }
 LINEAR = {  # for layers of Gated DeltaNet
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
 }
 INSERTED = GrowStep("depth", {"layers": "x2", "kind": "linear_attention"})
 DEEPER = GrowStep("depth", {"layers": "x2"})
@@ -73,8 +73,8 @@ def train(model: Any, text: Tensor, steps: int, seed: int) -> tuple[float, float
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     losses = []
     for _ in range(steps):
-        ids = torch.randint(VOCAB, (16, 2), generator=generator)
-        for _ in range(62):
+        ids = torch.randint(VOCAB, (8, 2), generator=generator)
+        for _ in range(30):
             odds = text[ids[:, -2], ids[:, -1]]
             ids = torch.cat([ids, torch.multinomial(odds, 1, generator=generator)], 1)
         loss = model(ids, labels=ids).loss

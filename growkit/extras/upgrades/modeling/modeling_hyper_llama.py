@@ -29,6 +29,14 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_hyper_llama import HyperLlamaConfig
 
+WITHOUT_START = (
+    DeepseekV4HyperConnection,
+    DeepseekV4HyperHead,
+    MixtralExperts,
+    MixtralTopKRouter,
+)
+"""Modules whose parameters are empty until a model initialises them."""
+
 
 def _mixed(weights: tuple[Tensor, Tensor], output: Tensor, streams: Tensor) -> Tensor:
     """Add a block's output to the mixed streams.
@@ -91,9 +99,14 @@ class HyperLlamaModel(LlamaModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # type: ignore[no-untyped-call]
-        if isinstance(module, MixtralExperts | MixtralTopKRouter):
-            for parameter in module.parameters():
-                init.normal_(parameter, std=self.config.initializer_range)
+        if isinstance(module, WITHOUT_START):
+            for name, parameter in module.named_parameters(recurse=False):
+                if name.endswith("base"):
+                    init.zeros_(parameter)
+                elif name.endswith("scale"):
+                    init.ones_(parameter)
+                else:
+                    init.normal_(parameter, std=self.config.initializer_range)
 
     @merge_with_config_defaults  # type: ignore[untyped-decorator]
     @capture_outputs  # type: ignore[untyped-decorator]
