@@ -1,7 +1,8 @@
 """Do models with an upgraded architecture train as well as their source does?
 
 A small Llama and a small Qwen3 learn a random text of second order; they are converted, and sources
-and results train on with AdamW for 100 steps of the same tokens, with five seeds:
+and results train on with AdamW for 100 steps of the same tokens, with five seeds, at the learning
+rates of the law of updates:
 
     python benchmarks/upgrade_training.py
 """
@@ -18,8 +19,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
+from growkit.training import param_groups
 
-VOCAB, STEPS, SEEDS = 16, 100, range(5)
+VOCAB, STEPS, SEEDS, RATE = 16, 100, range(5), 1e-3
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -66,10 +68,12 @@ def next_tokens() -> Tensor:
     return torch.softmax(2.5 * torch.randn(VOCAB, VOCAB, VOCAB, generator=generator), -1)
 
 
-def train(model: Any, text: Tensor, steps: int, seed: int) -> tuple[float, float, list[str]]:
+def train(
+    model: Any, groups: Any, text: Tensor, steps: int, seed: int
+) -> tuple[float, float, list[str]]:
     """The first loss, the mean of the last 20, and the parameters that did not move."""
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(groups, lr=RATE)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     losses = []
     for _ in range(steps):
@@ -97,7 +101,7 @@ def main() -> None:
     for source, config, upgrades in UPGRADES:
         torch.manual_seed(0)
         trained = AutoModelForCausalLM.from_config(config)
-        train(trained, text, 400, 99)
+        train(trained, trained.parameters(), text, 400, 99)
         with TemporaryDirectory() as scratch:
             folders = {name: Path(scratch) / str(at) for at, name in enumerate((source, *upgrades))}
             trained.save_pretrained(folders[source])
@@ -110,10 +114,12 @@ def main() -> None:
 
 def row(name: str, folder: Path, text: Tensor) -> str:
     """Train a model with every seed."""
-    runs = [
-        train(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), text, STEPS, seed)
-        for seed in SEEDS
-    ]
+    runs = []
+    for seed in SEEDS:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        grown = (folder / "growkit.json").exists()
+        groups = param_groups(model, folder, lr=RATE) if grown else model.parameters()
+        runs.append(train(model, groups, text, STEPS, seed))
     first, last = ([run[at] for run in runs] for at in (0, 1))
     still = sorted({parameter for run in runs for parameter in run[2]})
     return (
