@@ -6,7 +6,7 @@ import shutil
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,37 @@ def test_growkit_reads_and_writes_what_the_program_itself_writes(
     alike = [key for key in settings.keys() & known.keys() if not ABOUT.match(key)]
     assert len(alike) > 12 or not settings
     assert {key: settings[key] for key in alike} == {key: known[key] for key in alike}
+
+
+@pytest.mark.sampled(3, "llama-gguf-mlx")
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [(kind, *pair) for kind in MODELS for pair in permutations(("gguf", "litgpt", "mlx"), 2)],
+)
+def test_files_of_two_programs_are_the_same_model(kind: str, first: str, second: str) -> None:
+    """None of them has all settings of the other, nor a file that only transformers has."""
+    result = growkit.verify(FILES / f"{kind}.{first}", FILES / f"{kind}.{second}", QUICK)
+    assert result["verdict"] == "preserved", result["reason"]
+    assert result["sections"]["weights"]["tensors_recovered"] >= 20
+
+
+@pytest.mark.sampled(2, "mlx-gguf")
+@pytest.mark.parametrize(
+    ("first", "second"), permutations(("gguf", "litgpt", "mlx", "torchtitan", "torchtune"), 2)
+)
+def test_conversions_of_one_model_are_the_same_model(
+    first: str, second: str, tmp_path: Path
+) -> None:
+    """None is made from the other, whatever their manifests say; one wrong weight shows."""
+    source, paths = save_source(tmp_path / "source", "llama"), (tmp_path / "a", tmp_path / "b")
+    for path, name in zip(paths, (first, second), strict=True):
+        growkit.convert(source, path, name, verify=False)
+    result = growkit.verify(*paths, QUICK)
+    assert result["verdict"] == "preserved", result["reason"]
+    with edit_weights(source) as tensors:
+        tensors["model.layers.1.mlp.up_proj.weight"][0, 0] += 1
+    growkit.convert(source, paths[1], second, verify=False, overwrite=True)
+    assert growkit.verify(*paths, QUICK)["verdict"] == "not preserved"
 
 
 def test_sizes_that_a_format_cannot_hold_are_refused(tmp_path: Path) -> None:

@@ -244,14 +244,20 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     fits, shown = partial(configs.follows, copied), configs.judge(target, is_target=True)
     keys, other_keys = configs.different_settings(was, now, shown, fits)
     other_keys += ["dtype"] if wider else []
-    unstated = [key for key in keys if not target.states(key.partition(".")[0])]
+    unstated = {
+        key: model.folder
+        for key in keys
+        for model in (source, target)
+        if not model.states(key.partition(".")[0])
+    }
     keys = [key for key in keys if key not in unstated]
     stale = configs.stale_sizes(was, now, shown)
     others = was.get("model_type") != now.get("model_type")
     not_compared = [key for key in other_keys if others and key not in was]
     named = [f"{key} in config.json differs" for key in other_keys if key not in not_compared]
-    if unstated:
-        named.append(f"not compared, as {target.folder} does not state it: {listed(unstated)}")
+    for folder in dict.fromkeys(unstated.values()):
+        of_it = [key for key in unstated if unstated[key] == folder]
+        named.append(f"not compared, as {folder} does not state it: {listed(of_it)}")
     if others:
         note = "of config.json only keys with the same meaning in both classes were compared"
         named.append(note + (f", not {', '.join(not_compared)}" if not_compared else ""))
@@ -266,7 +272,7 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
             changed.append(f"{key} in config.json")
     named += [f"not compared: {unseen}"] if unseen else _rewritten(source, target)
     changed += [f"the tokenizer ({ids})"] if ids else []
-    if target.opened.has("config.json"):
+    if source.opened.has("config.json") and target.opened.has("config.json"):
         changed += sidecars.changed_generation(source.opened, target.opened)
         changed += sidecars.changed_files(source.opened, target.opened)
     code = foreign_code(target.opened)
@@ -346,10 +352,11 @@ def _without_effect(wanted: Config, target: Checkpoint) -> dict[str, bool]:
     complete["torch_dtype"] = complete.get("dtype")
     complete |= {key: complete.get(own) for key, own in aliases(target.config).items()}
     keys = target.config.keys() - (PROVENANCE_KEYS | RENAMED | FREE) | {"torch_dtype"}
+    inside = complete.get("rope_parameters") or {}  # an earlier place of these is beside them
     return {
         key: key in complete
         for key in sorted(keys & target.config.keys())
-        if target.config[key] not in (None, complete.get(key), wanted.get(key))
+        if target.config[key] not in (None, complete.get(key), wanted.get(key), inside.get(key))
         and not _has_effect(target.config, key)  # else it was compared as the class reads it
     }
 

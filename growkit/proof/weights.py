@@ -9,7 +9,7 @@ writes contain the results of searches.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -84,8 +84,8 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
         return Origin(nothing, f"{unfit} ({error})", recipe)
     except Exception as error:  # untrusted values may raise anything
         return Origin(nothing, f"{unfit} ({type(error).__name__}: {plain(reason(error))})", recipe)
-    if recipe.file_format and not after.stands_alone:
-        return Origin(Lineage(lineage.source, ()), "the target is in another format", recipe)
+    if recipe.file_format and not (before.stands_alone and after.stands_alone):
+        return Origin(Lineage(lineage.source, ()), "files of other programs are compared", recipe)
     return Origin(lineage, None, recipe)
 
 
@@ -102,7 +102,7 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
     """Refuse a source that was made from the target, according to its manifest.
 
     Exchanged models of an exact growth still compute the same function, but their weights could not
-    be compared.
+    be compared. Weights of the same shapes can be compared in any order.
 
     Args:
         before: the model that was given as the source.
@@ -116,7 +116,9 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
     record = None
     with suppress(InputError):  # a source's manifest may be anything
         record = read_record(before.opened)
-    if record is None or _explains(before, after, recipe) or not _explains(after, before, record):
+    if record is None or _shapes(before.tensors) == _shapes(after.tensors):
+        return
+    if _explains(before, after, recipe) or not _explains(after, before, record):
         return
     raise InputError(
         f"the arguments seem to be swapped: according to its {MANIFEST}, {before.folder} was "
@@ -131,8 +133,12 @@ def _explains(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> b
     plans = origin_of(before, after, recipe).lineage.plans
     if not plans:
         return False
-    shapes = {name: tuple(rule.info.shape) for name, rule in plans[-1].by_target.items()}
-    return shapes == {name: tuple(info.shape) for name, info in after.tensors.items()}
+    planned = {name: rule.info for name, rule in plans[-1].by_target.items()}
+    return _shapes(planned) == _shapes(after.tensors)
+
+
+def _shapes(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(info.shape) for name, info in tensors.items()}
 
 
 def as_planned(before: Checkpoint, origin: Origin) -> Checkpoint:
