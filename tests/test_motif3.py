@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from growkit.engine.oracle import load_model
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
+from growkit.engine.transformers_class import load_model
 from growkit.families.family import family_of
 from growkit.sources import find
 from tests import motif3_reference as reference
