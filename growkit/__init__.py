@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from growkit.extras.differential.modeling.modeling_diff_transformer import (
         DiffTransformerForCausalLM,
     )
-    from growkit.extras.engines.logits_alone import verify_logits
-    from growkit.extras.inference.inferring import infer
-    from growkit.extras.inference.results.inference_result import Inference
+    from growkit.extras.family_inference.inferring import infer
+    from growkit.extras.family_inference.results.inference_result import Inference
     from growkit.extras.probing.probe import probe
     from growkit.extras.probing.probe_settings import ProbeSettings
     from growkit.extras.probing.results.probe_result import ProbeResult
+    from growkit.extras.program_logits.logits_alone import verify_logits
     from growkit.pipeline.inspection import inspect, plan
     from growkit.pipeline.running import convert, grow, run, shrink
     from growkit.pipeline.verifying import verify
@@ -52,9 +52,9 @@ _HOMES = {
     "distributed": "load",
     "extras.differential.modeling.configuration_diff_transformer": "DiffTransformerConfig",
     "extras.differential.modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",
-    "extras.engines.logits_alone": "verify_logits",
-    "extras.inference.inferring": "infer",
-    "extras.inference.results.inference_result": "Inference",
+    "extras.program_logits.logits_alone": "verify_logits",
+    "extras.family_inference.inferring": "infer",
+    "extras.family_inference.results.inference_result": "Inference",
     "extras.probing.probe": "probe",
     "extras.probing.probe_settings": "ProbeSettings",
     "extras.probing.results.probe_result": "ProbeResult",

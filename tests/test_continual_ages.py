@@ -15,7 +15,7 @@ from benchmarks.continual.campaign import next_rates
 from benchmarks.continual.experiment import Experiment, load, settings_of
 from benchmarks.continual.report import write
 from growkit.base.errors import InputError
-from growkit.extras.probing.lines import append_line
+from growkit.extras.probing.json_lines import append_line
 from tests.conftest import listed
 
 Loss = Callable[[str, int, Any], float]

@@ -14,7 +14,7 @@ from growkit.checkpoint.format import formats
 from growkit.extras.formats.checks.diagnosis import Diagnosis, explain_weights
 from growkit.sources import find
 from tests.conftest import edit_config, edit_weights, save_model
-from tests.test_engines import MODELS, SETTINGS
+from tests.test_program_logits import MODELS, SETTINGS
 
 State = dict[str, torch.Tensor]
 HEADS, GROUPS, WIDTH = 4, 2, 4

@@ -21,7 +21,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.distributed_file import CLASSES
 from growkit.checkpoint.reading import Checkpoint
-from growkit.extras.optimizer.groups import Parameters
+from growkit.extras.optimizer.param_groups import Parameters
 from growkit.extras.optimizer.state import open_state
 from tests.conftest import folder_bytes, load_strict, same_bits, save_model
 from tests.test_optimizer_state import (

@@ -29,7 +29,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, GreedyLR
 import growkit
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from growkit.extras.optimizer.groups import ParamGroup
+from growkit.extras.optimizer.param_groups import ParamGroup
 from growkit.extras.optimizer.schedule import grown_schedule
 from growkit.training import hidden_matrices, param_groups
 from tests.conftest import (

@@ -27,7 +27,7 @@ from growkit.extras.probing import probe
 from growkit.extras.probing import ranking as noise
 from growkit.extras.probing.arms import Data, make_data
 from growkit.extras.probing.harness import batch_of, flops_of
-from growkit.extras.probing.lines import JOURNAL, Work
+from growkit.extras.probing.json_lines import JOURNAL, Work
 from growkit.extras.probing.probe_settings import ProbeSettings, candidates_of, fitting
 from growkit.extras.probing.results.probe_result import probe_next, probe_sentence
 from growkit.extras.probing.views.probe_page import probe_view

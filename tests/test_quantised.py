@@ -44,7 +44,7 @@ from tests.conftest import (
     seeded,
 )
 from tests.quantised import NAME, cases, quantise
-from tests.test_inside import save_whole
+from tests.test_multimodal import save_whole
 
 WEIGHTS = "model.safetensors"
 SIZES: dict[str, Any] = {

@@ -43,7 +43,7 @@ from growkit.planning.recipe import shipped_recipe
 from tests import reference
 from tests.conftest import save_model, with_tokenizer
 from tests.quantised import quantise
-from tests.test_engines import as_run
+from tests.test_program_logits import as_run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -15,7 +15,7 @@ from growkit.engine import prompts
 from growkit.engine.prompts import PROBES, load_tokenizer
 from growkit.results.proof_result import VerifyResult
 from tests.conftest import edit_config, save_model
-from tests.test_inside import save_whole
+from tests.test_multimodal import save_whole
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
 

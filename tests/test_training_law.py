@@ -30,7 +30,7 @@ from growkit.extras.optimizer.checks.trained_alike import (
     prove_training,
     state_paths,
 )
-from growkit.extras.optimizer.groups import class_updates
+from growkit.extras.optimizer.param_groups import class_updates
 from growkit.extras.optimizer.state import written_in
 from growkit.planning.manifest import read_record
 from growkit.planning.recipe import parse_recipe

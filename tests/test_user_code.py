@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import growkit
 from growkit.base.names import NOTHING
 from growkit.engine.user_code import trust
-from growkit.extras.inference import inferring
+from growkit.extras.family_inference import inferring
 from tests.conftest import cli, distance, edit_weights, load_strict, logits_of, refusal
 
 CONFIG = """

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.continual.campaign import Found, best_rate, tried
 from benchmarks.continual.experiment import Experiment
-from growkit.extras.probing.lines import Line
+from growkit.extras.probing.json_lines import Line
 from growkit.extras.probing.ranking import paired_difference
 from growkit.report.drawing import Interval
 

@@ -16,7 +16,7 @@ from benchmarks.continual.models import hand_on
 from benchmarks.continual.runs import Run
 from benchmarks.continual.text import Text
 from growkit.base.errors import InputError
-from growkit.extras.probing.lines import Line, append_line
+from growkit.extras.probing.json_lines import Line, append_line
 
 Key = tuple[str, int, float]
 Found = Mapping[Key, Line]

@@ -14,7 +14,7 @@ import transformers
 import growkit
 from growkit.base.errors import InputError
 from growkit.engine.device import device_name
-from growkit.extras.probing.lines import SEAL, Line, read_lines
+from growkit.extras.probing.json_lines import SEAL, Line, read_lines
 
 KEY = ("experiment", "scale", "run", "seed", "rate", "settings")
 """What identifies the run of a line."""

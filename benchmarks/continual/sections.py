@@ -10,7 +10,7 @@ from benchmarks.continual import results
 from benchmarks.continual.analysis import Outcome, outcomes
 from benchmarks.continual.campaign import shared, sorted_lines, wanted
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
-from growkit.extras.probing.lines import Line
+from growkit.extras.probing.json_lines import Line
 
 
 @dataclass(frozen=True)

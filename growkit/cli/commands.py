@@ -93,7 +93,7 @@ def inspect_command(
         return
     if family is not None:
         raise InputError("--infer finds the family itself; leave out --family, or --infer")
-    from growkit.extras.inference.inferring import infer as infer_family  # takes seconds
+    from growkit.extras.family_inference.inferring import infer as infer_family  # takes seconds
 
     description = infer_family(folder)
     if as_json:
@@ -255,7 +255,7 @@ def _verify_logits(source: Path, logits: Sequence[Path], destination: cli.Destin
     one = find(source)
     inputs = Inputs([one.folder, *logits])
     check_report(destination.report, inputs)
-    from growkit.extras.engines.logits_alone import verify_logits  # takes seconds
+    from growkit.extras.program_logits.logits_alone import verify_logits  # takes seconds
 
     result = verify_logits(one.name, logits, progress=Bars())
     write_report(result, destination.report, inputs, [], [one.folder])

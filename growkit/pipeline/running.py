@@ -319,7 +319,7 @@ class _Run:
         Raises:
             InputError: the format does not hold the model, or a setting of it.
         """
-        from growkit.proof.other_format import check_settings_held  # imports torch
+        from growkit.proof.format_preflight import check_settings_held  # imports torch
 
         shard_bytes = writing.parse_bytes(self.recipe.shard_size)
         config = resolved(self.target.config) or self.target.config

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import typer
 
 from growkit.cli.commands import app
-from growkit.extras.engines.logits_file import LogitsFile
+from growkit.extras.program_logits.logits_file import LogitsFile
 from growkit.report import saving, terminal
 from growkit.sources import find
 from tests.fuzz.places import SECRET, Case, Place, build, remove, state

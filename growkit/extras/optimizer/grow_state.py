@@ -27,7 +27,7 @@ from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
 from growkit.engine.loader import Conversion, by_parameter, loading
 from growkit.engine.transformers_class import require_class
-from growkit.extras.optimizer.groups import (
+from growkit.extras.optimizer.param_groups import (
     UNTRAINABLE,
     Factors,
     Parameters,

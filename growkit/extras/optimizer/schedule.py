@@ -9,7 +9,7 @@ from copy import copy
 from typing import Any
 
 from growkit.base.errors import InputError
-from growkit.extras.optimizer.groups import ParamGroup
+from growkit.extras.optimizer.param_groups import ParamGroup
 from growkit.extras.optimizer.state import is_number
 
 RATES = frozenset({"base_lrs", "_last_lr", "_init_lrs", "min_lrs", "max_lrs"})

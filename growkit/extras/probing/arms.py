@@ -18,10 +18,10 @@ from growkit.checkpoint.publishing import is_untouched
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.prompts import check_ids, documents, ids_of, load_tokenizer, read_text
 from growkit.engine.transformers_class import load_model, longest_context
-from growkit.extras.optimizer.groups import param_groups
+from growkit.extras.optimizer.param_groups import param_groups
 from growkit.extras.probing import harness as harness
 from growkit.extras.probing.harness import Look
-from growkit.extras.probing.lines import Work
+from growkit.extras.probing.json_lines import Work
 from growkit.extras.probing.probe_settings import Candidate, ProbeSettings
 from growkit.extras.probing.ranking import Arm, new_arm
 from growkit.pipeline.running import run

@@ -23,7 +23,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import report_faults
 from growkit.checkpoint.writing import sha256
 from growkit.engine.prompts import check_tokenizer, read_text
-from growkit.extras.probing.lines import hash_of, workplace
+from growkit.extras.probing.json_lines import hash_of, workplace
 from growkit.extras.probing.probe_settings import Candidate, ProbeSettings, candidates_of, fitting
 from growkit.extras.probing.results.probe_result import ProbeResult
 from growkit.planning.recipe import Recipe

@@ -18,8 +18,8 @@ from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import Option
 from growkit.base.tensors import Config, TensorInfo
 from growkit.extras.differential.conversions.diff_v2 import differential, doubled, noise_like_signal
+from growkit.extras.differential.conversions.layout_conversions import OnDiffTransformer, refuse
 from growkit.extras.differential.conversions.shared_diff import multiplied_out
-from growkit.extras.differential.conversions.storing import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.diff_family import LAMBDA
 from growkit.extras.differential.growth.group_diff import OPERATION as GROUP_DIFF

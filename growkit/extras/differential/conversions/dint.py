@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from growkit.base.options import Option
 from growkit.base.tensors import TensorInfo
-from growkit.extras.differential.conversions.storing import OnDiffTransformer, refuse
+from growkit.extras.differential.conversions.layout_conversions import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.families.family_parts import Member
 from growkit.families.model import Model

@@ -8,7 +8,7 @@ Grouped differential attention, arXiv 2510.06949.
 
 from collections.abc import Mapping
 
-from growkit.extras.differential.conversions.storing import OnDiffTransformer, refuse
+from growkit.extras.differential.conversions.layout_conversions import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.families.model import Model
 from growkit.planning.operation import Change

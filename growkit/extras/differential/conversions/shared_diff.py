@@ -29,7 +29,7 @@ from growkit.extras.calibration import (
     smallest_rank,
     windows_of,
 )
-from growkit.extras.differential.conversions.storing import OnDiffTransformer, refuse
+from growkit.extras.differential.conversions.layout_conversions import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import ATTENTION
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.low_rank import HeadGroups, judge_parts, share, spread

@@ -1,7 +1,7 @@
 """The DIFF Transformer, and the layouts of differential attention."""
 
+from growkit.extras.differential.attention_facts import describe_attention
 from growkit.extras.differential.diff_family import FAMILY
-from growkit.extras.differential.facts import describe_attention
 from growkit.extras.differential.layouts import as_diff_transformer, read_layout
 from growkit.extras.differential.modeling import register
 from growkit.planning.own_class import OwnClass

@@ -31,8 +31,8 @@ from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import class_loss, load_model
-from growkit.extras.optimizer.groups import Parameters, ParamGroup, class_updates
 from growkit.extras.optimizer.grow_state import MOMENTS, GrownState, Optimizer, grown_moments
+from growkit.extras.optimizer.param_groups import Parameters, ParamGroup, class_updates
 from growkit.extras.optimizer.state import ADAMW, MUON, STEP, State, open_state, written_in
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe

@@ -23,7 +23,7 @@ from growkit.checkpoint import distributed_file
 from growkit.checkpoint.distributed_file import LIST, REMEDY, DistributedFile, Listed
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.writing import Save
-from growkit.extras.optimizer.groups import Parameters, ParamGroup
+from growkit.extras.optimizer.param_groups import Parameters, ParamGroup
 from growkit.extras.optimizer.schedule import GROUP_KEYS, holds_schedule
 from growkit.extras.optimizer.state import (
     CARRIED,

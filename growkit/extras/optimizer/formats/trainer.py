@@ -28,7 +28,7 @@ from growkit.checkpoint.weight_file import (
 )
 from growkit.checkpoint.writing import Save, Shard
 from growkit.extras.optimizer.formats import dcp as distributed
-from growkit.extras.optimizer.groups import Parameters, ParamGroup, class_name
+from growkit.extras.optimizer.param_groups import Parameters, ParamGroup, class_name
 from growkit.extras.optimizer.schedule import holds_schedule
 from growkit.extras.optimizer.state import (
     CARRIED,

@@ -24,8 +24,8 @@ from growkit.base.workers import workers
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Widened, rounded
+from growkit.extras.shrinking.inverse_plan import Inverse, Undone, inverses, sources_of
 from growkit.extras.shrinking.tokens_left import tokens_of
-from growkit.extras.shrinking.undoing import Inverse, Undone, inverses, sources_of
 from growkit.families.model import Model
 from growkit.planning.manifest import read_record, source_headers, without_searches
 from growkit.planning.operation import Change, Operation

@@ -1,7 +1,7 @@
 """Compression of the latents of multi-head latent attention (MLA), by what attention makes of them.
 
 What a token caches is a latent of the values, and a rotary key. In the latent attention that equals
-a grouped-query source, both are as wide as the source's cache (``conversions.latent_attention``).
+a grouped-query source, both are as wide as the source's cache (``conversions.mla``).
 
 - **Keys.** A pair of coordinates that RoPE rotates is one complex number, and the keys of all KV
   heads at one frequency are a complex vector k. A complex matrix across heads commutes with the

@@ -1,7 +1,7 @@
 """Logits of the programs that ran the target, compared with those of the source."""
 
-from growkit.extras.engines.judging import compare_engines
-from growkit.extras.engines.logits_file import LogitsFile
+from growkit.extras.program_logits.judging import compare_engines
+from growkit.extras.program_logits.logits_file import LogitsFile
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair

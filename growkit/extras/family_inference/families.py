@@ -25,7 +25,7 @@ def describe(config: Config, where: str) -> tuple[Mapping[str, Any], str] | None
 
     if config.get("model_type") not in CONFIG_MAPPING:
         return None
-    from growkit.extras.inference.inferring import inferred_family
+    from growkit.extras.family_inference.inferring import inferred_family
 
     started = time.perf_counter()
     inferred = inferred_family(config, where)

@@ -15,7 +15,7 @@ arXiv 2405.04434, section 2.1). Here, with g key-value heads of width d:
 
 Everything but the constants trains at the source's scale from the first step on.
 
-With a rank, latents are compressed (``growkit.extras.upgrades.compression``).
+With a rank, latents are compressed (``growkit.extras.upgrades.mla_compression``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from growkit.base.tensors import (
     TensorInfo,
     main_dtype,
 )
-from growkit.extras.upgrades.compression import (
+from growkit.extras.upgrades.mla_compression import (
     ATTENTION,
     OPTIONS,
     Bases,

@@ -21,14 +21,14 @@ from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import LOGITS_AT_ONCE, Head
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import resolved, tokens_of
-from growkit.extras.engines.guesses import (
+from growkit.extras.program_logits.guesses import (
     Edited,
     Guess,
     guesses_of_conventions,
     guesses_of_settings,
     guesses_of_tokens,
 )
-from growkit.extras.engines.logits_file import Columns, LogitsFile
+from growkit.extras.program_logits.logits_file import Columns, LogitsFile
 
 NOTHING = Guess("", "")
 """No mistake: what the source's class computes."""

@@ -11,9 +11,9 @@ from itertools import combinations, product
 from math import prod
 from typing import Any
 
-from growkit.extras.inference.classes import ModelClass, one_of_experts
-from growkit.extras.inference.layers import Conditions
-from growkit.extras.inference.tracing import Observation
+from growkit.extras.family_inference.classes import ModelClass, one_of_experts
+from growkit.extras.family_inference.layers import Conditions
+from growkit.extras.family_inference.tracing import Observation
 from growkit.families.axes import Pattern
 from growkit.families.config_keys import GROUPS, SCALING, TOP_K, WIDTH, last_part
 from growkit.families.family_parts import BALANCING

@@ -36,11 +36,11 @@ from growkit.engine.recipe_planning import change
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import load_model, quiet
 from growkit.engine.user_family import described_family
-from growkit.extras.inference.classes import ModelClass
-from growkit.extras.inference.faults import layer_at_fault
-from growkit.extras.inference.proposing import Proposal, choices, number
-from growkit.extras.inference.results.inference_result import Evidence, Inference, Trial
-from growkit.extras.inference.tracing import see
+from growkit.extras.family_inference.classes import ModelClass
+from growkit.extras.family_inference.faults import layer_at_fault
+from growkit.extras.family_inference.proposing import Proposal, choices, number
+from growkit.extras.family_inference.results.inference_result import Evidence, Inference, Trial
+from growkit.extras.family_inference.tracing import see
 from growkit.families.axes import Pattern
 from growkit.families.family import described
 from growkit.families.family_parts import MAX_LAYERS

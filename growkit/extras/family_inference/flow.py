@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from growkit.base.torch_internals import TorchDispatchMode
-from growkit.extras.inference.shrinking import stored_tensors
+from growkit.extras.family_inference.small_model import stored_tensors
 
 Place = tuple[str, int]
 """A parameter and one of its dimensions."""

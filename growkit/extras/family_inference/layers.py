@@ -15,7 +15,7 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
-from growkit.extras.inference.classes import ModelClass
+from growkit.extras.family_inference.classes import ModelClass
 from growkit.families.config_keys import PERIODS
 from growkit.families.expressions import LAYER, parse_expression
 

@@ -14,14 +14,14 @@ from torch import nn
 
 from growkit.base.errors import foreign
 from growkit.base.limits import within
-from growkit.extras.inference.classes import (
+from growkit.extras.family_inference.classes import (
     DESCRIBE,
     ModelClass,
     as_in_files,
     one_of_experts,
 )
-from growkit.extras.inference.flow import Flow, Place
-from growkit.extras.inference.shrinking import sample_logits
+from growkit.extras.family_inference.flow import Flow, Place
+from growkit.extras.family_inference.small_model import sample_logits
 from growkit.families.config_keys import EPS
 
 
