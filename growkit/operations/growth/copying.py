@@ -21,7 +21,7 @@ from growkit.families.family import Family
 from growkit.families.family_parts import MAX_SIZE, MultipleError
 from growkit.families.model import Model
 from growkit.operations.growth.expanding import BOUNDED, expand, place_copies
-from growkit.operations.growth.vocabulary import NEW_TOKENS, UNTIE, VOCAB, plan_head, plan_tokens
+from growkit.operations.growth.new_tokens import NEW_TOKENS, UNTIE, VOCAB, plan_head, plan_tokens
 from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan, Planned
 

@@ -9,8 +9,8 @@ from growkit.base.tensors import Config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.formats.transformers import Transformers
 from growkit.checkpoint.layout import Held
-from growkit.extras.formats.quantised.mlx import FORMAT as QUANTISED
-from growkit.extras.formats.quantised.mlx import STACKED
+from growkit.extras.formats.quantised.mlx_groups import FORMAT as QUANTISED
+from growkit.extras.formats.quantised.mlx_groups import STACKED
 
 MARK = b'"format":"mlx"'
 """In the first bytes of the header that mlx writes."""
