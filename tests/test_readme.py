@@ -390,6 +390,13 @@ def missing(text: str) -> set[str]:
 def test_all_rooms_are_in_the_table() -> None:
     named = re.findall(r"`(\w+/)`", " ".join(table("CONTRIBUTING.md", "| room | contents |")))
     assert sorted(named) == sorted(ROOMS)
+    rows = PAGES["CONTRIBUTING.md"].split("| to change |")[1].split("\n\n")[0].splitlines()[2:]
+    files = [name for row in rows for name in re.findall(r"`([\w./]+)`", row.split(" | ")[1])]
+    known = [f"/{path.relative_to(ROOT)}" for path in (ROOT / "growkit").rglob("*")]
+    assert len(files) > len(rows) > 9
+    assert [
+        name for name in files if not any(k.endswith(f"/{name}".rstrip("/")) for k in known)
+    ] == []
 
 
 def anchors(text: str) -> set[str]:
