@@ -1,4 +1,4 @@
-"""Conversion of one DIFF Transformer to another: most tensors are kept, some have transforms."""
+"""Conversions to the public layouts (``--to motif``), and the base of those between variants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

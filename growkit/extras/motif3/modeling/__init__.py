@@ -1,5 +1,7 @@
 """The transformers model for Motif-3, with the names of its parameters and settings."""
 
+from functools import partial
+
 from growkit.planning.own_class import register_classes
 
 MODEL_TYPE = "motif3"
@@ -9,7 +11,5 @@ CLASSES = {
 }
 """The classes, by auto class of transformers."""
 
-
-def register() -> None:
-    """Register the model with transformers' auto classes."""
-    register_classes(MODEL_TYPE, CLASSES, __name__)
+register = partial(register_classes, MODEL_TYPE, CLASSES, __name__)
+"""Registers the model with transformers' auto classes, so that no folder needs its code."""

@@ -1,5 +1,9 @@
-"""The transformers model. Its files are copied next to the weights; they do not import growkit."""
+"""The transformers model with several residual streams.
 
+Its files are copied next to the weights; they do not import growkit.
+"""
+
+from functools import partial
 from pathlib import Path
 
 from growkit.planning.own_class import code_in, register_classes
@@ -13,12 +17,8 @@ AUTO_MAP = {
 }
 """The ``auto_map`` of ``config.json``: where transformers finds the classes in a folder."""
 
+model_code = partial(code_in, Path(__file__).parent)
+"""Gives the model's files, by name, which belong next to the weights in a folder."""
 
-def model_code() -> dict[str, bytes]:
-    """The model's files, by name, which belong next to the weights in a folder."""
-    return code_in(Path(__file__).parent)
-
-
-def register() -> None:
-    """Register the model with transformers' auto classes, so that no folder needs its code."""
-    register_classes(MODEL_TYPE, AUTO_MAP, __name__)
+register = partial(register_classes, MODEL_TYPE, AUTO_MAP, __name__)
+"""Registers the model with transformers' auto classes, so that no folder needs its code."""
