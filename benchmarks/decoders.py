@@ -173,7 +173,7 @@ class Models:
         """Of a grown model's logits; infinite if its class does not load it whole."""
         try:
             found = strict_logits(out, tokens=TOKENS)
-        except Exception:
+        except Exception:  # classes fail in any way on sizes that they do not read
             return math.inf
         expected = self.expected[seed]
         return error_of(found[..., : expected.shape[-1]], expected)
