@@ -31,7 +31,7 @@ def chart(title: str, y_title: str, found: Mapping[str, list[list[Point]]]) -> s
     """
     lines = [Curve(name, each) for name, each in found.items()]
     most = max(y for line in lines for _, y in line.mean)
-    return curves(lines, Titles(title, "step", y_title), most=most)
+    return curves(lines, Titles(title, "step", y_title), highest=most)
 
 
 def first_steps(runs: Runs) -> Iterator[str]:

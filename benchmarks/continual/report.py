@@ -193,7 +193,7 @@ def _curves(section: Section, arms: Mapping[str, Outcome], axis: str, *, total: 
             tops.append(loss)
     x_title = f"{axis}, {letter}FLOPs"
     titles = Titles(f"Test loss by {axis}", x_title, "test loss, nats per token")
-    return curves(lines, titles, most=max(tops))
+    return curves(lines, titles, highest=max(tops))
 
 
 def in_a_row(charts: Sequence[str], title: str, most: int | None = None) -> str:

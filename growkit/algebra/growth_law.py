@@ -133,8 +133,10 @@ def grow_slice(
     slices = [_slice(m, w.start, w.stop) for m, w in zip(maps, where, strict=True)]
     narrow = len(slices) > 1 and not slices[1].whole
 
-    def rows(some: slice) -> Tensor:
-        return _read_runs(partial(read, some), slices[1].needed, 1) if narrow else read(some)
+    def rows(rows_read: slice) -> Tensor:
+        return (
+            _read_runs(partial(read, rows_read), slices[1].needed, 1) if narrow else read(rows_read)
+        )
 
     tensor = _read_runs(rows, slices[0].needed, 0)
     for position, part in enumerate(slices):

@@ -90,10 +90,10 @@ def name_of(path: str) -> str:
     return os.path.basename(os.path.abspath(path)) or "model"
 
 
-def by_name(found: Mapping[str, str]) -> dict[str, str]:
+def by_name(by_path: Mapping[str, str]) -> dict[str, str]:
     """Replace paths by file names, which get numbers if they repeat."""
     named: dict[str, str] = {}
-    for path, value in found.items():
+    for path, value in by_path.items():
         name = name_of(path)
         same = sum(other == name or other.startswith(f"{name} (") for other in named)
         named[f"{name} ({same + 1})" if same else name] = value
@@ -130,7 +130,7 @@ def without_paths(paths: Iterable[str]) -> Callable[[Any], Any]:
     return public
 
 
-def listed(names: Sequence[str], most: int = 6) -> str:
+def listed(names: Sequence[str], limit: int = 6) -> str:
     """Format names for a sentence: the first few, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -52,13 +52,13 @@ def parse_json(content: bytes, digits: int = 100) -> Any:
         )
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    _check_extent(parsed, most=len(content))
+    _check_extent(parsed, limit=len(content))
     if b"\\ud" in content.lower():
         json.dumps(parsed, ensure_ascii=False).encode("utf-8")  # raises for half of a pair
     return parsed
 
 
-def _check_extent(parsed: Any, most: int) -> None:
+def _check_extent(parsed: Any, limit: int) -> None:
     """Refuse more values than ``most``, and too deep a nesting."""
     level, values = [parsed], 0
     for _ in range(MAX_DEPTH + 1):
@@ -66,8 +66,8 @@ def _check_extent(parsed: Any, most: int) -> None:
         if not level:
             return
         values += sum(map(len, level))
-        if values > most:
-            raise ValueError(f"it has more than {most:,} values")
+        if values > limit:
+            raise ValueError(f"it has more than {limit:,} values")
         level = [
             child for part in level for child in (part.values() if isinstance(part, dict) else part)
         ]
@@ -116,7 +116,7 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(problem if known else f"{problem}; {remedy}") from None
     except Exception as error:  # a tag that does not fit its value may raise anything
         raise ValueError(str(error) or repr(error)) from None
-    _check_extent(parsed, most=MAX_VALUES)
+    _check_extent(parsed, limit=MAX_VALUES)
     return parsed
 
 

@@ -82,14 +82,14 @@ class Part(NamedTuple):
         offsets: offset in every dimension.
         sizes: size in every dimension.
         file: file that holds it, relative to the folder.
-        begin: offset in the file, in bytes.
+        offset: offset in the file, in bytes.
         length: size in the file, in bytes.
     """
 
     offsets: Sizes
     sizes: Sizes
     file: str
-    begin: int
+    offset: int
     length: int
 
 
@@ -165,9 +165,9 @@ class DistributedFile(StoredWeights):
         Raises:
             InputError: the archive does not hold the tensor that the list has there.
         """
-        key = part.file, part.begin
+        key = part.file, part.offset
         if key not in self._opened:
-            _, select = open_saved(self._folder, part.file, PART, (part.begin, part.length))
+            _, select = open_saved(self._folder, part.file, PART, (part.offset, part.length))
             self._opened[key] = select(lambda saved: plain_tensors({name: saved}))
         file, expected = self._opened[key], TensorInfo(part.sizes, self.tensors[name].dtype)
         actual = file.tensors.get(name)
@@ -213,7 +213,7 @@ def read_list(folder: Folder) -> dict[str, Listed]:
             for part in read[name].parts:
                 if part.file not in lengths:
                     lengths[part.file] = folder.require(part.file).stat().st_size
-                if part.begin + part.length > lengths[part.file]:
+                if part.offset + part.length > lengths[part.file]:
                     raise ValueError(f"{part.file} has been cut off")
     return read
 

@@ -250,15 +250,15 @@ class Folder:
                 raise InputError(f"{path} only points to the file; fetch it with 'git lfs pull'")
             yield stream
 
-    def bytes(self, name: str, most: int = MAX_BYTES) -> bytes:
+    def bytes(self, name: str, limit: int = MAX_BYTES) -> bytes:
         """Read a file of at most ``most`` bytes.
 
         Raises:
             InputError: see ``require``; or the file is larger, or cannot be read.
         """
         with self.open(name) as stream:
-            content = read(stream, most + 1, self.path / name)
-        _check_size(self.path / name, len(content), most)
+            content = read(stream, limit + 1, self.path / name)
+        _check_size(self.path / name, len(content), limit)
         return content
 
     def copy(self, name: str, target: Path) -> None:
@@ -464,10 +464,10 @@ def state_of(status: os.stat_result) -> State:
     )
 
 
-def _check_size(path: Path, count: int, most: int) -> None:
-    if count > most:
+def _check_size(path: Path, count: int, limit: int) -> None:
+    if count > limit:
         raise InputError(
-            f"{path} is larger than {size(most)}; a file of this kind should be small, "
+            f"{path} is larger than {size(limit)}; a file of this kind should be small, "
             "copy it again"
         )
 

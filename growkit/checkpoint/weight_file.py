@@ -294,12 +294,12 @@ class TorchFile:
     Attributes:
         name: the contents, in a few words.
         remedy: the end of the message if it holds something else.
-        most: limit for everything but the data of tensors, in bytes.
+        limit: limit for everything but the data of tensors, in bytes.
     """
 
     name: str
     remedy: str
-    most: int = MAX_PICKLE
+    limit: int = MAX_PICKLE
 
 
 WEIGHTS = TorchFile("plain weights", "save the model as safetensors")
@@ -336,7 +336,7 @@ def open_saved(
         archive = cast("IO[bytes]", _Archive(stream, start, length))
         if archive.read(4) != b"PK\x03\x04":
             raise ValueError("it is not an archive, which torch writes since version 1.6")
-        content = _content(*_records(archive, path, kind.most))
+        content = _content(*_records(archive, path, kind.limit))
 
     def select(tensors: Callable[[Any], Mapping[str, Tensor]]) -> WeightFile:
         with explain_damage(failure, remedy):
@@ -469,7 +469,7 @@ Records = Mapping[str, tuple[int, int]]
 """Offset and size of the data of every record in an archive, in bytes."""
 
 
-def _records(archive: IO[bytes], path: Path, most: int) -> tuple[Records, bytes]:
+def _records(archive: IO[bytes], path: Path, limit: int) -> tuple[Records, bytes]:
     """Read the records of an archive, and the contents of ``data.pkl``."""
     records = dict[str, tuple[int, int]]()
     with zipfile.ZipFile(archive) as opened:
@@ -487,10 +487,10 @@ def _records(archive: IO[bytes], path: Path, most: int) -> tuple[Records, bytes]
                 raise ValueError(f"record {record.filename!r} is not complete")
             records[name] = start, record.file_size
 
-    def read_record(name: str, most: int) -> bytes:
+    def read_record(name: str, limit: int) -> bytes:
         start, size = records[name]
-        if size > most:
-            raise ValueError(f"its record {name} has {size:,} bytes, more than {most:,}")
+        if size > limit:
+            raise ValueError(f"its record {name} has {size:,} bytes, more than {limit:,}")
         archive.seek(start)
         return archive.read(size)
 
@@ -498,7 +498,7 @@ def _records(archive: IO[bytes], path: Path, most: int) -> tuple[Records, bytes]
         raise InputError(
             f"{path} has the byte order of another machine; save the model as safetensors"
         )
-    return records, read_record("data.pkl", most)
+    return records, read_record("data.pkl", limit)
 
 
 def _content(records: Records, pickled: bytes) -> Any:

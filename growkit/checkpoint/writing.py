@@ -226,19 +226,19 @@ def _write_tensor(
     assert offset - shard.offsets[name] == shard.tensors[name].bytes, name
 
 
-def keep_freed(most: int) -> None:
+def keep_freed(limit: int) -> None:
     """Let the process keep freed memory for blocks of up to ``LARGEST`` bytes.
 
     By default glibc returns large blocks to the system at once, and every page of the next block
     costs a page fault. Other C libraries are left as they are.
 
     Args:
-        most: limit for the freed memory that is kept, in bytes.
+        limit: limit for the freed memory that is kept, in bytes.
     """
     with suppress(AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, LARGEST)
-        libc.mallopt(M_TRIM_THRESHOLD, most)
+        libc.mallopt(M_TRIM_THRESHOLD, limit)
 
 
 def give_back() -> None:

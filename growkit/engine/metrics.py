@@ -204,7 +204,7 @@ def logits_in_pieces(
         start, at_once = end, max(1, LOGITS_AT_ONCE // logits[0].shape[-1])
 
 
-def error_of(found: Tensor, expected: Tensor) -> float:
+def error_of(actual: Tensor, expected: Tensor) -> float:
     """Largest difference, relative to the root mean square of the expected values."""
     scale = expected.square().mean().sqrt().clamp_min(torch.finfo(expected.dtype).tiny)
-    return float((found - expected).abs_().max() / scale)
+    return float((actual - expected).abs_().max() / scale)

@@ -128,12 +128,12 @@ def _spread(windows: Sequence[T], count: int) -> tuple[T, ...]:
     return tuple(windows[(2 * i + 1) * len(windows) // (2 * count)] for i in range(count))
 
 
-def read_text(path: str, most: int = MAX_TEXT) -> bytes:
+def read_text(path: str, max_bytes: int = MAX_TEXT) -> bytes:
     """Read a UTF-8 text, or the beginning of a large one.
 
     Args:
         path: path of the file.
-        most: limit in bytes.
+        max_bytes: limit in bytes.
 
     Raises:
         InputError: the file cannot be read, is empty, or is not UTF-8 text.
@@ -141,11 +141,11 @@ def read_text(path: str, most: int = MAX_TEXT) -> bytes:
     file = Path(path)
     try:
         with open_regular(file) as stream:
-            content = read(stream, most + 1, file)
+            content = read(stream, max_bytes + 1, file)
     except InputError as error:
         raise InputError(f"text {error}, or give another UTF-8 text") from None
-    if len(content) > most:
-        content = content[:most].decode("utf-8", "ignore").encode() or content
+    if len(content) > max_bytes:
+        content = content[:max_bytes].decode("utf-8", "ignore").encode() or content
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:

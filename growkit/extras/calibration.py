@@ -63,7 +63,7 @@ def windows_of(source: Model, text: str | None, count: int | None = None) -> Seq
 
 
 def smallest_rank(
-    most: int, costs: Callable[[Sequence[int]], Mapping[int, float]], tolerance: float
+    largest: int, costs: Callable[[Sequence[int]], Mapping[int, float]], tolerance: float
 ) -> tuple[int, dict[int, float]]:
     """Find a rank that keeps a tolerance while the next smaller one does not.
 
@@ -72,7 +72,7 @@ def smallest_rank(
     neighbours.
 
     Args:
-        most: the largest useful rank.
+        largest: the largest useful rank.
         costs: maps ranks to the cost of each.
         tolerance: the largest accepted cost.
 
@@ -83,19 +83,19 @@ def smallest_rank(
         InputError: no rank keeps the tolerance.
     """
     tried: dict[int, float] = {}
-    below, above = 0, most + 1
+    below, above = 0, largest + 1
     while above - below > 1:
         between = range(below + 1, above)
         ranks = list(between[:: -(-len(between) // RANKS_PER_PASS)])
-        if above > most:  # the first pass covers the whole range
-            steps = {round(most ** (i / (RANKS_PER_PASS - 1))) for i in range(RANKS_PER_PASS)}
-            ranks = sorted(steps | {1, most})
+        if above > largest:  # the first pass covers the whole range
+            steps = {round(largest ** (i / (RANKS_PER_PASS - 1))) for i in range(RANKS_PER_PASS)}
+            ranks = sorted(steps | {1, largest})
         tried |= costs(ranks)
         kept = [rank for rank, cost in tried.items() if within(cost, tolerance)]
         if not kept:
             raise InputError(
-                f"no rank keeps a tolerance of {tolerance:g}: rank {most} still costs "
-                f"{tried[most]:.3g}; pass a wider --dtype or a larger tolerance"
+                f"no rank keeps a tolerance of {tolerance:g}: rank {largest} still costs "
+                f"{tried[largest]:.3g}; pass a wider --dtype or a larger tolerance"
             )
         above = min(kept)
         below = max((rank for rank in tried if rank < above), default=0)

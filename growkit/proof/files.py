@@ -407,9 +407,9 @@ def _is_read(name: str, runs: bool) -> bool:
     return matches(name, WEIGHTS) or (runs and name.endswith(".py"))
 
 
-def _changed_value(key: str, wanted: Config, found: Config) -> ChangedValue:
+def _changed_value(key: str, wanted: Config, actual: Config) -> ChangedValue:
     """A key, possibly nested, with its expected and its actual value."""
-    was, now = (_shown(key, config) for config in (wanted, found))
+    was, now = (_shown(key, config) for config in (wanted, actual))
     return ChangedValue(name=f"{key} in config.json", expected=was, found=now)
 
 
@@ -424,20 +424,20 @@ def _shown(key: str, config: Config) -> str | None:
     return text if len(text) <= MAX_LETTERS else None
 
 
-def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
+def _first_changed_key(wanted: Config, actual: Config) -> list[ChangedValue]:
     """Find the first key with another value, after both configs are completed with defaults.
 
     Keys that the class derives from other keys are in neither file, and come last.
     """
-    written = (wanted.keys() | found.keys()) - FREE
-    first, second = resolved(wanted), resolved(found)
+    written = (wanted.keys() | actual.keys()) - FREE
+    first, second = resolved(wanted), resolved(actual)
     if first is None or second is None:
-        first, second = wanted, found
+        first, second = wanted, actual
     # The class ignores the code that a config names, and keys such as a second rope_theta.
-    ignored = (found.keys() | wanted.keys()) - first.keys() - second.keys() - RENAMED
-    ignored -= aliases(found).keys()
+    ignored = (actual.keys() | wanted.keys()) - first.keys() - second.keys() - RENAMED
+    ignored -= aliases(actual).keys()
     first |= {key: wanted[key] for key in ignored if wanted.get(key) is not None}
-    second |= {key: found[key] for key in ignored if found.get(key) is not None}
+    second |= {key: actual[key] for key in ignored if actual.get(key) is not None}
     missing: Any = object()
     keys = sorted((first.keys() | second.keys()) - FREE, key=lambda key: (key not in written, key))
     changed = (k for k in keys if first.get(k, missing) != second.get(k, missing))

@@ -35,22 +35,22 @@ def copies_of(states: Tensor, source: Tensor) -> Tensor:
     return torch.cat([states, zero], -1)[..., source.to(states.device)]
 
 
-def copied_states(expected: Tensor, found: Tensor, copied: Tensor | None) -> Tensor | None:
+def copied_states(expected: Tensor, of_target: Tensor, copied: Tensor | None) -> Tensor | None:
     """The source coordinate of each of the target's hidden coordinates; None if there is none.
 
     Args:
         expected: states of the source, [tokens, hidden].
-        found: states of the target.
+        of_target: states of the target.
         copied: the coordinates if they are known; None to try copies of the whole space, and of
             single coordinates.
     """
-    size, grown = expected.shape[-1], found.shape[-1]
+    size, grown = expected.shape[-1], of_target.shape[-1]
     if copied is not None and len(copied) == grown:
         return copied
     if grown % size:
         return None
     orders = torch.arange(grown) % size, torch.arange(grown) // (grown // size)
-    return min(orders, key=lambda order: error_of(found, copies_of(expected, order)))
+    return min(orders, key=lambda order: error_of(of_target, copies_of(expected, order)))
 
 
 def hidden_copies(

@@ -355,18 +355,18 @@ class Curve:
         return [(points[0][0], fmean(y for _, y in points)) for points in together]
 
 
-def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) -> str:
+def curves(lines: Sequence[Curve], titles: Titles, *, highest: float = math.inf) -> str:
     """Draw several curves in one plot, with a key below it.
 
     Args:
         lines: at most ``MAX_LINES`` curves.
         titles: titles of the chart and its axes.
-        most: largest value of the vertical axis; lines above it run along its end.
+        highest: largest value of the vertical axis; lines above it run along its end.
     """
     chart = Drawing(300)
     points = [point for line in lines for curve in line.each for point in curve]
     across = linear([0.0, *(x for x, _ in points)], LEFT, RIGHT)
-    up = linear([min(y, most) for _, y in points], chart.bottom, TOP)
+    up = linear([min(y, highest) for _, y in points], chart.bottom, TOP)
     chart.rows(up)
     chart.columns(across)
 

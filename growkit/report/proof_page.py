@@ -272,25 +272,25 @@ def _modes(results: Sequence[Found]) -> Cell | None:
     return Cell(f"all {first}" if counts[True] == len(results) else first, "; ".join(notes))
 
 
-def _training(found: Found | None) -> Cell | None:
-    if not found:
+def _training(section: Found | None) -> Cell | None:
+    if not section:
         return None
     first = {
         True: "learns what the source does",
         False: "does NOT learn what the source does",
         None: "leaves the source's path",
-    }[found["findings"][0]["kept"]]
-    ends = _arrow([found[f"losses_{of}"][-1] for of in ("source", "target")], ".6f")
-    steps = counted(found["steps"], "step")
+    }[section["findings"][0]["kept"]]
+    ends = _arrow([section[f"losses_{of}"][-1] for of in ("source", "target")], ".6f")
+    steps = counted(section["steps"], "step")
     return Cell(first, f"after {steps} of AdamW in float64 the losses are {ends}")
 
 
-def _capacity(found: Found | None) -> Cell | None:
-    if not found:
+def _capacity(section: Found | None) -> Cell | None:
+    if not section:
         return None
-    able = "can train" if found["trainable"] else "cannot train as it is"
-    first = "copies stay equal" if found["identical_gradients"] else able
-    return Cell(first, trainability_sentence(found))
+    able = "can train" if section["trainable"] else "cannot train as it is"
+    first = "copies stay equal" if section["identical_gradients"] else able
+    return Cell(first, trainability_sentence(section))
 
 
 def _proved(result: Found) -> Cell:

@@ -267,14 +267,14 @@ def check_parts(result: Found) -> Iterator[Part]:
         yield Paragraph(_difference(difference))
 
 
-def _difference(found: Difference) -> str:
+def _difference(differing: Difference) -> str:
     """Describe a difference on one line."""
-    why = found.why
-    if found.recorded_sha256 is not None:
-        why = f"SHA-256 {found.recorded_sha256} was recorded, {found.found_sha256} found"
-    elif found.recorded_bytes is not None:
-        why = f"{found.recorded_bytes:,} bytes were recorded, {found.found_bytes:,} found"
-    return f"{found.what}: {found.file}" + (f" ({why})" if why else "")
+    why = differing.why
+    if differing.recorded_sha256 is not None:
+        why = f"SHA-256 {differing.recorded_sha256} was recorded, {differing.found_sha256} found"
+    elif differing.recorded_bytes is not None:
+        why = f"{differing.recorded_bytes:,} bytes were recorded, {differing.found_bytes:,} found"
+    return f"{differing.what}: {differing.file}" + (f" ({why})" if why else "")
 
 
 def story_parts(result: Found) -> Iterator[Part]:

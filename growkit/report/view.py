@@ -92,11 +92,11 @@ class Grid:
 Part = Paragraph | Found | Grid
 
 
-def recorded(found: Found, keys: Sequence[str] = ()) -> dict[str, Any]:
+def recorded(result: Found, keys: Sequence[str] = ()) -> dict[str, Any]:
     """Select values of a result or a manifest by name, all or some, without empty ones."""
     shown = {}
-    for key in keys or found:
-        value = found.get(key)
+    for key in keys or result:
+        value = result.get(key)
         if key.endswith("seconds") and is_finite(value):
             value = duration(value)
         if key in BYTES and is_finite(value):
@@ -111,10 +111,10 @@ def recorded(found: Found, keys: Sequence[str] = ()) -> dict[str, Any]:
     return shown
 
 
-def listing(found: Sequence[Found], keys: Sequence[str], kinds: str, fold: str = "") -> Grid:
+def listing(results: Sequence[Found], keys: Sequence[str], kinds: str, fold: str = "") -> Grid:
     """Make a table of parts of a result; see ``Grid``."""
     heads = [key.replace("_", " ") for key in keys]
-    return Grid(heads, [[row[key] for key in keys] for row in found], kinds, fold)
+    return Grid(heads, [[row[key] for key in keys] for row in results], kinds, fold)
 
 
 @dataclass(frozen=True)

@@ -559,27 +559,27 @@ def notes_of(result: Found) -> list[str]:
     return [note for section in sections if section for note in section["notes"]]
 
 
-def trainability_sentence(found: Found) -> str:
+def trainability_sentence(section: Found) -> str:
     """State whether copies can diverge in training (a ``TrainabilitySection``)."""
-    copied, stuck = found["copied"], found["identical_gradients"]
-    names = found.get("silent_parameters") or []
+    copied, stuck = section["copied"], section["identical_gradients"]
+    names = section.get("silent_parameters") or []
     if stuck:
         return (
             f"{stuck:,} of {copied:,} copied rows get identical "
-            f"gradients (first in {found['first_identical']}) and would stay equal in training; "
+            f"gradients (first in {section['first_identical']}) and would stay equal in training; "
             "--symmetry break lets them part"
         )
     if names:
         return f"no gradient at all for {', '.join(names)}"
     if not copied:
-        return f"every parameter gets a gradient{_late(found)}"
-    silent = found["without_gradient"]
+        return f"every parameter gets a gradient{_late(section)}"
+    silent = section["without_gradient"]
     unseen = f" ({silent:,} get none on this text)" if silent else ""
-    return f"all copies get distinct gradients, for {copied:,} copied rows{unseen}{_late(found)}"
+    return f"all copies get distinct gradients, for {copied:,} copied rows{unseen}{_late(section)}"
 
 
-def _late(found: Found) -> str:
-    idle = found.get("idle_layers")
+def _late(section: Found) -> str:
+    idle = section.get("idle_layers")
     if not idle:
         return ""
     start = "new layer starts" if idle == 1 else f"{idle:,} new layers start"
@@ -597,10 +597,10 @@ def recovered_sentence(recovered: int, every: int) -> str:
     return f"{recovered:,} of {every:,} tensors are recovered bit for bit{rest}"
 
 
-def too_much(kl: float, most: float) -> str:
+def too_much(kl: float, limit: float) -> str:
     """State that a KL exceeds its limit, with enough digits to show it."""
-    digits = next((n for n in (3, 6, 9) if f"{kl:.{n}g}" != f"{most:.{n}g}"), 17)
-    return f"{kl:.{digits}g} nats per token of KL are more than the {most:g} allowed"
+    digits = next((n for n in (3, 6, 9) if f"{kl:.{n}g}" != f"{limit:.{n}g}"), 17)
+    return f"{kl:.{digits}g} nats per token of KL are more than the {limit:g} allowed"
 
 
 def counted(number: int, name: str) -> str:

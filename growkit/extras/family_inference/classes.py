@@ -431,11 +431,11 @@ class ModelClass:
     def _set(self, key: str, value: Any) -> None:
         self._base, self._built = dict(with_value(self._base, key, value)), {}
 
-    def _fits(self, changes: Mapping[str, Any], most: int) -> bool:
+    def _fits(self, changes: Mapping[str, Any], max_numbers: int) -> bool:
         """Whether there is a model with these changes that is small and runs."""
         with suppress(Exception), quiet():
             model = self.model(self.config(changes), "meta")
-            small = sum(parameter.numel() for parameter in model.parameters()) <= most
+            small = sum(parameter.numel() for parameter in model.parameters()) <= max_numbers
             # Some classes cannot save all sizes that they can compute with.
             return small and self.shapes(changes) is not None and self._runs(changes)
         return False

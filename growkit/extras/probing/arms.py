@@ -111,25 +111,27 @@ def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettin
     return Data(windows, held_out, hashlib.sha256(content).hexdigest(), shortened)
 
 
-def _windows(tokenizer: Any, text: str, length: int, most: int, *, spread: bool = False) -> Tensor:
+def _windows(
+    tokenizer: Any, text: str, length: int, max_count: int, *, spread: bool = False
+) -> Tensor:
     """Tokenize documents one after another into windows, [windows, length].
 
     Args:
         tokenizer: tokenizer of the model.
         text: text with the documents.
         length: tokens per window.
-        most: largest number of windows.
+        max_count: largest number of windows.
         spread: whether to take a part of as many documents as possible.
     """
     parts = documents(text.encode())
-    per_document = max(FEWEST, -(-most // max(len(parts), 1))) if spread else most
+    per_document = max(FEWEST, -(-max_count // max(len(parts), 1))) if spread else max_count
     order = torch.randperm(len(parts), generator=torch.Generator().manual_seed(0))
     ids: list[int] = []
     for number in order.tolist():
         ids += ids_of(tokenizer, parts[number])[: per_document * length]
-        if len(ids) >= most * length:
+        if len(ids) >= max_count * length:
             break
-    count = min(len(ids) // length, most)
+    count = min(len(ids) // length, max_count)
     return torch.tensor(ids[: count * length], dtype=torch.long).view(count, length)
 
 

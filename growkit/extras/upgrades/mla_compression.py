@@ -343,11 +343,11 @@ class LatentSearch:
         return self._with_rank(int(options["rank"])), []
 
     def _with_rank(self, rank: int) -> LatentWay:
-        least, most = self._constants + 3, 2 * self._full + self._constants - 1
-        if not least <= rank <= most:
+        smallest, largest = self._constants + 3, 2 * self._full + self._constants - 1
+        if not smallest <= rank <= largest:
             raise InputError(
-                f"rank {rank} is out of range; {self.source.where()} can have latents of {least} "
-                f"to {most} numbers, or exact ones without rank"
+                f"rank {rank} is out of range; {self.source.where()} can have latents of "
+                f"{smallest} to {largest} numbers, or exact ones without rank"
             )
         if "pairs" in self._options:
             pairs = tuple(map(int, self._options["pairs"].split(",")))
@@ -375,8 +375,8 @@ class LatentSearch:
             best = {rank: cheapest(rank) for rank in ranks}
             return {rank: float("inf") if way is None else tried[way] for rank, way in best.items()}
 
-        most = 2 * self._full + self._constants - 1
-        best, _ = smallest_rank(most, costs, tolerance)
+        largest = 2 * self._full + self._constants - 1
+        best, _ = smallest_rank(largest, costs, tolerance)
         way = cheapest(best)
         assert way is not None
         ranks = sorted({way.rank for way in tried})
@@ -401,10 +401,10 @@ class LatentSearch:
     def _ways(self, rank: int) -> list[LatentWay]:
         """What is tried for a rank; nothing if it has no room for keys and values."""
         room = rank - self._constants
-        least, most = max(1, -(-(room - self._full) // 2)), min(self._full, room - 1) // 2
-        if most < least:
+        smallest, largest = max(1, -(-(room - self._full) // 2)), min(self._full, room - 1) // 2
+        if largest < smallest:
             return []
-        counts = {min(max(round(share * room / 2), least), most) for share in SHARES}
+        counts = {min(max(round(share * room / 2), smallest), largest) for share in SHARES}
         ways = []
         for count in sorted(counts):
             kept = self._order[:count]

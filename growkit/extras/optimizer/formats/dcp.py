@@ -117,7 +117,7 @@ def _value(folder: Folder, entry: str, of: Listed) -> Any:
         if place.length > MAX_VALUE:
             raise ValueError(f"it has more than {MAX_VALUE:,} bytes")
         with folder.open(place.file) as stream:
-            stream.seek(place.begin)
+            stream.seek(place.offset)
             return torch.load(io.BytesIO(stream.read(place.length)), weights_only=True)
 
 

@@ -144,7 +144,9 @@ def _losses(result: Found) -> Iterator[Topic]:
         )
 
 
-def _curves(drawn: Sequence[Found], scales: Sequence[float], most: float, titles: Titles) -> Topic:
+def _curves(
+    drawn: Sequence[Found], scales: Sequence[float], highest: float, titles: Titles
+) -> Topic:
     """Draw losses up to a position on the axis; ``scales`` converts steps to positions."""
     lines = []
     for candidate, scale in zip(drawn, scales, strict=True):
@@ -152,17 +154,17 @@ def _curves(drawn: Sequence[Found], scales: Sequence[float], most: float, titles
             [
                 (step * scale, loss)
                 for step, loss in zip(curve["steps"], curve["losses"], strict=True)
-                if step * scale <= most * (1 + 1e-9)
+                if step * scale <= highest * (1 + 1e-9)
             ]
             for curve in candidate["curves"]
             if curve["lr"] == candidate["lr"]
         ]
-        if most < math.inf and by_seed[0][-1][0] < most:
+        if highest < math.inf and by_seed[0][-1][0] < highest:
             for points, loss in zip(by_seed, candidate["losses"], strict=True):
-                points.append((most, loss))
+                points.append((highest, loss))
         lines.append(Curve(_name(candidate), by_seed))
     start = max(line.mean[0][1] for line in lines)
-    return Topic(titles.chart, charts=[Chart(curves(lines, titles, most=2 * start))], half=True)
+    return Topic(titles.chart, charts=[Chart(curves(lines, titles, highest=2 * start))], half=True)
 
 
 def _against_source(result: Found, source: Found) -> Topic:
