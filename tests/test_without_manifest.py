@@ -1,6 +1,7 @@
 """Without a manifest the verdict says what it rests on, and no setting differs unnoticed."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from functools import cache, partial
@@ -562,3 +563,38 @@ def test_ties_of_experts_are_bounded_as_with_a_manifest(
     assert growkit.verify(source, target, **QUICK)["verdict"] == verdict
     (target / "growkit.json").unlink()
     assert growkit.verify(source, target, **QUICK)["verdict"] == verdict
+
+
+EARLIER: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "llama": lambda config: {"rope_theta": config["rope_parameters"]["rope_theta"]},
+    "gpt_neox": lambda config: {"rotary_pct": 0.25, "rotary_emb_base": 10000},
+    "gemma3_text": lambda config: {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    "mamba2": lambda config: {"time_step_limit": [0.0, math.inf]},
+    "dbrx": lambda config: {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0, "model_type": ""}
+    },
+}
+"""Keys with which transformers 4.57 writes the config of a type, without ``rope_parameters``."""
+
+
+@pytest.mark.sampled(2, "mamba2")
+@pytest.mark.parametrize("kind", EARLIER)
+def test_a_folder_that_an_earlier_transformers_wrote(kind: str, tmp_path: Path) -> None:
+    """It is the same model as the one that is saved now, in both directions."""
+    now, before = save(kind, tmp_path / "now"), tmp_path / "before"
+    shutil.copytree(now, before)
+    config = json.loads((now / "config.json").read_text())
+    earlier = EARLIER[kind](config)
+    config |= earlier
+    config.pop("rope_parameters", None)
+    (before / "config.json").write_text(json.dumps(config))
+    settings = {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 1}
+    settings |= {"pad_token_id": 1, "transformers_version": "4.57.3"}
+    (before / "generation_config.json").write_text(json.dumps(settings))
+    for pair in ((before, now), (now, before)):
+        result = growkit.verify(*pair, **QUICK)
+        assert result["kept"], result["reason"]
+    (before / "generation_config.json").write_text(json.dumps({**settings, "temperature": 0.5}))
+    assert (
+        "temperature in the generation settings" in growkit.verify(now, before, **QUICK)["reason"]
+    )

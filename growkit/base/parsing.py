@@ -28,12 +28,13 @@ MAX_VALUES = 10_000
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 
 
-def parse_json(content: bytes, digits: int = 100) -> Any:
+def parse_json(content: bytes, digits: int = 100, *, infinite: bool = False) -> Any:
     """Parse a JSON text.
 
     Args:
         content: the text, in UTF-8.
         digits: limit for the digits of a whole number.
+        infinite: whether ``Infinity`` is a number, as Python writes it; see ``Infinite``.
 
     Raises:
         ValueError: it is not JSON, an object has a key twice, a number is not finite or has more
@@ -46,7 +47,7 @@ def parse_json(content: bytes, digits: int = 100) -> Any:
         parsed = json.loads(
             content.decode("utf-8"),
             object_pairs_hook=_once,
-            parse_constant=_finite,
+            parse_constant=_constant if infinite else _finite,
             parse_float=_finite,
             parse_int=partial(_whole, digits),
         )
@@ -87,6 +88,26 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:100]} is not a JSON number")
     return number
+
+
+class Infinite(dict[str, str]):
+    """An infinite number in the notation of transformers 5, from a file with that of Python."""
+
+
+def _constant(text: str) -> Infinite | float:
+    return _finite(text) if text == "NaN" else Infinite({"__float__": text})
+
+
+def as_python_writes(content: Any) -> Any:
+    """A JSON value with the infinite numbers that a file had in the notation of Python."""
+    match content:
+        case Infinite():
+            return float(content["__float__"])
+        case dict():
+            return {key: as_python_writes(entry) for key, entry in content.items()}
+        case list():
+            return [as_python_writes(entry) for entry in content]
+    return content
 
 
 def _whole(digits: int, text: str) -> int:

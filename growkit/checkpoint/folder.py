@@ -280,7 +280,8 @@ class Folder:
         """
         content = self.bytes(name, MAX_JSON)
         try:
-            parsed = parse_json(content, digits)
+            # transformers before 5 writes infinite limits as Python does.
+            parsed = parse_json(content, digits, infinite=name == "config.json")
         except ValueError as error:
             raise InputError(
                 f"{self.path / name} cannot be read as JSON ({reason(error)}); copy it again"

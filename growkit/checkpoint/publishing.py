@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError, PlaceError, plain
+from growkit.base.parsing import as_python_writes
 from growkit.base.units import size
 from growkit.checkpoint.folder import Folder, State, read_json, state_of
 from growkit.checkpoint.inputs import Identity, Inputs, below, identity
@@ -55,7 +56,9 @@ _log = getLogger("growkit")
 
 def write_json(file: Path, content: Any) -> None:
     """Write JSON in ASCII, so that no character in it controls a terminal or an editor."""
-    file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="ascii")
+    of_class = file.name == "config.json"
+    content = as_python_writes(content) if of_class else content
+    file.write_text(json.dumps(content, indent=2, allow_nan=of_class) + "\n", encoding="ascii")
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any], known: Mapping[str, str]) -> None:

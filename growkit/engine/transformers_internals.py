@@ -45,6 +45,13 @@ def ignored_names(model: Any) -> list[str]:
     return [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
 
 
+def generation_defaults() -> dict[str, Any]:
+    """The settings of generation that stand where a folder has none."""
+    from transformers import GenerationConfig
+
+    return dict(GenerationConfig._get_default_generation_params())
+
+
 @contextmanager
 def offline() -> Iterator[None]:
     """Let no network be used in this context."""

@@ -67,6 +67,9 @@ SHARED = frozenset(
 FREE = frozenset({"use_cache"})
 """Keys that are only how a model is run, not what it computes."""
 
+DTYPES = frozenset({"dtype", "torch_dtype"})
+"""Keys that parts of a config may repeat."""
+
 IN_CACHES = frozenset({"sliding_window", "layer_types", "attention_chunk_size", "per_layer_config"})
 """Keys that caches follow, even if the model's class ignores them."""
 
@@ -131,6 +134,7 @@ def different_settings(
             (was == now or follow.get(key, MISSING) == now or _fewer_predicting(key, now))
             or (key == "vocab_size" and type(was) is type(now) is int and was < now)
             or (by_layer and _deeper(was, now, layers) and fits(was, now))
+            or (path and key in DTYPES and None in (was, now))
             or (one_class and _is_size(key, pair.first, pair.second))
             or (one_class and layers[0] != layers[1] and _types_follow(key, was, second))
             or (not one_class and _means_the_same(key, was, first, second))

@@ -367,7 +367,7 @@ def _has_effect(config: Config, key: str) -> bool:
     A number may be the default of the class, so that another one counts as well.
     """
     variants = [config, {other: value for other, value in config.items() if other != key}]
-    if type(config[key]) is int:
+    if type(config[key]) in (int, float):
         variants.append({**config, key: 2 * config[key]})
     read = [(resolved(variant) or variant).items() for variant in variants]
     one, *others = ({k: v for k, v in of if k not in {key, *PROVENANCE_KEYS}} for of in read)

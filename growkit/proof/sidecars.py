@@ -4,6 +4,7 @@ Loading a folder with transformers and saving it rewrites them: spaces change, d
 in, files are merged or split. So files whose bytes differ are compared as transformers reads them.
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from growkit.checkpoint.scratch import in_temporary
 from growkit.engine.loader import generation
 from growkit.engine.prompts import first_difference, load_tokenizer
 from growkit.engine.transformers_class import quiet
+from growkit.engine.transformers_internals import generation_defaults
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -45,6 +47,9 @@ SAVING_KEYS = frozenset(
 )
 """Keys that record how a file was made."""
 
+
+RETURNED = re.compile("output_.*|return_dict_in_generate")
+"""Keys of settings of generation that only say what else is returned."""
 
 CALL_KEYS = frozenset(
     {"max_length", "stride", "truncation_strategy", "pad_token_type_id", "pad_to_multiple_of"}
@@ -170,9 +175,15 @@ def changed_generation(before: Folder, after: Folder) -> list[str]:
     if first is None or second is None:
         same = (first, second) == (None, None) and same_bytes(before, after, GENERATION)
         return [] if same else [GENERATION]
-    one, other = _given(first), _given(second)
+    one, other = _in_effect(first), _in_effect(second)
     changed = [key for key in sorted(one | other) if one.get(key) != other.get(key)]
     return [f"{key} in the generation settings" for key in changed]
+
+
+def _in_effect(settings: Config) -> dict[str, Any]:
+    """Settings of generation with their defaults, but for those of what is returned beside text."""
+    settings = generation_defaults() | _given(settings)
+    return {key: value for key, value in settings.items() if not RETURNED.fullmatch(key)}
 
 
 def write_generation(source: Folder, target: Folder) -> None:
