@@ -199,6 +199,17 @@ def test_a_mistake_is_named(tmp_path: Path, mistake: str, form: str, seed: int) 
     assert not section.unexplained
 
 
+def test_a_model_in_another_dtype_is_named_in_one_sentence(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source", "llama", 0)
+    target = shutil.copytree(source, tmp_path / "target")
+    with edit_weights(target) as state:
+        state |= {name: tensor.bfloat16() for name, tensor in state.items()}
+    for pair, end in (((source, target), ""), ((target, source), " in the source")):
+        section = diagnosis_of(*pair)
+        assert section
+        assert section.findings[0].sentence == f"every tensor is rounded to bfloat16{end}"
+
+
 WRONG = [(kind, changes) for kind, changes, _ in SETTINGS]
 WRONG += [
     ("llama", {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}),

@@ -88,6 +88,11 @@ def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
         groups[_component(name), phrase].append(name)
     sentences = [f"{_where(*group, names)} {group[0][1]}" for group in groups.items()]
     unexplained = [name for name in wrong if name not in explained]
+    if len(groups) > MAX_TOLD and len({*explained.values()}) == 1 and not unexplained:
+        which = f"each of the {len(wrong)} tensors that differ"
+        sentences = [
+            f"{which if len(wrong) < len(names) else 'every tensor'} {explained[wrong[0]]}"
+        ]
     clauses = sentences[:MAX_TOLD]
     if len(sentences) > MAX_TOLD:
         clauses.append(f"{len(sentences) - MAX_TOLD} more")
@@ -224,6 +229,8 @@ def _repeats(
         was = (
             PARTS[phrase](before, which, *where) if phrase in PARTS else before.read(which, *where)
         )
+        if was is not None and phrase in FINER:
+            was, now = now, was  # the source has what the target rounds to
         repeated = None if was is None else RULES[phrase](was, sizes)
         if repeated is None or not same_numbers(repeated.to(now.dtype), now):
             return False
@@ -269,6 +276,12 @@ def _rounded(dtype: torch.dtype) -> Rule:
     return lambda tensor, sizes: tensor.to(dtype).to(torch.float64)
 
 
+FINER: dict[str, Rule] = {
+    f"is rounded to {name} in the source": _rounded(dtype)
+    for name, dtype in (("float16", torch.float16), ("bfloat16", torch.bfloat16))
+}
+"""Mistakes of a source, from which the target was not made."""
+
 ROTARY: dict[str, Rule] = {
     "has the rows of rotary pairs next to each other, where the class has halves": (
         lambda tensor, sizes: _pairs(tensor, sizes, 2)
@@ -300,6 +313,7 @@ RULES: dict[str, Rule] = {
     "is rounded to float16, and then to bfloat16": (
         lambda tensor, sizes: tensor.to(torch.float16).to(torch.bfloat16).double()
     ),
+    **FINER,
 }
 """By the phrase that says what is wrong with a tensor."""
 
