@@ -215,9 +215,14 @@ def poly_norm(weight: Tensor, bias: Tensor, gate: Tensor) -> Tensor:
 
 def mlp(state: State, config: dict[str, Any], x: Tensor) -> Tensor:
     """A dense MLP."""
-    active = poly_norm(state["act_fn.weight"], state["act_fn.bias"], linear(state, "gate_proj", x))
-    scaled = config["polynorm_output_scale"] * active * linear(state, "up_proj", x)
-    return linear(state, "down_proj", scaled)
+    gate, up = (clamped(linear(state, name, x), config) for name in ("gate_proj", "up_proj"))
+    active = poly_norm(state["act_fn.weight"], state["act_fn.bias"], gate) * up
+    return linear(state, "down_proj", config["polynorm_output_scale"] * active)
+
+
+def clamped(x: Tensor, config: dict[str, Any]) -> Tensor:
+    """Numbers up to a limit."""
+    return x.clamp(-config["hidden_clamp"], config["hidden_clamp"])
 
 
 def experts(state: State, config: dict[str, Any], x: Tensor) -> Tensor:
@@ -230,11 +235,11 @@ def experts(state: State, config: dict[str, Any], x: Tensor) -> Tensor:
         total = sum(scores[e] for e in chosen) if config["route_norm"] else 1.0
         output = torch.zeros_like(token)
         for e in chosen:
-            gate, up = (state["experts.gate_up_proj"][e] @ token).chunk(2)
+            gate, up = clamped(state["experts.gate_up_proj"][e] @ token, config).chunk(2)
             bias = state["experts.act_fn.bias"][e].clamp(-clamp, clamp)
-            active = poly_norm(state["experts.act_fn.weight"][e], bias, gate[None])[0] * up * scale
-            share = config["route_scale"] * scores[e] / total
-            output = output + share * (state["experts.down_proj"][e] @ active)
+            active = poly_norm(state["experts.act_fn.weight"][e], bias, gate[None])[0] * up
+            share = config["route_scale"] * scores[e] / total * scale
+            output = output + share * (state["experts.down_proj"][e] @ clamped(active, config))
         outputs.append(output)
     return torch.stack(outputs) + mlp(_below(state, "shared_experts."), config, x)
 

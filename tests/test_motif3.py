@@ -21,14 +21,14 @@ from tests.conftest import distance, edit_json, edit_weights, seeded
 QUICK = growkit.Settings(prompts=1, length=16)
 IDS = torch.randint(29, (19,), generator=torch.Generator().manual_seed(0))
 
-GROWTHS: dict[str, dict[str, Any]] = {
+GROWTHS = {
     "hidden": {"hidden": "x2"},
     "ffn": {"ffn": "x2", "hidden": "x3"},
     "experts": {"method": "experts", "experts": "x2"},
     "layers": {"method": "depth", "layers": "x2"},
     "a layer": {"method": "depth", "layers": "5"},
     "signal heads": {"method": "group-diff", "signal_heads": "x2"},
-    "two more signal heads": {"method": "group-diff", "signal_heads": "x3/2"},
+    "a signal head": {"method": "group-diff", "signal_heads": "num_attention_heads"},
     "groups": {"method": "group-diff", "signal_heads": "x2", "noise_heads": "x2", "kv_heads": "x2"},
     "noise heads": {"method": "group-diff", "signal_heads": "x2", "noise_heads": "x2"},
 }
@@ -49,6 +49,7 @@ def draw(choose: Random) -> dict[str, Any]:
         "n_dense_first_layers": choose.choice([0, 1, 3]),
         "experts_top_k": top_k,
         "route_norm": choose.choice([True, False]),
+        "hidden_clamp": choose.choice([0.5, 1e6]),
         "sliding_window_period": choose.choice([2, 4]),
     }
 
@@ -90,8 +91,9 @@ def test_every_tensor_matters(tmp_path: Path) -> None:
 @pytest.mark.parametrize("growth", GROWTHS)
 def test_growth_changes_nothing(growth: str, seed: int, tmp_path: Path) -> None:
     choose, out = seeded(seed), tmp_path / "out"
-    source = random_model(tmp_path / "source", draw(choose), seed)
-    options = dict(GROWTHS[growth])
+    config = draw(choose)
+    source = random_model(tmp_path / "source", config, seed)
+    options = {key: str(config.get(value, value)) for key, value in GROWTHS[growth].items()}
     grown = growkit.grow(source, out, verify=QUICK, seed=seed, **options)
     assert grown["kept"], grown["verification"]["reason"]
     assert grown["promise"] == "exact"

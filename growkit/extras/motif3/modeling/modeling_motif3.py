@@ -132,6 +132,7 @@ class Motif3PolyNorm(nn.Module):
         self.limit = math.inf if config.hidden_clamp is None else config.hidden_clamp
         bias = config.polynorm_bias_clamp if experts else None
         self.bias_limit = math.inf if bias is None else bias
+        self.output_limit = self.limit if experts else math.inf
         self.output_scale = config.polynorm_output_scale
         self.weight = nn.Parameter(torch.full((*experts, 3), 1 / 3))
         self.bias = nn.Parameter(torch.zeros(*experts, 1))
@@ -144,7 +145,7 @@ class Motif3PolyNorm(nn.Module):
         powers = torch.stack([limited**3, limited**2, limited])
         normed = powers * (powers.square().mean(-1, keepdim=True) + EPS).rsqrt()
         output = (torch.tensordot(weight, normed, 1) + bias) * up
-        scaled: Tensor = output.clamp(-self.limit, self.limit) * self.output_scale
+        scaled: Tensor = output.clamp(-self.output_limit, self.output_limit) * self.output_scale
         return scaled.to(gate.dtype)
 
 
