@@ -5,7 +5,7 @@ the target if it gives all of its numbers, bit for bit. Nothing is reported of w
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
@@ -201,23 +201,26 @@ def _explain(
     sketches: defaultdict[tuple[float, ...], list[str]] = defaultdict(list)
     for name in names:
         sketches[_sketch(before, name)].append(name)
-    explained, likely = dict[str, str](), dict[str, str]()
-    for name in wrong:
+    explained, likely, counts = dict[str, str](), dict[str, str](), Counter[str]()
+    # Small tensors may have numbers that several mistakes explain, so large ones come first.
+    for name in sorted(wrong, key=lambda name: -after.tensors[name].elements):
         component = _component(name)
         others = (other for other in sketches[_sketch(after, name)] if other != name)
         other = next((other for other in others if _same(before, after, name, other)), None)
         if other:
             explained[name] = _relation(name, other)
             continue
-        rules = sorted(RULES, key=lambda phrase: phrase != likely.get(component))
+        rules = sorted(RULES, key=lambda phrase: (phrase != likely.get(component), -counts[phrase]))
         for which, phrase in product(_alternatives(name, before), rules):
             if which != name and phrase not in ROTARY:
                 continue
             if _repeats(before, after, which, name, phrase, sizes):
                 swapped = "" if which == name else f"{_relation(name, which)}, and "
                 explained[name] = likely[component] = swapped + phrase
+                counts[phrase] += 1
                 break
-    return explained | dict(_mixed(before, after, wrong, explained, sizes))
+    explained |= dict(_mixed(before, after, wrong, explained, sizes))
+    return {name: explained[name] for name in wrong if name in explained}
 
 
 def _repeats(
