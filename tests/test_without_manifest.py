@@ -566,7 +566,7 @@ def test_ties_of_experts_are_bounded_as_with_a_manifest(
 
 
 EARLIER: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "llama": lambda config: {"rope_theta": config["rope_parameters"]["rope_theta"]},
+    "llama": lambda config: {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4.0}},
     "gpt_neox": lambda config: {"rotary_pct": 0.25, "rotary_emb_base": 10000},
     "gemma3_text": lambda config: {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
     "mamba2": lambda config: {"time_step_limit": [0.0, math.inf]},
@@ -581,8 +581,9 @@ EARLIER: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", EARLIER)
 def test_a_folder_that_an_earlier_transformers_wrote(kind: str, tmp_path: Path) -> None:
     """It is the same model as the one that is saved now, in both directions."""
-    now, before = save(kind, tmp_path / "now"), tmp_path / "before"
-    shutil.copytree(now, before)
+    linear = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}
+    now = save(kind, tmp_path / "now", **(linear if kind == "llama" else {}))
+    before = shutil.copytree(now, tmp_path / "before")
     config = json.loads((now / "config.json").read_text())
     earlier = EARLIER[kind](config)
     config |= earlier

@@ -546,8 +546,8 @@ def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
     so are repeated blocks of entries.
     """
     value = config.get(key, missing)
-    if key == "rope_parameters" and isinstance(value, dict):  # all of a head, as without the key
-        return {k: v for k, v in value.items() if (k, v) != ("partial_rotary_factor", 1)}
+    if key == "rope_parameters" and isinstance(value, dict):
+        return _plain_rope(value)
     inside = value if key.endswith("config") and isinstance(value, dict) else {}
     if inside and all(str(layer).isdigit() for layer in inside):
         numbered = {int(layer): entry for layer, entry in inside.items()}
@@ -557,6 +557,16 @@ def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
     first = 0 if "model_type" in config else first_index(config, count)
     return value[:count] if of_layers else by_layer(key, value, count, first)
+
+
+def _plain_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary parameters without an earlier name of the type, and without a part that is all."""
+    redundant = {("partial_rotary_factor", 1), ("type", rope.get("rope_type"))}
+    return {
+        key: _plain_rope(value) if isinstance(value, dict) else value
+        for key, value in rope.items()
+        if isinstance(value, dict | list) or (key, value) not in redundant
+    }
 
 
 def _fewer_predicting(key: str, now: Any) -> bool:
