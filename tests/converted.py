@@ -105,14 +105,22 @@ def llama_cpp(source: Path, out: Path, most: int = 0) -> None:
 
 
 def quantised(source: Path, out: Path) -> None:
-    """Convert a source, and round it to blocks as ``llama-quantize`` does."""
+    """Convert a source, round it to blocks as ``llama-quantize`` does, and compute with it."""
     import llama_cpp as program
+    import numpy as np
+    from safetensors.numpy import save_file
 
     llama_cpp(source, source / "dense")
     params = program.llama_model_quantize_default_params()
     params.ftype = program.LLAMA_FTYPE_MOSTLY_Q4_K_M
     paths = (str(path).encode() for path in (source / "dense.gguf", out.with_suffix(".q4_k_m")))
     assert program.llama_model_quantize(*paths, params) == 0
+    model = program.Llama(str(out.with_suffix(".q4_k_m")), n_ctx=64, logits_all=True)
+    ids = [number * 7 % SMALL["vocab_size"] for number in range(48)]
+    model.eval(ids)
+    tensors = {"ids": np.array(ids), "logits": np.ascontiguousarray(model.scores[:48])}
+    about = {"program": "llama.cpp", "dtype": "int8"}
+    save_file(tensors, out.with_suffix(".q4_k_m.logits.safetensors"), about)
 
 
 LITGPT = {

@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.checkpoint.format import formats
 from tests.conftest import cli, edit_config, edit_weights, listed, relative_error, save_model
 from tests.converted import BLOCKS, EXPERTS, FILES, MODELS, OF_TORCHTUNE, save_source
 
@@ -126,6 +127,19 @@ def test_conversions_of_one_model_are_the_same_model(
         tensors["model.layers.1.mlp.up_proj.weight"][0, 0] += 1
     growkit.convert(source, paths[1], second, verify=False, overwrite=True)
     assert growkit.verify(*paths, QUICK)["verdict"] == "not preserved"
+
+
+ALL_TYPES = [(one.name, kind) for one in formats() if one.name for kind in one.models]
+
+
+@pytest.mark.sampled(3, "gguf-qwen3_moe")
+@pytest.mark.parametrize(("program", "kind"), ALL_TYPES)
+def test_every_type_that_a_format_names_is_written_and_read(
+    tmp_path: Path, program: str, kind: str
+) -> None:
+    sizes = {"num_key_value_heads": 2, "sliding_window": None if kind == "mixtral" else 8}
+    source = save_model(tmp_path / "source", kind, dtype=torch.bfloat16, **sizes)
+    assert growkit.convert(source, tmp_path / "out", program, verify=QUICK)["kept"]
 
 
 def test_sizes_that_a_format_cannot_hold_are_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tests.conftest import (
     listed,
     save_model,
 )
+from tests.converted import FILES
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -154,6 +155,19 @@ def test_other_tokens_and_rows_are_named(tmp_path: Path, shift: int) -> None:
     save_file(tensors, file, {"program": "engine", "dtype": "bfloat16"})
     told = "a position into the row after it" if shift else "puts token 1 (bos_token_id) before"
     assert told in verdict_of(source, file).reason
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("int8", True), ("float32", False)])
+def test_blocks_of_eight_bits_round_as_in_llama_cpp(tmp_path: Path, dtype: str, kept: bool) -> None:
+    """llama.cpp wrote the logits of the quantised file, whose numbers are the source's here."""
+    pytest.importorskip("gguf")
+    model, logits = FILES / "llama.q4_k_m", FILES / "llama.q4_k_m.logits.safetensors"
+    shutil.copy(model, tmp_path / "model.gguf")
+    save_file(load_file(logits), tmp_path / "logits", {"program": "llama.cpp", "dtype": dtype})
+    result = verdict_of(tmp_path / "model.gguf", tmp_path / "logits")
+    assert result.kept is kept
+    (program,) = result.sections.engine.programs
+    assert not kept or 0.5 < program.inflation < 2
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -39,7 +39,9 @@ FINGERPRINT_MARGIN = 8
 """Allowed root mean square difference, as a multiple of the source's own rounding error."""
 
 SPACING = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""Relative spacing of the numbers of a dtype, by its torch name."""
+SPACING["int8"] = 2.0**-7
+"""Relative spacing of the numbers of a dtype, by its torch name; of int8, that of the largest ones
+in a block with a common scale."""
 
 
 COMPUTED = ("float32", "float16", "bfloat16")

@@ -161,7 +161,7 @@ class _Child:
     def __init__(self, worker: Worker, told: int) -> None:
         self.root, self.places, self.command = worker.root, worker.places, worker.command
         self.told = os.fdopen(told, "w", buffering=1)
-        self.watching = False
+        self.watching = self.reading = False
         self.strays: list[str] = []
         self.fatal = (self.root / "fatal").open("w")
         self.spill = os.open(self.root / "spill", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
@@ -213,6 +213,12 @@ class _Child:
         place = self.places[case.place]
         os.chdir(place.folder)
         case.put(place)
+        self.reading = case.arguments[:1] == ("open",)
+        if self.reading:  # the audit sees that nothing is written, in a third of the time
+            answer = self._called(case)
+            for name in case.files:
+                place.put(name, place.content(name))
+            return answer
         before, outside = state(place.folder), self._outside()
         answer = self._called(case)
         after = state(place.folder)
@@ -288,7 +294,7 @@ class _Child:
         base = os.readlink(f"/proc/self/fd/{folder}") if folder >= 0 else os.getcwd()
         whole = os.path.join(base, os.fsdecode(path))
         real = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
-        if not real.startswith((f"{self.root}/", *NOBODY)):
+        if self.reading or not real.startswith((f"{self.root}/", *NOBODY)):
             self.strays.append(f"{event} {real}"[:300])
             raise PermissionError(13, "not here", str(path))
 

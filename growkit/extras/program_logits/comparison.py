@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import gcd
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from growkit.base.errors import InputError
 from growkit.base.progress import current, steps
@@ -32,6 +34,9 @@ from growkit.extras.program_logits.logits_file import Columns, LogitsFile
 
 NOTHING = Guess("", "")
 """No mistake: what the source's class computes."""
+
+BLOCK, LARGEST = 256, 127
+"""Longest block of numbers with a scale, and the largest of its whole numbers."""
 
 Look = Callable[[int, Stage], None]
 """Looks at a stage, with the number of its states in the file."""
@@ -102,6 +107,21 @@ class Run:
         in_float64 = self.model.lender.dtype == torch.float64
         with self.model.head() as head, self.model.as_in(self.call):
             yield strict_float64()(head) if in_float64 else head
+
+
+class InBlocks(TorchFunctionMode):
+    """Rounds the inputs of matrices to whole numbers of 8 bits, with a scale for every block.
+
+    llama.cpp does this where weights are quantised, in blocks of 32 or 256 numbers.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See ``torch.overrides``."""
+        if func is torch.nn.functional.linear:
+            blocks = args[0].unflatten(-1, (-1, gcd(args[0].shape[-1], BLOCK)))
+            scales = blocks.abs().amax(-1, keepdim=True).div(LARGEST).clamp(min=1e-30)
+            args = ((blocks / scales).round().mul(scales).flatten(-2), *args[1:])
+        return func(*args, **(kwargs or {}))
 
 
 class Engine:
@@ -178,7 +198,13 @@ class Engine:
         With ``NOTHING``, ``states`` then has the errors of the states in the file.
         """
         look = self._compare_states if guess is NOTHING else None
-        run = self._run(guess, getattr(torch, self.file.dtype), look)
+        in_blocks = self.file.dtype == "int8"
+        dtype = torch.float32 if in_blocks else getattr(torch, self.file.dtype)
+        with InBlocks() if in_blocks else nullcontext():
+            return self._rounding_of(guess, self._run(guess, dtype, look))
+
+    def _rounding_of(self, guess: Guess, run: Run) -> Errors:
+        """The errors of the source's class after it ran in the program's dtype."""
         with run.head() as head:
 
             def own(sequence: int, rows: slice) -> tuple[Tensor, Columns]:

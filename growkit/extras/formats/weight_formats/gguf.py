@@ -78,7 +78,7 @@ class Architecture:
         local_theta: the default base of the rotary frequencies of layers with a window, if they
             have another one.
         biased: whether some models have biases of attention, according to their configs.
-        experts: config key of the number of experts, if there are any.
+        experts: whether there are experts.
     """
 
     model_type: str
@@ -90,7 +90,7 @@ class Architecture:
     window: int = 0
     local_theta: float = 0.0
     biased: bool = False
-    experts: str = ""
+    experts: bool = False
 
     def tensors(self) -> list[Held]:
         """The layout of all tensors."""
@@ -192,7 +192,7 @@ ARCHITECTURES: dict[str, tuple[Architecture, ...]] = {
             MIXTRAL,
             fixed=lambda config: {**SILU, "sliding_window": None},
             interleaved=True,
-            experts="num_local_experts",
+            experts=True,
         ),
         Architecture("llama", LLAMA, {}, lambda config: SILU, interleaved=True, biased=True),
     ),
@@ -224,7 +224,7 @@ ARCHITECTURES: dict[str, tuple[Architecture, ...]] = {
                 "mlp_only_layers": [],
             },
             biased=True,
-            experts="num_experts",
+            experts=True,
         ),
     ),
     "gemma": (
@@ -266,6 +266,9 @@ BY_TYPE = {
     one.model_type: (name, one) for name, several in ARCHITECTURES.items() for one in several
 }
 """llama.cpp's name and the architecture, by type in transformers."""
+
+EXPERTS = ("num_local_experts", "num_experts")
+"""Keys of the number of experts, of which a config has one."""
 
 OPTIONAL = ("head_dim", "attn_logit_softcapping", "final_logit_softcapping")
 """Keys that a file may lack: the class computes them, or has none."""
@@ -437,7 +440,7 @@ def _settings(
     settings |= dict.fromkeys(("attention.key_length", "attention.value_length"), width)
     settings |= {"rope.dimension_count": width, "vocab_size": config["vocab_size"]}
     if architecture.experts:
-        settings["expert_count"] = config[architecture.experts]
+        settings["expert_count"] = next(config[key] for key in EXPERTS if key in config)
         settings["expert_used_count"] = config["num_experts_per_tok"]
     rope = config["rope_parameters"]
     if architecture.window and config.get("sliding_window"):
@@ -654,7 +657,7 @@ def _config(contents: Mapping[str, Any], files: Mapping[str, GGUFFile]) -> Confi
     architecture = several[0 if experts else -1]
     config: Config = {"model_type": architecture.model_type}
     if architecture.experts:
-        config[architecture.experts] = experts
+        config[EXPERTS[0]] = experts
         config["num_experts_per_tok"] = settings.take("expert_used_count", None, int)
     else:
         settings.take("expert_used_count")
