@@ -6,6 +6,7 @@ import shutil
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,14 @@ def test_conversions_of_one_model_are_the_same_model(
     assert growkit.verify(*paths, QUICK)["verdict"] == "not preserved"
 
 
+NOT_USUAL: dict[str, dict[str, Any]] = {
+    "mixtral": {"sliding_window": None},
+    "qwen3_moe": {"norm_topk_prob": True},
+    "gemma2": {"query_pre_attn_scalar": 4},
+    "gemma3_text": {"query_pre_attn_scalar": 4},
+}
+"""What formats take for granted."""
+
 ALL_TYPES = [(one.name, kind) for one in formats() if one.name for kind in one.models]
 
 
@@ -137,8 +146,8 @@ ALL_TYPES = [(one.name, kind) for one in formats() if one.name for kind in one.m
 def test_every_type_that_a_format_names_is_written_and_read(
     tmp_path: Path, program: str, kind: str
 ) -> None:
-    sizes = {"num_key_value_heads": 2, "sliding_window": None if kind == "mixtral" else 8}
-    source = save_model(tmp_path / "source", kind, dtype=torch.bfloat16, **sizes)
+    changes = {"num_key_value_heads": 2, **NOT_USUAL.get(kind, {})}
+    source = save_model(tmp_path / "source", kind, dtype=torch.bfloat16, **changes)
     assert growkit.convert(source, tmp_path / "out", program, verify=QUICK)["kept"]
 
 
@@ -271,6 +280,10 @@ def test_rounding_to_blocks_is_told_from_a_fault(tmp_path: Path, fault: str) -> 
     assert told is not bool(fault)
     assert (result["sections"]["weights"]["first_lost_tensor"] or "") == fault
     assert result["sections"]["logits"]["strict_float64"]["kl_nats_per_token"] > 0
+    for most in (1e-6, 1.0) if fault != "model.layers.0.mlp.up_proj.weight" else ():
+        limited = growkit.verify(source, tmp_path / "model.gguf", replace(QUICK, max_kl=most))
+        allowed = most == 1.0 and not fault
+        assert (limited["kept"], limited["verdict"] == "within the limit") == (allowed, allowed)
 
 
 def test_blocks_of_mlx_stand_for_what_mlx_makes_of_them(tmp_path: Path) -> None:

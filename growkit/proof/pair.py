@@ -19,7 +19,7 @@ from growkit.engine.prompts import Prompts, make_prompts
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
 from growkit.proof.preflight import check_vocabularies, check_vocabulary
-from growkit.proof.weights import Origin, as_planned, origin_of
+from growkit.proof.weights import Origin, allow_blocks, as_planned, origin_of
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ def open_pair(request: Request) -> Iterator[Pair]:
     bar = request.progress.bytes("proving", total)
     with reproducible(device) as varying, bar as advance, ExitStack() as views:
         origin = origin_of(before, after, request.recipe)
+        if origin.unknown and settings.max_kl is not None:
+            origin = allow_blocks(origin, after)
         planned = as_planned(before, origin)
         for plan in origin.lineage.plans:
             if plan.tokens:

@@ -11,7 +11,7 @@ writes contain the results of searches.
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
 from typing import NamedTuple
@@ -87,6 +87,14 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
     if recipe.file_format and not (before.stands_alone and after.stands_alone):
         return Origin(Lineage(lineage.source, ()), "files of other programs are compared", recipe)
     return Origin(lineage, None, recipe)
+
+
+def allow_blocks(origin: Origin, after: Checkpoint) -> Origin:
+    """An unknown origin of which blocks of few bits are no fault, as the KL has a limit."""
+    if not any(map(after.rounded_in_blocks, after.tensors)):
+        return origin
+    lost = "weights are rounded to blocks of few bits"
+    return origin._replace(lineage=replace(origin.lineage, promise="bounded", lost=lost))
 
 
 def _without_plans(before: Checkpoint, after: Checkpoint) -> Lineage:
@@ -224,11 +232,12 @@ class Recovered:
             kept, sentence = None, f"weights were not compared, because {self.unknown}"
         elif self.lost:
             does_not = "does not yield the source's weights"
-            difference = does_not if promise == "exact" else "is not what the recipe makes"
+            by_recipe = promise != "exact" and not self.converted
+            difference = "is not what the recipe makes" if by_recipe else does_not
             kept, sentence = False, f"tensor {self.lost} {difference}"
         elif self.in_blocks:
             kept, sentence = (
-                False,
+                False if promise == "exact" else None,
                 (
                     f"{len(self.in_blocks)} weights are rounded to blocks of few bits, at most "
                     f"{max(self.in_blocks):.1e} of the norm of a row, and every other is recovered"
