@@ -70,7 +70,7 @@ def _section(words: str, command: typer.core.TyperCommand, known: dict[str, str]
 
 def _row(option: typer.core.TyperOption) -> str:
     value = "" if option.is_flag else f" {_value(option)}".replace("|", r"\|")
-    usual = option.default is not None and not option.is_flag and not option.required
+    usual = option.default not in (None, []) and not option.is_flag and not option.required
     values = option.default if isinstance(option.default, list | tuple) else (option.default,)
     default = f" Default: {', '.join(map(str, values))}." if usual else ""
     needed = " Required." if option.required else ""

@@ -250,7 +250,7 @@ OPTIONS = (
     Option(
         "rank",
         "how many numbers a layer of mla caches for a token (default: enough to be exact), or the "
-        "rank of the updates of shared-diff; or auto",
+        "rank of the updates of shared-diff, also one per layer; or auto",
         form="N|auto",
         accepts=_is_rank,
     ),
