@@ -1,4 +1,4 @@
-"""The source of a plan, from what the plan made of it: the inverse of ``Planned``.
+"""Undoing a plan: its source, from what the plan made of it, as the inverse of ``Planned``.
 
 If nothing has changed the target since, the source is recovered bit for bit. Where training has
 changed copies, least squares decide: the source is their mean, and the sum of parts.
