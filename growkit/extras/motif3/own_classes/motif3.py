@@ -3,7 +3,6 @@
 Motif's own class needs flash attention, which has neither float64 nor the CPU.
 """
 
-from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.extras.motif3.modeling import MODEL_TYPE, register
 from growkit.families.family import Family, shipped_family
@@ -30,21 +29,19 @@ def _config(config: Config, where: str) -> Config:
     scaling, theta = complete.pop("rope_scaling") or {}, complete.pop("rope_theta")
     window, of_windows = complete["sliding_window"], complete.pop("swa_rope_theta")
     original = scaling.get("original_max_position_embeddings", complete["original_seq_len"])
-    plain = {"rope_type": "default", "rope_theta": theta}
-    full = plain
-    if scaling.get("rope_type", scaling.get("type")) == "yarn":
-        plain = plain | {"rope_theta": scaling.get("rope_theta", theta)}
-        full = plain
-        if complete["max_position_embeddings"] > original:
-            full = plain | {
-                "rope_type": "yarn",
-                "factor": scaling.get("factor", complete["rope_factor"]),
-                "original_max_position_embeddings": original,
-                "beta_fast": scaling.get("beta_fast", 32),
-                "beta_slow": scaling.get("beta_slow", 1),
-                "attention_factor": 1.0,
-            }
-    windowed = full if of_windows is None else plain | {"rope_theta": of_windows}
+    yarn = scaling.get("rope_type", scaling.get("type")) == "yarn"
+    theta = scaling.get("rope_theta", theta) if yarn else theta
+    full = {"rope_type": "default", "rope_theta": theta}
+    if yarn and complete["max_position_embeddings"] > original:
+        full |= {
+            "rope_type": "yarn",
+            "factor": scaling.get("factor", complete["rope_factor"]),
+            "original_max_position_embeddings": original,
+            "beta_fast": scaling.get("beta_fast", 32),
+            "beta_slow": scaling.get("beta_slow", 1),
+            "attention_factor": 1.0,
+        }
+    windowed = full if of_windows is None else {"rope_type": "default", "rope_theta": of_windows}
     return complete | {
         "model_type": MODEL_TYPE,
         "sliding_window": window if window is None else window + 1,
@@ -56,10 +53,8 @@ def _plan(source: Model) -> Plan:
     """Keep every tensor.
 
     Raises:
-        InputError: the model is none of the class, or its tensors do not fit its config.
+        InputError: its tensors do not fit its config.
     """
-    if not _runs(source.family):
-        raise InputError(f"{source.where()} is no {FAMILY.name} model")
     _ = source.unused  # refuses tensors that do not fit the config
     config = _config(source.config, source.where())
     return Plan.checked(
