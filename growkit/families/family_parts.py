@@ -626,9 +626,9 @@ TENSOR = NORM | {
 ``ORDERS`` and its axes.
 """
 
-STARTS = ("decays", "time_steps")
+STARTS = ("decays", "small", "time_steps")
 """What ``growkit.planning.starts`` draws: logarithms of the rates at which states of heads decay,
-and biases of their time steps."""
+matrices of small numbers, and biases of time steps."""
 
 MULTIPLE = {"of": str, "why": str}
 

@@ -1,7 +1,9 @@
 """The first values of new parts of a model, which contribute nothing at first, but train.
 
 What writes the hidden states is zero; matrices before it are random; norms do not scale; recurrent
-states start as those of Mamba-2 (Dao and Gu, "Transformers are SSMs", arXiv 2405.21060).
+states start as those of Mamba-2 (Dao and Gu, "Transformers are SSMs", arXiv 2405.21060), matrices
+of linear attention as those of Gated DeltaNet (arXiv 2412.06464), whose small numbers disturb a
+trained model least.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ def new_tensor(member: Member, key: str, info: TensorInfo) -> Transform:
     """
     tensor = member.tensor
     if isinstance(tensor.start, str):
-        values = partial(_DRAWN[tensor.start], key, info.shape[0])
-        return _computed(values, info, "new, as Mamba-2 starts")
+        values = partial(_DRAWN[tensor.start], key, info.shape)
+        return _computed(values, info, "new, as its paper starts")
     value = tensor.idle if tensor.start is None else tensor.start
     if value is None and len(info.shape) > 1:
         return drawn_uniformly(key, info)
@@ -65,16 +67,26 @@ def _numbers(key: str, rows: int, columns: int) -> Tensor:
     return torch.from_numpy(noise(key, np.arange(rows), columns).astype(np.float64) + 0.5) / 2**15
 
 
-def _decays(key: str, heads: int) -> Tensor:
+def _small(key: str, shape: tuple[int, ...]) -> Tensor:
+    """Xavier's uniform numbers times 2^-2.5, as the authors of Gated DeltaNet draw matrices."""
+    rows, columns = shape
+    return _numbers(key, rows, columns) * (2**-2.5 * math.sqrt(6 / (rows + columns)))
+
+
+def _decays(key: str, shape: tuple[int, ...]) -> Tensor:
     """Logarithms of the rates at which states decay."""
-    return torch.arange(1, heads + 1).double().log()
+    return torch.arange(1, shape[0] + 1).double().log()
 
 
-def _time_steps(key: str, heads: int) -> Tensor:
+def _time_steps(key: str, shape: tuple[int, ...]) -> Tensor:
     """Biases whose softplus is between 0.001 and 0.1, evenly in the logarithm."""
-    steps = torch.pow(10, _numbers(key, heads, 1)[:, 0] - 2)
+    steps = torch.pow(10, _numbers(key, shape[0], 1)[:, 0] - 2)
     return steps + (-torch.expm1(-steps)).log()
 
 
-_DRAWN: dict[str, Callable[[str, int], Tensor]] = {"decays": _decays, "time_steps": _time_steps}
-"""From a seed and a length, a vector with one of the ``STARTS`` of descriptions."""
+_DRAWN: dict[str, Callable[[str, tuple[int, ...]], Tensor]] = {
+    "decays": _decays,
+    "small": _small,
+    "time_steps": _time_steps,
+}
+"""From a seed and a shape, a tensor with one of the ``STARTS`` of descriptions."""
