@@ -463,3 +463,10 @@ def test_layers_that_compute_nothing_need_no_manifest(make: Make, tmp_path: Path
     ]  # which layers correspond?
     spoiled(out, 3, seeded(0))
     assert not growkit.verify(source, out, **FEW)["kept"]
+
+
+def test_a_word_with_as_many_letters_as_layers_is_no_pattern(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama", num_hidden_layers=4)
+    edit_config(source, attention_kind="sdpa")
+    growkit.grow(source, tmp_path / "out", method="depth", layers="x2", verify=False)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["attention_kind"] == "sdpa"

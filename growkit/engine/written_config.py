@@ -250,7 +250,8 @@ def _other_lists(
         chosen = [of_kind.get(kind, []) for kind in new]
         anew = [entries[0] for entries in chosen if len(entries) == 1]
         if len(anew) != more:
-            renewed[key] = MISSING
+            # A text is a word that has as many letters as there are layers.
+            renewed |= {} if isinstance(value, str) else {key: MISSING}
         elif listed:
             renewed[key] = [layer for layer, entry in enumerate(anew, first) if entry]
         elif repeated:
