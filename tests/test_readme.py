@@ -65,6 +65,7 @@ SMALL["probe"] = {"steps": 1, "seeds": 2, "batch": 1, "length": 2}
 GROWN: dict[str, dict[str, Any]] = {
     "experts": {"method": "upcycle", "experts": 2},
     "shrink": {"hidden": "x2"},
+    "unused": {"method": "depth", "layers": "x2"},
 }
 """Words of commands whose source is grown, and how."""
 
@@ -128,7 +129,7 @@ class Workplace:
             kind = "low-rank" if "shared-diff" in words or "run" in words else "diff"
             differential = DIFFERENTIAL.intersection(words) or "run" in words
             shutil.copytree(self._models / (kind if differential else "my-llama"), "SRC")
-        for word in GROWN.keys() & {*words}:
+        for word in (word for word in GROWN if word in words):
             shutil.rmtree("SRC")
             growkit.grow("my-llama", "SRC", verify=False, **GROWN[word])
         if "dense-weights" in words:
