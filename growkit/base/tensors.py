@@ -187,27 +187,27 @@ def total_bytes(tensors: Mapping[str, TensorInfo]) -> int:
 
 
 def slabs(
-    shape: Sequence[int], cuts: int, most: int = AT_A_TIME, where: Where = ()
+    shape: Sequence[int], cuts: int, max_elements: int = AT_A_TIME, where: Where = ()
 ) -> Iterator[list[slice]]:
     """Divide a tensor, or a part of it, into blocks of a bounded size.
 
     Args:
         shape: shape of the tensor.
         cuts: see ``Weights.cuts``; blocks are larger if too few dimensions can be cut.
-        most: limit for the elements of a block.
+        max_elements: limit for the elements of a block.
         where: the part; see ``Where``.
     """
     slices = full(shape, where)
     sizes = [part.stop - part.start for part in slices]
-    if not cuts or prod(sizes) <= most:
+    if not cuts or prod(sizes) <= max_elements:
         if 0 not in sizes:
             yield slices
         return
     (first, *rest), inner = slices, shape[1:]
-    step = max(1, most // prod(sizes[1:]))
+    step = max(1, max_elements // prod(sizes[1:]))
     for start in range(first.start, first.stop, step):
         rows = slice(start, min(start + step, first.stop))
-        for others in slabs(inner, cuts - 1, most, rest) if step == 1 else [rest]:
+        for others in slabs(inner, cuts - 1, max_elements, rest) if step == 1 else [rest]:
             yield [rows, *others]
 
 

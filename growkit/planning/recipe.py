@@ -46,9 +46,9 @@ DEFAULT_SHRINKING = "undo"
 
 def method_for(options: Mapping[str, Value | None]) -> str:
     """The method of shrinking that has one of these options; the default one if none has."""
-    given = {name for name, value in options.items() if value is not None}
+    named = {name for name, value in options.items() if value is not None}
     methods = operations("shrink").values()
-    fitting = (one.name for one in methods if given & {option.name for option in one.options})
+    fitting = (one.name for one in methods if named & {option.name for option in one.options})
     return next(fitting, DEFAULT_SHRINKING)
 
 

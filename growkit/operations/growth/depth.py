@@ -275,8 +275,8 @@ def _of_kind(
     present = {key: of if isinstance(of, list) else [] for key, of in stored.items()}
     kinds = {
         entry: key
-        for some in (*lists, present)
-        for key, entries in some.items()
+        for by_key in (*lists, present)
+        for key, entries in by_key.items()
         for entry in entries
         if isinstance(entry, str) and present[key]
     }

@@ -336,7 +336,7 @@ def _other_half(model: Model, name: str, *where: slice) -> Tensor | None:
     rows, half = where[0], length // 2
     ahead = slice(min(rows.start + half, length), min(rows.stop + half, length))
     back = slice(max(rows.start - half, 0), max(rows.stop - half, 0))
-    pieces = [model.read(name, some) for some in (ahead, back) if some.start < some.stop]
+    pieces = [model.read(name, piece) for piece in (ahead, back) if piece.start < piece.stop]
     return torch.cat(pieces)
 
 

@@ -716,15 +716,15 @@ def _scaling(take: Callable[..., Any], file: GGUFFile | None, theta: float) -> d
     trained = take(SCALING["original_max_position_embeddings"])
     take("rope.scaling.finetuned", None, bool)
     yarn = {key: take(stored) for key, stored in SCALING.items() if "yarn" in stored}
-    given = {key: value for key, value in yarn.items() if value is not None}
+    stated = {key: value for key, value in yarn.items() if value is not None}
     if file:
         if kind not in (None, "none"):
             raise ValueError(f"it has {FACTORS} and rope scaling {kind}")
         return _llama3(file.read(FACTORS), theta)
     if kind == "yarn":
         trained_with = {"original_max_position_embeddings": trained} if trained else {}
-        return {"rope_type": "yarn", "factor": factor, **trained_with, **given}
-    if kind in (None, "none", "linear") and not given:
+        return {"rope_type": "yarn", "factor": factor, **trained_with, **stated}
+    if kind in (None, "none", "linear") and not stated:
         scaled = kind != "none" and factor not in (None, 0, 1)
         return {"rope_type": "linear", "factor": factor} if scaled else {"rope_type": "default"}
     raise ValueError(f"its rope scaling is {kind!r}")

@@ -174,7 +174,7 @@ class _Run:
         """Difference of the losses after the first step, relative to the loss before it."""
         return abs(other.losses[1] - self.losses[1]) / max(abs(self.losses[0]), 1e-300)
 
-    def apart(self, other: _Run) -> float:
+    def distance_to(self, other: _Run) -> float:
         """Distance from another run of the same length; see ``TrainingSection.relative``."""
         losses = [abs(a - b) for a, b in zip(self.losses, other.losses, strict=True)]
         scale = self.logits.square().mean().sqrt()
@@ -260,7 +260,7 @@ def prove_training(
     source = _trained(before, both[0], batches, device)
     target = _trained(after, both[1], batches, device, updates)
     disturbed = _trained(before, both[0], batches, device, disturbed=rounding)
-    relative, own = source.apart(target), max(source.apart(disturbed), rounding)
+    relative, own = source.distance_to(target), max(source.distance_to(disturbed), rounding)
     tolerance = None if law.why else training_limit(own)
     fault, faulty = _with_fault(updates)
     caught = None
@@ -390,7 +390,7 @@ def _judge(
     law: Law, source: _Run, target: _Run, tolerance: float | None, still: int, caught: bool | None
 ) -> tuple[bool | None, str]:
     """Whether both learned the same (None if this is not promised), with a sentence on it."""
-    relative, steps = source.apart(target), len(source.losses) - 1
+    relative, steps = source.distance_to(target), len(source.losses) - 1
     times = counted(steps, "step")
     besides = f", while {still} new parameters were not trained" if still else ""
     if tolerance is None:

@@ -294,9 +294,9 @@ class Compressed(LatentHeads):
     def _computed(
         self, make: Callable[..., Tensor], layer: int, info: TensorInfo, *old: Tensor
     ) -> Tensor:
-        made = make(self.search.bases(layer, self.way), *(one.double() for one in old))
-        assert made.shape == info.shape
-        return made.to(info.torch_dtype).contiguous()
+        computed = make(self.search.bases(layer, self.way), *(one.double() for one in old))
+        assert computed.shape == info.shape
+        return computed.to(info.torch_dtype).contiguous()
 
     def _queries(self, bases: Bases, queries: Tensor) -> Tensor:
         return bases.queries(self.shape, queries)
